@@ -1,0 +1,23 @@
+"""Stage ``prepare``: draw the data set that params.yaml describes."""
+
+from pathlib import Path
+
+import click
+
+from samebits.data.prepare import prepare
+from samebits.errors import exit_on_error
+from samebits.params import load_params
+
+
+@click.command(help=__doc__)
+@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@click.option("--out-dir", default="data", show_default=True, help="Folder to write.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def main(params_file: str, out_dir: str, debug: bool) -> None:
+    with exit_on_error(debug=debug):
+        card = prepare(load_params(params_file), Path(out_dir))
+        click.echo(f"{card.task}: {card.train.num_samples} + {card.test.num_samples} samples, floor {card.floor:.6f}")
+
+
+if __name__ == "__main__":
+    main()

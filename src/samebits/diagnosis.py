@@ -1,0 +1,113 @@
+"""The classic mistakes, named: a trial step before the model is wrapped, and plain words for PyTorch's errors."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from samebits.errors import HostError, SamebitsError, UserError, WorkerError
+
+if TYPE_CHECKING:
+    from samebits.data.batches import Batch
+    from samebits.data.card import Card
+    from samebits.numerics.fast import FastNumerics
+    from samebits.placement import Placement
+
+
+def trial_step(
+    model: nn.Module, numerics: FastNumerics, batch: Batch, card: Card, placement: Placement
+) -> list[str]:
+    """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
+
+    The caller restores weights, buffers and random streams.
+
+    Raises:
+        UserError: the output does not fit the task, or under ``ddp`` a parameter gets no gradient.
+    """
+    rows = -(-len(batch[0]) // placement.devices_used) if placement.world_size == 1 else len(batch[0])
+    inputs, targets = batch[0][:rows], batch[1][:rows]
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
+    outputs = numerics.module(model)(inputs)
+    expected = (rows, *card.output_shape)
+    if tuple(outputs.shape) != expected:
+        raise UserError(
+            f"the model returned shape {tuple(outputs.shape)} for {rows} samples, expected {expected}",
+            hint="end the model with one output per class of data/card.json",
+        )
+    numerics.backward(numerics.loss(outputs, targets))
+    notes = _batch_norm_note(model, placement)
+    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if idle:
+        names = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
+        if placement.strategy == "ddp":
+            raise UserError(
+                f"no gradient reaches {names}; under ddp the ranks would wait for it at the next step",
+                hint="use the parameter in forward, or set its requires_grad to False",
+            )
+        notes.append(f"no gradient reaches {names}; ddp would refuse this model")
+    return notes
+
+
+def _batch_norm_note(model: nn.Module, placement: Placement) -> list[str]:
+    if placement.devices_used < 2 or not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return []
+    kept = "the first device" if placement.strategy == "dp" else "rank 0"
+    return [
+        f"BatchNorm: each of {placement.devices_used} devices normalises by its own part of the batch, and the "
+        f"running statistics of {kept} are kept, so the model differs from single; GroupNorm does not have this"
+    ]
+
+
+def explain(error: BaseException, *, placement: Placement, rows: int, model: nn.Module | None) -> SamebitsError:
+    """Name what went wrong in a worker, in words that lead to a remedy."""
+    if isinstance(error, SamebitsError):
+        return error
+    text = str(error)
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text:
+        return _out_of_memory(text, placement, rows, model)
+    if re.search(r"same device|Input type .* and weight type", text):
+        return UserError(
+            f"the model and its batch are on different devices: {_first_line(text)}",
+            hint="make tensors in forward with device=x.device, and keep constant tensors with register_buffer",
+        )
+    if "Expected to have finished reduction" in text:
+        return UserError(
+            "a parameter got no gradient at some step, and under ddp the ranks wait for it",
+            hint="use every parameter at every step, or set its requires_grad to False",
+        )
+    if match := re.search(r"(\S+) does not have a deterministic implementation", text):
+        return UserError(
+            f"{match[1]} has no deterministic kernel on this device, so the run could not be repeated",
+            hint="replace the operation in the model",
+        )
+    if re.search(r"[Tt]imed? ?out|Connection (closed|reset)|DistBackendError", f"{type(error).__name__} {text}"):
+        return WorkerError(
+            f"a rank waited in vain for another: {_first_line(text)}",
+            hint="see which rank failed first; raise train.timeout_s if a step may take that long",
+        )
+    return WorkerError(f"{type(error).__name__}: {_first_line(text)}", hint="--debug shows the traceback")
+
+
+def _first_line(text: str) -> str:
+    line = text.strip().split("\n", maxsplit=1)[0].rstrip(".")
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _out_of_memory(text: str, placement: Placement, rows: int, model: nn.Module | None) -> HostError:
+    weights = sum(p.nbytes for p in model.parameters()) / 2**30 if model is not None else 0.0
+    where = "the host's memory"
+    if placement.device_type == "cuda":
+        device = int(found[1]) if (found := re.search(r"GPU (\d+)", text)) else placement.devices[0]
+        free, total = torch.cuda.mem_get_info(device)
+        where = f"cuda:{device} ({total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free)"
+    first = " The first device of dp holds the whole batch's outputs besides." if placement.strategy == "dp" else ""
+    return HostError(
+        f"out of memory on {where} with {rows} samples per device and a model of {weights:.2f} GiB of weights, "
+        f"as much again for gradients and for each optimizer state.{first}".rstrip("."),
+        hint="raise train.grad_accum_steps, lower train.global_batch_size, or use precision bf16",
+    )

@@ -1,0 +1,83 @@
+"""Errors that a user can act on, and how a program ends with one.
+
+Exit codes are part of the interface: 0 done; 1 the verdict is worse than asked for; 2 the user's input is
+wrong; 3 the host cannot do it; 4 a worker failed; 130 and 143 after SIGINT and SIGTERM.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class SamebitsError(Exception):
+    """An expected failure: what happened, and what to do about it.
+
+    Args:
+        message: names the thing, what it was and what was expected; no final full stop.
+        hint: what the user can do.
+    """
+
+    exit_code: ClassVar[int] = 4
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. hint: {self.hint}"
+
+
+class UserError(SamebitsError, ValueError):
+    """The user's input is wrong: parameters, a file, a model."""
+
+    exit_code = 2
+
+
+class HostError(SamebitsError):
+    """This host cannot do what was asked: no such device, no memory, no space."""
+
+    exit_code = 3
+
+
+class WorkerError(SamebitsError):
+    """A worker process failed or was killed."""
+
+    exit_code = 4
+
+
+class Interrupted(SamebitsError):
+    """A signal ended the work; ``signum`` gives the exit code 128 + signum."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"stopped by signal {signum}", hint="run the same command again")
+        self.signum = signum
+
+
+_BY_EXIT_CODE: dict[int, type[SamebitsError]] = {2: UserError, 3: HostError, 4: WorkerError}
+
+
+def from_exit_code(exit_code: int, message: str, hint: str) -> SamebitsError:
+    """Rebuild an error that crossed a process boundary as plain data."""
+    return _BY_EXIT_CODE.get(exit_code, WorkerError)(message, hint=hint)
+
+
+@contextmanager
+def exit_on_error(*, debug: bool = False) -> Iterator[None]:
+    """Turn expected errors into one line on stderr and the right exit code; others keep their traceback."""
+    try:
+        yield
+    except SamebitsError as error:
+        if debug:
+            traceback.print_exc()
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(128 + error.signum if isinstance(error, Interrupted) else error.exit_code)
+    except KeyboardInterrupt:
+        sys.stderr.write("error: stopped by Ctrl-C. hint: run the same command again\n")
+        sys.exit(130)

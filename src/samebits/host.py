@@ -1,0 +1,185 @@
+"""What this host has: devices, cores and versions, without importing torch and without touching CUDA.
+
+GPUs are counted through NVML, because a process that has called into CUDA cannot fork workers that use it.
+This is the one module that talks to NVML.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import runpy
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+_INSTRUCTION_SETS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile",
+                     "asimd", "sve", "sve2")  # fmt: skip
+
+
+@contextmanager
+def _nvml() -> Iterator[str | None]:
+    """Give None when NVML answers, else why it does not."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield f"{type(error).__name__}: {error}"
+        return
+    try:
+        yield None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible(devices: Sequence[str], setting: str | None) -> list[int]:
+    """Indices into ``devices`` (their UUIDs, in PCI order) that CUDA_VISIBLE_DEVICES = ``setting`` leaves.
+
+    CUDA's rules: unset means all; entries are indices or prefixes of a UUID; the first invalid entry ends the
+    list; a repeated device makes it empty.
+    """
+    if setting is None:
+        return list(range(len(devices)))
+    chosen: list[int] = []
+    for entry in (part.strip() for part in setting.split(",")):
+        if entry.isdecimal():
+            index = int(entry)
+        else:
+            matches = [i for i, uuid in enumerate(devices) if entry and uuid.startswith(entry)]
+            index = matches[0] if len(matches) == 1 else -1
+        if not 0 <= index < len(devices):
+            break
+        if index in chosen:
+            return []
+        chosen.append(index)
+    return chosen
+
+
+def _gpu_handles(environ: Mapping[str, str]) -> list[Any]:
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+    uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return [handles[i] for i in visible(uuids, environ.get("CUDA_VISIBLE_DEVICES"))]
+
+
+def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
+    """GPUs that a CUDA program started now would see; 0 where no NVIDIA driver answers or torch has no CUDA."""
+    if torch_build()["cuda"] is None:
+        return 0
+    with _nvml() as problem:
+        return 0 if problem else len(_gpu_handles(environ))
+
+
+def count_cores() -> int:
+    """Cores that this process may use: its affinity, and the control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def torch_build() -> dict[str, str | None]:
+    """Version and CUDA release of the installed torch, read from its version file (importing it takes seconds)."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {"version": None, "cuda": None}
+    facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return {"version": str(facts["__version__"]), "cuda": facts["cuda"]}
+
+
+def _installed(*names: str) -> str | None:
+    for name in names:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def _cpu() -> dict[str, object]:
+    model, flags = platform.processor() or platform.machine(), set[str]()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            model = value.strip()
+        elif key.strip() in ("flags", "Features"):
+            flags = set(value.split())
+            break
+    sets = [name for name in _INSTRUCTION_SETS if name in flags]
+    return {"model": model, "machine": platform.machine(), "cores": count_cores(), "instruction_sets": sets}
+
+
+def _gpu(handle: Any) -> dict[str, object]:  # noqa: ANN401
+    """Stable facts of one GPU; what NVML cannot tell is said, not left out."""
+
+    def ask(function: Any, *args: Any) -> Any:  # noqa: ANN401
+        try:
+            answer = function(handle, *args)
+        except pynvml.NVMLError as error:
+            return f"unavailable: {error}"
+        return answer.decode() if isinstance(answer, bytes) else answer
+
+    memory = ask(pynvml.nvmlDeviceGetMemoryInfo)
+    capability = ask(pynvml.nvmlDeviceGetCudaComputeCapability)
+    return {
+        "name": ask(pynvml.nvmlDeviceGetName),
+        "memory_gib": memory if isinstance(memory, str) else round(memory.total / 2**30, 2),
+        "compute_capability": capability if isinstance(capability, str) else ".".join(map(str, capability)),
+        "gpu_cores": ask(pynvml.nvmlDeviceGetNumGpuCores),
+    }
+
+
+def _multiprocessors(gpus: int) -> list[int]:
+    """Multiprocessors of each GPU; imports torch and starts CUDA, so never before a fork."""
+    import torch
+
+    return [torch.cuda.get_device_properties(i).multi_processor_count for i in range(gpus)]
+
+
+def host_facts(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
+    """Facts that a timing or a float32 bit may depend on, none of which changes from run to run."""
+    gpus: list[dict[str, object]] = []
+    with _nvml() as problem:
+        if problem is None:
+            driver: str | None = str(pynvml.nvmlSystemGetDriverVersion())
+            gpus = [_gpu(handle) for handle in _gpu_handles(environ)]
+        else:
+            driver = None
+    build = torch_build()
+    if gpus and build["cuda"]:
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        for gpu, count in zip(gpus, _multiprocessors(len(gpus)), strict=True):
+            gpu["multiprocessors"] = count
+    facts: dict[str, object] = {
+        "cpu": _cpu(),
+        "gpus": gpus,
+        "driver": driver,
+        "gpus_unavailable": problem,
+        "python": platform.python_version(),
+        "torch": build["version"],
+        "cuda": build["cuda"],
+        "nccl": _installed("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+        "numpy": _installed("numpy"),
+        "libc": " ".join(platform.libc_ver()).strip() or None,
+        "image_digest": environ.get("SAMEBITS_IMAGE_DIGEST"),
+    }
+    return facts
+
+
+def fingerprint(facts: Mapping[str, object]) -> str:
+    """Twelve hexadecimal digits that two hosts share only if their facts are the same."""
+    text = json.dumps(facts, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,142 @@
+"""Start a job's workers through torchrun's launcher, and turn their failures into errors.
+
+Workers are forked from this process after everything heavy is imported, which takes no time where a fresh
+interpreter takes seconds. That is safe while this process has neither computed with torch nor touched CUDA.
+Everything here that assumes one host (the address, the rendezvous) stands in ``_launch_config``.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch._dynamo  # noqa: F401 - each worker would import it at its first optimizer step, for seconds
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from samebits.errors import Interrupted, SamebitsError, WorkerError, from_exit_code
+from samebits.host import count_cores, count_gpus
+from samebits.numerics import fast
+from samebits.params import Params
+from samebits.placement import Placement, place
+from samebits.runlog import LOGS, RunLog, new_key
+from samebits.worker import Job, work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samebits.params.schema import NumericsName, StrategyName
+
+
+def run_training(
+    params: Params,
+    strategy: StrategyName,
+    numerics: NumericsName,
+    *,
+    data_dir: Path,
+    out_dir: Path,
+    start_sender: Callable[[Path], object] | None = None,
+    debug: bool = False,
+) -> Placement:
+    """Train ``params.model`` under one strategy and write the run's files to ``out_dir``.
+
+    ``start_sender`` is called with the run's local log once it exists; without it nothing is logged.
+
+    Raises:
+        UserError: the parameters, the data or the model are wrong.
+        HostError: there are not as many devices, or not enough memory.
+        WorkerError: a worker failed.
+        Interrupted: a signal ended the training.
+    """
+    for name, value in fast.ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    placement = place(strategy, params.train, gpus=count_gpus(), cores=count_cores())
+    key = new_key(f"{strategy}-{numerics}")
+    log = None
+    if start_sender is not None:
+        log = RunLog(LOGS / f"{key}.jsonl")
+        log.event(
+            "start",
+            run=key,
+            strategy=strategy,
+            numerics=numerics,
+            placement=placement.as_dict(),
+            params=params.model_dump(mode="json"),
+        )
+        start_sender(log.path)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    status = "FAILED"
+    try:
+        launch(work, Job(params, placement, numerics, data_dir, out_dir, key, log), placement.world_size, debug=debug)
+        status = "FINISHED"
+    except Interrupted:
+        status = "KILLED"
+        raise
+    finally:
+        if log is not None:
+            log.event("end", status=status)
+            log.close()
+    return placement
+
+
+def launch(function: Callable[..., None], job: object, workers: int, *, debug: bool = False) -> None:
+    """Run ``function(job, scratch)`` in so many forked workers and wait; the first failure ends them all."""
+    if not debug:  # their messages repeat what the error says
+        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryDirectory(prefix="samebits-") as folder, warnings.catch_warnings():
+        # The rendezvous store has a thread of its own, which takes no lock that a worker needs.
+        warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+        try:
+            elastic_launch(_launch_config(workers), function)(job, Path(folder))
+        except ChildFailedError as error:
+            raise _failure(error, Path(folder), debug=debug) from None
+        except SignalException as error:
+            raise Interrupted(int(error.sigval)) from None
+
+
+def _launch_config(workers: int) -> LaunchConfig:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=workers,
+        run_id=f"samebits-{os.getpid()}",
+        rdzv_backend="static",
+        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_configs={"rank": 0, "timeout": 60},
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.05,
+        start_method="fork",
+    )
+
+
+def _failure(error: ChildFailedError, folder: Path, *, debug: bool) -> SamebitsError:
+    """The root cause: a worker that a signal ended, else the first error that a worker left behind."""
+    rank, first = min(error.failures.items(), key=lambda item: item[1].timestamp)
+    if first.exitcode < 0:
+        name = signal.Signals(-first.exitcode).name
+        hint = "the kernel may have been out of memory: see dmesg" if name == "SIGKILL" else "run with --debug"
+        return WorkerError(f"the worker of rank {rank} was ended by {name}", hint=hint)
+    reports: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
+    if not reports:
+        return WorkerError(f"the worker of rank {rank} ended with exit code {first.exitcode}", hint="run with --debug")
+    report = min(reports, key=lambda item: float(item["time"]))
+    if debug:
+        sys.stderr.write(report["traceback"])
+    return from_exit_code(report["exit_code"], report["message"], report["hint"])
+
+

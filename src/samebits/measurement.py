@@ -1,0 +1,139 @@
+"""Timed slices beside the training: repeats, and what the same work takes without any communication.
+
+Two references run on the first device alone: ``single`` does the whole global batch, ``share`` one device's
+share of it. Their chunks are interleaved with the strategy's own, so that a host whose speed drifts slows all
+of them alike: ratios are taken within a chunk.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.data.batches import Batches
+from samebits.metrics import ratios, spread
+from samebits.strategies import SingleDeviceStrategy
+from samebits.timing import StepClock
+from samebits.trainer import Trainable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from samebits.data.batches import Batch
+    from samebits.data.card import Card
+    from samebits.metrics import Spread
+    from samebits.numerics.fast import FastNumerics
+    from samebits.params import Params
+    from samebits.strategies import Strategy
+
+SLICE_SECONDS = 0.75
+CHUNKS = 8
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Seconds of each chunk by name and repeat (``own`` is the slowest rank's), and whether losses repeated.
+
+    ``first_difference`` is the first step, from 1, at which a repeat's loss was not the training's, else None.
+    """
+
+    steps: int
+    chunk_steps: int
+    seconds: dict[str, list[list[float]]]
+    first_difference: int | None
+
+    def speedup(self) -> Spread | None:
+        """Times faster than ``single``: median over the chunks, range over the repeats."""
+        return self._ratio("single", "own")
+
+    def bound(self) -> Spread | None:
+        """What the speed-up would be if communication cost nothing: ``single`` over ``share``."""
+        return self._ratio("single", "share")
+
+    def _ratio(self, above: str, below: str) -> Spread | None:
+        if not (self.seconds.get(above) and self.seconds.get(below)):
+            return None
+        pairs = list(zip(self.seconds[above], self.seconds[below], strict=True))
+        repeats = spread([sum(a) / sum(b) for a, b in pairs])
+        middle = spread([ratio for a, b in pairs for ratio in ratios(a, b)])["median"]
+        return {"median": middle, "low": min(repeats["low"], middle), "high": max(repeats["high"], middle)}
+
+
+def references(
+    model: nn.Module, data: Batch, card: Card, params: Params, numerics: FastNumerics, strategy: Strategy
+) -> dict[str, Trainable]:
+    """The two references, from copies of the untrained ``model``, on this worker's first device."""
+    placement = replace(
+        strategy.placement,
+        strategy="single",
+        devices=(strategy.device.index or 0,),
+        devices_used=1,
+        world_size=1,
+        backend=None,
+        labels=(),
+    )
+    used = strategy.placement.devices_used
+    accum, batch = params.train.grad_accum_steps, params.train.global_batch_size
+    shares = {"single": batch, "share": -(-(batch // accum) // used) * accum}
+    return {
+        name: Trainable(
+            copy.deepcopy(model),
+            Batches(data, card, seed=params.seed, global_batch_size=share, accum=accum, device=strategy.device),
+            SingleDeviceStrategy(placement, params.train),
+            type(numerics)(params.train, strategy.device, card.loss),
+            params,
+        )
+        for name, share in shares.items()
+    }
+
+
+def time_slices(
+    own: Trainable,
+    others: dict[str, Trainable],
+    names: list[str],
+    losses: list[float],
+    *,
+    step_seconds: float,
+    repeats: int,
+) -> Slices:
+    """Time ``repeats`` slices of ``own`` and of the references, each from the initial state.
+
+    ``others`` is empty on all ranks but the first; ``names`` lists its keys on every rank. ``losses`` are the
+    training's, which the slices must repeat.
+    """
+    strategy = own.strategy
+    steps = max(1, min(len(losses), round(SLICE_SECONDS / max(step_seconds, 1e-9))))
+    chunk = max(1, steps // CHUNKS)
+    order = ["own", *names]
+    jobs = {"own": own, **others}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in order}
+    difference: int | None = None
+    random = {}
+    for _ in range(repeats):
+        for name, job in jobs.items():
+            job.reset()
+            random[name] = job.strategy.random_state()
+        parts: dict[str, list[float]] = {name: [] for name in order}
+        for number, start in enumerate(range(0, steps, chunk)):
+            stop = min(start + chunk, steps)
+            turn = number % len(order)
+            for name in order[turn:] + order[:turn]:
+                strategy.barrier()
+                clock = StepClock(strategy.device)
+                if name in jobs:  # the jobs share this process's random generators: each continues its own
+                    jobs[name].strategy.set_random_state(random[name])
+                    part = jobs[name].run(start, stop, clock)
+                    random[name] = jobs[name].strategy.random_state()
+                parts[name].append(clock.seconds)
+                if name == "own":
+                    repeated = strategy.mean(part).tolist()
+                    unequal = [i for i in range(start, stop) if repeated[i - start] != losses[i]]
+                    if unequal and (difference is None or unequal[0] + 1 < difference):
+                        difference = unequal[0] + 1
+        for name, values in parts.items():
+            times = torch.tensor(values, dtype=torch.float64, device=strategy.device)
+            seconds[name].append(strategy.gather(times).amax(dim=0).tolist())
+    return Slices(steps, chunk, seconds, difference)

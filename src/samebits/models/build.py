@@ -1,0 +1,95 @@
+"""Build the model that params.yaml names; its first weights are the same on every host."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from samebits.errors import UserError
+from samebits.models.convnet import ConvNet
+from samebits.models.gpt import GPT
+from samebits.models.mlp import MLP
+from samebits.numerics.initialization import portable_initialization
+from samebits.params import schema
+
+if TYPE_CHECKING:
+    from samebits.data.card import Card
+
+_HIDDEN = {"mlp": (256, 128), "wide_mlp": (4096, 4096)}
+
+
+def build_model(model: schema.Model, card: Card, seed: int) -> nn.Module:
+    """Build a model on the CPU, its random weights drawn under ``seed``.
+
+    A user's factory is called with ``model.kwargs``, and with ``card=`` if it has such a parameter.
+
+    Raises:
+        UserError: the factory cannot be imported or called, does not return a module, or draws random
+            numbers in a way that is not the same on every host.
+    """
+    with portable_initialization(seed):
+        match model:
+            case schema.MLPModel():
+                hidden = model.kwargs.hidden or _HIDDEN[model.name]
+                outputs = card.output_shape[-1]
+                return MLP(card.input_shape, outputs, hidden, model.kwargs.dropout)
+            case schema.ConvNetModel():
+                assert card.num_classes is not None
+                return ConvNet(card.input_shape, card.num_classes, **model.kwargs.model_dump())
+            case schema.GPTModel():
+                assert card.num_classes is not None
+                return GPT(card.num_classes, card.input_shape[0], **model.kwargs.model_dump())
+            case schema.UserModel():
+                return _build_user_model(model, card)
+
+
+def _build_user_model(model: schema.UserModel, card: Card) -> nn.Module:
+    factory = _import_factory(model.name, Path(model.source))
+    kwargs: dict[str, Any] = dict(model.kwargs)
+    try:
+        signature = inspect.signature(factory)
+        if "card" in signature.parameters and "card" not in kwargs:
+            kwargs["card"] = card
+        signature.bind(**kwargs)
+    except TypeError as error:
+        raise UserError(f"model.kwargs: {model.name}: {error}", hint="give what the factory takes") from None
+    try:
+        built = factory(**kwargs)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"model.name: {model.name} raised {type(error).__name__}: {error}",
+            hint="--debug shows the traceback",
+        ) from error
+    if not isinstance(built, nn.Module):
+        got = type(built).__name__
+        raise UserError(f"model.name: {model.name} returned {got}, expected a torch.nn.Module", hint="return the model")
+    return built
+
+
+def _import_factory(name: str, source: Path) -> Any:  # noqa: ANN401
+    """Import ``package.module:factory`` with the working directory on the path, and check where it came from."""
+    if not source.exists():
+        hint = "give the path from the repository's root"
+        raise UserError(f"model.source: {source}: no such file or folder", hint=hint)
+    module_name, _, attribute = name.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+        factory = getattr(module, attribute)
+    except (ImportError, SyntaxError, AttributeError) as error:
+        hint = "write package.module:factory as seen from the repository's root"
+        raise UserError(f"model.name: {name} cannot be imported: {error}", hint=hint) from error
+    file = Path(module.__file__ or "").resolve()
+    if not file.is_relative_to(source.resolve()):
+        hint = "name the file or folder that the factory is imported from, so that an edit retrains"
+        raise UserError(f"model.source: {source} does not hold {file}", hint=hint)
+    return factory

@@ -1,0 +1,117 @@
+"""``fast``: PyTorch's own kernels, with deterministic algorithms; the same bits on one kind of host and layout."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from samebits.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from samebits.params.schema import Train
+
+_AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+ENVIRONMENT = {
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS is deterministic only with a fixed workspace
+    "NCCL_ALGO": "Ring",  # the tree and NVLS reductions change their order between calls
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order in which NVML counts
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() must not start CUDA before the fork
+}
+"""Variables to set before CUDA starts, where the user has not set them."""
+
+
+class ForwardPass(nn.Module):
+    """The module that a strategy wraps: the user's model under autocast, reduced to one tensor.
+
+    Autocast is entered here and not in the loop, because ``DataParallel`` runs replicas in threads of their
+    own; the output is a tensor so that its ``gather`` can put the parts together.
+    """
+
+    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype | None) -> None:
+        super().__init__()
+        self.model = model
+        self._device_type, self._dtype = device_type, dtype
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the model's tensor, or the ``logits`` of its output object."""
+        context = torch.autocast(self._device_type, self._dtype) if self._dtype else nullcontext()
+        with context:
+            outputs = self.model(inputs)
+        if isinstance(outputs, Tensor):
+            return outputs
+        logits = getattr(outputs, "logits", None)
+        if isinstance(logits, Tensor):
+            return logits
+        raise UserError(
+            f"the model returned {type(outputs).__name__}, expected a tensor or an object with a tensor .logits",
+            hint="return the logits alone; DataParallel cannot gather other objects from its devices",
+        )
+
+
+class FastNumerics:
+    """Precision, loss, backward pass and optimizer of one training in PyTorch's own arithmetic."""
+
+    name: Literal["fast"] = "fast"
+
+    def __init__(self, train: Train, device: torch.device, loss: Literal["cross_entropy", "mse"]) -> None:
+        self._train, self._device, self._loss = train, device, loss
+        self._dtype = _AUTOCAST.get(train.precision)
+        self._scaler = torch.amp.GradScaler(device.type, enabled=train.precision == "fp16")
+        self._initial_scale = self._scaler.state_dict()
+
+    def configure(self) -> None:
+        """Set this process's precision and determinism; called once in a worker."""
+        mode = "tf32" if self._train.precision == "tf32" else "ieee"
+        torch.backends.cuda.matmul.fp32_precision = mode
+        torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads it
+
+    def module(self, model: nn.Module) -> nn.Module:
+        """What a strategy wraps."""
+        return ForwardPass(model, self._device.type, self._dtype)
+
+    def compile(self, module: nn.Module) -> nn.Module:
+        """The module compiled, for a strategy that allows it."""
+        compiled: nn.Module = torch.compile(module)  # type: ignore[assignment]
+        return compiled
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Mean loss in float32; any axes between the first and the last count as samples."""
+        outputs = outputs.float()
+        if self._loss == "mse":
+            return F.mse_loss(outputs, targets)
+        return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        """The optimizer of params.yaml; fused on GPUs, which also keeps ``fp16`` from waiting for the device."""
+        chosen, fused = self._train.optimizer, self._device.type == "cuda"
+        common: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay, "fused": fused}
+        if chosen.name == "sgd":
+            return torch.optim.SGD(parameters, momentum=chosen.momentum, **common)
+        return torch.optim.AdamW(parameters, **common)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate gradients."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip the gradients if asked to, and update the weights."""
+        if self._train.clip_grad_norm is not None:
+            self._scaler.unscale_(optimizer)
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, self._train.clip_grad_norm)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def reset(self) -> None:
+        """Forget the gradient scale that was reached."""
+        self._scaler.load_state_dict(self._initial_scale)

@@ -1,0 +1,152 @@
+"""Draw a model's first weights from portable random numbers, whatever code builds the model.
+
+A dispatch mode sees every ATen call below a factory. Calls that draw random numbers are answered from
+``numerics.random``; a random operation that has no portable version is refused by name, never let through.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samebits.errors import UserError
+from samebits.numerics import elementary
+from samebits.numerics.random import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+aten = torch.ops.aten
+_SLICE = 1 << 22  # numbers drawn at a time, which bounds memory
+
+
+class _PortableDraws(TorchDispatchMode):
+    """Answers random calls from ``stream``; each call goes on where the one before it ended."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        if packet in _IN_PLACE:
+            kwargs.pop("generator", None)
+            return _IN_PLACE[packet](self._stream, *args, **kwargs)
+        if packet in _FACTORIES and not (packet is aten.normal and func is not aten.normal.float_float):
+            make, fill = _FACTORIES[packet]
+            kwargs.pop("generator", None)
+            return fill(self._stream, make(*args, **kwargs), *args)
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise UserError(
+                f"model.name: the factory calls {func.name()}, whose draws differ between hosts",
+                hint="initialise with torch.nn.init's uniform, normal, trunc_normal, kaiming or xavier functions",
+            )
+        return func(*args, **kwargs)
+
+
+def _fill(tensor: Tensor, draw: Callable[[int], NDArray[np.generic]]) -> Tensor:
+    """Put draws into ``tensor`` in row-major order of its shape, whatever its layout."""
+    count = tensor.numel()
+    values = np.empty(count, dtype=np.float64)
+    for start in range(0, count, _SLICE):
+        stop = min(count, start + _SLICE)
+        values[start:stop] = draw(stop - start)
+    return tensor.copy_(torch.from_numpy(values).view(tensor.shape))
+
+
+def _uniform(stream: Stream, tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return _fill(tensor, lambda n: np.add(np.multiply(stream.uniform(n), high - low), low))
+
+
+def _normal(stream: Stream, tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return _fill(tensor, lambda n: np.add(np.multiply(stream.normal(n), std), mean))
+
+
+def _bernoulli(stream: Stream, tensor: Tensor, p: float = 0.5) -> Tensor:
+    return _fill(tensor, lambda n: stream.uniform(n) < p)
+
+
+def _erfinv(_: Stream, tensor: Tensor) -> Tensor:
+    """``trunc_normal_`` calls erfinv, whose kernel differs between hosts: erfinv(x) = quantile((1 + x) / 2) / sqrt 2."""
+    x = tensor.detach().to('cpu', torch.float64).reshape(-1).numpy()
+    p = np.clip(np.multiply(np.add(x, 1.0), 0.5), 2.0**-53, 1.0 - 2.0**-53)
+    values = np.multiply(elementary.normal_quantile(p), float(np.sqrt(0.5)))
+    return tensor.copy_(torch.from_numpy(values).view(tensor.shape))
+
+
+def _below(stream: Stream, tensor: Tensor, low: int, high: int) -> Tensor:
+    return _fill(tensor, lambda n: stream.below(high - low, n) + low)
+
+
+_IN_PLACE: dict[Any, Callable[..., Tensor]] = {
+    aten.uniform_: _uniform,
+    aten.normal_: _normal,
+    aten.bernoulli_: _bernoulli,
+    aten.erfinv_: _erfinv,
+}
+
+
+def _randint(stream: Stream, tensor: Tensor, *args: Any) -> Tensor:  # noqa: ANN401
+    bounds = [value for value in args if isinstance(value, int)]
+    return _below(stream, tensor, *(bounds if len(bounds) == 2 else (0, bounds[0])))
+
+
+def _normal_of(stream: Stream, tensor: Tensor, mean: float, std: float, *_: Any) -> Tensor:  # noqa: ANN401
+    return _normal(stream, tensor, mean, std)
+
+
+def _randperm(stream: Stream, tensor: Tensor, n: int) -> Tensor:
+    return tensor.copy_(torch.from_numpy(stream.permutation(n)))
+
+
+def _empty(size: list[int], **options: Any) -> Tensor:  # noqa: ANN401
+    return torch.empty(size, **options)
+
+
+def _empty_like(like: Tensor, *_: Any, **options: Any) -> Tensor:  # noqa: ANN401
+    return torch.empty_like(like, **options)
+
+
+def _empty_integers(*args: Any, **options: Any) -> Tensor:  # noqa: ANN401
+    size = next(value for value in args if isinstance(value, list | tuple))
+    return torch.empty(size, **{"dtype": torch.int64, **options})
+
+
+def _empty_normal(mean: float, std: float, size: list[int], **options: Any) -> Tensor:  # noqa: ANN401, ARG001
+    return torch.empty(size, **options)
+
+
+def _empty_order(n: int, **options: Any) -> Tensor:  # noqa: ANN401
+    return torch.empty(n, **{"dtype": torch.int64, **options})
+
+
+_FACTORIES: dict[Any, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+    aten.rand: (_empty, lambda stream, tensor, *_: _uniform(stream, tensor)),
+    aten.randn: (_empty, lambda stream, tensor, *_: _normal(stream, tensor)),
+    aten.rand_like: (_empty_like, lambda stream, tensor, *_: _uniform(stream, tensor)),
+    aten.randn_like: (_empty_like, lambda stream, tensor, *_: _normal(stream, tensor)),
+    aten.normal: (_empty_normal, _normal_of),
+    aten.randint: (_empty_integers, _randint),
+    aten.randperm: (_empty_order, _randperm),
+}
+
+
+@contextmanager
+def portable_initialization(seed: int) -> Iterator[None]:
+    """Answer PyTorch's random calls within the block from a stream fixed by ``seed``.
+
+    Raises:
+        UserError: the block calls a random operation that has no portable version.
+    """
+    with _PortableDraws(Stream(seed, "initial weights")):
+        yield

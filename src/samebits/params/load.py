@@ -1,0 +1,176 @@
+"""Reading params.yaml, and saying in one line what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
+
+from samebits.errors import UserError
+from samebits.params import schema
+from samebits.params.schema import GPTModel, Params
+
+
+
+def load_params(path: Path | str) -> Params:
+    """Read and check a params file.
+
+    Raises:
+        UserError: the file cannot be read, or a key is unknown, repeated, of the wrong type, out of range or
+            in contradiction with another; the message gives the key's full path.
+    """
+    path = Path(path)
+    try:
+        with path.open(encoding="utf-8") as stream:
+            raw = YAML(typ="safe").load(stream)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file", hint="name one with --params, or run in the repository") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read: {error}", hint="check the file") from None
+    except DuplicateKeyError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        problem = str(error.problem).splitlines()[0]
+        raise UserError(f"{path}:{line}: {problem}, each key is accepted once", hint="remove one of them") from None
+    except YAMLError as error:
+        first, *rest = str(error).split("\n")
+        where = next((text.strip() for text in rest if "line " in text), "")
+        raise UserError(f"{path}: not valid YAML: {first} {where}".rstrip(), hint="check indentation and quotes") from None
+    return parse_params({} if raw is None else raw, origin=str(path))
+
+
+def parse_params(raw: object, *, origin: str = "params") -> Params:
+    """Check a mapping as read from YAML; ``origin`` stands before the key in messages."""
+    try:
+        params = Params.model_validate(raw)
+    except ValidationError as error:
+        raise _explain(error, origin) from None
+    for key, got, accepts, hint in _contradictions(params):
+        raise UserError(f"{origin}: {key}: got {got}, accepts {accepts}", hint=hint)
+    return params
+
+
+def with_num_devices(params: Params, value: str | None) -> Params:
+    """``params`` with ``train.num_devices`` replaced by a command line's value, checked like the file's."""
+    if value is None:
+        return params
+    raw = params.model_dump(mode="json")
+    raw["train"]["num_devices"] = int(value) if value.isdecimal() else value
+    return parse_params(raw, origin="--num-devices")
+
+
+_BATCH_HINT = "change train.global_batch_size or train.num_devices"
+
+
+def _contradictions(params: Params) -> list[tuple[str, object, str, str]]:
+    """Settings that are each right and cannot be together: (key, got, accepts, hint)."""
+    data, model, train = params.data, params.model, params.train
+    batch, accum, found = train.global_batch_size, train.grad_accum_steps, []
+    if batch % accum:
+        found.append(("train.grad_accum_steps", accum, f"a divisor of train.global_batch_size = {batch}", _BATCH_HINT))
+    if batch > data.num_samples:
+        accepts = f"at most data.num_samples = {data.num_samples}"
+        found.append(("train.global_batch_size", batch, accepts, "lower the batch or raise data.num_samples"))
+    if train.num_devices != "auto" and "ddp" in train.strategies and (batch // accum) % train.num_devices:
+        accepts = f"a divisor of the {batch // accum} samples that ddp splits at a time"
+        found.append(("train.num_devices", train.num_devices, accepts, _BATCH_HINT))
+    if train.schedule.warmup_steps >= max(params.total_steps, 1):
+        accepts = f"fewer than the {params.total_steps} steps of the training"
+        found.append(("train.schedule.warmup_steps", train.schedule.warmup_steps, accepts, "lower it, or train longer"))
+    tasks = {"mlp": "vectors regression images", "wide_mlp": "vectors regression images", "convnet": "images", "gpt": "tokens"}
+    if data.task not in tasks.get(model.name, data.task):
+        fitting = ", ".join(name for name, fits in tasks.items() if data.task in fits)
+        found.append(("model.name", repr(model.name), f"{fitting} or your own factory for data.task {data.task}", f"set model.name to {fitting.split(', ')[0]}"))
+    if isinstance(model, GPTModel) and model.kwargs.width % model.kwargs.heads:
+        found.append(("model.kwargs.heads", model.kwargs.heads, f"a divisor of model.kwargs.width = {model.kwargs.width}", "change one of them"))
+    return found
+
+
+_EXPECTED = {
+    "bool_type": "true or false",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a text",
+    "tuple_type": "a list",
+    "none_required": "null, for a built-in model",
+    "missing": "a value (the key is missing)",
+    "string_pattern_mismatch": "package.module:factory",
+    "string_too_short": "a text that is not empty",
+    "too_short": "a list with at least one item",
+    "model_type": "a mapping of keys",
+    "model_attributes_type": "a mapping of keys",
+    "dict_type": "a mapping of keys",
+    "greater_than": "a number above {gt}",
+    "greater_than_equal": "a number from {ge}",
+    "less_than": "a number below {lt}",
+    "less_than_equal": "a number up to {le}",
+    "multiple_of": "a multiple of {multiple_of}",
+    "literal_error": "{expected}",
+}
+_TAGGED = {
+    "model.name": "mlp, wide_mlp, convnet, gpt or package.module:factory",
+    "data.task": "vectors, regression, images or tokens",
+}
+_TAGS = {"vectors", "regression", "images", "tokens", "mlp", "convnet", "gpt", "user"}
+
+
+def _explain(error: ValidationError, origin: str) -> UserError:
+    """Put pydantic's first finding into one line: the key's path, what it got, what it accepts."""
+    findings = error.errors(include_url=False)
+    first = findings[0]
+    loc = [str(part) for part in first["loc"]]
+    if len(loc) > 1 and loc[0] in ("data", "model") and loc[1] in _TAGS:
+        del loc[1]  # the member of the union that pydantic chose is not a key of the file
+    key = ".".join(loc)
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    kind, context = first["type"], first.get("ctx", {})
+    if kind == "extra_forbidden":
+        siblings = _siblings(loc[:-1], first["loc"])
+        near = difflib.get_close_matches(loc[-1], siblings, n=1)
+        hint = f"did you mean {near[0]}?" if near else "remove it"
+        return UserError(f"{origin}: {key}: unknown key, accepts {', '.join(siblings)}{more}", hint=hint)
+    if kind == "value_error":
+        accepts = str(context["error"])
+    elif kind == "union_tag_invalid":
+        key, tagged = ("model.name", "name") if loc == ["model"] else ("data.task", "task")
+        accepts = _TAGGED[key]
+        first["input"] = first["input"].get(tagged) if isinstance(first["input"], dict) else first["input"]
+    else:
+        accepts = _EXPECTED.get(kind, first["msg"]).format(**context)
+    got = "nothing" if kind == "missing" else repr(first["input"])
+    got = got if len(got) <= 60 else got[:57] + "..."
+    hint = "name the file or folder of your factory, so that an edit retrains" if key == "model.source" else f"correct {key or 'the file'}"
+    return UserError(f"{origin}: {key or 'the file'}: got {got}, accepts {accepts}{more}", hint=hint)
+
+
+_UNIONS: dict[str, dict[str, type[schema.Section]]] = {
+    "data": {
+        "vectors": schema.VectorsData,
+        "regression": schema.RegressionData,
+        "images": schema.ImagesData,
+        "tokens": schema.TokensData,
+    },
+    "model": {
+        "mlp": schema.MLPModel,
+        "convnet": schema.ConvNetModel,
+        "gpt": schema.GPTModel,
+        "user": schema.UserModel,
+    },
+}
+
+
+def _siblings(path: list[str], loc: tuple[int | str, ...]) -> list[str]:
+    """The keys that a section accepts."""
+    section: type[schema.Section] = Params
+    for depth, name in enumerate(path):
+        annotation = _UNIONS[name][str(loc[depth + 1])] if depth == 0 and name in _UNIONS else None
+        annotation = annotation or section.model_fields[name].annotation
+        assert isinstance(annotation, type)
+        assert issubclass(annotation, schema.Section)
+        section = annotation
+    return list(section.model_fields)

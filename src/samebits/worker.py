@@ -1,0 +1,277 @@
+"""What one worker process does: build, train, time, and (rank 0) write the run's files."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import json
+import os
+import time
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from samebits import diagnosis
+from samebits.checkpoint import save_weights
+from samebits.data.batches import Batches, load_split
+from samebits.data.card import read_card
+from samebits.errors import SamebitsError, WorkerError
+from samebits.files import write_json, write_text
+from samebits.measurement import Slices, references, time_slices
+from samebits.memory import peak_gib, reset_peak
+from samebits.metrics import percentile, spread
+from samebits.models.build import build_model
+from samebits.numerics.fast import FastNumerics
+from samebits.placement import Placement, not_applied
+from samebits.progress import Progress
+from samebits.runlog import RunLog
+from samebits.strategies import make_strategy
+from samebits.trainer import Trainable, Training, train, warm_up
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from samebits.data.batches import Batch
+    from samebits.data.card import Card
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName
+    from samebits.strategies import Strategy
+    from samebits.trainer import Tracker
+
+WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training, as the launcher hands it to its workers; ``key`` names the run in logs and in MLflow."""
+
+    params: Params
+    placement: Placement
+    numerics: NumericsName
+    data_dir: Path
+    out_dir: Path
+    key: str
+    log: RunLog | None
+
+    @property
+    def name(self) -> str:
+        """Strategy and numerics, as in ``runs/NAME``."""
+        return f"{self.placement.strategy}-{self.numerics}"
+
+
+class Worker:
+    """One rank of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.params = job, job.params
+        self.card: Card = read_card(job.data_dir / "card.json")
+        self.strategy: Strategy = make_strategy(job.placement, job.params.train)
+        self.model: nn.Module | None = None
+        self.notes = list(job.placement.notes)
+
+    @property
+    def rows(self) -> int:
+        """Samples that a device gets at a time."""
+        train = self.params.train
+        return -(-(train.global_batch_size // train.grad_accum_steps) // self.job.placement.devices_used)
+
+    def run(self) -> None:
+        """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
+        strategy, params, card = self.strategy, self.params, self.card
+        strategy.setup()
+        numerics = FastNumerics(params.train, strategy.device, card.loss)
+        numerics.configure()
+        strategy.seed(params.seed)
+        self.model = model = build_model(params.model, card, params.seed)
+        untrained = self._copy_for_references(model)
+        data = load_split(self.job.data_dir, card, "train")
+        model.to(strategy.device)
+        own = self._trainable(model, data, numerics)
+        step_seconds = warm_up(own, WARM_UP_STEPS[strategy.device.type])
+        reset_peak(strategy)
+        progress = self._progress()
+        training = train(own, params.total_steps, step_seconds=step_seconds, tracker=progress)
+        if isinstance(progress, Progress):
+            progress.close()
+        peaks = strategy.gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
+        weights = save_weights(model, self.job.out_dir / "model.safetensors") if strategy.rank == 0 else ""
+        slices, slices_problem = self._slices(own, untrained, data, numerics, training, step_seconds)
+        times = torch.tensor(training.step_seconds, dtype=torch.float64, device=strategy.device)
+        slowest = strategy.gather(times).amax(dim=0).tolist()
+        total = torch.tensor([training.seconds], dtype=torch.float64, device=strategy.device)
+        seconds = float(strategy.gather(total).max())
+        if strategy.rank == 0:
+            timing = _timing(params, seconds, slowest, slices, peaks.flatten().tolist())
+            self._write(training, timing, slowest, slices, slices_problem, weights)
+
+    def _copy_for_references(self, model: nn.Module) -> nn.Module | None:
+        wanted = self.job.placement.may_speed_up and self.params.train.repeats > 1 and self.strategy.rank == 0
+        return copy.deepcopy(model) if wanted else None
+
+    def _progress(self) -> Tracker:
+        if self.strategy.rank != 0:
+            return _Silent()
+        return Progress(self.job.name, self.params.total_steps, [self.job.log] if self.job.log else [])
+
+    def _trainable(self, model: nn.Module, data: Batch, numerics: FastNumerics) -> Trainable:
+        train, strategy, placement = self.params.train, self.strategy, self.job.placement
+        batches = Batches(
+            data,
+            self.card,
+            seed=self.params.seed,
+            global_batch_size=train.global_batch_size,
+            accum=train.grad_accum_steps,
+            shard=strategy.rank,
+            shards=strategy.world_size,
+            device=strategy.device,
+        )
+        before = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
+        self.notes += diagnosis.trial_step(model, numerics, batches.micro_batch(0, 0), self.card, placement)
+        model.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for tensor, initial in zip((*model.parameters(), *model.buffers()), before, strict=True):
+                tensor.copy_(initial)
+        return Trainable(model, batches, strategy, numerics, self.params)
+
+    def _slices(
+        self,
+        own: Trainable,
+        untrained: nn.Module | None,
+        data: Batch,
+        numerics: FastNumerics,
+        training: Training,
+        step_seconds: float,
+    ) -> tuple[Slices | None, str | None]:
+        """Repeats and references; a reference that does not fit on the device is said, not fatal."""
+        strategy, repeats = self.strategy, self.params.train.repeats - 1
+        if not repeats:
+            return None, "train.repeats is 1"
+        others: dict[str, Trainable] = {}
+        if untrained is not None:
+            try:
+                others = references(untrained.to(strategy.device), data, self.card, self.params, numerics, strategy)
+                for job in others.values():
+                    warm_up(job, WARM_UP_STEPS[strategy.device.type])
+            except torch.OutOfMemoryError:
+                others = {}
+        flag = torch.tensor([float(bool(others))], dtype=torch.float64, device=strategy.device)
+        names = ["single", "share"] if bool(strategy.gather(flag)[0].item()) else []
+        problem = None
+        if not names and self.job.placement.may_speed_up:
+            problem = "the whole batch does not fit on one device"
+        slices = time_slices(own, others, names, training.losses, step_seconds=step_seconds, repeats=repeats)
+        return slices, problem
+
+    def _write(
+        self,
+        training: Training,
+        timing: dict[str, Any],
+        step_seconds: list[float],
+        slices: Slices | None,
+        slices_problem: str | None,
+        weights: str,
+    ) -> None:
+        job, model, out = self.job, self.model, self.job.out_dir
+        assert model is not None
+        losses = [np.float32(loss) for loss in training.losses]
+        rows = "".join(f"{step},{loss!s}\n" for step, loss in enumerate(losses, start=1))
+        write_text(out / "losses.csv", "step,loss\n" + rows)
+        write_json(out / "timing.json", timing)
+        record = {
+            "run": job.key,
+            "strategy": job.placement.strategy,
+            "numerics": job.numerics,
+            "placement": job.placement.as_dict(),
+            "notes": self.notes,
+            "not_applied": not_applied(self.params.train, job.placement),
+            "speedup_unavailable": _why_no_speedup(job.placement, slices, slices_problem),
+            "first_unrepeated_step": slices.first_difference if slices else None,
+            "weights_sha256": weights,
+            "data_sha256": self.card.sha256,
+            "model_parameters": sum(p.numel() for p in model.parameters()),
+            "params": self.params.model_dump(mode="json"),
+            "measurement": {
+                "step_ms": [float(f"{seconds * 1e3:.4g}") for seconds in step_seconds],
+                "slice_steps": slices.steps if slices else 0,
+                "chunk_steps": slices.chunk_steps if slices else 0,
+                "chunk_seconds": slices.seconds if slices else {},
+            },
+        }
+        write_json(out / "run.json", record)
+        if job.log:
+            job.log.event("result", timing=timing, out_dir=str(out.resolve()), weights_sha256=weights)
+
+
+class _Silent:
+    """The tracker of the ranks that report nothing."""
+
+    def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
+        """Report nothing."""
+
+
+def _timing(
+    params: Params, seconds: float, step_seconds: list[float], slices: Slices | None, peaks: list[float]
+) -> dict[str, Any]:
+    """The figures of timing.json; times in ms per step are those of the slowest rank."""
+    steps, batch = len(step_seconds), params.train.global_batch_size
+    speeds = [steps * batch / seconds]
+    if slices:
+        speeds += [slices.steps * batch / sum(chunks) for chunks in slices.seconds["own"]]
+    return {
+        "training_seconds": seconds,
+        "samples_per_sec": steps * batch / seconds,
+        "samples_per_sec_spread": spread(speeds),
+        "step_time_ms": percentile(step_seconds, 50) * 1e3,
+        "step_time_p5_ms": percentile(step_seconds, 5) * 1e3,
+        "step_time_p95_ms": percentile(step_seconds, 95) * 1e3,
+        "speedup": slices.speedup() if slices else None,
+        "bound": slices.bound() if slices else None,
+        "peak_memory_gib": {f"device{i}": peak for i, peak in enumerate(peaks)},
+    }
+
+
+def _why_no_speedup(placement: Placement, slices: Slices | None, problem: str | None) -> str | None:
+    if placement.strategy == "single" or (slices and slices.speedup()):
+        return None
+    if placement.may_speed_up:
+        return problem or "it was not measured"
+    return next((label.text for label in placement.labels if label.kind != "unused_devices"), "one device was used")
+
+
+def work(job: Job, scratch: Path) -> None:
+    """Run one rank; a failure is left in ``scratch`` as plain data, and the process ends with its exit code."""
+    worker: Worker | None = None
+    try:
+        worker = Worker(job)
+        worker.run()
+        # The wrapper must be gone before the process group: freed by the wrapper's destructor, which keeps
+        # Python's lock, the group would wait for ever for threads of its own that need the lock.
+        gc.collect()
+        worker.strategy.close()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must learn of it
+        model, rows = (worker.model, worker.rows) if worker else (None, 0)
+        found = diagnosis.explain(error, placement=job.placement, rows=rows, model=model)
+        report_failure(found, scratch)
+        if isinstance(found, WorkerError):
+            time.sleep(1)  # a rank that failed for want of another lets the launcher see that one first
+        raise SystemExit(found.exit_code) from None
+
+
+def report_failure(error: SamebitsError, scratch: Path) -> None:
+    """Leave an error for the launcher."""
+    rank = os.environ.get("RANK", "0")
+    report = {
+        "time": time.time(),
+        "rank": int(rank),
+        "message": error.message,
+        "hint": error.hint,
+        "exit_code": error.exit_code,
+        "traceback": traceback.format_exc(),
+    }
+    (scratch / f"rank{rank}.json").write_text(json.dumps(report), encoding="utf-8")
