@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from torch.nn import functional as F
 
-from samebits.data.batches import model_inputs
+from samebits.checkpoint import load_weights
+from samebits.data.batches import load_split, model_inputs
+from samebits.data.card import read_card
+from samebits.errors import UserError
+from samebits.files import write_json
+from samebits.host import count_gpus
+from samebits.models.build import build_model
+from samebits.numerics.fast import FastNumerics
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from samebits.data.batches import Batch
     from samebits.data.card import Card
+    from samebits.params import Params
 
 
 class Evaluation(TypedDict):
@@ -59,3 +70,27 @@ def evaluate(module: nn.Module, data: Batch, card: Card, *, batch_size: int, dev
         "above_floor": loss / card.floor - 1,
         "samples": len(inputs),
     }
+
+
+def evaluate_run(params: Params, *, data_dir: Path, out_dir: Path) -> Evaluation:
+    """Evaluate ``out_dir/model.safetensors`` on the first device and write ``out_dir/evaluation.json``.
+
+    Raises:
+        UserError: the data or the weights are missing, or are not those of ``params``.
+    """
+    card = read_card(data_dir / "card.json")
+    weights = out_dir / "model.safetensors"
+    if not weights.exists():
+        raise UserError(f"{weights}: no such file", hint="run `python pipeline/train.py` first")
+    device = torch.device("cuda", 0) if count_gpus() else torch.device("cpu")
+    torch.set_num_threads(1)  # the result must not depend on the host's number of cores
+    numerics = FastNumerics(params.train, device, card.loss)
+    numerics.configure()
+    model = build_model(params.model, card, params.seed)
+    for note in load_weights(model, weights):
+        sys.stderr.write(f"{weights}: {note}\n")
+    module = numerics.module(model.to(device))
+    batch_size = params.train.global_batch_size
+    result = evaluate(module, load_split(data_dir, card, "test"), card, batch_size=batch_size, device=device)
+    write_json(out_dir / "evaluation.json", result)
+    return result

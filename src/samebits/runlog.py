@@ -64,3 +64,17 @@ def start_sender(log: Path) -> subprocess.Popen[bytes]:
             stderr=output,
             start_new_session=True,
         )
+
+
+def record_comparison(comparison: dict[str, Any], wait_seconds: float = 60) -> bool:
+    """Send a comparison's figures to the runs it compares; False if that takes longer than ``wait_seconds``."""
+    log = RunLog(LOGS / f"{new_key('comparison')}.jsonl")
+    experiment = comparison["params"]["tracking"]["experiment"]
+    log.event("comparison", rows=comparison["rows"], experiment=experiment)
+    log.event("end", status="FINISHED")
+    sender = start_sender(log.path)
+    log.close()
+    try:
+        return sender.wait(wait_seconds) == 0
+    except subprocess.TimeoutExpired:
+        return False

@@ -1,0 +1,57 @@
+# `make repro` and `make test` make the environment themselves; `make help` lists the rest.
+# TORCH=cpu|gpu forces a lock; by default the GPU one is taken where an NVIDIA driver answers.
+TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+PYTHON ?= python3
+LOCK := requirements.$(TORCH).lock
+STAMP := .venv/.installed-$(TORCH)
+RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
+LOCKING := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
+	--no-annotate --extra dev $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+
+.PHONY: help repro test test-fast test-gpu lint format bench ui lock clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z.-]*\):.*##/\1 -/p' $(MAKEFILE_LIST)
+
+.venv: $(STAMP)  ## the environment alone
+
+$(STAMP): $(LOCK) requirements.uv.lock pyproject.toml
+	@sh tools/install.sh "$(PYTHON)" "$(LOCK)"
+	@rm -f .venv/.installed-*
+	@touch $@
+
+repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
+	@$(RUN) dvc repro
+
+test: $(STAMP)  ## run all tests that this host can run
+	@$(RUN) python -m pytest
+
+test-fast: $(STAMP)  ## leave out the slow tests
+	@$(RUN) python -m pytest -m "not slow"
+
+test-gpu: $(STAMP)  ## the tests that need CUDA
+	@$(RUN) python -m pytest tests/gpu
+
+lint: $(STAMP)  ## ruff and mypy
+	@$(RUN) ruff check .
+	@$(RUN) ruff format --check .
+	@$(RUN) mypy
+
+format: $(STAMP)  ## let ruff rewrite the sources
+	@$(RUN) ruff format . && $(RUN) ruff check --fix .
+
+bench: $(STAMP)  ## the benchmarks; results go to benchmarks/results
+	@$(RUN) python benchmarks/loop.py
+	@$(RUN) python benchmarks/ddp.py
+
+ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000
+	@$(RUN) samebits ui
+
+lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer versions
+	$(LOCKING) --extra cpu $(LOCKFLAGS) -o requirements.cpu.lock
+	$(LOCKING) --extra gpu $(LOCKFLAGS) -o requirements.gpu.lock
+	grep -A 99 '^uv==' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
+
+clean:  ## remove what the pipeline made; the environment stays
+	rm -rf data runs reports host.json source.json .samebits

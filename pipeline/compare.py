@@ -1,0 +1,31 @@
+"""Stage ``compare``: put the runs beside each other, as data and as a table."""
+
+from pathlib import Path
+
+import click
+
+from samebits.compare import compare
+from samebits.errors import exit_on_error
+from samebits.files import write_json, write_text
+from samebits.params import load_params
+from samebits.report import markdown, show
+from samebits.runlog import record_comparison
+
+
+@click.command(help=__doc__)
+@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@click.option("--out-dir", default="reports", show_default=True, help="Folder to write.")
+@click.option("--no-tracking", is_flag=True, help="Leave no trace in MLflow.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def main(params_file: str, out_dir: str, no_tracking: bool, debug: bool) -> None:
+    with exit_on_error(debug=debug):
+        comparison = compare(load_params(params_file))
+        write_json(Path(out_dir) / "comparison.json", comparison)
+        write_text(Path(out_dir) / "comparison.md", markdown(comparison))
+        show(comparison)
+        if not no_tracking and not record_comparison(comparison):
+            click.echo("MLflow has not answered yet; delivery goes on, or run `samebits track sync`", err=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,31 @@
+"""Stage ``evaluate``: the loss and accuracy of a trained model on the whole test split."""
+
+from pathlib import Path
+
+import click
+
+from samebits.errors import exit_on_error
+from samebits.params import load_params
+
+
+@click.command(help=__doc__)
+@click.option("--strategy", default="single", show_default=True, help="Which run to evaluate.")
+@click.option("--numerics", default="fast", show_default=True)
+@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
+@click.option("--out-dir", default=None, help="Folder of the run.  [default: runs/STRATEGY-NUMERICS]")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def main(
+    strategy: str, numerics: str, params_file: str, data_dir: str, out_dir: str | None, debug: bool
+) -> None:
+    with exit_on_error(debug=debug):
+        params = load_params(params_file)
+        from samebits.evaluation import evaluate_run  # after the checks: importing torch takes seconds
+
+        out = Path(out_dir or f"runs/{strategy}-{numerics}")
+        result = evaluate_run(params, data_dir=Path(data_dir), out_dir=out)
+        click.echo(f"{out.name}: loss {result['eval_loss']:.4f}, {100 * result['above_floor']:+.1f}% over the floor")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Stage ``host``: write what DVC cannot see, so that a change of it reruns what depends on it.
+
+``host.json`` holds the stable facts of this host, ``source.json`` the hash of the user's own model source.
+"""
+
+from pathlib import Path
+
+import click
+
+from samebits.errors import UserError, exit_on_error
+from samebits.files import sha256_tree, write_json
+from samebits.host import host_facts
+from samebits.params import load_params
+
+
+@click.command(help=__doc__)
+@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@click.option("--debug", is_flag=True, help="Show tracebacks.")
+def main(params_file: str, debug: bool) -> None:
+    with exit_on_error(debug=debug):
+        source = load_params(params_file).model.source
+        if source and not Path(source).exists():
+            raise UserError(f"{params_file}: model.source: {source}: no such file or folder", hint="correct the path")
+        write_json(Path("source.json"), {"source": source, "sha256": sha256_tree(Path(source)) if source else None})
+        write_json(Path("host.json"), host_facts())
+
+
+if __name__ == "__main__":
+    main()
