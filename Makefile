@@ -51,7 +51,7 @@ ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000
 lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer versions
 	$(LOCKING) --extra cpu $(LOCKFLAGS) -o requirements.cpu.lock
 	$(LOCKING) --extra gpu $(LOCKFLAGS) -o requirements.gpu.lock
-	grep -A 99 '^uv==' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
+	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 
 clean:  ## remove what the pipeline made; the environment stays
 	rm -rf data runs reports host.json source.json .samebits
