@@ -15,9 +15,7 @@ from samebits.params import load_params
 @click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
 @click.option("--out-dir", default=None, help="Folder of the run.  [default: runs/STRATEGY-NUMERICS]")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def main(
-    strategy: str, numerics: str, params_file: str, data_dir: str, out_dir: str | None, debug: bool
-) -> None:
+def main(strategy: str, numerics: str, params_file: str, data_dir: str, out_dir: str | None, debug: bool) -> None:
     with exit_on_error(debug=debug):
         params = load_params(params_file)
         from samebits.evaluation import evaluate_run  # after the checks: importing torch takes seconds

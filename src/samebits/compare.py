@@ -50,7 +50,8 @@ def compare(params: Params, runs: Path = Path("runs"), host_file: Path = Path("h
     """
     train = params.train
     host = read_json(host_file, made_by="python pipeline/host.py")
-    rows, references = [], {}
+    rows = []
+    references: dict[str, tuple[str, list[float]]] = {}
     for numerics in train.numerics:
         for strategy in train.strategies:
             folder = runs / f"{strategy}-{numerics}"
@@ -75,9 +76,7 @@ def _row(
     train_command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
     run = read_json(folder / "run.json", made_by=train_command)
     timing = read_json(folder / "timing.json", made_by=train_command)
-    evaluation = read_json(
-        folder / "evaluation.json", made_by=train_command.replace("train.py", "evaluate.py")
-    )
+    evaluation = read_json(folder / "evaluation.json", made_by=train_command.replace("train.py", "evaluate.py"))
     placement = run["placement"]
     speedup = timing["speedup"]
     if strategy == "single":

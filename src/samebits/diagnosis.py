@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from samebits.placement import Placement
 
 
-def trial_step(
-    model: nn.Module, numerics: FastNumerics, batch: Batch, card: Card, placement: Placement
-) -> list[str]:
+def trial_step(model: nn.Module, numerics: FastNumerics, batch: Batch, card: Card, placement: Placement) -> list[str]:
     """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
 
     The caller restores weights, buffers and random streams.

@@ -52,7 +52,7 @@ class WorkerError(SamebitsError):
     exit_code = 4
 
 
-class Interrupted(SamebitsError):
+class Interrupted(SamebitsError):  # noqa: N818 - nobody erred
     """A signal ended the work; ``signum`` gives the exit code 128 + signum."""
 
     def __init__(self, signum: int) -> None:

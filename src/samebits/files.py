@@ -7,13 +7,13 @@ import hashlib
 import json
 import os
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.errors import HostError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, *, made_by: str) -> Any:  # noqa: ANN401
+def read_json(path: Path, *, made_by: str) -> Any:
     """Read a JSON file that an earlier stage wrote.
 
     Raises:

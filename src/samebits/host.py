@@ -122,10 +122,10 @@ def _cpu() -> dict[str, object]:
     return {"model": model, "machine": platform.machine(), "cores": count_cores(), "instruction_sets": sets}
 
 
-def _gpu(handle: Any) -> dict[str, object]:  # noqa: ANN401
+def _gpu(handle: Any) -> dict[str, object]:
     """Stable facts of one GPU; what NVML cannot tell is said, not left out."""
 
-    def ask(function: Any, *args: Any) -> Any:  # noqa: ANN401
+    def ask(function: Any, *args: Any) -> Any:
         try:
             answer = function(handle, *args)
         except pynvml.NVMLError as error:

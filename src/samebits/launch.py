@@ -26,7 +26,6 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from samebits.errors import Interrupted, SamebitsError, WorkerError, from_exit_code
 from samebits.host import count_cores, count_gpus
 from samebits.numerics import fast
-from samebits.params import Params
 from samebits.placement import Placement, place
 from samebits.runlog import LOGS, RunLog, new_key
 from samebits.worker import Job, work
@@ -34,6 +33,7 @@ from samebits.worker import Job, work
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName
 
 
@@ -76,7 +76,12 @@ def run_training(
     out_dir.mkdir(parents=True, exist_ok=True)
     status = "FAILED"
     try:
-        launch(work, Job(params, placement, numerics, data_dir, out_dir, key, log), placement.world_size, debug=debug)
+        launch(
+            work,
+            Job(params, placement, numerics, data_dir, out_dir, key, log),
+            placement.world_size,
+            debug=debug,
+        )
         status = "FINISHED"
     except Interrupted:
         status = "KILLED"
@@ -138,5 +143,3 @@ def _failure(error: ChildFailedError, folder: Path, *, debug: bool) -> SamebitsE
     if debug:
         sys.stderr.write(report["traceback"])
     return from_exit_code(report["exit_code"], report["message"], report["hint"])
-
-

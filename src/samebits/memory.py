@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,10 +19,8 @@ def reset_peak(strategy: Strategy) -> None:
     for index in strategy.cuda_devices:
         torch.cuda.reset_peak_memory_stats(index)
     if not strategy.cuda_devices:
-        try:
+        with contextlib.suppress(OSError):  # some containers forbid it; the peak then includes start-up
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-        except OSError:
-            pass  # some containers forbid it; the peak then includes start-up
 
 
 def peak_gib(strategy: Strategy) -> list[float]:

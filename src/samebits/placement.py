@@ -101,12 +101,25 @@ def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int) -> Pla
         labels.append(Label("one_device", "ddp ran with a world size of 1: one process, nothing to reduce"))
     nccl = device_type == "cuda" and count <= gpus
     return Placement(
-        "ddp", device_type, count, count, count, devices, "nccl" if nccl else "gloo", tuple(labels), tuple(notes)
+        "ddp",
+        device_type,
+        count,
+        count,
+        count,
+        devices,
+        "nccl" if nccl else "gloo",
+        tuple(labels),
+        tuple(notes),
     )
 
 
 def _place_dp(
-    device_type: Literal["cpu", "cuda"], count: int, devices: tuple[int, ...], existing: int, rows: int, notes: list[str]
+    device_type: Literal["cpu", "cuda"],
+    count: int,
+    devices: tuple[int, ...],
+    existing: int,
+    rows: int,
+    notes: list[str],
 ) -> Placement:
     if device_type == "cpu" or count == 1:
         why = "no CUDA device is visible" if device_type == "cpu" else "one GPU is used"

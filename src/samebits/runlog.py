@@ -37,7 +37,7 @@ class RunLog:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         fcntl.flock(self._fd, fcntl.LOCK_EX)  # held until the last process that has it ends
 
-    def event(self, name: str, **values: Any) -> None:  # noqa: ANN401
+    def event(self, name: str, **values: Any) -> None:
         """Append one event; each line is one write, so that lines of several processes do not mix."""
         line = json.dumps({"event": name, "time_ms": time.time_ns() // 1_000_000, **values})
         os.write(self._fd, line.encode() + b"\n")

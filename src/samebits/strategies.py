@@ -71,7 +71,7 @@ class SingleDeviceStrategy:
         """Wrap a module that is already on ``device``."""
         return module
 
-    def accumulate(self, module: nn.Module) -> AbstractContextManager[Any]:
+    def accumulate(self, module: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002
         """A block in which gradients are added up locally; the last backward pass of a step stays outside."""
         return nullcontext()
 

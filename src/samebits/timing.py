@@ -55,6 +55,6 @@ class StepClock:
         return seconds
 
     def _record(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         self._events.append(event)

@@ -193,7 +193,8 @@ class Delivery:
     def _find(self, key: str, experiment: str) -> str | None:
         log = LOGS / f"{key}.jsonl"
         if log.exists():
-            return follow(log).state["run_id"]
+            delivered: str | None = follow(log).state["run_id"]
+            return delivered
         runs = self.client.search_runs([_experiment(self.client, experiment)], f"tags.`{RUN_TAG}` = '{key}'")
         return str(runs[0].info.run_id) if runs else None
 

@@ -27,7 +27,6 @@ from samebits.models.build import build_model
 from samebits.numerics.fast import FastNumerics
 from samebits.placement import Placement, not_applied
 from samebits.progress import Progress
-from samebits.runlog import RunLog
 from samebits.strategies import make_strategy
 from samebits.trainer import Trainable, Training, train, warm_up
 
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from samebits.data.card import Card
     from samebits.params import Params
     from samebits.params.schema import NumericsName
+    from samebits.runlog import RunLog
     from samebits.strategies import Strategy
     from samebits.trainer import Tracker
 

@@ -37,12 +37,27 @@ class Samples:
 
 
 class Teacher(Protocol):
-    """Draws samples of one task; ``loss`` names what its floor is measured in."""
+    """Draws samples of one task."""
 
-    loss: Loss
-    num_classes: int | None
-    input_scale: float
-    input_offset: float
+    @property
+    def loss(self) -> Loss:
+        """What the floor is measured in."""
+        ...
+
+    @property
+    def num_classes(self) -> int | None:
+        """Classes of a target, None for real numbers."""
+        ...
+
+    @property
+    def input_scale(self) -> float:
+        """Of 8-bit inputs, see ``Card``."""
+        ...
+
+    @property
+    def input_offset(self) -> float:
+        """Of 8-bit inputs, see ``Card``."""
+        ...
 
     def draw(self, stream: Stream, count: int) -> Samples:
         """The next ``count`` samples of ``stream``."""

@@ -73,7 +73,7 @@ def _build_user_model(model: schema.UserModel, card: Card) -> nn.Module:
     return built
 
 
-def _import_factory(name: str, source: Path) -> Any:  # noqa: ANN401
+def _import_factory(name: str, source: Path) -> Any:
     """Import ``package.module:factory`` with the working directory on the path, and check where it came from."""
     if not source.exists():
         hint = "give the path from the repository's root"

@@ -29,14 +29,21 @@ class Block(nn.Module):
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         x = x + self.drop(self.proj(mixed.transpose(1, 2).reshape(batch, length, width)))
-        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+        y: Tensor = x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+        return y
 
 
 class GPT(nn.Module):
     """Tokens (batch, length) to logits (batch, length, vocab_size)."""
 
     def __init__(
-        self, vocab_size: int, seq_len: int, layers: int = 2, heads: int = 2, width: int = 64, dropout: float = 0.0
+        self,
+        vocab_size: int,
+        seq_len: int,
+        layers: int = 2,
+        heads: int = 2,
+        width: int = 64,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)

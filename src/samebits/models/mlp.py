@@ -17,9 +17,7 @@ class MLP(nn.Module):
     Shapes: (batch, *input_shape) to (batch, outputs).
     """
 
-    def __init__(
-        self, input_shape: Sequence[int], outputs: int, hidden: Sequence[int], dropout: float = 0.0
-    ) -> None:
+    def __init__(self, input_shape: Sequence[int], outputs: int, hidden: Sequence[int], dropout: float = 0.0) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         width = math.prod(input_shape)

@@ -73,7 +73,7 @@ class FastNumerics:
         torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # costs time, and nothing reads it
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, and nothing reads it
 
     def module(self, model: nn.Module) -> nn.Module:
         """What a strategy wraps."""

@@ -27,16 +27,20 @@ aten = torch.ops.aten
 _SLICE = 1 << 22  # numbers drawn at a time, which bounds memory
 
 
-class _PortableDraws(TorchDispatchMode):
+class _PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers random calls from ``stream``; each call goes on where the one before it ended."""
 
     def __init__(self, stream: Stream) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._stream = stream
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
         if packet in _IN_PLACE:
@@ -77,8 +81,8 @@ def _bernoulli(stream: Stream, tensor: Tensor, p: float = 0.5) -> Tensor:
 
 
 def _erfinv(_: Stream, tensor: Tensor) -> Tensor:
-    """``trunc_normal_`` calls erfinv, whose kernel differs between hosts: erfinv(x) = quantile((1 + x) / 2) / sqrt 2."""
-    x = tensor.detach().to('cpu', torch.float64).reshape(-1).numpy()
+    """erfinv(x) = quantile((1 + x) / 2) / sqrt 2; ``trunc_normal_`` calls it, and its kernel differs between hosts."""
+    x = tensor.detach().to("cpu", torch.float64).reshape(-1).numpy()
     p = np.clip(np.multiply(np.add(x, 1.0), 0.5), 2.0**-53, 1.0 - 2.0**-53)
     values = np.multiply(elementary.normal_quantile(p), float(np.sqrt(0.5)))
     return tensor.copy_(torch.from_numpy(values).view(tensor.shape))
@@ -96,12 +100,12 @@ _IN_PLACE: dict[Any, Callable[..., Tensor]] = {
 }
 
 
-def _randint(stream: Stream, tensor: Tensor, *args: Any) -> Tensor:  # noqa: ANN401
+def _randint(stream: Stream, tensor: Tensor, *args: Any) -> Tensor:
     bounds = [value for value in args if isinstance(value, int)]
     return _below(stream, tensor, *(bounds if len(bounds) == 2 else (0, bounds[0])))
 
 
-def _normal_of(stream: Stream, tensor: Tensor, mean: float, std: float, *_: Any) -> Tensor:  # noqa: ANN401
+def _normal_of(stream: Stream, tensor: Tensor, mean: float, std: float, *_: Any) -> Tensor:
     return _normal(stream, tensor, mean, std)
 
 
@@ -109,24 +113,24 @@ def _randperm(stream: Stream, tensor: Tensor, n: int) -> Tensor:
     return tensor.copy_(torch.from_numpy(stream.permutation(n)))
 
 
-def _empty(size: list[int], **options: Any) -> Tensor:  # noqa: ANN401
+def _empty(size: list[int], **options: Any) -> Tensor:
     return torch.empty(size, **options)
 
 
-def _empty_like(like: Tensor, *_: Any, **options: Any) -> Tensor:  # noqa: ANN401
+def _empty_like(like: Tensor, *_: Any, **options: Any) -> Tensor:
     return torch.empty_like(like, **options)
 
 
-def _empty_integers(*args: Any, **options: Any) -> Tensor:  # noqa: ANN401
+def _empty_integers(*args: Any, **options: Any) -> Tensor:
     size = next(value for value in args if isinstance(value, list | tuple))
     return torch.empty(size, **{"dtype": torch.int64, **options})
 
 
-def _empty_normal(mean: float, std: float, size: list[int], **options: Any) -> Tensor:  # noqa: ANN401, ARG001
+def _empty_normal(mean: float, std: float, size: list[int], **options: Any) -> Tensor:  # noqa: ARG001
     return torch.empty(size, **options)
 
 
-def _empty_order(n: int, **options: Any) -> Tensor:  # noqa: ANN401
+def _empty_order(n: int, **options: Any) -> Tensor:
     return torch.empty(n, **{"dtype": torch.int64, **options})
 
 

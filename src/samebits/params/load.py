@@ -15,7 +15,6 @@ from samebits.params import schema
 from samebits.params.schema import GPTModel, Params
 
 
-
 def load_params(path: Path | str) -> Params:
     """Read and check a params file.
 
@@ -38,7 +37,9 @@ def load_params(path: Path | str) -> Params:
     except YAMLError as error:
         first, *rest = str(error).split("\n")
         where = next((text.strip() for text in rest if "line " in text), "")
-        raise UserError(f"{path}: not valid YAML: {first} {where}".rstrip(), hint="check indentation and quotes") from None
+        raise UserError(
+            f"{path}: not valid YAML: {first} {where}".rstrip(), hint="check indentation and quotes"
+        ) from None
     return parse_params({} if raw is None else raw, origin=str(path))
 
 
@@ -68,7 +69,8 @@ _BATCH_HINT = "change train.global_batch_size or train.num_devices"
 def _contradictions(params: Params) -> list[tuple[str, object, str, str]]:
     """Settings that are each right and cannot be together: (key, got, accepts, hint)."""
     data, model, train = params.data, params.model, params.train
-    batch, accum, found = train.global_batch_size, train.grad_accum_steps, []
+    batch, accum = train.global_batch_size, train.grad_accum_steps
+    found: list[tuple[str, object, str, str]] = []
     if batch % accum:
         found.append(("train.grad_accum_steps", accum, f"a divisor of train.global_batch_size = {batch}", _BATCH_HINT))
     if batch > data.num_samples:
@@ -80,12 +82,31 @@ def _contradictions(params: Params) -> list[tuple[str, object, str, str]]:
     if train.schedule.warmup_steps >= max(params.total_steps, 1):
         accepts = f"fewer than the {params.total_steps} steps of the training"
         found.append(("train.schedule.warmup_steps", train.schedule.warmup_steps, accepts, "lower it, or train longer"))
-    tasks = {"mlp": "vectors regression images", "wide_mlp": "vectors regression images", "convnet": "images", "gpt": "tokens"}
+    tasks = {
+        "mlp": "vectors regression images",
+        "wide_mlp": "vectors regression images",
+        "convnet": "images",
+        "gpt": "tokens",
+    }
     if data.task not in tasks.get(model.name, data.task):
         fitting = ", ".join(name for name, fits in tasks.items() if data.task in fits)
-        found.append(("model.name", repr(model.name), f"{fitting} or your own factory for data.task {data.task}", f"set model.name to {fitting.split(', ')[0]}"))
+        found.append(
+            (
+                "model.name",
+                repr(model.name),
+                f"{fitting} or your own factory for data.task {data.task}",
+                f"set model.name to {fitting.split(', ')[0]}",
+            )
+        )
     if isinstance(model, GPTModel) and model.kwargs.width % model.kwargs.heads:
-        found.append(("model.kwargs.heads", model.kwargs.heads, f"a divisor of model.kwargs.width = {model.kwargs.width}", "change one of them"))
+        found.append(
+            (
+                "model.kwargs.heads",
+                model.kwargs.heads,
+                f"a divisor of model.kwargs.width = {model.kwargs.width}",
+                "change one of them",
+            )
+        )
     return found
 
 
@@ -144,7 +165,11 @@ def _explain(error: ValidationError, origin: str) -> UserError:
         accepts = _EXPECTED.get(kind, first["msg"]).format(**context)
     got = "nothing" if kind == "missing" else repr(first["input"])
     got = got if len(got) <= 60 else got[:57] + "..."
-    hint = "name the file or folder of your factory, so that an edit retrains" if key == "model.source" else f"correct {key or 'the file'}"
+    hint = (
+        "name the file or folder of your factory, so that an edit retrains"
+        if key == "model.source"
+        else f"correct {key or 'the file'}"
+    )
     return UserError(f"{origin}: {key or 'the file'}: got {got}, accepts {accepts}{more}", hint=hint)
 
 
@@ -168,8 +193,8 @@ def _siblings(path: list[str], loc: tuple[int | str, ...]) -> list[str]:
     """The keys that a section accepts."""
     section: type[schema.Section] = Params
     for depth, name in enumerate(path):
-        annotation = _UNIONS[name][str(loc[depth + 1])] if depth == 0 and name in _UNIONS else None
-        annotation = annotation or section.model_fields[name].annotation
+        union = _UNIONS.get(name) if depth == 0 else None
+        annotation = union[str(loc[depth + 1])] if union else section.model_fields[name].annotation
         assert isinstance(annotation, type)
         assert issubclass(annotation, schema.Section)
         section = annotation

@@ -16,6 +16,7 @@ from pydantic import (
     PositiveInt,
     Tag,
 )
+
 StrategyName = Literal["single", "dp", "ddp"]
 NumericsName = Literal["fast"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -230,9 +231,7 @@ class Train(Section):
     strategies: Annotated[tuple[StrategyName, ...], BeforeValidator(_distinct)] = Field(
         ("single", "dp", "ddp"), min_length=1
     )
-    numerics: Annotated[tuple[NumericsName, ...], BeforeValidator(_distinct)] = Field(
-        ("fast",), min_length=1
-    )
+    numerics: Annotated[tuple[NumericsName, ...], BeforeValidator(_distinct)] = Field(("fast",), min_length=1)
     num_devices: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count)] = "auto"
     oversubscribe: bool = False
     global_batch_size: PositiveInt = 256

@@ -1,0 +1,116 @@
+import math
+from fractions import Fraction
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from samebits.errors import UserError
+from samebits.numerics import elementary
+from samebits.numerics.initialization import portable_initialization
+from samebits.numerics.random import Stream
+from samebits.numerics.schedule import learning_rate
+
+
+def test_exp_and_log_against_the_c_library():
+    x = np.linspace(-600, 600, 10_001)
+    exact = np.array([math.exp(v) for v in x])
+    assert np.max(np.abs(elementary.exp(x) - exact) / np.spacing(exact)) <= 2
+    y = exact[exact > 0]
+    truth = np.array([math.log(v) for v in y])
+    assert np.max(np.abs(elementary.log(y) - truth) / np.spacing(np.abs(truth) + 1e-300)) <= 3
+
+
+def test_cos_pi():
+    assert max(abs(elementary.cos_pi(Fraction(i, 997)) - math.cos(math.pi * i / 997)) for i in range(998)) < 1e-15
+
+
+def test_normal_quantile_against_the_standard_library():
+    p = np.concatenate([np.linspace(1e-6, 1 - 1e-6, 2001), [2.0**-53, 1e-12, 1 - 1e-12]])
+    truth = np.array([NormalDist().inv_cdf(v) for v in p])
+    assert np.allclose(elementary.normal_quantile(p), truth, rtol=1e-14, atol=1e-15)
+
+
+def test_streams_are_fixed_for_ever():
+    assert Stream(0, "golden").raw(2).tolist() == GOLDEN_RAW
+    assert [float.hex(x) for x in Stream(0, "golden").normal(2)] == GOLDEN_NORMAL
+    assert Stream(0, "golden").permutation(8).tolist() == GOLDEN_ORDER
+
+
+def test_streams_differ_by_seed_and_purpose():
+    first = [Stream(*key).raw(1)[0] for key in ((0, "a"), (1, "a"), (0, "b"), (0, "a", 1))]
+    assert len(set(first)) == 4
+
+
+def test_draws_have_the_right_distribution():
+    stream = Stream(0, "moments")
+    normal, uniform, below = stream.normal(200_000), stream.uniform(200_000), stream.below(7, 200_000)
+    assert abs(normal.mean()) < 0.01
+    assert abs(normal.std() - 1) < 0.01
+    assert abs((normal**4).mean() - 3) < 0.1
+    assert 0 <= uniform.min() < uniform.max() < 1
+    assert np.all(np.abs(np.bincount(below, minlength=7) / 200_000 - 1 / 7) < 0.005)
+    assert sorted(stream.permutation(1000)) == list(range(1000))
+
+
+def test_initialization_is_portable_and_repeatable():
+    def build():
+        with portable_initialization(3):
+            layers = [nn.Linear(5, 4), nn.Conv2d(2, 3, 3), nn.Embedding(7, 2), nn.LayerNorm(4)]
+            extra = nn.init.trunc_normal_(torch.empty(4, 3), std=0.02)
+            drawn = [torch.randn(3), torch.rand(2, dtype=torch.float64), torch.randint(5, (4,)), torch.randperm(6)]
+        return [*(p for layer in layers for p in layer.parameters()), extra, *drawn]
+
+    torch.manual_seed(1)
+    first = build()
+    torch.manual_seed(2)
+    second = build()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert first[0].abs().max() <= 5**-0.5
+
+
+def test_initialization_does_not_touch_the_global_generator():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    with portable_initialization(1):
+        nn.Linear(10, 10)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.empty(3).exponential_(),
+        lambda: torch.bernoulli(torch.full((3,), 0.5)),
+        lambda: torch.normal(torch.zeros(3), torch.ones(3)),
+        lambda: torch.multinomial(torch.ones(3), 1),
+    ],
+)
+def test_initialization_refuses_other_draws(draw):
+    with pytest.raises(UserError, match="whose draws differ between hosts"), portable_initialization(0):
+        draw()
+
+
+@pytest.mark.parametrize(
+    ("step", "schedule", "warmup", "expected"),
+    [
+        (0, "constant", 0, 1.0),
+        (9, "constant", 0, 1.0),
+        (0, "constant", 4, 0.25),
+        (3, "cosine", 4, 1.0),
+        (4, "cosine", 4, 1.0),
+        (7, "cosine", 4, 0.5),
+        (5, "cosine", 0, 0.5),
+    ],
+)
+def test_learning_rate(step, schedule, warmup, expected):
+    got = learning_rate(step, lr=1.0, schedule=schedule, warmup_steps=warmup, total_steps=10)
+    assert got == pytest.approx(expected, abs=1e-15)
+
+
+GOLDEN_RAW = [10177485763270840003, 2137002618392193239]
+GOLDEN_NORMAL = ["0x1.0a4528038009fp-3", "-0x1.322d6ff7f5176p+0"]
+GOLDEN_ORDER = [1, 5, 3, 7, 6, 0, 4, 2]
