@@ -2,7 +2,8 @@
 
 Workers are forked from this process after everything heavy is imported, which takes no time where a fresh
 interpreter takes seconds. That is safe while this process has neither computed with torch nor touched CUDA.
-Everything here that assumes one host (the address, the rendezvous) stands in ``_launch_config``.
+Everything here that assumes one host (the address, the rendezvous) stands in ``_launch_config`` and
+``_enter``.
 """
 
 from __future__ import annotations
@@ -100,27 +101,41 @@ def launch(function: Callable[..., None], job: object, workers: int, *, debug: b
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix="samebits-") as folder, warnings.catch_warnings():
-        # The rendezvous store has a thread of its own, which takes no lock that a worker needs.
+        # The launcher's rendezvous store has a thread of its own, which is idle while workers are forked.
         warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
         try:
-            elastic_launch(_launch_config(workers), function)(job, Path(folder))
+            elastic_launch(_launch_config(workers), _enter)(_free_port(), function, job, Path(folder))
         except ChildFailedError as error:
             raise _failure(error, Path(folder), debug=debug) from None
         except SignalException as error:
             raise Interrupted(int(error.sigval)) from None
 
 
-def _launch_config(workers: int) -> LaunchConfig:
+def _enter(port: int, function: Callable[..., None], job: object, scratch: Path) -> None:
+    """Run in a worker: rank 0 serves the process group's store, and not the launcher.
+
+    A store in the launcher answers the first workers in a thread while the last are still being forked, and a
+    worker forked while that thread resolves an address waits for the resolver's lock for ever.
+    """
+    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
+    os.environ["MASTER_PORT"] = str(port)
+    function(job, scratch)
+
+
+def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+def _launch_config(workers: int) -> LaunchConfig:
     return LaunchConfig(
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=workers,
         run_id=f"samebits-{os.getpid()}",
         rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{port}",
+        rdzv_endpoint=f"127.0.0.1:{_free_port()}",
         rdzv_configs={"rank": 0, "timeout": 60},
         local_addr="127.0.0.1",
         max_restarts=0,
