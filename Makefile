@@ -8,7 +8,7 @@ RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 LOCKING := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-annotate --extra dev $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 
-.PHONY: help repro test test-fast test-gpu lint format bench ui lock clean
+.PHONY: help repro test lint format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -27,12 +27,6 @@ repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
 test: $(STAMP)  ## run all tests that this host can run
 	@$(RUN) python -m pytest
 
-test-fast: $(STAMP)  ## leave out the slow tests
-	@$(RUN) python -m pytest -m "not slow"
-
-test-gpu: $(STAMP)  ## the tests that need CUDA
-	@$(RUN) python -m pytest tests/gpu
-
 lint: $(STAMP)  ## ruff and mypy
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
@@ -40,10 +34,6 @@ lint: $(STAMP)  ## ruff and mypy
 
 format: $(STAMP)  ## let ruff rewrite the sources
 	@$(RUN) ruff format . && $(RUN) ruff check --fix .
-
-bench: $(STAMP)  ## the benchmarks; results go to benchmarks/results
-	@$(RUN) python benchmarks/loop.py
-	@$(RUN) python benchmarks/ddp.py
 
 ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000
 	@$(RUN) samebits ui

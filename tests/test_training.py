@@ -46,7 +46,7 @@ def test_parity_of_single_and_ddp(task, stage, data_dir):
 
 def test_dp_falls_back_without_cuda_and_says_so(stage, data_dir):
     if torch.cuda.is_available():
-        pytest.skip("this host has CUDA: tests/gpu covers dp there")
+        pytest.skip("dp does not fall back on a host with CUDA")
     params = stage.write_params(small(repeats=2))
     data = data_dir(params)
     train(stage, data, "single")

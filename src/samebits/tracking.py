@@ -234,7 +234,8 @@ def follow(log: Path) -> Delivery:
 def sync() -> int:
     """Deliver every local log that is not delivered whole; return how many there were."""
     logs = sorted(LOGS.glob("*.jsonl")) if LOGS.exists() else []
-    waiting = [log for log in logs if Delivery(log).pending() or not Delivery(log).state["ended"]]
+    deliveries = {log: Delivery(log) for log in logs}
+    waiting = [log for log, delivery in deliveries.items() if delivery.pending() or not delivery.state["ended"]]
     for log in waiting:
         follow(log)
     return len(waiting)

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from samebits.params.schema import NumericsName
     from samebits.runlog import RunLog
     from samebits.strategies import Strategy
-    from samebits.trainer import Tracker
 
 WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
 
@@ -97,8 +96,7 @@ class Worker:
         reset_peak(strategy)
         progress = self._progress()
         training = train(own, params.total_steps, step_seconds=step_seconds, tracker=progress)
-        if isinstance(progress, Progress):
-            progress.close()
+        progress.close()
         peaks = strategy.gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
         weights = save_weights(model, self.job.out_dir / "model.safetensors") if strategy.rank == 0 else ""
         slices, slices_problem = self._slices(own, untrained, data, numerics, training, step_seconds)
@@ -114,7 +112,7 @@ class Worker:
         wanted = self.job.placement.may_speed_up and self.params.train.repeats > 1 and self.strategy.rank == 0
         return copy.deepcopy(model) if wanted else None
 
-    def _progress(self) -> Tracker:
+    def _progress(self) -> Progress | _Silent:
         if self.strategy.rank != 0:
             return _Silent()
         return Progress(self.job.name, self.params.total_steps, [self.job.log] if self.job.log else [])
@@ -213,6 +211,9 @@ class _Silent:
 
     def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
         """Report nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _timing(

@@ -46,8 +46,8 @@ class _PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if packet in _IN_PLACE:
             kwargs.pop("generator", None)
             return _IN_PLACE[packet](self._stream, *args, **kwargs)
-        if packet in _FACTORIES and not (packet is aten.normal and func is not aten.normal.float_float):
-            make, fill = _FACTORIES[packet]
+        if entry := _FACTORIES.get(func) or _FACTORIES.get(packet):
+            make, fill = entry
             kwargs.pop("generator", None)
             return fill(self._stream, make(*args, **kwargs), *args)
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -139,7 +139,7 @@ _FACTORIES: dict[Any, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     aten.randn: (_empty, lambda stream, tensor, *_: _normal(stream, tensor)),
     aten.rand_like: (_empty_like, lambda stream, tensor, *_: _uniform(stream, tensor)),
     aten.randn_like: (_empty_like, lambda stream, tensor, *_: _normal(stream, tensor)),
-    aten.normal: (_empty_normal, _normal_of),
+    aten.normal.float_float: (_empty_normal, _normal_of),
     aten.randint: (_empty_integers, _randint),
     aten.randperm: (_empty_order, _randperm),
 }
