@@ -1,9 +1,8 @@
 """Start a job's workers through torchrun's launcher, and turn their failures into errors.
 
 Workers are forked from this process after everything heavy is imported, which takes no time where a fresh
-interpreter takes seconds. That is safe while this process has neither computed with torch nor touched CUDA.
-Everything here that assumes one host (the address, the rendezvous) stands in ``_launch_config`` and
-``_enter``.
+interpreter takes seconds. That is safe while this process has one thread, and has neither computed with torch nor
+touched CUDA.
 """
 
 from __future__ import annotations
@@ -12,22 +11,21 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch._dynamo  # noqa: F401 - each worker would import it at its first optimizer step, for seconds
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+from torch.distributed.launcher.api import elastic_launch
 
 from samebits.errors import Interrupted, SamebitsError, WorkerError, from_exit_code
 from samebits.host import count_cores, count_gpus
 from samebits.numerics import fast
 from samebits.placement import Placement, place
+from samebits.rendezvous import enter_worker, launch_config
 from samebits.runlog import LOGS, RunLog, new_key
 from samebits.worker import Job, work
 
@@ -100,48 +98,19 @@ def launch(function: Callable[..., None], job: object, workers: int, *, debug: b
         logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     sys.stdout.flush()
     sys.stderr.flush()
-    with tempfile.TemporaryDirectory(prefix="samebits-") as folder, warnings.catch_warnings():
-        # The launcher's rendezvous store has a thread of its own, which is idle while workers are forked.
-        warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
         try:
-            elastic_launch(_launch_config(workers), _enter)(_free_port(), function, job, Path(folder))
+            elastic_launch(launch_config(workers), _enter)(function, job, Path(folder))
         except ChildFailedError as error:
             raise _failure(error, Path(folder), debug=debug) from None
         except SignalException as error:
             raise Interrupted(int(error.sigval)) from None
 
 
-def _enter(port: int, function: Callable[..., None], job: object, scratch: Path) -> None:
-    """Run in a worker: rank 0 serves the process group's store, and not the launcher.
-
-    A store in the launcher answers the first workers in a thread while the last are still being forked, and a
-    worker forked while that thread resolves an address waits for the resolver's lock for ever.
-    """
-    os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "False"
-    os.environ["MASTER_PORT"] = str(port)
+def _enter(function: Callable[..., None], job: object, scratch: Path) -> None:
+    """Run in a worker."""
+    enter_worker(scratch)
     function(job, scratch)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
-def _launch_config(workers: int) -> LaunchConfig:
-    return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=workers,
-        run_id=f"samebits-{os.getpid()}",
-        rdzv_backend="static",
-        rdzv_endpoint=f"127.0.0.1:{_free_port()}",
-        rdzv_configs={"rank": 0, "timeout": 60},
-        local_addr="127.0.0.1",
-        max_restarts=0,
-        monitor_interval=0.05,
-        start_method="fork",
-    )
 
 
 def _failure(error: ChildFailedError, folder: Path, *, debug: bool) -> SamebitsError:

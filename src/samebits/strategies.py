@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from samebits.params.schema import Train
     from samebits.placement import Placement
 
+INIT_METHOD = "SAMEBITS_INIT_METHOD"
+"""Variable with the process group's ``init_method``; unset, as under plain torchrun, it is ``env://``."""
+
 
 class SingleDeviceStrategy:
     """One device; also the base of the others."""
@@ -116,6 +119,9 @@ class DDPStrategy(SingleDeviceStrategy):
         super().setup()
         dist.init_process_group(
             self.placement.backend,
+            init_method=os.environ.get(INIT_METHOD),
+            rank=self.rank,
+            world_size=self.world_size,
             timeout=datetime.timedelta(seconds=self._train.timeout_s),
             device_id=self.device if self.placement.backend == "nccl" else None,
         )
