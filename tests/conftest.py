@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from samebits.params import Params, parse_params
 from samebits.provenance import versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_OF_TASK = {"vectors": "mlp", "regression": "mlp", "images": "convnet", "tokens": "gpt"}
@@ -53,13 +54,53 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Params], Pat
     return get
 
 
+class StageServer:
+    """Talks to ``stage_server.py``, which is started at the first request and ends when its stdin does."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+
+    def run(self, request: dict[str, Any]) -> int:
+        if self._process is None:
+            script = Path(__file__).with_name("stage_server.py")
+            command = [sys.executable, str(script)]
+            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdin
+        assert self._process.stdout
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, "the stage server ended"
+        return int(answer)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate(timeout=60)
+
+
+@pytest.fixture(scope="session")
+def stage_server() -> Iterator[StageServer]:
+    server = StageServer()
+    yield server
+    server.close()
+
+
 @dataclass
 class Stage:
-    """A stage script in a folder of its own."""
+    """Stage scripts in a folder of their own: in a fork of a warm process, or (``fresh``) in a new interpreter."""
 
     folder: Path
+    server: StageServer
+    output: Path
 
     def __call__(self, name: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        script = str(ROOT / "pipeline" / f"{name}.py")
+        request = {"script": script, "arguments": arguments, "folder": str(self.folder), "environ": environ,
+                   "output": str(self.output)}  # fmt: skip
+        code = self.server.run(request)
+        stdout, stderr = ((self.output / stream).read_text() for stream in ("stdout", "stderr"))
+        return subprocess.CompletedProcess([script, *arguments], code, stdout, stderr)
+
+    def fresh(self, name: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, str(ROOT / "pipeline" / f"{name}.py"), *arguments],
             cwd=self.folder,
@@ -75,5 +116,5 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, stage_server: StageServer) -> Stage:
+    return Stage(tmp_path, stage_server, tmp_path_factory.mktemp("output"))
