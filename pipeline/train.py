@@ -8,8 +8,8 @@ import click
 from samebits.errors import exit_on_error
 from samebits.params import load_params, with_num_devices
 from samebits.params.schema import NumericsName, StrategyName
-from samebits.report import describe_run
 from samebits.runlog import start_sender
+from samebits.summary import describe_run
 
 
 @click.command(help=__doc__)

@@ -19,7 +19,7 @@ import samebits.launch  # noqa: F401
 
 def run(request: dict[str, Any]) -> NoReturn:
     for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(os.path.join(request["output"], name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(f"{request['output']}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(request["folder"])
     os.environ.update(request["environ"])
@@ -29,7 +29,7 @@ def run(request: dict[str, Any]) -> NoReturn:
         runpy.run_path(request["script"], run_name="__main__")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - what a fresh interpreter would print and end with
         traceback.print_exc()
         code = 1
     sys.stdout.flush()

@@ -26,7 +26,7 @@ def trial_step(model: nn.Module, numerics: FastNumerics, batch: Batch, card: Car
     Raises:
         UserError: the output does not fit the task, or under ``ddp`` a parameter gets no gradient.
     """
-    rows = -(-len(batch[0]) // placement.devices_used) if placement.world_size == 1 else len(batch[0])
+    rows = placement.rows_per_device
     inputs, targets = batch[0][:rows], batch[1][:rows]
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
@@ -61,13 +61,13 @@ def _batch_norm_note(model: nn.Module, placement: Placement) -> list[str]:
     ]
 
 
-def explain(error: BaseException, *, placement: Placement, rows: int, model: nn.Module | None) -> SamebitsError:
+def explain(error: BaseException, *, placement: Placement, model: nn.Module | None) -> SamebitsError:
     """Name what went wrong in a worker, in words that lead to a remedy."""
     if isinstance(error, SamebitsError):
         return error
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text:
-        return _out_of_memory(text, placement, rows, model)
+        return _out_of_memory(text, placement, model)
     if re.search(r"same device|Input type .* and weight type", text):
         return UserError(
             f"the model and its batch are on different devices: {_first_line(text)}",
@@ -96,16 +96,16 @@ def _first_line(text: str) -> str:
     return line if len(line) <= 300 else line[:297] + "..."
 
 
-def _out_of_memory(text: str, placement: Placement, rows: int, model: nn.Module | None) -> HostError:
+def _out_of_memory(text: str, placement: Placement, model: nn.Module | None) -> HostError:
     weights = sum(p.nbytes for p in model.parameters()) / 2**30 if model is not None else 0.0
     where = "the host's memory"
     if placement.device_type == "cuda":
         device = int(found[1]) if (found := re.search(r"GPU (\d+)", text)) else placement.devices[0]
         free, total = torch.cuda.mem_get_info(device)
         where = f"cuda:{device} ({total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free)"
-    first = " The first device of dp holds the whole batch's outputs besides." if placement.strategy == "dp" else ""
+    rows, gathers = placement.rows_per_device, placement.strategy == "dp"
     return HostError(
-        f"out of memory on {where} with {rows} samples per device and a model of {weights:.2f} GiB of weights, "
-        f"as much again for gradients and for each optimizer state.{first}".rstrip("."),
+        f"out of memory on {where} with {rows} samples per device and a model of {weights:.2f} GiB of weights, as much "
+        f"again for gradients and for each optimizer state{', and on the first device all outputs' if gathers else ''}",
         hint="raise train.grad_accum_steps, lower train.global_batch_size, or use precision bf16",
     )

@@ -7,6 +7,7 @@ touched CUDA.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -28,6 +29,8 @@ from samebits.placement import Placement, place
 from samebits.rendezvous import enter_worker, launch_config
 from samebits.runlog import LOGS, RunLog, new_key
 from samebits.worker import Job, work
+
+_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,7 +111,14 @@ def launch(function: Callable[..., None], job: object, workers: int, *, debug: b
 
 
 def _enter(function: Callable[..., None], job: object, scratch: Path) -> None:
-    """Run in a worker."""
+    """Run in a worker.
+
+    It ends with its launcher, even one that is killed. The launcher's handlers are undone: it alone answers
+    Ctrl-C, which reaches every process of a terminal, and ends its workers by SIGTERM.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     enter_worker(scratch)
     function(job, scratch)
 

@@ -66,18 +66,18 @@ def references(
     model: nn.Module, data: Batch, card: Card, params: Params, numerics: FastNumerics, strategy: Strategy
 ) -> dict[str, Trainable]:
     """The two references, from copies of the untrained ``model``, on this worker's first device."""
+    accum, batch = params.train.grad_accum_steps, params.train.global_batch_size
     placement = replace(
         strategy.placement,
         strategy="single",
         devices=(strategy.device.index or 0,),
         devices_used=1,
+        rows_per_device=batch // accum,
         world_size=1,
         backend=None,
         labels=(),
     )
-    used = strategy.placement.devices_used
-    accum, batch = params.train.grad_accum_steps, params.train.global_batch_size
-    shares = {"single": batch, "share": -(-(batch // accum) // used) * accum}
+    shares = {"single": batch, "share": strategy.placement.rows_per_device * accum}
     return {
         name: Trainable(
             copy.deepcopy(model),

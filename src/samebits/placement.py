@@ -28,13 +28,15 @@ class Placement:
     """The devices of one training.
 
     ``devices`` are CUDA indices, by local rank for ``ddp`` and as ``device_ids`` for ``dp``; on a CPU they only
-    number the single-threaded devices. ``num_devices`` was asked for, ``devices_used`` really get samples.
+    number the single-threaded devices. ``num_devices`` was asked for, ``devices_used`` really get samples, at most
+    ``rows_per_device`` of them at a time.
     """
 
     strategy: StrategyName
     device_type: Literal["cpu", "cuda"]
     num_devices: int
     devices_used: int
+    rows_per_device: int
     world_size: int
     devices: tuple[int, ...]
     backend: Literal["gloo", "nccl"] | None
@@ -68,7 +70,7 @@ def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int) -> Pla
     existing = gpus or cores
     rows = train.global_batch_size // train.grad_accum_steps
     if strategy == "single":
-        return Placement("single", device_type, 1, 1, 1, (0,), None, (), ())
+        return Placement("single", device_type, 1, 1, rows, 1, (0,), None, (), ())
     asked, notes = train.num_devices, []
     if asked == "auto":
         available = gpus or min(cores, MAX_CPU_DEVICES)
@@ -105,6 +107,7 @@ def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int) -> Pla
         device_type,
         count,
         count,
+        rows // count,
         count,
         devices,
         "nccl" if nccl else "gloo",
@@ -124,12 +127,12 @@ def _place_dp(
     if device_type == "cpu" or count == 1:
         why = "no CUDA device is visible" if device_type == "cpu" else "one GPU is used"
         label = Label("fallback", f"{why}, so DataParallel ran the plain module on one device")
-        return Placement("dp", device_type, count, 1, 1, devices[:1], None, (label,), tuple(notes))
+        return Placement("dp", device_type, count, 1, rows, 1, devices[:1], None, (label,), tuple(notes))
     labels, used = _sharing(count, existing, device_type), chunks(rows, count)
     if used < count:
         text = f"DataParallel cuts {rows} samples into {used} chunks, so {count - used} of {count} devices get none"
         labels.append(Label("unused_devices", text))
-    return Placement("dp", device_type, count, used, 1, devices, None, tuple(labels), tuple(notes))
+    return Placement("dp", device_type, count, used, -(-rows // count), 1, devices, None, tuple(labels), tuple(notes))
 
 
 def _sharing(count: int, existing: int, device_type: str) -> list[Label]:

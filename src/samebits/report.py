@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from samebits.files import read_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from samebits.summary import times
 
 COLUMNS = ("run", "devices", "seconds", "speed-up", "bound", "efficiency", "loss", "over floor", "accuracy",
            "same as first", "weights")  # fmt: skip
-
-
-def _times(value: dict[str, float] | None) -> str:
-    if value is None:
-        return "–"
-    if value["low"] == value["high"]:
-        return f"{value['median']:.2f}x"
-    return f"{value['median']:.2f}x ({value['low']:.2f}–{value['high']:.2f})"
 
 
 def _sameness(row: dict[str, Any]) -> str:
@@ -41,8 +30,8 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['strategy']}-{row['numerics']}",
         f"{row['devices_used']} {'GPU' if row['device_type'] == 'cuda' else 'CPU'}",
         f"{row['training_seconds']:.2f}",
-        _times(row["speedup"]),
-        _times(row["bound"]),
+        times(row["speedup"]),
+        times(row["bound"]),
         "–" if efficiency is None else f"{100 * efficiency:.0f}%",
         f"{row['eval_loss']:.4f}",
         f"{100 * row['above_floor']:+.1f}%",
@@ -105,18 +94,3 @@ def show(comparison: dict[str, Any], console: Console | None = None) -> None:
     console.print(LEGEND, style="dim")
     for remark in remarks(comparison):
         console.print(f"- {remark}", markup=False)
-
-
-def describe_run(folder: Path) -> str:
-    """One line about a finished training."""
-    run, timing = (read_json(folder / name, made_by="python pipeline/train.py") for name in ("run.json", "timing.json"))
-    parts = [
-        f"{run['strategy']}-{run['numerics']}: {timing['training_seconds']:.2f} s",
-        f"{timing['step_time_ms']:.3g} ms a step",
-        f"{timing['samples_per_sec']:,.0f} samples/s",
-    ]
-    if timing["speedup"]:
-        parts.append(f"{_times(timing['speedup'])} single, bound {_times(timing['bound'])}")
-    elif run["speedup_unavailable"]:
-        parts.append(f"no speed-up: {run['speedup_unavailable']}")
-    return ", ".join(parts) + f", weights {run['weights_sha256'][:12]}"

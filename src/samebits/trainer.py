@@ -34,6 +34,25 @@ class Tracker(Protocol):
         ...
 
 
+class Snapshot:
+    """The parameters and all buffers of a model, also those that are not saved with its weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._values = [tensor.detach().clone() for tensor in self._tensors()]
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+
+    def restore(self) -> None:
+        """Put the values back in place and forget gradients."""
+        with torch.no_grad():
+            for tensor, value in zip(self._tensors(), self._values, strict=True):
+                tensor.copy_(value)
+        self._model.zero_grad(set_to_none=True)
+
+
 class Trainable:
     """A model under one strategy, with its batches and its optimizer: all that a step needs."""
 
@@ -42,16 +61,12 @@ class Trainable:
     ) -> None:
         self.model, self.batches, self.strategy, self.numerics = model, batches, strategy, numerics
         self._params, self._accum = params, params.train.grad_accum_steps
-        self._initial = [tensor.detach().clone() for tensor in self._tensors()]
+        self._initial = Snapshot(model)
         self.module = strategy.parallelise(numerics.module(model))
         if params.train.compile and strategy.placement.strategy != "dp":
             self.module = numerics.compile(self.module)
         self.optimizer = numerics.optimizer(p for p in model.parameters() if p.requires_grad)
         self.module.train()
-
-    def _tensors(self) -> Iterator[Tensor]:
-        yield from self.model.parameters()
-        yield from self.model.buffers()  # also those that are not saved with the weights
 
     def step(self, step: int, rate: float) -> Tensor:
         """Make one optimizer step, counted from 0, and return this worker's mean loss without waiting for it."""
@@ -97,11 +112,8 @@ class Trainable:
 
     def reset(self) -> None:
         """Return to the initial state: weights, buffers, optimizer, gradient scale and random streams."""
-        with torch.no_grad():
-            for tensor, initial in zip(self._tensors(), self._initial, strict=True):
-                tensor.copy_(initial)
+        self._initial.restore()
         self.optimizer.state.clear()
-        self.optimizer.zero_grad(set_to_none=True)
         self.numerics.reset()
         self.strategy.seed(self._params.seed)
 

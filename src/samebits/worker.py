@@ -28,7 +28,7 @@ from samebits.numerics.fast import FastNumerics
 from samebits.placement import Placement, not_applied
 from samebits.progress import Progress
 from samebits.strategies import make_strategy
-from samebits.trainer import Trainable, Training, train, warm_up
+from samebits.trainer import Snapshot, Trainable, Training, train, warm_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,12 +73,6 @@ class Worker:
         self.strategy: Strategy = make_strategy(job.placement, job.params.train)
         self.model: nn.Module | None = None
         self.notes = list(job.placement.notes)
-
-    @property
-    def rows(self) -> int:
-        """Samples that a device gets at a time."""
-        train = self.params.train
-        return -(-(train.global_batch_size // train.grad_accum_steps) // self.job.placement.devices_used)
 
     def run(self) -> None:
         """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
@@ -129,12 +123,9 @@ class Worker:
             shards=strategy.world_size,
             device=strategy.device,
         )
-        before = [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
+        initial = Snapshot(model)
         self.notes += diagnosis.trial_step(model, numerics, batches.micro_batch(0, 0), self.card, placement)
-        model.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for tensor, initial in zip((*model.parameters(), *model.buffers()), before, strict=True):
-                tensor.copy_(initial)
+        initial.restore()
         return Trainable(model, batches, strategy, numerics, self.params)
 
     def _slices(
@@ -256,8 +247,8 @@ def work(job: Job, scratch: Path) -> None:
         gc.collect()
         worker.strategy.close()
     except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must learn of it
-        model, rows = (worker.model, worker.rows) if worker else (None, 0)
-        found = diagnosis.explain(error, placement=job.placement, rows=rows, model=model)
+        model = worker.model if worker else None
+        found = diagnosis.explain(error, placement=job.placement, model=model)
         report_failure(found, scratch)
         if isinstance(found, WorkerError):
             time.sleep(1)  # a rank that failed for want of another lets the launcher see that one first

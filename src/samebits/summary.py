@@ -1,0 +1,36 @@
+"""A finished training in one line. Apart from the report, so that editing the report retrains nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.files import read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.metrics import Spread
+
+
+def times(value: Spread | None) -> str:
+    """A ratio with its range, for people."""
+    if value is None:
+        return "–"
+    if value["low"] == value["high"]:
+        return f"{value['median']:.2f}x"
+    return f"{value['median']:.2f}x ({value['low']:.2f}–{value['high']:.2f})"
+
+
+def describe_run(folder: Path) -> str:
+    """One line about the training that left its files in ``folder``."""
+    run, timing = (read_json(folder / name, made_by="python pipeline/train.py") for name in ("run.json", "timing.json"))
+    parts = [
+        f"{run['strategy']}-{run['numerics']}: {timing['training_seconds']:.2f} s",
+        f"{timing['step_time_ms']:.3g} ms a step",
+        f"{timing['samples_per_sec']:,.0f} samples/s",
+    ]
+    if timing["speedup"]:
+        parts.append(f"{times(timing['speedup'])} single, bound {times(timing['bound'])}")
+    elif run["speedup_unavailable"]:
+        parts.append(f"no speed-up: {run['speedup_unavailable']}")
+    return ", ".join(parts) + f", weights {run['weights_sha256'][:12]}"
