@@ -93,16 +93,21 @@ class Stage:
     output: Path
 
     def __call__(self, name: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        script = str(ROOT / "pipeline" / f"{name}.py")
-        request = {"script": script, "arguments": arguments, "folder": str(self.folder), "environ": environ,
+        return self.run_script(self.script(name), *arguments, **environ)
+
+    def script(self, name: str) -> str:
+        return str(ROOT / "pipeline" / f"{name}.py")
+
+    def run_script(self, script: Path | str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        request = {"script": str(script), "arguments": arguments, "folder": str(self.folder), "environ": environ,
                    "output": str(self.output)}  # fmt: skip
         code = self.server.run(request)
         stdout, stderr = ((self.output / stream).read_text() for stream in ("stdout", "stderr"))
-        return subprocess.CompletedProcess([script, *arguments], code, stdout, stderr)
+        return subprocess.CompletedProcess([str(script), *arguments], code, stdout, stderr)
 
     def fresh(self, name: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, str(ROOT / "pipeline" / f"{name}.py"), *arguments],
+            [sys.executable, self.script(name), *arguments],
             cwd=self.folder,
             env={**os.environ, **environ},
             capture_output=True,

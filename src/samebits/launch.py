@@ -97,8 +97,8 @@ def run_training(
 
 def launch(function: Callable[..., None], job: object, workers: int, *, debug: bool = False) -> None:
     """Run ``function(job, scratch)`` in so many forked workers and wait; the first failure ends them all."""
-    if not debug:  # their messages repeat what the error says
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    if not debug:
+        _silence_launcher()
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
@@ -110,15 +110,22 @@ def launch(function: Callable[..., None], job: object, workers: int, *, debug: b
             raise Interrupted(int(error.sigval)) from None
 
 
+def _silence_launcher() -> None:
+    """Drop messages that repeat what our error says; each of these loggers has a level of its own."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
 def _enter(function: Callable[..., None], job: object, scratch: Path) -> None:
     """Run in a worker.
 
-    It ends with its launcher, even one that is killed. The launcher's handlers are undone: it alone answers
-    Ctrl-C, which reaches every process of a terminal, and ends its workers by SIGTERM.
+    It ends with its launcher, even one that is killed. The launcher's signal handlers, which a fork inherits, are
+    undone, so that a worker ends at once, also while it waits in a collective.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_DFL)
     enter_worker(scratch)
     function(job, scratch)
 
