@@ -133,25 +133,28 @@ class Delivery:
             "host_fingerprint": fingerprint(host_facts()),
             **{f"version.{name}": version for name, version in versions().items()},
         }
-        name = f"{event['strategy']}-{event['numerics']} x{placement['devices_used']}"
-        run = self.client.create_run(
-            _experiment(self.client, params["tracking"]["experiment"]),
-            start_time=event["time_ms"],
-            tags={key: str(value) for key, value in tags.items()},
-            run_name=name,
-        )
-        self.state["run_id"] = run.info.run_id
+        experiment = _experiment(self.client, params["tracking"]["experiment"])
+        run_id = self._search(experiment, event["run"])  # there is one if a delivery was cut off right here
+        if run_id is None:
+            run = self.client.create_run(
+                experiment,
+                start_time=event["time_ms"],
+                tags={key: str(value) for key, value in tags.items()},
+                run_name=f"{event['strategy']}-{event['numerics']} x{placement['devices_used']}",
+            )
+            run_id = str(run.info.run_id)
+        self.state["run_id"] = run_id
         write_json(self._state_file, self.state)
         from mlflow.entities import Param
 
         flat = {key: str(value) for key, value in flatten(params).items()}
-        self.client.log_batch(run.info.run_id, params=[Param(key, value) for key, value in flat.items()])
+        self.client.log_batch(run_id, params=[Param(key, value) for key, value in flat.items()])
         with tempfile.TemporaryDirectory() as folder:
             from ruamel.yaml import YAML
 
             file = Path(folder) / "params.yaml"
             YAML().dump(params, file)
-            self.client.log_artifact(run.info.run_id, str(file))
+            self.client.log_artifact(run_id, str(file))
 
     def _losses(self, event: dict[str, Any]) -> None:
         first, when = event["first_step"], event["time_ms"]
@@ -195,7 +198,10 @@ class Delivery:
         if log.exists():
             delivered: str | None = follow(log).state["run_id"]
             return delivered
-        runs = self.client.search_runs([_experiment(self.client, experiment)], f"tags.`{RUN_TAG}` = '{key}'")
+        return self._search(_experiment(self.client, experiment), key)
+
+    def _search(self, experiment_id: str, key: str) -> str | None:
+        runs = self.client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
         return str(runs[0].info.run_id) if runs else None
 
     def _send(self, run_id: str, metrics: list[Metric]) -> None:
