@@ -35,7 +35,7 @@ def build_model(model: schema.Model, card: Card, seed: int) -> nn.Module:
     with portable_initialization(seed):
         match model:
             case schema.MLPModel():
-                hidden = model.kwargs.hidden or _HIDDEN[model.name]
+                hidden = _HIDDEN[model.name] if model.kwargs.hidden is None else model.kwargs.hidden
                 outputs = card.output_shape[-1]
                 return MLP(card.input_shape, outputs, hidden, model.kwargs.dropout)
             case schema.ConvNetModel():
