@@ -75,9 +75,7 @@ def test_gpus_are_told_by_nvml_and_gaps_are_said(monkeypatch):
     assert nvml.shut_down == 1
 
 
-@pytest.mark.parametrize(
-    ("setting", "count"), [({}, 2), ({"CUDA_VISIBLE_DEVICES": "1"}, 1), ({"CUDA_VISIBLE_DEVICES": ""}, 0)]
-)
+@pytest.mark.parametrize(("devices", "count"), [(None, 2), ("1", 1), ("", 0)])
 def test_gpus_are_counted_as_cuda_would_see_them(devices, count, monkeypatch):
     FakeNVML(monkeypatch)
     setting = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
