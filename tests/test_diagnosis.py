@@ -1,0 +1,119 @@
+"""PyTorch's own words for the classic mistakes, as PyTorch raises them, and what becomes of them."""
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import small
+from samebits import diagnosis
+from samebits.data.card import read_card
+from samebits.errors import HostError, UserError, WorkerError
+from samebits.numerics.fast import FastNumerics
+from samebits.params import parse_params
+from samebits.placement import place
+
+TRAIN = parse_params({"train": {"num_devices": 2, "oversubscribe": True}}).train
+SINGLE, DP, DDP = (place(name, TRAIN, gpus=0, cores=2) for name in ("single", "dp", "ddp"))
+DP2 = place("dp", TRAIN, gpus=2, cores=2)
+
+MESSAGES = [
+    (
+        RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
+        UserError, "the model and its batch are on different devices",
+    ),
+    (
+        RuntimeError("Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same"),
+        UserError, "the model and its batch are on different devices",
+    ),
+    (
+        RuntimeError("Expected to have finished reduction in the prior iteration.\nMore text"),
+        UserError, "a parameter got no gradient at some step",
+    ),
+    (
+        RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set 'torch.use_determ"),
+        UserError, "cumsum_cuda_kernel has no deterministic kernel on this device",
+    ),
+    (
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried 9"),
+        HostError, "out of memory on the host's memory with 128 samples per device and a model of 0.00 GiB",
+    ),
+    (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2"), WorkerError,
+     "a rank waited in vain for another"),
+    (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation to complete"), WorkerError, "waited in vain"),
+    (ZeroDivisionError("division by zero"), WorkerError, "ZeroDivisionError: division by zero"),
+    (UserError("own words", hint="h"), UserError, "own words"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "kind", "message"), MESSAGES, ids=[str(case[0])[:30] for case in MESSAGES])
+def test_pytorchs_words_become_ours(error, kind, message):
+    found = diagnosis.explain(error, placement=DDP, model=nn.Linear(2, 2))
+    assert type(found) is kind
+    assert message in str(found)
+    assert "\n" not in str(found)
+
+
+def test_out_of_memory_says_what_fills_the_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30 // 2, 80 * 2**30))
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total")
+    model = nn.Linear(2**14, 2**14, bias=False, device="meta")
+    found = diagnosis.explain(error, placement=DP2, model=model)
+    assert str(found) == (
+        "out of memory on cuda:1 (80.0 GiB, 0.5 GiB free) with 128 samples per device and a model of 1.00 GiB of "
+        "weights, as much again for gradients and for each optimizer state, and on the first device all outputs. "
+        "hint: raise train.grad_accum_steps, lower train.global_batch_size, or use precision bf16"
+    )
+
+
+@pytest.fixture
+def trial(data_dir):
+    params = parse_params(small())
+    card = read_card(data_dir(params) / "card.json")
+    numerics = FastNumerics(params.train, torch.device("cpu"), card.loss)
+
+    def run(model, placement):
+        batch = (torch.randn(placement.rows_per_device, 128), torch.zeros(placement.rows_per_device, dtype=torch.int64))
+        return diagnosis.trial_step(model, numerics, batch, card, placement)
+
+    return run
+
+
+def idle():
+    model = nn.Linear(128, 10)
+    model.spare = nn.Linear(2, 2)
+    return model
+
+
+BATCH_NORM = nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))
+
+
+@pytest.mark.parametrize(
+    ("model", "placement", "notes"),
+    [
+        (nn.Linear(128, 10), DDP, []),
+        (BATCH_NORM, SINGLE, []),
+        (BATCH_NORM, DDP, ["BatchNorm: each of 2 devices normalises by its own part of the batch"]),
+        (BATCH_NORM, DP, []),  # a fallback: one device
+        (BATCH_NORM, DP2, ["the running statistics of the first device are kept"]),
+        (idle(), SINGLE, ["no gradient reaches spare.weight, spare.bias; ddp would refuse this model"]),
+    ],
+)
+def test_notes(model, placement, notes, trial):
+    found = trial(model, placement)
+    assert len(found) == len(notes)
+    assert all(expected in note for expected, note in zip(notes, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "placement", "message"),
+    [
+        (idle(), DDP, "no gradient reaches spare.weight, spare.bias; under ddp the ranks would wait"),
+        (nn.Linear(128, 9), SINGLE, r"the model returned shape \(256, 9\) for 256 samples, expected \(256, 10\)"),
+        (nn.Linear(128, 10).requires_grad_(False), SINGLE, "no parameter that requires a gradient"),
+        (nn.Sequential(nn.Linear(128, 10), nn.Flatten(0)), SINGLE, r"returned shape \(2560,\)"),
+        (nn.LSTM(128, 10), SINGLE, "the model returned tuple, expected a tensor or an object with a tensor .logits"),
+    ],
+)
+def test_refusals(model, placement, message, trial):
+    with pytest.raises(UserError, match=message):
+        trial(model, placement)
