@@ -10,7 +10,7 @@ import click
 from samebits.errors import UserError, exit_on_error
 from samebits.files import sha256_tree, write_json
 from samebits.host import host_facts
-from samebits.params import load_params
+from samebits.params import load_params, require_every_key
 
 
 @click.command(help=__doc__)
@@ -18,7 +18,9 @@ from samebits.params import load_params
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(params_file: str, debug: bool) -> None:
     with exit_on_error(debug=debug):
-        source = load_params(params_file).model.source
+        params = load_params(params_file)
+        require_every_key(params, params_file)
+        source = params.model.source
         if source and not Path(source).exists():
             raise UserError(f"{params_file}: model.source: {source}: no such file or folder", hint="correct the path")
         write_json(Path("source.json"), {"source": source, "sha256": sha256_tree(Path(source)) if source else None})

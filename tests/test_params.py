@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import UserError
-from samebits.params import load_params, parse_params, with_num_devices
+from samebits.params import load_params, parse_params, require_every_key, with_num_devices
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -84,6 +84,23 @@ def test_bad_yaml(tmp_path: Path, text: str, message: str) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no such file\. hint: "):
         load_params(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("left_out", "message"),
+    [
+        (("seed",), "params.yaml: seed: missing, and DVC follows every key. hint: add `seed: 0`"),
+        (("train", "schedule"), 'hint: add `schedule: {"name": "cosine", "warmup_steps": 0}`, which is the default'),
+    ],
+)
+def test_dvc_needs_every_key(left_out: tuple[str, ...], message: str) -> None:
+    raw = parse_params({}).model_dump(mode="json")
+    require_every_key(parse_params(raw), "params.yaml")
+    section = raw if len(left_out) == 1 else raw[left_out[0]]
+    del section[left_out[-1]]
+    with pytest.raises(UserError) as caught:
+        require_every_key(parse_params(raw), "params.yaml")
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(None, "auto"), ("4", 4), ("auto", "auto")])

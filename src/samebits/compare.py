@@ -56,6 +56,11 @@ def compare(params: Params, runs: Path = Path("runs"), host_file: Path = Path("h
         for strategy in train.strategies:
             folder = runs / f"{strategy}-{numerics}"
             losses = read_losses(folder / "losses.csv")
+            if len(losses) != params.total_steps:
+                raise UserError(
+                    f"{folder / 'losses.csv'}: {len(losses)} steps, expected the {params.total_steps} of the params",
+                    hint="train again with `dvc repro`",
+                )
             references.setdefault(numerics, (strategy, losses))
             rows.append(_row(folder, strategy, numerics, losses, references[numerics]))
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -61,6 +62,20 @@ def with_num_devices(params: Params, value: str | None) -> Params:
     raw = params.model_dump(mode="json")
     raw["train"]["num_devices"] = int(value) if value.isdecimal() else value
     return parse_params(raw, origin="--num-devices")
+
+
+def require_every_key(params: Params, origin: str) -> None:
+    """Refuse a file that leaves keys to their defaults: DVC can only follow what is written.
+
+    Raises:
+        UserError: names the first such key; the hint gives its default.
+    """
+    for prefix, section in (("", params), ("train.", params.train)):
+        for name in type(section).model_fields:
+            if name not in section.model_fields_set:
+                value = section.model_dump(mode="json")[name]
+                hint = f"add `{name}: {json.dumps(value)}`, which is the default"
+                raise UserError(f"{origin}: {prefix}{name}: missing, and DVC follows every key", hint=hint)
 
 
 _BATCH_HINT = "change train.global_batch_size or train.num_devices"

@@ -1,0 +1,182 @@
+"""The comparison as data and as a table."""
+
+import json
+import math
+
+import pytest
+
+from samebits.compare import compare, compare_losses, read_losses
+from samebits.errors import UserError
+from samebits.files import write_json, write_text
+from samebits.params import parse_params
+from samebits.report import COLUMNS, cells, markdown, remarks, show
+from samebits.summary import describe_run, times
+
+PARAMS = parse_params({"data": {"num_samples": 128}, "train": {"global_batch_size": 64, "epochs": 1}})  # 2 steps
+SINGLE = {"median": 1000.0, "low": 990.0, "high": 1010.0}
+
+
+def spread(median, low=None, high=None):
+    return {"median": median, "low": low or median, "high": high or median}
+
+
+def write_run(folder, strategy, *, losses=(2.0, 1.5), labels=(), devices=1, **changes):
+    """The files of one run, with what a stage would have put there."""
+    run = {
+        "run": f"key-{strategy}",
+        "strategy": strategy,
+        "numerics": "fast",
+        "placement": {"num_devices": devices, "devices_used": devices, "device_type": "cuda", "labels": list(labels)},
+        "notes": [],
+        "not_applied": {},
+        "speedup_unavailable": None,
+        "first_unrepeated_step": None,
+        "weights_sha256": f"{strategy}-hash-0123456789",
+        "data_sha256": "data",
+    }
+    timing = {
+        "training_seconds": 3.0,
+        "samples_per_sec": 1000.0,
+        "samples_per_sec_spread": SINGLE,
+        "step_time_ms": 3.0,
+        "step_time_p5_ms": 2.0,
+        "step_time_p95_ms": 4.0,
+        "peak_memory_gib": {"device0": 1.0},
+        "speedup": None,
+        "bound": None,
+    }
+    evaluation = {
+        "eval_loss": 2.0,
+        "accuracy": 0.25,
+        "floor": 1.9,
+        "teacher_loss": 1.9,
+        "above_floor": 0.05,
+        "samples": 9,
+    }
+    for values in (run, timing, evaluation):
+        values.update({name: value for name, value in changes.items() if name in values})
+    path = folder / "runs" / f"{strategy}-fast"
+    write_json(path / "run.json", run)
+    write_json(path / "timing.json", timing)
+    write_json(path / "evaluation.json", evaluation)
+    write_text(path / "losses.csv", "step,loss\n" + "".join(f"{i},{x}\n" for i, x in enumerate(losses, start=1)))
+
+
+@pytest.fixture
+def compared(tmp_path):
+    def make(**dp):
+        host = {"gpus": [{"name": "GPU"}] * 4, "cpu": {"model": "CPU", "cores": 8}, "torch": "2.13.0"}
+        write_json(tmp_path / "host.json", host)
+        write_run(tmp_path, "single")
+        write_run(tmp_path, "dp", **{"devices": 4, "speedup": spread(1.3, 1.2, 1.4), "bound": spread(3.6), **dp})
+        write_run(tmp_path, "ddp", devices=4, speedup=spread(3.2, 3.1, 3.3), bound=spread(3.6), losses=(2.0, 1.25))
+        return compare(PARAMS, tmp_path / "runs", tmp_path / "host.json")
+
+    return make
+
+
+def test_rows_stand_in_the_order_of_the_params(compared):
+    comparison = compared()
+    assert [row["strategy"] for row in comparison["rows"]] == ["single", "dp", "ddp"]
+    single, dp, ddp = comparison["rows"]
+    assert single["speedup"] == spread(1.0)
+    assert (dp["scaling_efficiency"], ddp["scaling_efficiency"]) == (pytest.approx(0.325), pytest.approx(0.8))
+    assert json.loads(json.dumps(comparison, allow_nan=False)) == comparison
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ((2.0, 1.5), (None, 0.0, None)),
+        ((2.0, 3.0), (2, 0.5, 2)),
+        ((4.0, 1.5), (1, 0.5, 1)),
+        ((2.0, math.nan), (2, math.inf, 2)),
+    ],
+)
+def test_losses_against_the_first_run(losses, expected):
+    found = compare_losses([2.0, 1.5], list(losses))
+    assert tuple(found.values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"labels": [{"kind": "fallback", "text": "one GPU is used"}]}, "dp-fast: fallback: one GPU is used"),
+        ({"first_unrepeated_step": 7}, "dp-fast: not repeatable: a repeat on this host gave another loss at step 7"),
+        (
+            {"samples_per_sec_spread": spread(100.0, 80.0, 120.0)},
+            "dp-fast: noisy: samples per second differed by 50% between repeats",
+        ),
+        ({"notes": ["BatchNorm: mind"]}, "dp-fast: BatchNorm: mind"),
+        ({"not_applied": {"train.compile": "no"}}, "dp-fast: train.compile was not applied: no"),
+        ({"speedup": None, "speedup_unavailable": "not measured"}, "dp-fast: no speed-up: not measured"),
+    ],
+)
+def test_what_a_reader_must_know_is_said(changes, remark, compared):
+    comparison = compared(**changes)
+    assert remarks(comparison) == [remark]
+    assert f"- {remark}" in markdown(comparison)
+
+
+def test_a_fallback_is_never_a_speed_up(compared):
+    label = {"kind": "fallback", "text": "one GPU is used"}
+    why = {"speedup": None, "bound": None, "speedup_unavailable": label["text"]}
+    row = compared(labels=[label], devices=1, **why)["rows"][1]
+    assert (row["speedup"], row["scaling_efficiency"]) == (None, None)
+    assert dict(zip(COLUMNS, cells(row), strict=True))["speed-up"] == "–"
+
+
+def test_the_table(compared, capsys):
+    comparison = compared()
+    lines = markdown(comparison).splitlines()
+    assert lines[0] == "mlp on vectors, global batch 64, 2 steps; 4 x GPU; torch 2.13.0"
+    assert lines[2].startswith("| run | devices | seconds | speed-up | bound |")
+    assert lines[6] == (
+        "| ddp-fast | 4 GPU | 3.00 | 3.20x (3.10–3.30) | 3.60x | 80% | 2.0000 | +5.0% | 25.0% | losses within 1.7e-01 "
+        "| ddp-hash-012 |"
+    )
+    show(comparison)
+    shown = capsys.readouterr().out
+    assert all(cell in shown for row in comparison["rows"] for cell in cells(row))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("runs/dp-fast/run.json", None, r"run\.json: no such file\. hint: run `python pipeline/train.py --strategy dp"),
+        (
+            "runs/dp-fast/evaluation.json",
+            None,
+            r"run `python pipeline/evaluate.py --strategy dp --numerics fast` first",
+        ),
+        ("runs/dp-fast/losses.csv", "step\n1\n", r"losses\.csv: cannot be read"),
+        ("runs/dp-fast/losses.csv", "step,loss\n1,2\n", r"losses\.csv: 1 steps, expected the 2 of the params"),
+        ("host.json", "{", r"host\.json: cannot be read"),
+    ],
+)
+def test_what_is_missing_names_its_command(file, text, message, compared, tmp_path):
+    compared()
+    (tmp_path / file).unlink()
+    if text:
+        (tmp_path / file).write_text(text)
+    with pytest.raises(UserError, match=message):
+        compare(PARAMS, tmp_path / "runs", tmp_path / "host.json")
+
+
+def test_losses_are_read_as_they_were_written(tmp_path):
+    write_text(tmp_path / "losses.csv", "step,loss\n1,2.3025851\n2,1e-09\n")
+    assert read_losses(tmp_path / "losses.csv") == [2.3025851, 1e-09]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(None, "–"), (spread(1.0), "1.00x"), (spread(2, 1, 3), "2.00x (1.00–3.00)")]
+)
+def test_ratios_for_people(value, text):
+    assert times(value) == text
+
+
+def test_one_line_about_a_training(compared, tmp_path):
+    compared()
+    assert describe_run(tmp_path / "runs/dp-fast") == (
+        "dp-fast: 3.00 s, 3 ms a step, 1,000 samples/s, 1.30x (1.20–1.40) single, bound 3.60x, weights dp-hash-0123"
+    )

@@ -1,0 +1,184 @@
+"""The pipeline as a user runs it: DVC in a repository of its own, with the sources of this one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+ROOT = Path(__file__).resolve().parent.parent
+PARAMS = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+PARAMS["data"] |= {"num_samples": 1024, "test_samples": 256}
+PARAMS["model"] = {"name": "mine:make", "kwargs": {"width": 16}, "source": "mine.py"}
+MODEL = """from torch import nn
+
+def make(width):
+    return nn.Sequential(nn.Linear(128, width), nn.ReLU(), nn.Linear(width, 10))
+"""
+
+
+class Repository:
+    """A fresh repository with the tracked files of this one, and the environment that ``make`` gives its commands.
+
+    It has a ``.venv`` of its own, made by the Makefile as for a new user; only the packages' cache is shared.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environ = dict(os.environ)
+        self.environ["PATH"] = f"{folder}/.venv/bin:{os.environ['PATH']}"
+        for name in ("MLFLOW_TRACKING_URI", "MAKEFLAGS", "MAKELEVEL", "VIRTUAL_ENV"):
+            self.environ.pop(name, None)
+        for name in ("AUTHOR", "COMMITTER"):
+            self.environ |= {f"GIT_{name}_NAME": "test", f"GIT_{name}_EMAIL": "test@localhost"}
+
+    def fill(self) -> None:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        for name in listed.stdout.split("\0"):
+            if name and (ROOT / name).is_file() and name != "dvc.lock":
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, self.folder / name)
+        self.write_params(PARAMS)
+        (self.folder / "mine.py").write_text(MODEL)
+        self("git", "init", "--quiet")
+        self.commit()
+
+    def write_params(self, params) -> None:
+        YAML().dump(params, self.folder / "params.yaml")
+
+    def commit(self) -> None:
+        self("git", "add", "--all")
+        self("git", "commit", "--quiet", "--message", "test")
+
+    def __call__(self, *command, check=True, **environ) -> str:
+        done = subprocess.run(
+            command, cwd=self.folder, env={**self.environ, **environ}, capture_output=True, text=True, timeout=280
+        )
+        assert not check or done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def stale(self) -> set[str]:
+        """Stages that DVC would run, the always changed one aside."""
+        return set(json.loads(self("dvc", "status", "--json"))) - {"host"}
+
+    def json(self, name: str):
+        return json.loads((self.folder / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """A repository in which the README's command ran once; the tests below go on from one another, in their order."""
+    made = Repository(tmp_path_factory.mktemp("repository"))
+    made.fill()
+    made.output = made("make", "repro", f"PYTHON={sys.executable}")
+    return made
+
+
+TRAININGS = {f"{stage}@{strategy}-fast" for stage in ("train", "evaluate") for strategy in ("single", "dp", "ddp")}
+
+
+def ran(output: str) -> set[str]:
+    return {line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage '")}
+
+
+def test_one_command_ends_with_the_table(repository):
+    assert ran(repository.output) == {"host", "prepare", "compare"} | TRAININGS
+    for name in ("single-fast", "dp-fast", "ddp-fast"):
+        assert name in repository.output
+        files = {file.name for file in (repository.folder / "runs" / name).iterdir()}
+        assert files == {"model.safetensors", "losses.csv", "timing.json", "run.json", "evaluation.json"}
+    rows = repository.json("reports/comparison.json")["rows"]
+    assert [row["strategy"] for row in rows] == ["single", "dp", "ddp"]
+    assert "| ddp-fast |" in (repository.folder / "reports/comparison.md").read_text()
+
+
+def test_the_runs_are_in_mlflow(repository):
+    code = (
+        "import json, mlflow\n"
+        f"client = mlflow.MlflowClient('sqlite:///{repository.folder}/mlflow.db')\n"
+        "experiment = client.get_experiment_by_name('samebits').experiment_id\n"
+        "runs = client.search_runs([experiment])\n"
+        "print(json.dumps([[r.data.tags['strategy'], r.info.status, r.data.metrics, r.data.tags] for r in runs]))\n"
+    )
+    found = {run[0]: run[1:] for run in json.loads(repository("python", "-W", "ignore", "-c", code).splitlines()[-1])}
+    assert set(found) == {"single", "dp", "ddp"}
+    for status, metrics, tags in found.values():
+        assert status == "FINISHED"
+        assert {"loss", "eval_loss", "accuracy", "samples_per_sec", "step_time_ms", "step_time_p95_ms"} <= set(metrics)
+        assert {"numerics", "num_devices", "weights_sha256", "git_commit", "host_fingerprint", "fallback"} <= set(tags)
+    assert found["single"][1]["speedup"] == 1.0
+    assert "speedup" not in found["dp"][1] or found["dp"][2]["fallback"] == ""
+
+
+def test_a_second_call_installs_nothing_and_runs_nothing_but_the_host_stage(repository):
+    installed = sorted((repository.folder / ".venv").glob(".installed-*"))
+    before = [stamp.stat().st_mtime_ns for stamp in installed]
+    assert ran(repository("make", "repro")) == {"host"}
+    assert [stamp.stat().st_mtime_ns for stamp in installed] == before != []
+
+
+@pytest.mark.parametrize(
+    ("file", "stale"),
+    [
+        ("src/samebits/trainer.py", {f"train@{name}-fast" for name in ("single", "dp", "ddp")}),
+        ("src/samebits/numerics/random.py", {"prepare"} | TRAININGS),
+        ("src/samebits/tracking.py", set()),
+        ("src/samebits/report.py", {"compare"}),
+        ("src/samebits/evaluation.py", {f"evaluate@{name}-fast" for name in ("single", "dp", "ddp")}),
+    ],
+)
+def test_an_edit_makes_stale_what_it_can_change(file, stale, repository):
+    path = repository.folder / file
+    text = path.read_text()
+    path.write_text(f"{text}# edited\n")
+    try:
+        assert repository.stale() == stale
+    finally:
+        path.write_text(text)
+
+
+def test_another_host_or_an_edited_model_retrains(repository):
+    repository("dvc", "repro", "host", SAMEBITS_IMAGE_DIGEST="sha256:other")
+    assert {f"train@{name}-fast" for name in ("single", "dp", "ddp")} < repository.stale()
+    repository("dvc", "repro", "host")
+    assert repository.stale() == set()
+    (repository.folder / "mine.py").write_text(f"{MODEL}# edited\n")
+    repository("dvc", "repro", "host")
+    assert repository.stale() >= TRAININGS
+    (repository.folder / "mine.py").write_text(MODEL)
+    repository("dvc", "repro", "host")
+
+
+def test_experiments(repository):
+    """What the guide shows: a run with other settings, and the figures beside each other."""
+    repository.commit()
+    repository("dvc", "exp", "run", "--name", "longer", "-S", "train.epochs=3")
+    shown = repository("dvc", "exp", "show", "--csv")
+    assert "longer" in shown
+    assert "train.epochs" in shown.splitlines()[0]
+    assert repository.json("reports/comparison.json")["steps"] == 12
+    assert "runs/ddp-fast/evaluation.json" in repository("dvc", "metrics", "show")
+    difference = json.loads(repository("dvc", "metrics", "diff", "--json"))
+    assert "eval_loss" in difference["runs/single-fast/evaluation.json"]
+    repository("dvc", "plots", "show")
+    page = (repository.folder / "dvc_plots/index.html").read_text()
+    assert all(f"runs/{name}-fast/losses.csv" in page for name in ("single", "dp", "ddp"))
+
+
+def test_a_mistake_in_the_params_ends_before_any_training(repository):
+    without = {name: value for name, value in PARAMS["train"].items() if name != "compile"}
+    for train, message in (
+        ({**PARAMS["train"], "epochs": 0}, "train.epochs: got 0, accepts a number above 0. hint: "),
+        (without, "train.compile: missing, and DVC follows every key. hint: add `compile: false`"),
+    ):
+        repository.write_params({**PARAMS, "train": train})
+        output = repository("dvc", "repro", check=False)
+        assert f"error: params.yaml: {message}" in output
+        assert ran(output) == {"host"}
+        assert "Traceback" not in output
