@@ -168,7 +168,7 @@ def test_experiments(repository):
     assert "eval_loss" in difference["runs/single-fast/evaluation.json"]
     repository("dvc", "plots", "show")
     page = (repository.folder / "dvc_plots/index.html").read_text()
-    assert all(f"runs/{name}-fast/losses.csv" in page for name in ("single", "dp", "ddp"))
+    assert all(f'"filename": "{name}-fast/losses.csv"' in page for name in ("single", "dp", "ddp"))
 
 
 def test_a_mistake_in_the_params_ends_before_any_training(repository):
