@@ -8,7 +8,7 @@ RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 LOCKING := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-annotate --extra dev $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 
-.PHONY: help repro test lint format ui lock clean
+.PHONY: help repro test test-gpu bench lint format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,6 +26,13 @@ repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
 
 test: $(STAMP)  ## run all tests that this host can run
 	@$(RUN) python -m pytest
+
+test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU
+	@$(RUN) python -m pytest tests/gpu
+
+bench: $(STAMP)  ## measure the loop and ddp against bare PyTorch; results under benchmarks/results
+	@$(RUN) python benchmarks/loop.py
+	@$(RUN) python benchmarks/ddp.py
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(RUN) ruff check .

@@ -30,6 +30,16 @@ def pytest_report_header() -> list[str]:
     return [known, f"host: {host.count_gpus()} GPUs, {host.count_cores()} cores"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs more GPUs than there are, and say so."""
+    gpus = host.count_gpus()
+    for item in items:
+        if mark := item.get_closest_marker("gpus"):
+            needed = int(mark.args[0])
+            if gpus < needed:
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPU, this host has {gpus}"))
+
+
 def small(task: str = "vectors", *, model: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     """Parameters of a training of 8 steps, as read from YAML."""
     return {
