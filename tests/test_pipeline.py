@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -155,18 +156,18 @@ def test_another_host_or_an_edited_model_retrains(repository):
     repository("dvc", "repro", "host")
 
 
-def test_experiments(repository):
-    """What the guide shows: a run with other settings, and the figures beside each other."""
+def test_the_guides_experiments(repository):
+    """The commands of the guide, in their order."""
     repository.commit()
-    repository("dvc", "exp", "run", "--name", "longer", "-S", "train.epochs=3")
-    shown = repository("dvc", "exp", "show", "--csv")
+    guide = (repository.folder / "docs/guides/experiments.md").read_text()
+    commands = [line.removeprefix("$ ").split() for line in guide.splitlines() if line.startswith("$ ")]
+    outputs = {" ".join(command[:3]): repository(*command) for command in commands}
+    assert repository.json("reports/comparison.json")["steps"] == 12
+    shown = outputs["dvc exp show"]
     assert "longer" in shown
     assert "train.epochs" in shown.splitlines()[0]
-    assert repository.json("reports/comparison.json")["steps"] == 12
-    assert "runs/ddp-fast/evaluation.json" in repository("dvc", "metrics", "show")
-    difference = json.loads(repository("dvc", "metrics", "diff", "--json"))
-    assert "eval_loss" in difference["runs/single-fast/evaluation.json"]
-    repository("dvc", "plots", "show")
+    assert "runs/ddp-fast/evaluation.json" in outputs["dvc metrics show"]
+    assert re.search(r"runs/single-fast/evaluation.json +eval_loss ", outputs["dvc metrics diff"])
     page = (repository.folder / "dvc_plots/index.html").read_text()
     assert all(f'"filename": "{name}-fast/losses.csv"' in page for name in ("single", "dp", "ddp"))
 

@@ -25,7 +25,9 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 class Section(BaseModel):
     """A frozen part of params.yaml that refuses unknown keys and silent conversions."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 def _as_tuple(value: object) -> object:
@@ -52,61 +54,79 @@ class VectorsKwargs(Section):
     """Widths of the ``vectors`` task."""
 
     features: int = Field(128, ge=1, le=4096)
+    """Width of an input."""
     classes: int = Field(10, ge=2, le=1024)
+    """Classes of a label."""
 
 
 class RegressionKwargs(Section):
     """Widths of the ``regression`` task."""
 
     features: int = Field(128, ge=1, le=4096)
+    """Width of an input."""
     outputs: int = Field(4, ge=1, le=64)
+    """Width of a target."""
 
 
 class ImagesKwargs(Section):
     """Classes of the ``images`` task and how many labels of a hundred are flipped."""
 
     classes: int = Field(10, ge=2, le=256)
+    """Classes of a label."""
     flip_percent: int = Field(10, ge=1, le=50)
+    """Labels of a hundred that are replaced by another class."""
 
 
 class TokensKwargs(Section):
     """Vocabulary and sequence length of the ``tokens`` task."""
 
     vocab_size: int = Field(32, ge=2, le=256)
+    """Tokens there are."""
     seq_len: int = Field(32, ge=2, le=1024)
+    """Tokens of an input."""
 
 
 class _Data(Section):
     num_samples: PositiveInt = 65536
+    """Samples of the training split."""
     test_samples: PositiveInt = 8192
+    """Samples of the test split."""
 
 
 class VectorsData(_Data):
     """Classification of vectors by a noisy linear teacher."""
 
     task: Literal["vectors"] = "vectors"
+    """Which synthetic task."""
     kwargs: VectorsKwargs = VectorsKwargs()
+    """Widths of the task."""
 
 
 class RegressionData(_Data):
     """Regression on a linear teacher with noise of known variance."""
 
     task: Literal["regression"]
+    """Which synthetic task."""
     kwargs: RegressionKwargs = RegressionKwargs()
+    """Widths of the task."""
 
 
 class ImagesData(_Data):
     """Classification of 3x32x32 images with flipped labels."""
 
     task: Literal["images"]
+    """Which synthetic task."""
     kwargs: ImagesKwargs = ImagesKwargs()
+    """Widths of the task."""
 
 
 class TokensData(_Data):
     """Next-token prediction on a Markov source."""
 
     task: Literal["tokens"]
+    """Which synthetic task."""
     kwargs: TokensKwargs = TokensKwargs()
+    """Widths of the task."""
 
 
 def _data_tag(value: object) -> str:
@@ -130,56 +150,74 @@ class MLPKwargs(Section):
     """Hidden widths and dropout of ``mlp`` and ``wide_mlp``; None takes the model's own widths."""
 
     hidden: Annotated[tuple[PositiveInt, ...], BeforeValidator(_as_tuple)] | None = None
+    """Hidden widths; null takes the model's own, [256, 128] for mlp and [4096, 4096] for wide_mlp."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Probability of dropping a hidden unit."""
 
 
 class ConvNetKwargs(Section):
     """Channels of the first stage and residual blocks in each of the three stages."""
 
     width: int = Field(16, ge=4, multiple_of=4)
+    """Channels of the first stage; doubled in the second and again in the third."""
     blocks: PositiveInt = 1
+    """Residual blocks in each of the three stages."""
 
 
 class GPTKwargs(Section):
     """Size of the decoder."""
 
     layers: PositiveInt = 2
+    """Decoder blocks."""
     heads: PositiveInt = 2
+    """Attention heads; they divide the width."""
     width: PositiveInt = 64
+    """Width of the residual stream."""
     dropout: float = Field(0.0, ge=0.0, lt=1.0)
+    """Probability of dropout."""
 
 
 class _Builtin(Section):
     source: None = None
+    """Null for a built-in model."""
 
 
 class MLPModel(_Builtin):
     """The two perceptrons."""
 
     name: Literal["mlp", "wide_mlp"] = "mlp"
+    """Which model."""
     kwargs: MLPKwargs = MLPKwargs()
+    """Arguments of the model."""
 
 
 class ConvNetModel(_Builtin):
     """The small residual net."""
 
     name: Literal["convnet"]
+    """Which model."""
     kwargs: ConvNetKwargs = ConvNetKwargs()
+    """Arguments of the model."""
 
 
 class GPTModel(_Builtin):
     """The small decoder."""
 
     name: Literal["gpt"]
+    """Which model."""
     kwargs: GPTKwargs = GPTKwargs()
+    """Arguments of the model."""
 
 
 class UserModel(Section):
     """A factory of the user's own; ``source`` is its file or folder."""
 
     name: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """package.module:factory, importable from the repository's root."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
+    """What the factory is called with; it also gets ``card=`` if it has such a parameter."""
     source: str
+    """File or folder of the factory, so that an edit retrains."""
 
 
 def _model_tag(value: object) -> str:
@@ -205,24 +243,33 @@ class Optimizer(Section):
     """The optimizer; ``momentum`` concerns ``sgd`` alone."""
 
     name: Literal["sgd", "adamw"] = "sgd"
+    """sgd or adamw."""
     lr: PositiveFloat = 0.1
+    """Learning rate at the top of the schedule."""
     momentum: float = Field(0.9, ge=0.0, lt=1.0)
+    """Of sgd."""
     weight_decay: NonNegativeFloat = 0.0
+    """L2 penalty of sgd, decoupled decay of adamw."""
 
 
 class Schedule(Section):
     """The learning rate over the steps; a linear warm-up comes first."""
 
     name: Literal["constant", "cosine"] = "cosine"
+    """Constant, or a half cosine from lr to near zero."""
     warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up before it."""
 
 
 class DDPOptions(Section):
     """Flags handed to ``DistributedDataParallel``."""
 
     gradient_as_bucket_view: bool = True
+    """Let gradients share memory with the communication buckets."""
     static_graph: bool = False
+    """Promise that every step uses the same parameters."""
     bucket_cap_mb: int = Field(25, ge=1, le=1024)
+    """Size of a communication bucket in MiB."""
 
 
 class Train(Section):
@@ -231,36 +278,57 @@ class Train(Section):
     strategies: Annotated[tuple[StrategyName, ...], BeforeValidator(_distinct)] = Field(
         ("single", "dp", "ddp"), min_length=1
     )
+    """Strategies to run, in this order; ratios are against ``single``."""
     numerics: Annotated[tuple[NumericsName, ...], BeforeValidator(_distinct)] = Field(("fast",), min_length=1)
+    """Arithmetic to run them in."""
     num_devices: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count)] = "auto"
+    """Devices of dp and ddp; auto takes all GPUs, or up to two CPU cores, as far as the batch divides."""
     oversubscribe: bool = False
+    """Let several workers share a device; labelled, and never counted as a speed-up."""
     global_batch_size: PositiveInt = 256
+    """Samples of one optimizer step over all devices."""
     grad_accum_steps: PositiveInt = 1
+    """Micro-batches that a step is made of."""
     epochs: PositiveInt = 2
+    """Passes over the training split."""
     precision: Precision = "fp32"
+    """fp32, or tf32, bf16, fp16 (with a gradient scaler)."""
     compile: bool = False
+    """torch.compile; not under dp, where its row says so."""
     optimizer: Optimizer = Optimizer()
+    """The optimizer."""
     schedule: Schedule = Schedule()
+    """The learning rate over the steps."""
     clip_grad_norm: PositiveFloat | None = None
+    """Largest norm of the gradient of all parameters, null for none."""
     ddp: DDPOptions = DDPOptions()
+    """Flags of DistributedDataParallel."""
     timeout_s: int = Field(120, ge=1, le=86400)
+    """Seconds that a rank waits for the others before it fails."""
     repeats: int = Field(3, ge=1, le=100)
+    """The training, then repeats - 1 timed slices from the initial state."""
 
 
 class Tracking(Section):
     """Where runs are recorded."""
 
     experiment: str = Field("samebits", min_length=1)
+    """Name of MLflow's experiment."""
 
 
 class Params(Section):
     """The whole of params.yaml."""
 
     seed: int = Field(0, ge=0, lt=2**63)
+    """Seed of the data, the initial weights, the order and dropout."""
     data: Data = VectorsData()
+    """What is learnt."""
     model: Model = MLPModel()
+    """What learns."""
     train: Train = Train()
+    """How the model is trained and timed."""
     tracking: Tracking = Tracking()
+    """Where runs are recorded."""
 
     @property
     def steps_per_epoch(self) -> int:
