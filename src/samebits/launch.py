@@ -7,7 +7,6 @@ touched CUDA.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -29,8 +28,6 @@ from samebits.placement import Placement, place
 from samebits.rendezvous import enter_worker, launch_config
 from samebits.runlog import LOGS, RunLog, new_key
 from samebits.worker import Job, work
-
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -120,10 +117,9 @@ def _silence_launcher() -> None:
 def _enter(function: Callable[..., None], job: object, scratch: Path) -> None:
     """Run in a worker.
 
-    It ends with its launcher, even one that is killed. The launcher's signal handlers, which a fork inherits, are
-    undone, so that a worker ends at once, also while it waits in a collective.
+    The launcher's signal handlers, which a fork inherits, are undone, so that a worker ends at once, also while it
+    waits in a collective; and also when its launcher is killed, since torch then sends it SIGINT.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
     enter_worker(scratch)
