@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,20 @@ def test_settings_that_a_cpu_can_do(raw, stage, data_dir):
     found = losses(stage.folder / "runs/ddp-fast")
     assert len(found) == 8
     assert all(loss > 0 for loss in found)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compile_trains_the_same_model_and_is_not_applied_under_dp(stage, data_dir):
+    params = stage.write_params(small(compile=True))
+    data = data_dir(params)
+    for strategy in ("single", "dp", "ddp"):
+        train(stage, data, strategy)
+    eager = losses(stage.folder / "runs/dp-fast")
+    for strategy in ("single", "ddp"):
+        assert losses(stage.folder / f"runs/{strategy}-fast") == pytest.approx(eager, rel=1e-4)
+        assert json.loads((stage.folder / f"runs/{strategy}-fast/run.json").read_text())["not_applied"] == {}
+    run = json.loads((stage.folder / "runs/dp-fast/run.json").read_text())
+    assert run["not_applied"] == {"train.compile": "torch.compile is not combined with DataParallel"}
 
 
 def test_the_checkpoint_is_plain(stage, data_dir):
