@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
+
+import torch
 
 from samebits.files import write_json
 from samebits.host import fingerprint, host_facts
@@ -19,6 +20,8 @@ from samebits.provenance import git_state, versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from samebits.strategies import Strategy
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -60,18 +63,20 @@ class Variant:
 
 
 def interleave(
-    variants: Mapping[str, Variant], rounds: int, *, clock: Callable[[], float] = time.process_time
+    variants: Mapping[str, Variant], rounds: int, strategy: Strategy, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds of each variant's slice in each round; who begins changes from round to round."""
+    """Seconds of each variant's slice in each round, of the slowest rank; who begins changes from round to round."""
     names = list(variants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             variants[name].reset()
+            strategy.barrier()
             started = clock()
             variants[name].run()
-            seconds[name].append(clock() - started)
+            spent = torch.tensor([clock() - started], dtype=torch.float64)
+            seconds[name].append(float(strategy.gather(spent).max()))
     return seconds
 
 
