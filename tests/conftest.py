@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,15 @@ def small(task: str = "vectors", *, model: dict[str, Any] | None = None, **train
         "model": model or {"name": MODEL_OF_TASK[task]},
         "train": {"global_batch_size": 64, "epochs": 1, "repeats": 1, **train},
     }
+
+
+def wait_for(what: Callable[[], Any], *, seconds: float = 60) -> Any:
+    """What ``what`` gives once that is true."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import small
+from conftest import small, wait_for
 
 # Runs FUNCTION in two workers, as pipeline/train.py runs ``work``.
 SCRIPT = """
@@ -88,14 +88,6 @@ def test_the_first_failure_ends_all_and_is_named(function, code, message, run):
 
 def start(stage, command):
     return subprocess.Popen(command, cwd=stage.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def wait_for(what, *, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
-    return found
 
 
 def is_running(pid):

@@ -17,6 +17,7 @@ from samebits.models.build import build_model
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.placement import place
+from samebits.progress import Progress
 from samebits.strategies import make_strategy
 from samebits.timing import StepClock
 from samebits.trainer import Snapshot, Trainable, train, warm_up
@@ -70,11 +71,6 @@ def test_speed_up_is_the_median_of_chunks_with_the_range_of_repeats():
     assert Slices(4, 2, {"own": [[1.0]]}, None).speedup() is None
 
 
-class Silent:
-    def losses(self, first_step, losses, learning_rates):
-        pass
-
-
 @pytest.fixture
 def trainable(data_dir):
     """A training of 8 steps in this process, with dropout and momentum, so that state has somewhere to hide."""
@@ -101,11 +97,11 @@ def trainable(data_dir):
 def test_warm_up_trains_nothing(settings, trainable):
     plain, warmed = trainable(**settings).job, trainable(**settings).job
     plain.reset()
-    expected = train(plain, 8, step_seconds=1, tracker=Silent()).losses
+    expected = train(plain, 8, step_seconds=1, tracker=Progress("", 8, shown=False)).losses
     before = Snapshot(warmed.model)._values
     assert warm_up(warmed, 5) > 0
     assert all(torch.equal(a, b) for a, b in zip(before, warmed.model.parameters(), strict=True))
-    assert train(warmed, 8, step_seconds=1e-4, tracker=Silent()).losses == expected
+    assert train(warmed, 8, step_seconds=1e-4, tracker=Progress("", 8, shown=False)).losses == expected
 
 
 def test_the_tracker_hears_every_step_once(trainable):
@@ -129,7 +125,7 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
     made = trainable()
     untrained = build_model(made.params.model, made.card, made.params.seed)
     made.job.reset()
-    training = train(made.job, 8, step_seconds=1, tracker=Silent())
+    training = train(made.job, 8, step_seconds=1, tracker=Progress("", 8, shown=False))
     two = place("ddp", parse_params(small(num_devices=2, oversubscribe=True)).train, gpus=0, cores=2)
     made.job.strategy.placement = two
     others = references(untrained, made.data, made.card, made.params, made.numerics, made.job.strategy)
@@ -145,7 +141,7 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
 def test_a_loss_that_is_not_repeated_is_found(trainable):
     made = trainable()
     made.job.reset()
-    losses = train(made.job, 8, step_seconds=1, tracker=Silent()).losses
+    losses = train(made.job, 8, step_seconds=1, tracker=Progress("", 8, shown=False)).losses
     losses[5] *= 1 + 1e-7
     assert time_slices(made.job, {}, [], losses, step_seconds=0.01, repeats=1).first_difference == 6
 

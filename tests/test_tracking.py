@@ -6,11 +6,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from conftest import small
+from conftest import small, wait_for
 from samebits import tracking
 from samebits.params import parse_params
 from samebits.placement import place
@@ -168,16 +167,15 @@ def make():
 """
 
 
-def finished(folder, *, seconds=60):
-    """Wait until no sender holds a log, and return the runs."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
+def finished(folder):
+    """Wait until the sender of every log has ended its run, and return the runs."""
+
+    def ended():
         states = [json.loads(file.read_text()) for file in (folder / LOGS).glob("*.state.json")]
-        if states and all(state["ended"] for state in states):
-            return runs()
-        time.sleep(0.2)
-    logs = [file.read_text() for file in (folder / LOGS).glob("*.sender.log")]
-    raise AssertionError(f"no run ended: {logs}")
+        return states and all(state["ended"] for state in states)
+
+    wait_for(ended)
+    return runs()
 
 
 def test_a_training_is_tracked_by_a_process_of_its_own(stage, data_dir, repository):
@@ -194,10 +192,7 @@ def test_a_killed_training_is_a_failed_run(stage, data_dir, repository):
     params = stage.write_params(small(epochs=100_000))
     command = [sys.executable, stage.script("train"), "--strategy", "single", "--data-dir", str(data_dir(params))]
     with subprocess.Popen(command, cwd=stage.folder, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 60
-        while not any('"losses"' in file.read_text() for file in (stage.folder / LOGS).glob("*.jsonl")):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_for(lambda: any('"losses"' in file.read_text() for file in (stage.folder / LOGS).glob("*.jsonl")))
         process.send_signal(signal.SIGKILL)
     client, (run,) = finished(stage.folder)
     assert run.info.status == "FAILED"

@@ -1,6 +1,5 @@
 """Trainings run as a user runs them: the stage's script in a folder of its own."""
 
-import csv
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ from safetensors.torch import load_file
 
 from conftest import MODEL_OF_TASK, small
 from samebits.checkpoint import load_weights
+from samebits.compare import read_losses
 from samebits.data.card import read_card
 from samebits.files import sha256
 from samebits.models.build import build_model
@@ -24,8 +24,7 @@ def train(stage, data, strategy, *arguments):
 
 
 def losses(folder: Path) -> list[float]:
-    with (folder / "losses.csv").open() as stream:
-        return [float(row["loss"]) for row in csv.DictReader(stream)]
+    return read_losses(folder / "losses.csv")
 
 
 @pytest.mark.parametrize("task", list(MODEL_OF_TASK))

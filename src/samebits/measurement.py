@@ -125,7 +125,7 @@ def time_slices(
                 clock = StepClock(strategy.device)
                 if name in jobs:  # the jobs share this process's random generators: each continues its own
                     jobs[name].strategy.set_random_state(random[name])
-                    part = jobs[name].run(start, stop, clock)
+                    part = jobs[name].run(start, jobs[name].rates(start, stop), clock)
                     random[name] = jobs[name].strategy.random_state()
                 parts[name].append(clock.seconds)
                 if name == "own":

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """A tracker that shows how far a training is and passes everything on to ``following``."""
+    """A tracker that shows how far a training is, if it is ``shown``, and passes everything on to ``following``."""
 
-    def __init__(self, name: str, total_steps: int, following: Sequence[Tracker]) -> None:
+    def __init__(self, name: str, total_steps: int, following: Sequence[Tracker] = (), *, shown: bool = True) -> None:
         tqdm.monitor_interval = 0  # no thread beside the training
-        self._bar = tqdm(total=total_steps, desc=name, unit="step", disable=None, leave=False)
+        self._bar = tqdm(total=total_steps, desc=name, unit="step", disable=None if shown else True, leave=False)
         self._following = following
 
     def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:

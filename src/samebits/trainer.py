@@ -99,13 +99,12 @@ class Trainable:
             for step in range(start, stop)
         ]
 
-    def run(self, start: int, stop: int, clock: StepClock) -> Tensor:
-        """Train the steps from ``start`` up to ``stop`` as one timed segment; return this worker's losses."""
-        rates = self.rates(start, stop)
-        losses = torch.zeros(stop - start, device=self.strategy.device)
+    def run(self, start: int, rates: Sequence[float], clock: StepClock) -> Tensor:
+        """Train the steps from ``start`` on, one for each rate, as one timed segment; return this worker's losses."""
+        losses = torch.zeros(len(rates), device=self.strategy.device)
         clock.start()
-        for step, rate in zip(range(start, stop), rates, strict=True):
-            losses[step - start] = self.step(step, rate)
+        for index, rate in enumerate(rates):
+            losses[index] = self.step(start + index, rate)
             clock.lap()
         clock.stop()
         return losses
@@ -132,7 +131,7 @@ def warm_up(job: Trainable, steps: int) -> float:
     clock = StepClock(job.strategy.device)
     job.reset()
     for step in range(steps):
-        job.run(step, step + 1, clock)
+        job.run(step, job.rates(step, step + 1), clock)
     job.reset()
     last = torch.tensor([clock.step_seconds[-1]], dtype=torch.float64, device=job.strategy.device)
     return float(job.strategy.gather(last).max())
@@ -149,8 +148,9 @@ def train(job: Trainable, total_steps: int, *, step_seconds: float, tracker: Tra
     losses: list[float] = []
     for start in range(0, total_steps, segment):
         stop = min(start + segment, total_steps)
-        part = job.strategy.mean(job.run(start, stop, clock)).tolist()
-        tracker.losses(start + 1, part, job.rates(start, stop))
+        rates = job.rates(start, stop)
+        part = job.strategy.mean(job.run(start, rates, clock)).tolist()
+        tracker.losses(start + 1, part, rates)
         losses += part
         bad = next((i for i, loss in enumerate(part) if not math.isfinite(loss)), None)
         if bad is not None:

@@ -16,7 +16,7 @@ import torch
 
 from samebits import diagnosis
 from samebits.checkpoint import save_weights
-from samebits.data.batches import Batches, load_split
+from samebits.data.batches import Batches, load_split, on_device
 from samebits.data.card import read_card
 from samebits.errors import SamebitsError, WorkerError
 from samebits.files import write_json, write_text
@@ -31,7 +31,6 @@ from samebits.strategies import make_strategy
 from samebits.trainer import Snapshot, Trainable, Training, train, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from torch import nn
@@ -83,7 +82,7 @@ class Worker:
         strategy.seed(params.seed)
         self.model = model = build_model(params.model, card, params.seed)
         untrained = self._copy_for_references(model)
-        data = load_split(self.job.data_dir, card, "train")
+        data = on_device(load_split(self.job.data_dir, card, "train"), strategy.device)
         model.to(strategy.device)
         own = self._trainable(model, data, numerics)
         step_seconds = warm_up(own, WARM_UP_STEPS[strategy.device.type])
@@ -106,10 +105,10 @@ class Worker:
         wanted = self.job.placement.may_speed_up and self.params.train.repeats > 1 and self.strategy.rank == 0
         return copy.deepcopy(model) if wanted else None
 
-    def _progress(self) -> Progress | _Silent:
-        if self.strategy.rank != 0:
-            return _Silent()
-        return Progress(self.job.name, self.params.total_steps, [self.job.log] if self.job.log else [])
+    def _progress(self) -> Progress:
+        first = self.strategy.rank == 0
+        following = [self.job.log] if first and self.job.log else []
+        return Progress(self.job.name, self.params.total_steps, following, shown=first)
 
     def _trainable(self, model: nn.Module, data: Batch, numerics: FastNumerics) -> Trainable:
         train, strategy, placement = self.params.train, self.strategy, self.job.placement
@@ -195,16 +194,6 @@ class Worker:
         write_json(out / "run.json", record)
         if job.log:
             job.log.event("result", timing=timing, out_dir=str(out.resolve()), weights_sha256=weights)
-
-
-class _Silent:
-    """The tracker of the ranks that report nothing."""
-
-    def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
-        """Report nothing."""
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _timing(

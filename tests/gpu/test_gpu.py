@@ -1,6 +1,5 @@
 """Trainings, clocks, staging and messages on real GPUs. One GPU is enough for most; two are oversubscribed on it."""
 
-import csv
 import json
 import math
 
@@ -8,8 +7,9 @@ import pytest
 import torch
 
 from conftest import MODEL_OF_TASK, small
+from samebits.compare import read_losses
 from samebits.data import batches as feeding
-from samebits.data.batches import Batches, load_split
+from samebits.data.batches import Batches, load_split, on_device
 from samebits.data.card import read_card
 from samebits.files import sha256
 from samebits.host import count_gpus, host_facts
@@ -26,8 +26,7 @@ def run_stage(stage, strategy, data, *arguments, out=None):
     done = stage.fresh("train", *options)
     assert done.returncode == 0, done.stderr
     folder = stage.folder / out
-    with (folder / "losses.csv").open() as stream:
-        losses = [float(row["loss"]) for row in csv.DictReader(stream)]
+    losses = read_losses(folder / "losses.csv")
     return losses, json.loads((folder / "run.json").read_text()), json.loads((folder / "timing.json").read_text())
 
 
@@ -142,7 +141,8 @@ def test_staged_batches_are_the_resident_ones(data_dir, monkeypatch):
     card, device = read_card(folder / "card.json"), torch.device("cuda", 0)
 
     def feed():
-        made = Batches(load_split(folder, card, "train"), card, seed=0, global_batch_size=64, accum=2, device=device)
+        data = on_device(load_split(folder, card, "train"), device)
+        made = Batches(data, card, seed=0, global_batch_size=64, accum=2, device=device)
         pairs = [made.micro_batch(step, index) for step in range(10) for index in range(2)]
         return made.resident, [tensor.cpu() for pair in pairs for tensor in pair]
 

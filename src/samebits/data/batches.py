@@ -51,12 +51,13 @@ def model_inputs(stored: Tensor, card: Card) -> Tensor:
     return stored.to(torch.float32).sub_(card.input_offset).mul_(card.input_scale)
 
 
-def fits_on(device: torch.device, *tensors: Tensor) -> bool:
-    """Whether a data set may stay on the device: a quarter of a GPU's free memory at most."""
-    if device.type == "cpu":
-        return True
-    free, _ = torch.cuda.mem_get_info(device)
-    return sum(tensor.nbytes for tensor in tensors) <= _DEVICE_SHARE * free
+def on_device(data: Batch, device: torch.device) -> Batch:
+    """Move a data set that fits to the device, once for all that feed from it; else leave it where it is."""
+    if device.type != "cpu":
+        free, _ = torch.cuda.mem_get_info(device)
+        if sum(tensor.nbytes for tensor in data) > _DEVICE_SHARE * free:
+            return data
+    return data[0].to(device), data[1].to(device)
 
 
 class Batches:
@@ -67,8 +68,8 @@ class Batches:
     ``shards`` equal parts, of which this object feeds part ``shard``. Parts are contiguous, as
     ``DataParallel`` cuts them.
 
-    Data that fits stays on the device. Otherwise the next micro-batch is gathered into pinned memory and
-    copied while the device works on the one before.
+    Data that is on the device (see ``on_device``) stays there. Otherwise the next micro-batch is gathered into
+    pinned memory and copied while the device works on the one before.
     """
 
     def __init__(
@@ -91,8 +92,8 @@ class Batches:
         self._samples = data[0].shape[0]
         self.steps_per_epoch = self._samples // global_batch_size
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
-        self.resident = fits_on(device, *data)
-        self._inputs, self._targets = (tensor.to(device) for tensor in data) if self.resident else data
+        self._inputs, self._targets = data
+        self.resident = self._inputs.device == device
         self._order_device = device if self.resident else torch.device("cpu")
         self._staged: tuple[tuple[int, int], Batch] | None = None
         self._accum = accum
