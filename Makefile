@@ -8,7 +8,7 @@ RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 LOCKING := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-annotate --extra dev $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 
-.PHONY: help repro test test-gpu bench lint format ui lock clean
+.PHONY: help repro test test-fast test-gpu bench lint format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -22,10 +22,13 @@ $(STAMP): $(LOCK) requirements.uv.lock pyproject.toml
 	@touch $@
 
 repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
-	@$(RUN) dvc repro
+	@$(RUN) exec dvc repro
 
 test: $(STAMP)  ## run all tests that this host can run
-	@$(RUN) python -m pytest
+	@$(RUN) exec python -m pytest
+
+test-fast: $(STAMP)  ## the tests that take seconds
+	@$(RUN) exec python -m pytest -m "not slow"
 
 test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU
 	@$(RUN) python -m pytest tests/gpu
@@ -43,7 +46,7 @@ format: $(STAMP)  ## let ruff rewrite the sources
 	@$(RUN) ruff format . && $(RUN) ruff check --fix .
 
 ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000
-	@$(RUN) samebits ui
+	@$(RUN) exec samebits ui
 
 lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer versions
 	$(LOCKING) --extra cpu $(LOCKFLAGS) -o requirements.cpu.lock

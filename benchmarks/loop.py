@@ -1,6 +1,6 @@
 """The kit's training loop against a bare one (see bare.py), by paired CPU time on one thread.
 
-    python benchmarks/loop.py
+python benchmarks/loop.py
 """
 
 from __future__ import annotations

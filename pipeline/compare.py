@@ -8,8 +8,8 @@ from samebits.compare import compare
 from samebits.errors import exit_on_error
 from samebits.files import write_json, write_text
 from samebits.params import load_params
-from samebits.report import markdown, show
-from samebits.runlog import record_comparison
+from samebits.report.table import markdown, show
+from samebits.tracking.sender import hand_over
 
 
 @click.command(help=__doc__)
@@ -19,11 +19,11 @@ from samebits.runlog import record_comparison
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(params_file: str, out_dir: str, no_tracking: bool, debug: bool) -> None:
     with exit_on_error(debug=debug):
-        comparison = compare(load_params(params_file))
-        write_json(Path(out_dir) / "comparison.json", comparison)
-        write_text(Path(out_dir) / "comparison.md", markdown(comparison))
+        comparison, reports = compare(load_params(params_file)), Path(out_dir)
+        write_json(reports / "comparison.json", comparison)
+        write_text(reports / "comparison.md", markdown(comparison))
         show(comparison)
-        if not no_tracking and not record_comparison(comparison):
+        if not no_tracking and not hand_over(comparison, reports=reports, runs=Path("runs"), wait_seconds=60):
             click.echo("MLflow has not answered yet; delivery goes on, or run `samebits track sync`", err=True)
 
 

@@ -39,6 +39,14 @@ MESSAGES = [
     ),
     (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2"), WorkerError,
      "a rank waited in vain for another"),
+    (
+        RuntimeError("CUDA error: no kernel image is available for execution on the device"),
+        HostError, "this build of torch does not fit the GPU or its driver",
+    ),
+    (
+        torch.distributed.DistBackendError("NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_D"),
+        WorkerError, "NCCL failed: NCCL error in",
+    ),
     (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation to complete"), WorkerError, "waited in vain"),
     (ZeroDivisionError("division by zero"), WorkerError, "ZeroDivisionError: division by zero"),
     (UserError("own words", hint="h"), UserError, "own words"),

@@ -11,13 +11,14 @@ from conftest import small
 from samebits import timing
 from samebits.data.batches import Batches, load_split
 from samebits.data.card import read_card
-from samebits.measurement import Slices, references, time_slices
+from samebits.measurement import REFERENCES, Slices, reference, time_slices
 from samebits.metrics import percentile, ratios, relative_difference, spread
 from samebits.models.build import build_model
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.placement import place
 from samebits.progress import Progress
+from samebits.rounding import PERTURBATION, envelope, measure_rounding
 from samebits.strategies import make_strategy
 from samebits.timing import StepClock
 from samebits.trainer import Snapshot, Trainable, train, warm_up
@@ -128,7 +129,8 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
     training = train(made.job, 8, step_seconds=1, tracker=Progress("", 8, shown=False))
     two = place("ddp", parse_params(small(num_devices=2, oversubscribe=True)).train, gpus=0, cores=2)
     made.job.strategy.placement = two
-    others = references(untrained, made.data, made.card, made.params, made.numerics, made.job.strategy)
+    made_from = (untrained, made.data, made.card, made.params, made.numerics, made.job.strategy)
+    others = {name: reference(name, *made_from) for name in REFERENCES}
     assert {name: job.batches.rows for name, job in others.items()} == {"single": 64, "share": 32}
     slices = time_slices(made.job, others, list(others), training.losses, step_seconds=0.1, repeats=2)
     assert slices.first_difference is None
@@ -157,3 +159,22 @@ def test_a_snapshot_covers_buffers_that_are_not_saved():
     assert model.running_mean.tolist() == [0, 0, 0]
     assert model.num_batches_tracked == 0
     assert model.weight.grad is None
+
+
+def test_the_twin_starts_a_rounding_away_and_leaves_the_training_as_it_was(trainable):
+    made = trainable()
+    made.job.reset()
+    losses = train(made.job, 8, step_seconds=1, tracker=Progress("", 8, shown=False)).losses
+    final = Snapshot(made.job.model)
+    found = measure_rounding(made.job, losses, final, seed=0, step_seconds=1e-3)
+    assert found["steps"] == 8
+    assert 0 < found["losses"][-1][1] < 1e-3
+    assert PERTURBATION / 10 < found["weights"] < 1e-3
+    assert measure_rounding(made.job, losses, final, seed=0, step_seconds=1e-3) == found
+    assert measure_rounding(made.job, losses, final, seed=0, step_seconds=1.0)["steps"] == 3  # no time for more
+    made.job.reset()
+    assert train(made.job, 8, step_seconds=1, tracker=Progress("", 8, shown=False)).losses == losses
+
+
+def test_an_envelope_keeps_where_the_difference_rises():
+    assert envelope([1.0] * 6, [1.0, 1.1, 1.0, 1.11, 2.0, 1.5]) == [[2, 0.0909], [5, 0.5]]

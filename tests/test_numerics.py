@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 from fractions import Fraction
 from statistics import NormalDist
 
@@ -9,9 +11,11 @@ from torch import nn
 
 from samebits.errors import UserError
 from samebits.numerics import elementary
+from samebits.numerics.fast import FastNumerics
 from samebits.numerics.initialization import portable_initialization
 from samebits.numerics.random import Stream
 from samebits.numerics.schedule import learning_rate
+from samebits.params import parse_params
 
 
 def test_exp_and_log_against_the_c_library():
@@ -114,3 +118,39 @@ def test_learning_rate(step, schedule, warmup, expected):
 GOLDEN_RAW = [10177485763270840003, 2137002618392193239]
 GOLDEN_NORMAL = ["0x1.0a4528038009fp-3", "-0x1.322d6ff7f5176p+0"]
 GOLDEN_ORDER = [1, 5, 3, 7, 6, 0, 4, 2]
+
+
+def test_a_skipped_first_step_under_fp16_leaves_nothing_behind(monkeypatch):
+    """The fused optimizer leaves a new momentum buffer unwritten when it skips a step; here that memory holds 123."""
+    train = parse_params({"train": {"precision": "fp16", "optimizer": {"lr": 0.1, "momentum": 0.9}}}).train
+    numerics = FastNumerics(train, torch.device("cpu"), "mse")
+    p = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=True)
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **options: torch.full_like(tensor, 123.0))
+    numerics.reset(optimizer)
+    for factor in (math.inf, 1.0):
+        optimizer.zero_grad()
+        numerics.backward((p * factor).sum())
+        numerics.step(optimizer)
+    assert p.tolist() == pytest.approx([0.9, 0.9])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_every_switch_of_tf32_is_set_and_can_be_read(precision):
+    """In a process of its own, since the switches are the process's; mixing old and new ones makes reading fail."""
+    code = (
+        "import torch\n"
+        "from samebits.numerics.fast import FastNumerics\n"
+        "from samebits.params import parse_params\n"
+        f"train = parse_params({{'train': {{'precision': '{precision}'}}}}).train\n"
+        "FastNumerics(train, torch.device('cpu'), 'mse').configure()\n"
+        "cudnn = torch.backends.cudnn\n"
+        "print(cudnn.allow_tf32, torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision,\n"
+        "      cudnn.rnn.fp32_precision)\n"
+        "with cudnn.flags(enabled=True):\n"
+        "    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = {"tf32": ["True", "tf32", "tf32", "tf32"], "fp32": ["False", "ieee", "ieee", "ieee"]}
+    assert done.stdout.split() == expected[precision]

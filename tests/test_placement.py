@@ -80,11 +80,19 @@ def test_refused(strategy, train, error, message):
         ("single", {"optimizer": {"name": "adamw"}}, ["train.optimizer.momentum"]),
         ("single", {"optimizer": {"name": "adamw", "momentum": 0.0}}, []),
         ("single", {"num_devices": 2}, ["train.num_devices"]),
+        ("ddp", {"grad_accum_steps": 2, "ddp": {"static_graph": True}}, ["train.ddp.static_graph"]),
+        ("ddp", {"ddp": {"static_graph": True}}, []),
     ],
 )
 def test_not_applied(strategy, train, keys):
     settings = parse_params({"train": train}).train
-    assert list(not_applied(settings, place(strategy, settings, gpus=0, cores=2))) == keys
+    assert list(not_applied(settings, place(strategy, settings, gpus=0, cores=2), tf32=False)) == keys
+
+
+@pytest.mark.parametrize(("tf32", "keys"), [(True, []), (False, ["train.precision"])])
+def test_tf32_needs_a_gpu_that_has_it(tf32, keys):
+    settings = parse_params({"train": {"precision": "tf32"}}).train
+    assert list(not_applied(settings, place("single", settings, gpus=1, cores=2), tf32=tf32)) == keys
 
 
 @pytest.mark.parametrize(
@@ -96,3 +104,8 @@ def test_not_applied(strategy, train, keys):
 )  # fmt: skip
 def test_cuda_visible_devices(setting, expected):
     assert visible(["GPU-a", "GPU-b", "GPU-c"], setting) == expected
+
+
+def test_a_slice_of_a_gpu_is_refused():
+    with pytest.raises(HostError, match=r"CUDA_VISIBLE_DEVICES is MIG-1: slices"):
+        visible(["GPU-a"], "MIG-1")

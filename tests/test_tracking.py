@@ -4,19 +4,39 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from conftest import small, wait_for
-from samebits import tracking
+from samebits.files import write_json
 from samebits.params import parse_params
 from samebits.placement import place
-from samebits.runlog import LOGS, RunLog, record_comparison
+from samebits.records import FILES, read_run
+from samebits.runlog import LOGS, RunLog
+from samebits.tracking import comparison as comparing
+from samebits.tracking import delivery, sender, telemetry
+from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
+from samebits.tracking.delivery import deliver, sync
+from samebits.tracking.recorder import TIMES, record_all
+from samebits.tracking.restore import events
+from samebits.tracking.store import RUN_TAG, connect, tracking_uri
 
 PARAMS = parse_params({})
 PLACEMENT = place("ddp", PARAMS.train, gpus=0, cores=1)
+HOST = {"cpu": {"model": "CPU"}, "gpus": [], "image_digest": None}
+CARD = {"task": "vectors", "sha256": "5a" * 32, "input_dtype": "float32", "input_shape": [128], "target_dtype": "int64",
+        "target_shape": [], "train": {"num_samples": 8}, "floor": 1.9}  # fmt: skip
+TIMING = {
+    **dict.fromkeys(TIMES, 2.0),
+    "peak_memory_gib": {"device0": 1.0, "device1": 3.0},
+    "speedup": {"median": 1.5, "low": 1.4, "high": 1.6},
+    "bound": None,
+}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -37,63 +57,81 @@ def repository(tmp_path, migrated_store, monkeypatch):
     return tmp_path
 
 
-def start(key):
+def start(key, **placement):
     log = RunLog(LOGS / f"{key}.jsonl")
-    params = PARAMS.model_dump(mode="json")
-    log.event("start", run=key, strategy="ddp", numerics="fast", placement=PLACEMENT.as_dict(), params=params)
+    params, where = PARAMS.model_dump(mode="json"), {**PLACEMENT.as_dict(), **placement}
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    log.event("start", tracking_uri=uri, run=key, strategy="ddp", numerics="fast", placement=where, params=params)
     return log
 
 
+def finish(log, status="FINISHED"):
+    log.event("end", status=status)
+    log.close()
+    return log.path
+
+
+def write_files(folder, key):
+    """What a training leaves, as far as it is delivered."""
+    record = {"run": key, "strategy": "ddp", "numerics": "fast", "placement": PLACEMENT.as_dict(), "host": HOST,
+              "data": CARD, "params": PARAMS.model_dump(mode="json"), "weights_sha256": "abc",
+              "measurement": {"step_ms": [400.0, 200.0]}}  # fmt: skip
+    write_json(folder / "run.json", record)
+    write_json(folder / "timing.json", TIMING)
+    (folder / "losses.csv").write_text("step,loss\n1,2.0\n2,1.5\n")
+    (folder / "model.safetensors").write_text("weights")
+
+
 def result(log, folder):
-    for name in ("model.safetensors", "losses.csv", "timing.json", "run.json"):
-        (folder / name).write_text(name)
-    names = ("training_seconds", "samples_per_sec", "step_time_ms", "step_time_p5_ms", "step_time_p95_ms")
-    timing = {**dict.fromkeys(names, 2.0), "peak_memory_gib": {"device0": 1.0, "device1": 3.0}}
-    log.event("result", timing=timing, out_dir=str(folder), weights_sha256="abc")
+    log.event("result", run=log.path.stem, timing=TIMING, out_dir=str(folder), weights_sha256="abc")
 
 
 def runs():
-    client = tracking._client()
+    client = connect(tracking_uri())
     found = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     return client, found
 
 
+def losses_of(client, run):
+    return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")]
+
+
 def test_a_run_is_delivered_whole(repository):
     log = start("one")
+    log.event("setup", host=HOST, data=CARD, data_dir=str(repository / "data"))
     losses = [1.0 / step for step in range(1, 1502)]  # more than MLflow takes in one call
     log.losses(1, losses[:700], [0.1] * 700)
     log.losses(701, losses[700:], [0.1] * 801)
+    write_files(repository, "one")
     result(log, repository)
-    log.event("end", status="FINISHED")
-    log.close()
-    tracking.follow(log.path)
+    assert deliver(finish(log))
     client, (run,) = runs()
     assert run.info.status == "FINISHED"
     assert run.info.run_name == "ddp-fast x1"
     assert run.data.params["train.optimizer.lr"] == "0.1"
     assert run.data.params["data.kwargs.features"] == "128"
-    assert run.data.tags["strategy"] == "ddp"
-    assert run.data.tags["labels"] == "one_device"
-    assert run.data.tags["weights_sha256"] == "abc"
-    assert run.data.metrics["peak_memory_gib"] == 3.0
-    history = client.get_metric_history(run.info.run_id, "loss")
-    assert [(point.step, point.value) for point in history] == list(enumerate(losses, start=1))
+    tags = {"strategy": "ddp", "labels": "one_device", "weights_sha256": "abc", "data_sha256": "5a" * 32}
+    assert {name: run.data.tags[name] for name in tags} == tags
+    figures = {"peak_memory_gib": 3.0, "peak_memory_gib/device0": 1.0, "speedup": 1.5, "training_seconds": 2.0}
+    assert {name: run.data.metrics[name] for name in figures} == figures
+    assert losses_of(client, run) == list(enumerate(losses, start=1))
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert names == {"model.safetensors", "losses.csv", "timing.json", "run.json", "params.yaml"}
+    assert names == {*FILES, "params.yaml"}
+    dataset = run.inputs.dataset_inputs[0].dataset
+    assert (dataset.name, dataset.digest) == ("vectors", ("5a" * 32)[:36])
     assert (repository / "mlartifacts").is_dir()
 
 
 def test_losses_arrive_while_training_goes_on(repository):
     log = start("alive")
-    delivery = tracking.Delivery(log.path)
-    delivery.deliver()
+    assert not deliver(log.path)
     log.losses(1, [2.0, 1.0], [0.1, 0.1])
     os.write(log._fd, b'{"event": "losses", "first')  # a line that is being written
-    delivery.deliver()
+    assert not deliver(log.path)
     _, (run,) = runs()
     assert (run.info.status, run.data.metrics["loss"]) == ("RUNNING", 1.0)
     os.write(log._fd, b'_step": 3, "time_ms": 1, "losses": [0.5], "learning_rates": [0.1]}\n')
-    delivery.deliver()
+    deliver(log.path)
     log.close()
     _, (run,) = runs()
     assert run.data.metrics["loss"] == 0.5
@@ -103,55 +141,229 @@ def test_a_writer_that_is_gone_leaves_a_failed_run(repository):
     log = start("gone")
     log.losses(1, [2.0], [0.1])
     log.close()
-    tracking.follow(log.path)
+    assert deliver(log.path)
     _, (run,) = runs()
     assert (run.info.status, run.data.metrics["loss"]) == ("FAILED", 2.0)
 
 
-@pytest.mark.parametrize("lost", [None, {"run_id": None, "offset": 0, "ended": False}])
+@pytest.mark.parametrize("lost", [None, {"uri": None, "run_id": None, "offset": 0, "ended": False}])
 def test_delivering_again_changes_nothing(repository, lost):
     log = start("again")
     log.losses(1, [2.0, 1.0], [0.1, 0.1])
-    log.event("end", status="KILLED")
-    log.close()
-    tracking.follow(log.path)
+    path = finish(log, "KILLED")
+    deliver(path)
     if lost:  # as if the sender had died before it could write down how far it was
-        log.path.with_suffix(".state.json").write_text(json.dumps(lost))
-    tracking.follow(log.path)
+        path.with_suffix(".state.json").write_text(json.dumps(lost))
+    deliver(path)
     client, (run,) = runs()
     assert run.info.status == "KILLED"
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 2
 
 
-def test_sync_delivers_what_the_sender_could_not(repository, monkeypatch):
-    log = start("late")
-    log.event("end", status="FINISHED")
-    log.close()
+def test_what_the_store_refuses_is_kept_and_told(repository, monkeypatch):
+    path = finish(start("refused"))
+    refusal = MlflowException("no such thing", INVALID_PARAMETER_VALUE)
+
+    def refuse(*arguments):
+        raise refusal
+
+    monkeypatch.setattr(delivery.Recorder, "record", refuse)
+    assert sync() == (0, {path: "no such thing"})
+    assert sync() == (0, {})
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Run a sender in this process until it finds nothing more to do."""
+    for name in ("POLL_SECONDS", "RETRY_SECONDS", "YOUNG_SECONDS", "LINGER_SECONDS", "GIVE_UP_SECONDS"):
+        monkeypatch.setattr(sender, name, 0.0)
+    return lambda: sender.Sender().serve()
+
+
+def test_a_store_that_is_away_does_not_hold_up_another(repository, monkeypatch, serve, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(Exception, match=r"127\.0\.0\.1"):
-        tracking.follow(log.path)
+    logs = [finish(start(name)) for name in ("first", "second")]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert tracking.sync() == 1
-    assert tracking.sync() == 0
-    _, (run,) = runs()
+    finish(start("third"))
+    serve()
+    said = capsys.readouterr().err
+    assert "first.jsonl" in said
+    assert "second.jsonl" not in said  # the store was asked once, for both of its logs
+    assert {run.data.tags[RUN_TAG] for run in runs()[1]} == {"third"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert list(sync()[1]) == logs
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert sync() == (2, {})  # to the store that is in use now
+    assert sync() == (0, {})
+    _, found = runs()
+    statuses = {run.data.tags[RUN_TAG]: run.info.status for run in found}
+    assert statuses == dict.fromkeys(("first", "second", "third"), "FINISHED")
+
+
+def test_a_sender_delivers_what_others_left(repository, serve):
+    for name in ("first", "second"):
+        finish(start(name))
+    serve()
+    assert len(runs()[1]) == 2
+
+
+def test_a_sender_leaves_a_young_training_alone(repository, serve, monkeypatch):
+    monkeypatch.setattr(sender, "YOUNG_SECONDS", 60.0)
+    finish(start("ended"))
+    young = start("young")
+    passes = iter(range(3))
+
+    def sleep(_):
+        if next(passes, None) is None:
+            young.close()
+
+    monkeypatch.setattr(sender.time, "sleep", sleep)
+    monkeypatch.setattr(sender, "deliver", lambda log, telemetry: asked.append(log))
+    monkeypatch.setattr(sender, "GIVE_UP_SECONDS", 0.0)
+    asked = []
+    serve()
+    assert next(passes, None) is None  # it waited for the young one to end, and then began
+    assert len(asked) == 2
+
+
+def test_files_of_a_later_run_are_not_uploaded_as_this_ones(repository):
+    log = start("replaced")
+    write_files(repository, "later")
+    result(log, repository)
+    deliver(finish(log))
+    client, (run,) = runs()
+    assert run.data.tags["artifacts"].startswith("unavailable: ")
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"params.yaml"}
+
+
+def test_commit_packages_and_patch_are_recorded(repository):
+    found = {"git": {"commit": "c0ffee", "dirty": True}, "patch": "one.patch", "patch_omits": [],
+             "packages": {"torch": "2.13.0"}, "environment": {}}  # fmt: skip
+    log = start("one")
+    deliver(log.path)  # the note may come later than the first delivery
+    write_json(log.path.with_suffix(".provenance.json"), found)
+    log.path.with_suffix(".patch").write_text("changes")
+    deliver(finish(log))
+    client, (run,) = runs()
+    assert (run.data.tags["git_commit"], run.data.tags["version.torch"]) == ("c0ffee", "2.13.0")
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert files == {"params.yaml", "provenance.json", "one.patch"}
+
+
+# -- comparisons -----------------------------------------------------------------------------------------------
+
+ROW = {
+    "run": "20261121-101500-ddp-fast-abc123", "strategy": "ddp", "numerics": "fast", "devices_used": 2,
+    "device_type": "cpu", "training_seconds": 2.0, "eval_loss": 2.0, "accuracy": None, "scaling_efficiency": 0.75,
+    "above_floor": 0.1, "floor": 1.9, "speedup": {"median": 1.5, "low": 1.4, "high": 1.6}, "bound": None,
+    "labels": [{"kind": "noisy", "text": "it was"}], "notes": [], "not_applied": {}, "speedup_unavailable": None,
+    "verdict": None, "weights_sha256": "abc",
+}  # fmt: skip
+COMPARISON = {"task": "vectors", "model": "mlp", "global_batch_size": 64, "steps": 2, "rows": [ROW],
+              "params": PARAMS.model_dump(mode="json"), "host_fingerprint": "f00",
+              "host": {"gpus": [], "cpu": {"model": "CPU", "cores": 2}, "torch": "2.13.0"}}  # fmt: skip
+
+
+def compare(repository):
+    reports = repository / "reports"
+    write_json(reports / "comparison.json", COMPARISON)
+    assert sender.hand_over(COMPARISON, reports=reports, runs=repository / "runs", wait_seconds=60)
+    client, found = runs()
+    return client, {run.data.tags[RUN_TAG]: run for run in found}
+
+
+def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
+    deliver(finish(start(ROW["run"])))
+    for _ in range(2):  # the second time changes nothing
+        client, found = compare(repository)
+        parent = found[comparison_key([ROW])]
+        child = found[ROW["run"]]
+        assert len(found) == 2
+        assert child.data.tags[PARENT_TAG] == parent.info.run_id
+        assert child.data.tags["labels"] == "noisy"
+        assert "1.50 times the speed of single" in child.data.tags[NOTE_TAG]
+        assert child.data.metrics == {"speedup": 1.5, "eval_loss": 2.0, "scaling_efficiency": 0.75, "loss_floor": 1.9,
+                                      "loss_above_floor": 0.1}  # fmt: skip
+        assert len(client.get_metric_history(child.info.run_id, "speedup")) == 1
+        assert parent.data.metrics == {"speedup/ddp-fast": 1.5}
+        assert "| ddp-fast |" in parent.data.tags[NOTE_TAG]
+        assert parent.info.status == "FINISHED"
+        assert [file.path for file in client.list_artifacts(parent.info.run_id, "report")] == ["report/comparison.json"]
+
+
+def test_a_run_that_mlflow_does_not_know_is_recorded_again(repository):
+    write_files(repository / "runs" / "ddp-fast", ROW["run"])
+    client, found = compare(repository)
+    run = found[ROW["run"]]
+    assert run.data.tags["restored"] == "recorded again from the run's files"
+    assert run.data.tags["git_commit"].startswith("unavailable: ")
+    assert losses_of(client, run) == [(1, 2.0), (2, 1.5)]
+    assert run.info.start_time == 1795256100000  # from the run's name: 2026-11-21 10:15:00 UTC
     assert run.info.status == "FINISHED"
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {*FILES, "params.yaml"}
 
 
-def test_a_comparison_reaches_the_runs_it_compares(repository):
-    log = start("compared")
-    log.event("end", status="FINISHED")
-    log.close()
-    tracking.follow(log.path)
-    row = {"run": "compared", "eval_loss": 2.0, "accuracy": None, "scaling_efficiency": 0.5, "above_floor": 0.1,
-           "floor": 1.9, "speedup": {"median": 1.5, "low": 1.4, "high": 1.6}, "bound": None,
-           "labels": [{"kind": "noisy", "text": ""}]}  # fmt: skip
-    assert record_comparison({"rows": [row], "params": PARAMS.model_dump(mode="json")})
+def test_recording_from_files_twice_changes_nothing(repository):
+    write_files(repository, ROW["run"])
+    client = connect(tracking_uri())
+    first, second = (record_all(client, events(read_run(repository))) for _ in range(2))
+    assert first == second
+    assert len(client.get_metric_history(first, "loss")) == 2
+
+
+def test_a_comparison_that_was_replaced_is_left_to_the_later_one(repository, capsys):
+    reports = repository / "reports"
+    write_json(reports / "comparison.json", COMPARISON)
+    event = {"key": "another", "reports": str(reports), "runs": "runs", "time_ms": 1}
+    comparing.record_comparison(connect(tracking_uri()), event)
+    assert "holds a later comparison" in capsys.readouterr().err
+    assert runs()[1] == []
+
+
+# -- telemetry -------------------------------------------------------------------------------------------------
+
+
+def test_telemetry_samples_the_host_and_the_gpus_in_use(repository, monkeypatch):
+    asked = []
+
+    def gpu_counters(devices):
+        asked.append(list(devices))
+        return {"gpu_1_utilization_percentage": 50.0}
+
+    monkeypatch.setattr(telemetry, "gpu_counters", gpu_counters)
+    log = start("watched", device_type="cuda", devices=[1])
+    watching = telemetry.Telemetry([1], seconds=0.05)
+    watching.start()
+    wait_for(lambda: len(asked) >= 3)
+    watching.stop()
+    watching.join()
+    deliver(log.path, watching)
     _, (run,) = runs()
-    assert run.data.metrics["speedup"] == 1.5
-    assert "accuracy" not in run.data.metrics
-    assert run.data.tags["labels"] == "noisy"
+    assert asked[0] == [1]
+    assert run.data.metrics["system/gpu_1_utilization_percentage"] == 50.0
+    assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
+    assert watching.take() == []
+    log.close()
 
+
+def test_telemetry_that_could_not_be_delivered_is_kept(repository, monkeypatch):
+    log = start("kept")
+    deliver(log.path)
+    watching = telemetry.Telemetry([])
+    watching.sample()
+
+    def fail(*arguments):
+        raise OSError("away")
+
+    monkeypatch.setattr(delivery, "send", fail)
+    with pytest.raises(OSError, match="away"):
+        deliver(log.path, watching)
+    assert watching.take() != []
+    log.close()
+
+
+# -- whole trainings -------------------------------------------------------------------------------------------
 
 MODEL = """
 import sys
@@ -171,8 +383,8 @@ def finished(folder):
     """Wait until the sender of every log has ended its run, and return the runs."""
 
     def ended():
-        states = [json.loads(file.read_text()) for file in (folder / LOGS).glob("*.state.json")]
-        return states and all(state["ended"] for state in states)
+        found = states(folder)
+        return found and all(state["ended"] for state in found)
 
     wait_for(ended)
     return runs()
@@ -186,15 +398,73 @@ def test_a_training_is_tracked_by_a_process_of_its_own(stage, data_dir, reposito
     client, (run,) = finished(stage.folder)
     assert run.info.status == "FINISHED"
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 8
+    assert {"host_fingerprint", "data_sha256", "git_commit"} <= set(run.data.tags)
 
 
-def test_a_killed_training_is_a_failed_run(stage, data_dir, repository):
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGKILL, "FAILED"), (signal.SIGTERM, "KILLED")])
+def test_a_training_that_a_signal_ends(signum, status, stage, data_dir, repository):
     params = stage.write_params(small(epochs=100_000))
     command = [sys.executable, stage.script("train"), "--strategy", "single", "--data-dir", str(data_dir(params))]
     with subprocess.Popen(command, cwd=stage.folder, stderr=subprocess.DEVNULL) as process:
         wait_for(lambda: any('"losses"' in file.read_text() for file in (stage.folder / LOGS).glob("*.jsonl")))
-        process.send_signal(signal.SIGKILL)
+        process.send_signal(signum)
     client, (run,) = finished(stage.folder)
-    assert run.info.status == "FAILED"
+    assert run.info.status == status
     assert run.data.metrics["loss"] > 0
-    assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["params.yaml"]
+    assert "model.safetensors" not in [file.path for file in client.list_artifacts(run.info.run_id)]
+
+
+def states(folder):
+    return [json.loads(file.read_text()) for file in (folder / LOGS).glob("*.state.json")]
+
+
+class Server:
+    """A real MLflow server on loopback that can be killed and started again on the same port."""
+
+    def __init__(self, folder, store):
+        self.folder, self.store = folder, store
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self):
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.store}",
+                   "--artifacts-destination", str(self.folder / "artifacts"), "--host", "127.0.0.1",
+                   "--port", str(self.port), "--workers", "1"]  # fmt: skip
+        with (self.folder / "server.log").open("ab") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir, repository, tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("server"), repository / "mlflow.db")
+    params = stage.write_params(small(epochs=100_000, model={"name": "wide_mlp"}))
+    command = [sys.executable, stage.script("train"), "--strategy", "single", "--data-dir", str(data_dir(params))]
+    server.start()
+    try:
+        with subprocess.Popen(
+            command, cwd=stage.folder, stderr=subprocess.DEVNULL, env={**os.environ, "MLFLOW_TRACKING_URI": server.uri}
+        ) as process:
+            wait_for(lambda: any(state["offset"] > 3_000 for state in states(stage.folder)), seconds=120)
+            server.kill()
+            (log,) = (stage.folder / LOGS).glob("*.jsonl")
+            size = log.stat().st_size
+            wait_for(lambda: log.stat().st_size > size + 500)  # the training does not care
+            assert process.poll() is None
+            server.start()
+            away = states(stage.folder)[0]["offset"]
+            wait_for(lambda: states(stage.folder)[0]["offset"] > away, seconds=120)
+            process.send_signal(signal.SIGTERM)
+        wait_for(lambda: states(stage.folder)[0]["ended"], seconds=120)
+    finally:
+        server.kill()
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    expected = [loss for event in logged if event["event"] == "losses" for loss in event["losses"]]
+    client, (run,) = runs()
+    assert run.info.status == "KILLED"
+    assert losses_of(client, run) == list(enumerate(expected, start=1))

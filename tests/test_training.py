@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 
 from conftest import MODEL_OF_TASK, small
 from samebits.checkpoint import load_weights
-from samebits.compare import read_losses
 from samebits.data.card import read_card
 from samebits.files import sha256
 from samebits.models.build import build_model
 from samebits.params import parse_params
+from samebits.records import read_losses
 
 
 def train(stage, data, strategy, *arguments):
@@ -210,3 +210,12 @@ def test_wrong_parameters_end_before_anything_is_made(stage):
 
 def test_parse_of_small_parameters():
     assert parse_params(small()).total_steps == 8
+
+
+def test_static_graph_gives_way_to_accumulation(stage, data_dir):
+    params = stage.write_params(
+        small(grad_accum_steps=2, num_devices=2, oversubscribe=True, ddp={"static_graph": True})
+    )
+    train(stage, data_dir(params), "ddp")
+    run = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())
+    assert list(run["not_applied"]) == ["train.ddp.static_graph"]

@@ -24,7 +24,7 @@ def main(context: click.Context, debug: bool) -> None:
 @click.option("--port", default=5000, show_default=True)
 def ui(port: int) -> None:
     """Open the local MLflow store on http://127.0.0.1:PORT."""
-    from samebits.tracking import tracking_uri
+    from samebits.tracking.store import tracking_uri
 
     uri = tracking_uri()
     if uri.startswith("http"):
@@ -41,6 +41,11 @@ def track() -> None:
 @track.command()
 def sync() -> None:
     """Deliver every log that MLflow does not have whole, for example after the server was away."""
-    from samebits.tracking import sync as deliver
+    from samebits.tracking.delivery import sync as deliver
 
-    click.echo(f"{deliver()} logs delivered")
+    count, problems = deliver()
+    click.echo(f"{count} {'log' if count == 1 else 'logs'} delivered")
+    for log, problem in problems.items():
+        click.echo(f"{log}: {problem}", err=True)
+    if problems:
+        raise HostError(f"{len(problems)} could not be delivered", hint="see above; is MLFLOW_TRACKING_URI right?")

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import csv
+import itertools
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from samebits.errors import UserError
 from samebits.files import read_json
 from samebits.host import fingerprint
-from samebits.metrics import relative_difference
+from samebits.metrics import percentile
+from samebits.records import Run, read_run
+from samebits.verdict import compare_runs, sentences
 
 if TYPE_CHECKING:
     from samebits.params import Params
 
 NOISY_SPREAD = 0.15  # of samples per second between repeats
-
-
-def read_losses(path: Path) -> list[float]:
-    """The losses of a ``losses.csv``, by step.
-
-    Raises:
-        UserError: the file is missing or is not such a file.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            return [float(row["loss"]) for row in csv.DictReader(stream)]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}", hint="train again with `dvc repro`") from None
-
-
-def compare_losses(reference: list[float], losses: list[float]) -> dict[str, Any]:
-    """First step, from 1, whose losses differ, the largest relative difference, and where it is."""
-    differences = [relative_difference(a, b) for a, b in zip(reference, losses, strict=True)]
-    largest = max(differences, default=0.0)
-    first = next((step for step, value in enumerate(differences, start=1) if value), None)
-    return {
-        "first_difference": first,
-        "largest_relative": largest,
-        "largest_at": differences.index(largest) + 1 if first else None,
-    }
+MAX_POINTS = 1000  # of a curve; longer trainings are drawn by the means of equal groups of steps
 
 
 def compare(params: Params, runs: Path = Path("runs"), host_file: Path = Path("host.json")) -> dict[str, Any]:
@@ -51,18 +30,21 @@ def compare(params: Params, runs: Path = Path("runs"), host_file: Path = Path("h
     train = params.train
     host = read_json(host_file, made_by="python pipeline/host.py")
     rows = []
-    references: dict[str, tuple[str, list[float]]] = {}
+    references: dict[str, Run] = {}
     for numerics in train.numerics:
         for strategy in train.strategies:
-            folder = runs / f"{strategy}-{numerics}"
-            losses = read_losses(folder / "losses.csv")
-            if len(losses) != params.total_steps:
+            command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
+            run = read_run(runs / f"{strategy}-{numerics}", made_by=command)
+            if len(run.losses) != params.total_steps:
                 raise UserError(
-                    f"{folder / 'losses.csv'}: {len(losses)} steps, expected the {params.total_steps} of the params",
+                    f"{run.folder / 'losses.csv'}: {len(run.losses)} steps, expected the {params.total_steps} of the "
+                    "params",
                     hint="train again with `dvc repro`",
                 )
-            references.setdefault(numerics, (strategy, losses))
-            rows.append(_row(folder, strategy, numerics, losses, references[numerics]))
+            evaluation = read_json(
+                run.folder / "evaluation.json", made_by=command.replace("pipeline/train.py", "pipeline/evaluate.py")
+            )
+            rows.append(_row(run, evaluation, references.setdefault(numerics, run)))
     return {
         "task": params.data.task,
         "model": params.model.name,
@@ -75,13 +57,26 @@ def compare(params: Params, runs: Path = Path("runs"), host_file: Path = Path("h
     }
 
 
-def _row(
-    folder: Path, strategy: str, numerics: str, losses: list[float], reference: tuple[str, list[float]]
-) -> dict[str, Any]:
-    train_command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
-    run = read_json(folder / "run.json", made_by=train_command)
-    timing = read_json(folder / "timing.json", made_by=train_command)
-    evaluation = read_json(folder / "evaluation.json", made_by=train_command.replace("train.py", "evaluate.py"))
+def _verdict(reference: Run, run: Run) -> dict[str, Any] | None:
+    """Whether a run is the same training as the first one in its numerics; None for that one."""
+    if run is reference:
+        return None
+    found = compare_runs(reference, run)
+    parts = {"grade": found["grade"], "losses": found["losses"], "weights": found["weights"]}
+    return {"against": reference.name, **parts, "sentences": sentences(found)}
+
+
+def curve(run: Run) -> dict[str, list[float]]:
+    """Loss against step and against seconds; of at most ``MAX_POINTS`` points, each the mean of as many steps."""
+    group = -(-len(run.losses) // MAX_POINTS)
+    seconds = list(itertools.accumulate(milliseconds / 1e3 for milliseconds in run.record["measurement"]["step_ms"]))
+    ends = list(range(group, len(run.losses) + 1, group))
+    losses = [fmean(run.losses[end - group : end]) for end in ends]
+    return {"step": ends, "seconds": [round(seconds[end - 1], 6) for end in ends], "loss": losses}
+
+
+def _row(run_files: Run, evaluation: dict[str, Any], reference: Run) -> dict[str, Any]:
+    run, timing, strategy = run_files.record, run_files.timing, run_files.record["strategy"]
     placement = run["placement"]
     speedup = timing["speedup"]
     if strategy == "single":
@@ -97,7 +92,7 @@ def _row(
     return {
         "run": run["run"],
         "strategy": strategy,
-        "numerics": numerics,
+        "numerics": run["numerics"],
         "num_devices": placement["num_devices"],
         "devices_used": placement["devices_used"],
         "device_type": placement["device_type"],
@@ -113,11 +108,13 @@ def _row(
         "bound": timing["bound"],
         "scaling_efficiency": speedup["median"] / placement["devices_used"] if speedup else None,
         **evaluation,
-        "final_loss": losses[-1],
-        "loss_difference": {"against": reference[0], **compare_losses(reference[1], losses)},
+        "final_loss": run_files.losses[-1],
+        "verdict": _verdict(reference, run_files),
         "weights_sha256": run["weights_sha256"],
         "data_sha256": run["data_sha256"],
         "labels": labels,
         "notes": run["notes"],
         "not_applied": run["not_applied"],
+        "curve": curve(run_files),
+        "step_ms_percentiles": [percentile(run["measurement"]["step_ms"], percent) for percent in range(101)],
     }

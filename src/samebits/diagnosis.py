@@ -83,6 +83,16 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
             f"{match[1]} has no deterministic kernel on this device, so the run could not be repeated",
             hint="replace the operation in the model",
         )
+    if re.search(r"driver version is insufficient|no kernel image|driver .* too old", text):
+        return HostError(
+            f"this build of torch does not fit the GPU or its driver: {_first_line(text)}",
+            hint="see `samebits doctor`; install a newer driver, or a build of torch for this GPU",
+        )
+    if "NCCL error" in text and not re.search(r"[Tt]imed? ?out", text):
+        return WorkerError(
+            f"NCCL failed: {_first_line(text)}",
+            hint="NCCL_DEBUG=INFO says why; in a container give it shared memory with --shm-size or --ipc=host",
+        )
     if re.search(r"[Tt]imed? ?out|Connection (closed|reset)|DistBackendError", f"{type(error).__name__} {text}"):
         return WorkerError(
             f"a rank waited in vain for another: {_first_line(text)}",

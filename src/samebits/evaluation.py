@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypedDict
 import torch
 from torch.nn import functional as F
 
+from samebits import diagnosis
 from samebits.checkpoint import load_weights
 from samebits.data.batches import load_split, model_inputs
 from samebits.data.card import read_card
@@ -15,7 +16,8 @@ from samebits.errors import UserError
 from samebits.files import write_json
 from samebits.host import count_gpus
 from samebits.models.build import build_model
-from samebits.numerics.fast import FastNumerics
+from samebits.numerics.fast import FastNumerics, prepare_environment
+from samebits.placement import place
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +84,7 @@ def evaluate_run(params: Params, *, data_dir: Path, out_dir: Path) -> Evaluation
     weights = out_dir / "model.safetensors"
     if not weights.exists():
         raise UserError(f"{weights}: no such file", hint="run `python pipeline/train.py` first")
+    prepare_environment()
     device = torch.device("cuda", 0) if count_gpus() else torch.device("cpu")
     torch.set_num_threads(1)  # the result must not depend on the host's number of cores
     numerics = FastNumerics(params.train, device, card.loss)
@@ -90,7 +93,12 @@ def evaluate_run(params: Params, *, data_dir: Path, out_dir: Path) -> Evaluation
     for note in load_weights(model, weights):
         sys.stderr.write(f"{weights}: {note}\n")
     module = numerics.module(model.to(device))
-    batch_size = params.train.global_batch_size
-    result = evaluate(module, load_split(data_dir, card, "test"), card, batch_size=batch_size, device=device)
+    batch_size = params.train.global_batch_size // params.train.grad_accum_steps  # what single has room for
+    data = load_split(data_dir, card, "test")
+    try:
+        result = evaluate(module, data, card, batch_size=batch_size, device=device)
+    except Exception as error:
+        placement = place("single", params.train, gpus=int(device.type == "cuda"), cores=1)
+        raise diagnosis.explain(error, placement=placement, model=model) from error
     write_json(out_dir / "evaluation.json", result)
     return result

@@ -12,15 +12,17 @@ import json
 import os
 import platform
 import runpy
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pynvml
 
+from samebits.errors import HostError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _INSTRUCTION_SETS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile",
                      "asimd", "sve", "sve2")  # fmt: skip
@@ -45,9 +47,17 @@ def visible(devices: Sequence[str], setting: str | None) -> list[int]:
 
     CUDA's rules: unset means all; entries are indices or prefixes of a UUID; the first invalid entry ends the
     list; a repeated device makes it empty.
+
+    Raises:
+        HostError: the setting names a MIG slice, which NVML does not list.
     """
     if setting is None:
         return list(range(len(devices)))
+    if setting.startswith("MIG-"):
+        raise HostError(
+            f"CUDA_VISIBLE_DEVICES is {setting}: slices of a GPU (MIG) are not supported by UUID",
+            hint="name the GPU by its index; CUDA then uses its first slice",
+        )
     chosen: list[int] = []
     for entry in (part.strip() for part in setting.split(",")):
         if entry.isdecimal():
@@ -64,8 +74,11 @@ def visible(devices: Sequence[str], setting: str | None) -> list[int]:
 
 
 def _gpu_handles(environ: Mapping[str, str]) -> list[Any]:
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        uuids = [str(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    except pynvml.NVMLError as error:
+        raise HostError(f"a GPU cannot be read: {error}", hint="nvidia-smi shows which; it may need a reset") from None
     return [handles[i] for i in visible(uuids, environ.get("CUDA_VISIBLE_DEVICES"))]
 
 
@@ -140,6 +153,40 @@ def _gpu(handle: Any) -> dict[str, object]:
         "compute_capability": capability if isinstance(capability, str) else ".".join(map(str, capability)),
         "gpu_cores": ask(pynvml.nvmlDeviceGetNumGpuCores),
     }
+
+
+def gpu_counters(devices: Sequence[int], environ: Mapping[str, str] = os.environ) -> dict[str, float]:
+    """What NVML reads now of some visible GPUs: use in %, memory in % and MB, power in W, temperature, SM clock.
+
+    Names are MLflow's, with the GPU's CUDA index; a counter that cannot be read is left out.
+    """
+    found: dict[str, float] = {}
+    with _nvml() as problem:
+        if problem is not None:
+            return found
+        handles = _gpu_handles(environ)
+        for index in (i for i in devices if i < len(handles)):
+            for read in _COUNTERS:
+                with suppress(pynvml.NVMLError):
+                    found |= {f"gpu_{index}_{name}": value for name, value in read(handles[index]).items()}
+    return found
+
+
+def _memory(handle: Any) -> dict[str, float]:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    return {
+        "memory_usage_percentage": round(100 * memory.used / memory.total, 1),
+        "memory_usage_megabytes": memory.used / 1e6,
+    }
+
+
+_COUNTERS: tuple[Callable[[Any], dict[str, float]], ...] = (
+    _memory,
+    lambda handle: {"utilization_percentage": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)},
+    lambda handle: {"power_usage_watts": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000},
+    lambda handle: {"temperature_celsius": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))},
+    lambda handle: {"sm_clock_mhz": float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM))},
+)
 
 
 def _multiprocessors(gpus: int) -> list[int]:

@@ -56,15 +56,16 @@ def run_training(
         WorkerError: a worker failed.
         Interrupted: a signal ended the training.
     """
-    for name, value in fast.ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     placement = place(strategy, params.train, gpus=count_gpus(), cores=count_cores())
+    if placement.device_type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either
     key = new_key(f"{strategy}-{numerics}")
     log = None
     if start_sender is not None:
         log = RunLog(LOGS / f"{key}.jsonl")
         log.event(
             "start",
+            tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"),
             run=key,
             strategy=strategy,
             numerics=numerics,
@@ -94,6 +95,7 @@ def run_training(
 
 def launch(function: Callable[..., None], job: object, workers: int, *, debug: bool = False) -> None:
     """Run ``function(job, scratch)`` in so many forked workers and wait; the first failure ends them all."""
+    fast.prepare_environment()
     if not debug:
         _silence_launcher()
     sys.stdout.flush()
@@ -126,12 +128,19 @@ def _enter(function: Callable[..., None], job: object, scratch: Path) -> None:
     function(job, scratch)
 
 
+_SIGNAL_HINTS = {
+    "SIGKILL": "the kernel may have been out of memory: see dmesg",
+    "SIGABRT": "NCCL ends a rank like this that waited longer than train.timeout_s for another; see NCCL_DEBUG=INFO",
+    "SIGBUS": "shared memory may be full: give the container more with --shm-size or --ipc=host",
+}
+
+
 def _failure(error: ChildFailedError, folder: Path, *, debug: bool) -> SamebitsError:
     """The root cause: a worker that a signal ended, else the first error that a worker left behind."""
     rank, first = min(error.failures.items(), key=lambda item: item[1].timestamp)
     if first.exitcode < 0:
         name = signal.Signals(-first.exitcode).name
-        hint = "the kernel may have been out of memory: see dmesg" if name == "SIGKILL" else "run with --debug"
+        hint = _SIGNAL_HINTS.get(name, "run with --debug")
         return WorkerError(f"the worker of rank {rank} was ended by {name}", hint=hint)
     reports: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
     if not reports:

@@ -62,32 +62,29 @@ class Slices:
         return {"median": middle, "low": min(repeats["low"], middle), "high": max(repeats["high"], middle)}
 
 
-def references(
-    model: nn.Module, data: Batch, card: Card, params: Params, numerics: FastNumerics, strategy: Strategy
-) -> dict[str, Trainable]:
-    """The two references, from copies of the untrained ``model``, on this worker's first device."""
+REFERENCES = ("single", "share")
+
+
+def reference(
+    name: str, model: nn.Module, data: Batch, card: Card, params: Params, numerics: FastNumerics, strategy: Strategy
+) -> Trainable:
+    """One of ``REFERENCES``, from a copy of the untrained ``model``, on this worker's first device."""
     accum, batch = params.train.grad_accum_steps, params.train.global_batch_size
+    rows = batch // accum if name == "single" else strategy.placement.rows_per_device
     placement = replace(
         strategy.placement,
         strategy="single",
         devices=(strategy.device.index or 0,),
         devices_used=1,
-        rows_per_device=batch // accum,
+        rows_per_device=rows,
         world_size=1,
         backend=None,
         labels=(),
     )
-    shares = {"single": batch, "share": strategy.placement.rows_per_device * accum}
-    return {
-        name: Trainable(
-            copy.deepcopy(model),
-            Batches(data, card, seed=params.seed, global_batch_size=share, accum=accum, device=strategy.device),
-            SingleDeviceStrategy(placement, params.train),
-            type(numerics)(params.train, strategy.device, card.loss),
-            params,
-        )
-        for name, share in shares.items()
-    }
+    batches = Batches(data, card, seed=params.seed, global_batch_size=rows * accum, accum=accum, device=strategy.device)
+    alone = type(numerics)(params.train, strategy.device, card.loss)
+    copied = copy.deepcopy(model).to(strategy.device)
+    return Trainable(copied, batches, SingleDeviceStrategy(placement, params.train), alone, params)
 
 
 def time_slices(

@@ -142,13 +142,17 @@ def _sharing(count: int, existing: int, device_type: str) -> list[Label]:
     return [Label("oversubscribed", f"{count} workers share {existing} {kind}{'s' if existing > 1 else ''}")]
 
 
-def not_applied(train: Train, placement: Placement) -> dict[str, str]:
-    """Settings that are right but do nothing in this training, each with the reason."""
+def not_applied(train: Train, placement: Placement, *, tf32: bool) -> dict[str, str]:
+    """Settings that are right but do nothing in this training, each with the reason; ``tf32``: the GPU has it."""
     found = {}
     if train.compile and placement.strategy == "dp":
         found["train.compile"] = "torch.compile is not combined with DataParallel"
     if train.precision == "tf32" and placement.device_type == "cpu":
         found["train.precision"] = "tf32 is a mode of NVIDIA GPUs; float32 was used"
+    elif train.precision == "tf32" and not tf32:
+        found["train.precision"] = "this GPU is older than tf32 (compute capability 8.0); float32 was used"
+    if train.ddp.static_graph and train.grad_accum_steps > 1 and placement.strategy == "ddp":
+        found["train.ddp.static_graph"] = "PyTorch cannot combine it with gradient accumulation"
     if train.optimizer.name == "adamw" and train.optimizer.momentum:
         found["train.optimizer.momentum"] = "AdamW has no momentum setting"
     if train.num_devices != "auto" and train.num_devices > placement.num_devices:

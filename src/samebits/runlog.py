@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import secrets
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -51,30 +50,30 @@ class RunLog:
         os.close(self._fd)
 
 
-def start_sender(log: Path) -> subprocess.Popen[bytes]:
-    """Start the process that delivers ``log`` to MLflow; it outlives this one if it has to.
+def start_sender(log: Path) -> None:
+    """Start the process that delivers ``log`` to MLflow; nobody waits for it, and it outlives this one if it has to.
 
     It is called by its module's name, so that nothing which trains depends on the tracking code.
     """
-    with log.with_suffix(".sender.log").open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "samebits.tracking", str(log)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    output = str(log.with_suffix(".sender.log"))
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-m", "samebits.tracking", str(log)],
+        os.environ,
+        setsid=True,
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+    )
 
 
-def record_comparison(comparison: dict[str, Any], wait_seconds: float = 60) -> bool:
-    """Send a comparison's figures to the runs it compares; False if that takes longer than ``wait_seconds``."""
-    log = RunLog(LOGS / f"{new_key('comparison')}.jsonl")
-    experiment = comparison["params"]["tracking"]["experiment"]
-    log.event("comparison", rows=comparison["rows"], experiment=experiment)
-    log.event("end", status="FINISHED")
-    sender = start_sender(log.path)
-    log.close()
-    try:
-        return sender.wait(wait_seconds) == 0
-    except subprocess.TimeoutExpired:
-        return False
+def writer_gone(log: Path) -> bool:
+    """Whether no process has the log open for writing any more."""
+    with log.open("rb") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from samebits.errors import WorkerError
+from samebits.host import count_cores
 from samebits.numerics.random import derive
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class SingleDeviceStrategy:
             torch.set_num_threads(1)
         else:
             torch.cuda.set_device(self.device)
+            torch.set_num_threads(max(1, count_cores() // self.world_size))  # ranks share the cores that feed them
 
     def close(self) -> None:
         """Release what ``setup`` took."""
@@ -140,7 +142,7 @@ class DDPStrategy(SingleDeviceStrategy):
             module,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
-            static_graph=options.static_graph,
+            static_graph=options.static_graph and self._train.grad_accum_steps == 1,
             bucket_cap_mb=options.bucket_cap_mb,
         )
 

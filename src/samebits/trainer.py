@@ -35,15 +35,22 @@ class Tracker(Protocol):
 
 
 class Snapshot:
-    """The parameters and all buffers of a model, also those that are not saved with its weights."""
+    """The parameters and all buffers of a model, also those that are not saved with its weights.
+
+    Kept in the host's memory, so that a GPU's peak is the training's own.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._values = [tensor.detach().clone() for tensor in self._tensors()]
+        self._values = [tensor.detach().to("cpu", copy=True) for tensor in self._tensors()]
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from self._model.parameters()
         yield from self._model.buffers()
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters' values, in the model's order."""
+        return self._values[: sum(1 for _ in self._model.parameters())]
 
     def restore(self) -> None:
         """Put the values back in place and forget gradients."""
@@ -112,8 +119,7 @@ class Trainable:
     def reset(self) -> None:
         """Return to the initial state: weights, buffers, optimizer, gradient scale and random streams."""
         self._initial.restore()
-        self.optimizer.state.clear()
-        self.numerics.reset()
+        self.numerics.reset(self.optimizer)
         self.strategy.seed(self._params.seed)
 
 

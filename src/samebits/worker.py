@@ -20,13 +20,15 @@ from samebits.data.batches import Batches, load_split, on_device
 from samebits.data.card import read_card
 from samebits.errors import SamebitsError, WorkerError
 from samebits.files import write_json, write_text
-from samebits.measurement import Slices, references, time_slices
+from samebits.host import host_facts
+from samebits.measurement import REFERENCES, Slices, reference, time_slices
 from samebits.memory import peak_gib, reset_peak
 from samebits.metrics import percentile, spread
 from samebits.models.build import build_model
 from samebits.numerics.fast import FastNumerics
 from samebits.placement import Placement, not_applied
 from samebits.progress import Progress
+from samebits.rounding import Rounding, measure_rounding
 from samebits.strategies import make_strategy
 from samebits.trainer import Snapshot, Trainable, Training, train, warm_up
 
@@ -72,11 +74,17 @@ class Worker:
         self.strategy: Strategy = make_strategy(job.placement, job.params.train)
         self.model: nn.Module | None = None
         self.notes = list(job.placement.notes)
+        self.host: dict[str, object] = {}
 
     def run(self) -> None:
         """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
         strategy, params, card = self.strategy, self.params, self.card
         strategy.setup()
+        if strategy.rank == 0:
+            self.host = host_facts()  # here, because where there are GPUs it starts CUDA
+            self._log(
+                "setup", host=self.host, data=card.model_dump(mode="json"), data_dir=str(self.job.data_dir.resolve())
+            )
         numerics = FastNumerics(params.train, strategy.device, card.loss)
         numerics.configure()
         strategy.seed(params.seed)
@@ -92,14 +100,23 @@ class Worker:
         progress.close()
         peaks = strategy.gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
         weights = save_weights(model, self.job.out_dir / "model.safetensors") if strategy.rank == 0 else ""
+        final = Snapshot(model)
+        strategy.barrier()  # saving a large model must not count as waiting for what comes next
         slices, slices_problem = self._slices(own, untrained, data, numerics, training, step_seconds)
+        rounding = None
+        if params.train.repeats > 1:
+            rounding = measure_rounding(own, training.losses, final, seed=params.seed, step_seconds=step_seconds)
         times = torch.tensor(training.step_seconds, dtype=torch.float64, device=strategy.device)
         slowest = strategy.gather(times).amax(dim=0).tolist()
         total = torch.tensor([training.seconds], dtype=torch.float64, device=strategy.device)
         seconds = float(strategy.gather(total).max())
         if strategy.rank == 0:
             timing = _timing(params, seconds, slowest, slices, peaks.flatten().tolist())
-            self._write(training, timing, slowest, slices, slices_problem, weights)
+            self._write(training, timing, slowest, slices, slices_problem, rounding, weights)
+
+    def _log(self, event: str, **values: Any) -> None:
+        if self.job.log:
+            self.job.log.event(event, **values)
 
     def _copy_for_references(self, model: nn.Module) -> nn.Module | None:
         wanted = self.job.placement.may_speed_up and self.params.train.repeats > 1 and self.strategy.rank == 0
@@ -141,20 +158,33 @@ class Worker:
         if not repeats:
             return None, "train.repeats is 1"
         others: dict[str, Trainable] = {}
-        if untrained is not None:
-            try:
-                others = references(untrained.to(strategy.device), data, self.card, self.params, numerics, strategy)
-                for job in others.values():
-                    warm_up(job, WARM_UP_STEPS[strategy.device.type])
-            except torch.OutOfMemoryError:
-                others = {}
-        flag = torch.tensor([float(bool(others))], dtype=torch.float64, device=strategy.device)
-        names = ["single", "share"] if bool(strategy.gather(flag)[0].item()) else []
         problem = None
-        if not names and self.job.placement.may_speed_up:
-            problem = "the whole batch does not fit on one device"
+        if self.job.placement.may_speed_up:
+            for name in REFERENCES:
+                made = self._reference(name, untrained, data, numerics) if untrained is not None else None
+                if made is not None:
+                    others[name] = made
+                # Every rank meets here after each reference, so that none waits for all of them at once.
+                fits = torch.tensor([float(made is not None)], dtype=torch.float64, device=strategy.device)
+                if not strategy.gather(fits)[0].item():
+                    problem = "the references do not fit on one device beside the training"
+        names = [] if problem or not self.job.placement.may_speed_up else list(REFERENCES)
+        if problem:
+            others.clear()
         slices = time_slices(own, others, names, training.losses, step_seconds=step_seconds, repeats=repeats)
         return slices, problem
+
+    def _reference(self, name: str, model: nn.Module, data: Batch, numerics: FastNumerics) -> Trainable | None:
+        try:
+            made = reference(name, model, data, self.card, self.params, numerics, self.strategy)
+            warm_up(made, WARM_UP_STEPS[self.strategy.device.type])
+        except torch.OutOfMemoryError:
+            return None
+        return made
+
+    def _has_tf32(self) -> bool:
+        device = self.strategy.device
+        return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
     def _write(
         self,
@@ -163,6 +193,7 @@ class Worker:
         step_seconds: list[float],
         slices: Slices | None,
         slices_problem: str | None,
+        rounding: Rounding | None,
         weights: str,
     ) -> None:
         job, model, out = self.job, self.model, self.job.out_dir
@@ -177,11 +208,14 @@ class Worker:
             "numerics": job.numerics,
             "placement": job.placement.as_dict(),
             "notes": self.notes,
-            "not_applied": not_applied(self.params.train, job.placement),
+            "not_applied": not_applied(self.params.train, job.placement, tf32=self._has_tf32()),
             "speedup_unavailable": _why_no_speedup(job.placement, slices, slices_problem),
             "first_unrepeated_step": slices.first_difference if slices else None,
+            "rounding": rounding,
             "weights_sha256": weights,
             "data_sha256": self.card.sha256,
+            "host": self.host,
+            "data": self.card.model_dump(mode="json"),
             "model_parameters": sum(p.numel() for p in model.parameters()),
             "params": self.params.model_dump(mode="json"),
             "measurement": {
@@ -192,8 +226,7 @@ class Worker:
             },
         }
         write_json(out / "run.json", record)
-        if job.log:
-            job.log.event("result", timing=timing, out_dir=str(out.resolve()), weights_sha256=weights)
+        self._log("result", run=job.key, timing=timing, out_dir=str(out.resolve()), weights_sha256=weights)
 
 
 def _timing(

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from conftest import MODEL_OF_TASK, small
-from samebits.compare import read_losses
 from samebits.data import batches as feeding
 from samebits.data.batches import Batches, load_split, on_device
 from samebits.data.card import read_card
 from samebits.files import sha256
 from samebits.host import count_gpus, host_facts
 from samebits.params import parse_params
+from samebits.records import read_losses
 from samebits.timing import StepClock
 
 pytestmark = pytest.mark.gpus(1)
@@ -100,8 +100,14 @@ def test_compile(strategy, stage, data_dir):
 
 
 def test_out_of_memory_is_explained(stage, data_dir):
-    model = {"name": "wide_mlp", "kwargs": {"hidden": [200_000, 200_000]}}  # 149 GiB of weights
-    params = stage.write_params(small(model=model))
+    (stage.folder / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x) + torch.empty(1 << 42, device=x.device)[0]\n"
+        "def make():\n    return Net(128, 10)\n"
+    )
+    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
     done = stage.fresh("train", "--strategy", "single", "--no-tracking", "--data-dir", str(data_dir(params)))
     assert done.returncode == 3
     assert "out of memory on " in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -69,7 +70,7 @@ class Batches:
     ``DataParallel`` cuts them.
 
     Data that is on the device (see ``on_device``) stays there. Otherwise the next micro-batch is gathered into
-    pinned memory and copied while the device works on the one before.
+    pinned memory and copied on a stream of its own while the device works on the one before.
     """
 
     def __init__(
@@ -97,6 +98,9 @@ class Batches:
         self._order_device = device if self.resident else torch.device("cpu")
         self._staged: tuple[tuple[int, int], Batch] | None = None
         self._accum = accum
+        self._copies: torch.cuda.Stream | None = None
+        if device.type == "cuda" and not self.resident:
+            self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def micro_batch(self, step: int, index: int) -> Batch:
         """Inputs and targets of micro-batch ``index`` of ``step``, on the device; steps count from 0."""
@@ -105,6 +109,11 @@ class Batches:
             return model_inputs(self._inputs.index_select(0, rows), self._card), self._targets.index_select(0, rows)
         here = (step, index)
         batch = self._staged[1] if self._staged and self._staged[0] == here else self._stage(step, index)
+        if self._copies is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._copies)
+            for tensor in batch:
+                tensor.record_stream(current)  # its memory belongs to the other stream
         following = (step, index + 1) if index + 1 < self._accum else (step + 1, 0)
         self._staged = (following, self._stage(*following))
         return model_inputs(batch[0], self._card), batch[1]
@@ -119,11 +128,13 @@ class Batches:
 
     def _stage(self, step: int, index: int) -> Batch:
         """Gather into pinned memory and start the copy; the caching allocator keeps the block until it is done."""
+        context = torch.cuda.stream(self._copies) if self._copies is not None else nullcontext()
         rows = self._rows(step, index)
         pin = self._device.type == "cuda"
         staged = []
         for tensor in (self._inputs, self._targets):
             host = torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=pin)
             torch.index_select(tensor, 0, rows, out=host)
-            staged.append(host.to(self._device, non_blocking=True))
+            with context:
+                staged.append(host.to(self._device, non_blocking=True))
         return staged[0], staged[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,12 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # torch.cuda.is_available() must not start CUDA before the fork
 }
 """Variables to set before CUDA starts, where the user has not set them."""
+
+
+def prepare_environment() -> None:
+    """Set ``ENVIRONMENT``; called before anything may start CUDA."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 class ForwardPass(nn.Module):
@@ -70,10 +77,13 @@ class FastNumerics:
         """Set this process's precision and determinism; called once in a worker."""
         mode = "tf32" if self._train.precision == "tf32" else "ieee"
         torch.backends.cuda.matmul.fp32_precision = mode
+        torch.backends.cudnn.allow_tf32 = mode == "tf32"  # else reading it, as PyTorch's own code does, raises
         torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
+        torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time, and nothing reads it
+        # Filling costs time. What would read such memory is taken care of: see ``reset``.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def module(self, model: nn.Module) -> nn.Module:
         """What a strategy wraps."""
@@ -112,6 +122,16 @@ class FastNumerics:
         self._scaler.step(optimizer)
         self._scaler.update()
 
-    def reset(self) -> None:
-        """Forget the gradient scale that was reached."""
+    def reset(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget what the optimizer and the gradient scale have reached.
+
+        Under ``fp16`` SGD gets its momentum as zeros, which gives what its own first step would: a fused first
+        step that is skipped for an overflow would leave the buffer it allocated unwritten.
+        """
         self._scaler.load_state_dict(self._initial_scale)
+        optimizer.state.clear()
+        chosen = self._train.optimizer
+        if self._train.precision == "fp16" and chosen.name == "sgd" and chosen.momentum:
+            for group in optimizer.param_groups:
+                for p in group["params"]:
+                    optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)

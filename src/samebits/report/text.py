@@ -1,0 +1,126 @@
+"""What a comparison says, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+LABELS = {
+    "fallback": "PyTorch ran the plain module: nothing was parallel, and no speed-up is claimed.",
+    "oversubscribed": "Several workers shared one device. This shows that the strategy works, not what it gains.",
+    "one_device": "One device was used, so there was nothing to share the work with.",
+    "unused_devices": "Some devices got no samples, because DataParallel cuts a batch into equal chunks.",
+    "noisy": "Repeats differed by more than 15%: something else was using the host. Times are less certain.",
+    "not_repeatable": "Training again on this host gave other losses: an operation of the model is not deterministic.",
+}
+"""What each label means for a reader."""
+
+
+def name_of(row: dict[str, Any]) -> str:
+    """Strategy and numerics."""
+    return f"{row['strategy']}-{row['numerics']}"
+
+
+def devices_of(row: dict[str, Any]) -> str:
+    """Devices in words: ``2 GPUs``."""
+    kind = "GPU" if row["device_type"] == "cuda" else "CPU device"
+    return f"{row['devices_used']} {kind}{'s' if row['devices_used'] != 1 else ''}"
+
+
+def headline(comparison: dict[str, Any]) -> str:
+    """What was compared, and where."""
+    host = comparison["host"]
+    gpus = [gpu["name"] for gpu in host["gpus"]]
+    device = f"{len(gpus)} x {gpus[0]}" if gpus else f"{host['cpu']['model']}, {host['cpu']['cores']} cores, no GPU"
+    return (
+        f"{comparison['model']} on {comparison['task']}, global batch {comparison['global_batch_size']}, "
+        f"{comparison['steps']} steps; {device}; torch {host['torch']}"
+    )
+
+
+def percent(value: float) -> str:
+    """A share as whole percents."""
+    return f"{100 * value:.0f}%"
+
+
+def fastest(comparison: dict[str, Any]) -> dict[str, Any]:
+    """The row with the highest speed-up in the first numerics; ``single`` counts as 1."""
+    rows = comparison["rows"]
+    rows = [row for row in rows if row["numerics"] == rows[0]["numerics"] and row["speedup"]] or rows[:1]
+    return max(rows, key=lambda row: row["speedup"]["median"] if row["speedup"] else 0)
+
+
+def say_fastest(comparison: dict[str, Any]) -> str:
+    """Which strategy to use here."""
+    best = fastest(comparison)
+    if best["strategy"] == "single":
+        others = [row for row in comparison["rows"] if row["speedup"] and row["strategy"] != "single"]
+        why = "no other strategy beat one device" if others else "no other strategy could use more than one device"
+        return f"Fastest here is {name_of(best)}, {best['training_seconds']:.2f} s: {why}."
+    return (
+        f"Fastest here is {name_of(best)} on {devices_of(best)}: {best['speedup']['median']:.2f} times the speed of "
+        f"single, {best['training_seconds']:.2f} s."
+    )
+
+
+def say_speed(row: dict[str, Any]) -> str:
+    """What a strategy bought, and what it could have."""
+    if row["strategy"] == "single":
+        return f"{name_of(row)} on {devices_of(row)} is what the others are measured against."
+    if row["speedup"] is None:
+        return f"{name_of(row)} has no speed-up: {row['speedup_unavailable']}."
+    speedup, text = row["speedup"], f"{name_of(row)} on {devices_of(row)} ran at "
+    text += f"{speedup['median']:.2f} times the speed of single"
+    if speedup["low"] != speedup["high"]:
+        text += f" ({speedup['low']:.2f} to {speedup['high']:.2f})"
+    text += f", {percent(row['scaling_efficiency'])} of what {row['devices_used']} devices could give"
+    if row["bound"]:
+        text += f"; without communication it would be {row['bound']['median']:.2f}"
+        if row["bound"]["median"] > speedup["median"]:
+            lost = 1 - speedup["median"] / row["bound"]["median"]
+            text += f", so {percent(lost)} is lost to communication"
+    return text + "."
+
+
+def say_sameness(comparison: dict[str, Any]) -> str:
+    """Whether all runs are the same model."""
+    verdicts = [(name_of(row), row["verdict"]) for row in comparison["rows"] if row["verdict"]]
+    if not verdicts:
+        return "One run alone: there is nothing to compare it with."
+    order = ["bitwise", "within tolerance", "diverged"]
+    name, worst = max(verdicts, key=lambda item: order.index(item[1]["grade"]))
+    if worst["grade"] == "bitwise":
+        return "Same model: yes, bit by bit, under every strategy."
+    sentence = f"{name} against {worst['against']}: {'; '.join(worst['sentences'])}."
+    if worst["grade"] == "within tolerance":
+        return f"Same model: yes, within what rounding explains. The largest difference is {sentence}"
+    return f"Same model: NO. {sentence}"
+
+
+def answers(comparison: dict[str, Any]) -> list[str]:
+    """The short answers: what is fastest, what each strategy bought, whether it is the same model."""
+    speeds = [say_speed(row) for row in comparison["rows"] if row["strategy"] != "single"]
+    return [say_fastest(comparison), *speeds, say_sameness(comparison)]
+
+
+def remarks(comparison: dict[str, Any]) -> list[str]:
+    """What a reader must know beside the figures: labels, notes, settings that were not applied."""
+    return [text for row in comparison["rows"] for text in row_remarks(row)]
+
+
+def row_remarks(row: dict[str, Any]) -> list[str]:
+    """The remarks on one run."""
+    name = name_of(row)
+    found = [f"{name}: {label['kind'].replace('_', ' ')}: {label['text']}" for label in row["labels"]]
+    if row["speedup"] is None and row["speedup_unavailable"] not in [label["text"] for label in row["labels"]]:
+        found.append(f"{name}: no speed-up: {row['speedup_unavailable']}")
+    found += [f"{name}: {note}" for note in row["notes"]]
+    return found + [f"{name}: {key} was not applied: {why}" for key, why in row["not_applied"].items()]
+
+
+def describe_row(row: dict[str, Any]) -> str:
+    """A run's description in Markdown."""
+    lines = [say_speed(row), f"Test loss {row['eval_loss']:.4f}, {100 * row['above_floor']:+.1f}% from the floor."]
+    if row["verdict"]:
+        lines += [f"Against {row['verdict']['against']}: **{row['verdict']['grade']}**."]
+        lines += [f"- {sentence}" for sentence in row["verdict"]["sentences"]]
+    return "\n\n".join(lines) + "\n\n" + "\n".join(f"- {remark}" for remark in row_remarks(row))

@@ -1,0 +1,88 @@
+"""How far rounding alone takes a training: the same steps from weights that are changed as little as rounding does.
+
+Two runs that add the same numbers in another order differ by a rounding at first; training amplifies that, by how much
+depends on the model and its settings. So it is measured: the twin's losses beside the training's give the size that a
+difference may have at each step without meaning anything else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypedDict
+
+import torch
+
+from samebits.errors import UserError
+from samebits.metrics import relative_difference
+from samebits.numerics.random import Stream
+from samebits.progress import Progress
+from samebits.trainer import train
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from samebits.trainer import Snapshot, Trainable
+
+PERTURBATION = 2.0**-18  # of each weight, at most: 64 units in the last place, so that ReLUs switch as they would
+TWIN_SECONDS = 3.0
+TWIN_SHARE = 0.1  # of the training, if that is more
+_RISE = 1.2  # of the envelope between two points that are kept
+
+
+class Rounding(TypedDict):
+    """``losses`` holds [step, relative difference] where the largest so far rises; ``steps`` is how far the twin went.
+
+    ``weights`` is the largest relative difference of a tensor at the end, None if the twin did not get there.
+    """
+
+    perturbation: float
+    steps: int
+    losses: list[list[float]]
+    weights: float | None
+
+
+def measure_rounding(
+    job: Trainable, losses: list[float], final: Snapshot, *, seed: int, step_seconds: float
+) -> Rounding | None:
+    """Train a twin for as many steps as there is time for; None if its loss is not finite.
+
+    ``losses`` are the training's and ``final`` its last weights. Every rank must call it with the same
+    ``step_seconds``.
+    """
+    budget = max(TWIN_SECONDS, TWIN_SHARE * len(losses) * step_seconds)
+    steps = max(1, min(len(losses), int(budget / max(step_seconds, 1e-9))))
+    job.reset()
+    _perturb(job.model, seed)
+    try:
+        twin = train(job, steps, step_seconds=step_seconds, tracker=Progress("", steps, shown=False)).losses
+    except UserError:
+        return None
+    weights = _largest_difference(job.model, final) if steps == len(losses) else None
+    return {"perturbation": PERTURBATION, "steps": steps, "losses": envelope(losses, twin), "weights": weights}
+
+
+def envelope(losses: list[float], twin: list[float]) -> list[list[float]]:
+    """[step, difference] wherever the largest relative difference so far rises, steps from 1."""
+    points: list[list[float]] = []
+    for step, (a, b) in enumerate(zip(losses, twin, strict=False), start=1):
+        difference = relative_difference(a, b)
+        if difference > (points[-1][1] * _RISE if points else 0.0):
+            points.append([step, float(f"{difference:.3g}")])
+    return points
+
+
+def _perturb(model: nn.Module, seed: int) -> None:
+    """Multiply each weight by 1 plus or minus at most PERTURBATION, the same on every rank and host."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            draws = Stream(seed, "rounding", name).uniform(p.numel())
+            factors = 1.0 + PERTURBATION * (2.0 * torch.from_numpy(draws) - 1.0)
+            p.mul_(factors.reshape(p.shape).to(p.device, p.dtype))
+
+
+def _largest_difference(model: nn.Module, final: Snapshot) -> float:
+    largest = 0.0
+    for p, value in zip(model.parameters(), final.parameters(), strict=True):
+        a, b = p.detach().cpu().double(), value.double()
+        scale = max(float(a.norm()), float(b.norm()))
+        largest = max(largest, float((a - b).norm()) / scale if scale else 0.0)
+    return float(f"{largest:.3g}")

@@ -1,0 +1,1 @@
+"""MLflow: local logs are delivered to it by a process of its own, and runs are recorded again from their files."""

@@ -1,0 +1,126 @@
+"""The sender: one process for a repository, which delivers its logs to MLflow while trainings go on.
+
+It keeps out of a training's way: it has the lowest priority, and does nothing during the first seconds of a training,
+so that a short one has the host to itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from samebits.files import write_json
+from samebits.provenance import capture
+from samebits.runlog import LOGS, start_sender, writer_gone
+from samebits.tracking.comparison import log_comparison
+from samebits.tracking.delivery import Delivery, deliver
+from samebits.tracking.store import locked
+from samebits.tracking.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POLL_SECONDS = 0.5
+RETRY_SECONDS = 3.0
+YOUNG_SECONDS = 10.0
+LINGER_SECONDS = 20.0  # the next stage of a pipeline finds a sender that is ready
+GIVE_UP_SECONDS = 60.0  # of a store that is away, after the last writer; the next start or `track sync` delivers
+
+_LOCK = LOGS.parent / "sender.lock"
+
+
+def run(log: Path) -> None:
+    """Note where ``log`` comes from; then deliver all logs, unless another sender is doing that."""
+    os.nice(19)
+    write_json(log.with_suffix(".provenance.json"), capture(log.with_suffix(".patch")))
+    with locked(_LOCK):
+        if not Delivery(log).done:  # the sender before this one may have seen to it
+            Sender().serve()
+
+
+def hand_over(comparison: dict[str, Any], *, reports: Path, runs: Path, wait_seconds: float) -> bool:
+    """Have a comparison delivered; False if that takes longer than ``wait_seconds``."""
+    log = log_comparison(comparison, reports=reports, runs=runs)
+    start_sender(log)
+    deadline = time.monotonic() + wait_seconds
+    while not Delivery(log).done:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return Delivery(log).state["refused"] is None
+
+
+class Sender:
+    """Delivers every log of the repository until there is nothing left to do."""
+
+    def __init__(self) -> None:
+        self._telemetry: dict[Path, Telemetry] = {}
+        self._done: set[Path] = set()
+        self._said: dict[Path, str] = {}
+
+    def serve(self) -> None:
+        """Deliver until no writer is left and all is delivered, or the store was away for too long."""
+        idle_since = time.monotonic()
+        while True:
+            waiting = self._undelivered()
+            alive = [log for log in waiting if not writer_gone(log)]
+            if alive:
+                idle_since = time.monotonic()
+            pause = POLL_SECONDS
+            if not any(_is_young(log) for log in alive):
+                self._watch(alive)
+                if not self._deliver(waiting):
+                    pause = RETRY_SECONDS
+                waiting = self._undelivered()
+            idle = time.monotonic() - idle_since
+            if not alive and idle > (GIVE_UP_SECONDS if waiting else LINGER_SECONDS):
+                return
+            time.sleep(pause)
+
+    def _undelivered(self) -> list[Path]:
+        """Logs that MLflow does not have whole, the oldest first."""
+        logs = [log for log in sorted(LOGS.glob("*.jsonl")) if log not in self._done]
+        self._done |= {log for log in logs if Delivery(log).done}
+        return [log for log in logs if log not in self._done]
+
+    def _deliver(self, logs: list[Path]) -> bool:
+        """Deliver what each log has now; False if a store was not there, which is then not asked again at once."""
+        away = set()
+        for log in logs:
+            uri = Delivery(log).uri
+            if uri in away:
+                continue
+            try:
+                deliver(log, self._telemetry.get(log))
+            except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, it may pass
+                away.add(uri)
+                if self._said.get(log) != str(error):
+                    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {log.name}: {error}\n")
+                    self._said[log] = str(error)
+        return not away
+
+    def _watch(self, alive: list[Path]) -> None:
+        """Sample the host beside each training that goes on."""
+        for log in alive:
+            if log not in self._telemetry and (event := _first_event(log)):
+                placement = event["placement"]
+                self._telemetry[log] = Telemetry(placement["devices"] if placement["device_type"] == "cuda" else [])
+                self._telemetry[log].start()
+        for log in self._telemetry.keys() - set(alive):
+            self._telemetry.pop(log).stop()
+
+
+def _first_event(log: Path) -> dict[str, Any] | None:
+    """The start of a training; None if that is not written yet, or if the log is a comparison's."""
+    with log.open(encoding="utf-8") as stream:
+        line = stream.readline()
+    event: dict[str, Any] = json.loads(line) if line.endswith("\n") else {}
+    return event if event.get("event") == "start" else None
+
+
+def _is_young(log: Path) -> bool:
+    event = _first_event(log)
+    return event is not None and time.time() - event["time_ms"] / 1000 < YOUNG_SECONDS
