@@ -1,9 +1,10 @@
-"""Stage ``compare``: put the runs beside each other, as data and as a table."""
+"""Stage compare: put the runs beside each other, as data and as a table."""
 
 from pathlib import Path
 
 import click
 
+from samebits.commands import HELP_OPTIONS
 from samebits.compare import compare
 from samebits.errors import exit_on_error
 from samebits.files import write_json, write_text
@@ -12,7 +13,7 @@ from samebits.report.table import markdown, show
 from samebits.tracking.sender import hand_over
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__, context_settings=HELP_OPTIONS)
 @click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
 @click.option("--out-dir", default="reports", show_default=True, help="Folder to write.")
 @click.option("--no-tracking", is_flag=True, help="Leave no trace in MLflow.")

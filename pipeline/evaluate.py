@@ -1,16 +1,19 @@
-"""Stage ``evaluate``: the loss and accuracy of a trained model on the whole test split."""
+"""Stage evaluate: the loss and accuracy of a trained model on the whole test split."""
 
 from pathlib import Path
+from typing import get_args
 
 import click
 
+from samebits.commands import HELP_OPTIONS
 from samebits.errors import exit_on_error
 from samebits.params import load_params
+from samebits.params.schema import NumericsName, StrategyName
 
 
-@click.command(help=__doc__)
-@click.option("--strategy", default="single", show_default=True, help="Which run to evaluate.")
-@click.option("--numerics", default="fast", show_default=True)
+@click.command(help=__doc__, context_settings=HELP_OPTIONS)
+@click.option("--strategy", type=click.Choice(get_args(StrategyName)), required=True, help="Which run to evaluate.")
+@click.option("--numerics", type=click.Choice(get_args(NumericsName)), default="fast", show_default=True)
 @click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
 @click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
 @click.option("--out-dir", default=None, help="Folder of the run.  [default: runs/STRATEGY-NUMERICS]")

@@ -1,19 +1,21 @@
-"""Stage ``host``: write what DVC cannot see, so that a change of it reruns what depends on it.
+"""Stage host: write what DVC cannot see, so that a change of it reruns what depends on it.
 
-``host.json`` holds the stable facts of this host, ``source.json`` the hash of the user's own model source.
+host.json holds the stable facts of this host, source.json the hash of the user's own model source.
 """
 
 from pathlib import Path
 
 import click
 
+from samebits.commands import HELP_OPTIONS
 from samebits.errors import UserError, exit_on_error
 from samebits.files import sha256_tree, write_json
-from samebits.host import host_facts
+from samebits.host import count_cores, count_gpus, host_facts
 from samebits.params import load_params, require_every_key
+from samebits.placement import place
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__, context_settings=HELP_OPTIONS)
 @click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(params_file: str, debug: bool) -> None:
@@ -23,6 +25,8 @@ def main(params_file: str, debug: bool) -> None:
         source = params.model.source
         if source and not Path(source).exists():
             raise UserError(f"{params_file}: model.source: {source}: no such file or folder", hint="correct the path")
+        for strategy in params.train.strategies:  # a count that does not exist is told before anything trains
+            place(strategy, params.train, gpus=count_gpus(), cores=count_cores())
         write_json(Path("source.json"), {"source": source, "sha256": sha256_tree(Path(source)) if source else None})
         write_json(Path("host.json"), host_facts())
 

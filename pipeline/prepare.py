@@ -1,15 +1,16 @@
-"""Stage ``prepare``: draw the data set that params.yaml describes."""
+"""Stage prepare: draw the data set that params.yaml describes."""
 
 from pathlib import Path
 
 import click
 
+from samebits.commands import HELP_OPTIONS
 from samebits.data.prepare import prepare
 from samebits.errors import exit_on_error
 from samebits.params import load_params
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__, context_settings=HELP_OPTIONS)
 @click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
 @click.option("--out-dir", default="data", show_default=True, help="Folder to write.")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")

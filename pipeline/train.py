@@ -1,18 +1,19 @@
-"""Stage ``train``: train the model of params.yaml under one strategy, and time it."""
+"""Stage train: train the model of params.yaml under one strategy, and time it."""
 
 from pathlib import Path
 from typing import get_args
 
 import click
 
+from samebits.commands import HELP_OPTIONS
 from samebits.errors import exit_on_error
 from samebits.params import load_params, with_num_devices
 from samebits.params.schema import NumericsName, StrategyName
 from samebits.runlog import start_sender
-from samebits.summary import describe_run
+from samebits.summary import describe_run, notes_of
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__, context_settings=HELP_OPTIONS)
 @click.option("--strategy", type=click.Choice(get_args(StrategyName)), required=True, help="How to use the devices.")
 @click.option("--numerics", type=click.Choice(get_args(NumericsName)), default="fast", show_default=True)
 @click.option("--num-devices", default=None, help="In place of train.num_devices: auto or a number.")
@@ -43,9 +44,10 @@ def main(
             data_dir=Path(data_dir),
             out_dir=out,
             start_sender=None if no_tracking else start_sender,
-            debug=debug,
         )
         click.echo(describe_run(out))
+        for note in notes_of(out):
+            click.echo(note, err=True)
 
 
 if __name__ == "__main__":

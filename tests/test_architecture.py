@@ -22,7 +22,7 @@ GROUPS = [
     {"evaluation", "checkpoint", "strategies", "diagnosis", "timing", "memory"},
     {"data", "models", "metrics", "placement"},
     {"numerics", "params", "host"},
-    {"errors", "files", "__init__"},
+    {"errors", "files", "commands", "__init__"},
 ]
 
 

@@ -34,6 +34,7 @@ def write_run(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), dev
         "not_applied": {},
         "speedup_unavailable": None,
         "first_unrepeated_step": None,
+        "initial_sha256": "initial",
         "weights_sha256": f"{strategy}-hash-0123456789",
         "data_sha256": "data",
         "params": PARAMS.model_dump(mode="json"),
@@ -136,6 +137,11 @@ def test_the_answers_in_words(dp, sentences, compared):
         (
             {"samples_per_sec_spread": spread(100.0, 80.0, 120.0)},
             "dp-fast: noisy: samples per second differed by 50% between repeats",
+        ),
+        (
+            {"initial_sha256": "other"},
+            "dp-fast: different start: its first weights are not those of single-fast: the factory draws numbers that "
+            "are not seeded",
         ),
         ({"notes": ["BatchNorm: mind"]}, "dp-fast: BatchNorm: mind"),
         ({"not_applied": {"train.compile": "no"}}, "dp-fast: train.compile was not applied: no"),

@@ -1,5 +1,7 @@
 """PyTorch's own words for the classic mistakes, as PyTorch raises them, and what becomes of them."""
 
+import runpy
+
 import pytest
 import torch
 from torch import nn
@@ -79,9 +81,9 @@ def trial(data_dir):
     card = read_card(data_dir(params) / "card.json")
     numerics = FastNumerics(params.train, torch.device("cpu"), card.loss)
 
-    def run(model, placement):
+    def run(model, placement, *, wants_ddp=False):
         batch = (torch.randn(placement.rows_per_device, 128), torch.zeros(placement.rows_per_device, dtype=torch.int64))
-        return diagnosis.trial_step(model, numerics, batch, card, placement)
+        return diagnosis.trial_step(model, numerics, batch, card, placement, wants_ddp=wants_ddp)
 
     return run
 
@@ -125,3 +127,20 @@ def test_notes(model, placement, notes, trial):
 def test_refusals(model, placement, message, trial):
     with pytest.raises(UserError, match=message):
         trial(model, placement)
+
+
+def test_what_ddp_would_refuse_is_refused_before_single_trains(trial):
+    with pytest.raises(UserError, match=r"leave ddp out of train\.strategies"):
+        trial(idle(), SINGLE, wants_ddp=True)
+
+
+def test_a_mistake_in_the_models_code_is_found_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("def forward(x):\n    return x @ x\n")
+    space = runpy.run_path(str(tmp_path / "net.py"))
+    with pytest.raises(RuntimeError) as caught:
+        space["forward"](torch.ones(2, 3))
+    found = diagnosis.explain(caught.value, placement=DDP, model=None)
+    assert type(found) is UserError
+    assert str(found).startswith("net.py:2: the model raised RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert "`python pipeline/train.py --strategy ddp --debug` shows the traceback" in str(found)

@@ -50,7 +50,7 @@ def test_the_hash_of_a_folder_is_of_its_names_and_bytes(tmp_path):
         (UserError("wrong", hint="right it"), 2, "error: wrong. hint: right it\n"),
         (HostError("wrong", hint="right it"), 3, "error: wrong. hint: right it\n"),
         (WorkerError("wrong", hint="right it"), 4, "error: wrong. hint: right it\n"),
-        (Interrupted(15), 143, "error: stopped by signal 15. hint: run the same command again\n"),
+        (Interrupted(15), 143, "error: stopped by SIGTERM. hint: run the same command again\n"),
         (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C. hint: run the same command again\n"),
     ],
 )

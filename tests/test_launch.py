@@ -109,7 +109,8 @@ def test_a_signal_to_the_launcher_ends_its_workers(signum, code, stage):
     assert process.returncode == code
     wait_for(lambda: not any(is_running(int(file.read_text())) for file in files), seconds=10)
     if signum != signal.SIGKILL:
-        assert stderr == f"error: stopped by signal {int(signum)}. hint: run the same command again\n"
+        name = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[signum]
+        assert stderr == f"error: stopped by {name}. hint: run the same command again\n"
 
 
 def test_a_killed_rank_ends_a_real_training(stage, data_dir):

@@ -105,10 +105,12 @@ def test_the_runs_are_in_mlflow(repository):
         f"client = mlflow.MlflowClient('sqlite:///{repository.folder}/mlflow.db')\n"
         "experiment = client.get_experiment_by_name('samebits').experiment_id\n"
         "runs = client.search_runs([experiment])\n"
-        "print(json.dumps([[r.data.tags['strategy'], r.info.status, r.data.metrics, r.data.tags] for r in runs]))\n"
+        "print(json.dumps([[r.data.tags.get('strategy', 'all'), r.info.status, r.data.metrics, r.data.tags]"
+        " for r in runs]))\n"
     )
     found = {run[0]: run[1:] for run in json.loads(repository("python", "-W", "ignore", "-c", code).splitlines()[-1])}
-    assert set(found) == {"single", "dp", "ddp"}
+    assert set(found) == {"single", "dp", "ddp", "all"}
+    assert found.pop("all")[0] == "FINISHED"
     for status, metrics, tags in found.values():
         assert status == "FINISHED"
         assert {"loss", "eval_loss", "accuracy", "samples_per_sec", "step_time_ms", "step_time_p95_ms"} <= set(metrics)
@@ -129,8 +131,8 @@ def test_a_second_call_installs_nothing_and_runs_nothing_but_the_host_stage(repo
     [
         ("src/samebits/trainer.py", {f"train@{name}-fast" for name in ("single", "dp", "ddp")}),
         ("src/samebits/numerics/random.py", {"prepare"} | TRAININGS),
-        ("src/samebits/tracking.py", set()),
-        ("src/samebits/report.py", {"compare"}),
+        ("src/samebits/tracking/recorder.py", set()),
+        ("src/samebits/report/text.py", {"compare"}),
         ("src/samebits/evaluation.py", {f"evaluate@{name}-fast" for name in ("single", "dp", "ddp")}),
     ],
 )

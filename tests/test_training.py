@@ -165,7 +165,7 @@ MISTAKES = [
     (user(7), "ddp", 2, "no gradient reaches idle"),
     (user(5), "single", 2, "the model returned str, expected a tensor"),
     (user(6), "single", 2, "the model returned shape (64, 6) for 64 samples, expected (64, 10)"),
-    (user(8, depth=2), "single", 2, "model.kwargs: mine:make: got an unexpected keyword argument 'depth'"),
+    (user(8, depth=2), "single", 2, "model.kwargs.depth: unknown key, mine:make takes width. hint: remove it"),
     ({"name": "mine:other", "source": "mine.py"}, "single", 2, "mine:other cannot be imported"),
     ({"name": "mine:make", "source": "theirs.py"}, "single", 2, "model.source: theirs.py: no such file or folder"),
     ({"name": "json:loads", "source": "mine.py"}, "single", 2, "model.source: mine.py does not hold"),
@@ -200,7 +200,7 @@ def test_more_devices_than_there_are(stage, data_dir):
 
 def test_wrong_parameters_end_before_anything_is_made(stage):
     (stage.folder / "params.yaml").write_text("train: {epochs: 0}\n")
-    for name, arguments in (("prepare", ()), ("train", ("--strategy", "single")), ("evaluate", ()), ("compare", ())):
+    for name, arguments in (("prepare", ()), ("train", ("--strategy", "single")), ("evaluate", ("--strategy", "dp")), ("compare", ())):
         done = stage(name, *arguments)
         assert done.returncode == 2
         assert done.stderr.startswith("error: params.yaml: train.epochs: got 0")
@@ -219,3 +219,25 @@ def test_static_graph_gives_way_to_accumulation(stage, data_dir):
     train(stage, data_dir(params), "ddp")
     run = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())
     assert list(run["not_applied"]) == ["train.ddp.static_graph"]
+
+
+RANDOM_MODEL = """
+import random, numpy as np, torch
+from torch import nn
+
+def make():
+    model = nn.Linear(128, 10)
+    with torch.no_grad():
+        model.bias += torch.from_numpy(np.random.randn(10)).float() + random.random() + {unseeded}
+    return model
+"""
+
+
+@pytest.mark.parametrize(("unseeded", "same"), [("0", True), ("float(np.random.default_rng().random())", False)])
+def test_numpys_and_pythons_own_draws_are_seeded_and_others_are_found(unseeded, same, stage, data_dir):
+    (stage.folder / "mine.py").write_text(RANDOM_MODEL.format(unseeded=unseeded))
+    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
+    for strategy in ("single", "dp"):
+        train(stage, data_dir(params), strategy)
+    files = [stage.folder / f"runs/{strategy}-fast/run.json" for strategy in ("single", "dp")]
+    assert (len({json.loads(file.read_text())["initial_sha256"] for file in files}) == 1) == same

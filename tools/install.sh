@@ -27,5 +27,6 @@ if [ -n "$links" ]; then
 elif grep -q '+cpu' "$lock" && "$python" -c 'import platform, sys; sys.exit(not (sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64"))'; then
     set -- --torch-backend cpu "$@"
 fi
+echo "installing $lock into .venv" >&2
 $uv pip install --quiet --python .venv/bin/python "$@"
 $uv pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .

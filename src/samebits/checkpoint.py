@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -28,6 +30,16 @@ def save_weights(model: nn.Module, path: Path) -> str:
     with atomic(path) as temporary:
         save_file(tensors, temporary)
     return sha256(path)
+
+
+def weights_digest(model: nn.Module) -> str:
+    """SHA-256 over names, types, shapes and bytes of a model's parameters and buffers."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        value = tensor.detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.view(-1).view(torch.uint8).numpy() if value.numel() else b"")
+    return digest.hexdigest()
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:

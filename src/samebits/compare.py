@@ -89,6 +89,9 @@ def _row(run_files: Run, evaluation: dict[str, Any], reference: Run) -> dict[str
     if step := run["first_unrepeated_step"]:
         text = f"a repeat on this host gave another loss at step {step}"
         labels.append({"kind": "not_repeatable", "text": text})
+    if run["initial_sha256"] != reference.record["initial_sha256"]:
+        text = f"its first weights are not those of {reference.name}: the factory draws numbers that are not seeded"
+        labels.append({"kind": "different_start", "text": text})
     return {
         "run": run["run"],
         "strategy": strategy,

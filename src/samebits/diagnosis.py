@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from samebits.errors import HostError, SamebitsError, UserError, WorkerError
+from samebits.errors import HostError, SamebitsError, UserError, WorkerError, place_of
 
 if TYPE_CHECKING:
     from samebits.data.batches import Batch
@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from samebits.placement import Placement
 
 
-def trial_step(model: nn.Module, numerics: FastNumerics, batch: Batch, card: Card, placement: Placement) -> list[str]:
+def trial_step(
+    model: nn.Module, numerics: FastNumerics, batch: Batch, card: Card, placement: Placement, *, wants_ddp: bool
+) -> list[str]:
     """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
 
-    The caller restores weights, buffers and random streams.
+    ``wants_ddp``: the model is to be trained under ``ddp`` too, so that what ddp refuses is refused now. The caller
+    restores weights, buffers and random streams.
 
     Raises:
-        UserError: the output does not fit the task, or under ``ddp`` a parameter gets no gradient.
+        UserError: the output does not fit the task, or a parameter gets no gradient, which ``ddp`` refuses.
     """
     rows = placement.rows_per_device
     inputs, targets = batch[0][:rows], batch[1][:rows]
@@ -42,10 +45,10 @@ def trial_step(model: nn.Module, numerics: FastNumerics, batch: Batch, card: Car
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         names = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
-        if placement.strategy == "ddp":
+        if wants_ddp or placement.strategy == "ddp":
             raise UserError(
                 f"no gradient reaches {names}; under ddp the ranks would wait for it at the next step",
-                hint="use the parameter in forward, or set its requires_grad to False",
+                hint="use it in forward, set its requires_grad to False, or leave ddp out of train.strategies",
             )
         notes.append(f"no gradient reaches {names}; ddp would refuse this model")
     return notes
@@ -98,7 +101,11 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
             f"a rank waited in vain for another: {_first_line(text)}",
             hint="see which rank failed first; raise train.timeout_s if a step may take that long",
         )
-    return WorkerError(f"{type(error).__name__}: {_first_line(text)}", hint="--debug shows the traceback")
+    command = f"python pipeline/train.py --strategy {placement.strategy} --debug"
+    if place := place_of(error):
+        what = f"{place}: the model raised {type(error).__name__}: {_first_line(text)}"
+        return UserError(what, hint=f"`{command}` shows the traceback")
+    return WorkerError(f"{type(error).__name__}: {_first_line(text)}", hint=f"`{command}` shows the traceback")
 
 
 def _first_line(text: str) -> str:

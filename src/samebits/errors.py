@@ -6,9 +6,12 @@ wrong; 3 the host cannot do it; 4 a worker failed; 130 and 143 after SIGINT and 
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -21,9 +24,12 @@ class SamebitsError(Exception):
     Args:
         message: names the thing, what it was and what was expected; no final full stop.
         hint: what the user can do.
+
+    ``traceback`` is where it happened, if that was in another process.
     """
 
     exit_code: ClassVar[int] = 4
+    traceback: str | None = None
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
@@ -56,9 +62,23 @@ class Interrupted(SamebitsError):  # noqa: N818 - nobody erred
     """A signal ended the work; ``signum`` gives the exit code 128 + signum."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by signal {signum}", hint="run the same command again")
+        name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        super().__init__(f"stopped by {name}", hint="run the same command again")
         self.signum = signum
 
+
+def place_of(error: BaseException) -> str | None:
+    """``file.py:12``, the innermost line of the user's own code that an error came through; None if there is none."""
+    own = Path(__file__).parent
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_file() and own not in file.parents and not _INSTALLED.search(frame.filename):
+            here = Path.cwd()
+            return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{frame.lineno}"
+    return None
+
+
+_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/pipeline/\w+\.py$")
 
 _BY_EXIT_CODE: dict[int, type[SamebitsError]] = {2: UserError, 3: HostError, 4: WorkerError}
 
@@ -75,7 +95,7 @@ def exit_on_error(*, debug: bool = False) -> Iterator[None]:
         yield
     except SamebitsError as error:
         if debug:
-            traceback.print_exc()
+            sys.stderr.write(error.traceback or traceback.format_exc())
         sys.stderr.write(f"error: {error}\n")
         sys.exit(128 + error.signum if isinstance(error, Interrupted) else error.exit_code)
     except KeyboardInterrupt:

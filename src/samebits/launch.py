@@ -44,7 +44,6 @@ def run_training(
     data_dir: Path,
     out_dir: Path,
     start_sender: Callable[[Path], object] | None = None,
-    debug: bool = False,
 ) -> Placement:
     """Train ``params.model`` under one strategy and write the run's files to ``out_dir``.
 
@@ -80,7 +79,6 @@ def run_training(
             work,
             Job(params, placement, numerics, data_dir, out_dir, key, log),
             placement.world_size,
-            debug=debug,
         )
         status = "FINISHED"
     except Interrupted:
@@ -93,18 +91,17 @@ def run_training(
     return placement
 
 
-def launch(function: Callable[..., None], job: object, workers: int, *, debug: bool = False) -> None:
+def launch(function: Callable[..., None], job: object, workers: int) -> None:
     """Run ``function(job, scratch)`` in so many forked workers and wait; the first failure ends them all."""
     fast.prepare_environment()
-    if not debug:
-        _silence_launcher()
+    _silence_launcher()
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
         try:
             elastic_launch(launch_config(workers), _enter)(function, job, Path(folder))
         except ChildFailedError as error:
-            raise _failure(error, Path(folder), debug=debug) from None
+            raise _failure(error, Path(folder)) from None
         except SignalException as error:
             raise Interrupted(int(error.sigval)) from None
 
@@ -135,7 +132,7 @@ _SIGNAL_HINTS = {
 }
 
 
-def _failure(error: ChildFailedError, folder: Path, *, debug: bool) -> SamebitsError:
+def _failure(error: ChildFailedError, folder: Path) -> SamebitsError:
     """The root cause: a worker that a signal ended, else the first error that a worker left behind."""
     rank, first = min(error.failures.items(), key=lambda item: item[1].timestamp)
     if first.exitcode < 0:
@@ -146,6 +143,6 @@ def _failure(error: ChildFailedError, folder: Path, *, debug: bool) -> SamebitsE
     if not reports:
         return WorkerError(f"the worker of rank {rank} ended with exit code {first.exitcode}", hint="run with --debug")
     report = min(reports, key=lambda item: float(item["time"]))
-    if debug:
-        sys.stderr.write(report["traceback"])
-    return from_exit_code(report["exit_code"], report["message"], report["hint"])
+    found = from_exit_code(report["exit_code"], report["message"], report["hint"])
+    found.traceback = report["traceback"]
+    return found

@@ -21,6 +21,14 @@ def times(value: Spread | None) -> str:
     return f"{value['median']:.2f}x ({value['low']:.2f}–{value['high']:.2f})"
 
 
+def notes_of(folder: Path) -> list[str]:
+    """What a reader must know of that training: labels, notes and settings that were not applied."""
+    run = read_json(folder / "run.json", made_by="python pipeline/train.py")
+    found = [f"{label['kind'].replace('_', ' ')}: {label['text']}" for label in run["placement"]["labels"]]
+    found += [f"note: {note}" for note in run["notes"]]
+    return found + [f"note: {key} was not applied: {why}" for key, why in run["not_applied"].items()]
+
+
 def describe_run(folder: Path) -> str:
     """One line about the training that left its files in ``folder``."""
     run, timing = (read_json(folder / name, made_by="python pipeline/train.py") for name in ("run.json", "timing.json"))

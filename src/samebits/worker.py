@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from samebits import diagnosis
-from samebits.checkpoint import save_weights
+from samebits.checkpoint import save_weights, weights_digest
 from samebits.data.batches import Batches, load_split, on_device
 from samebits.data.card import read_card
 from samebits.errors import SamebitsError, WorkerError
@@ -75,6 +75,7 @@ class Worker:
         self.model: nn.Module | None = None
         self.notes = list(job.placement.notes)
         self.host: dict[str, object] = {}
+        self.initial = ""
 
     def run(self) -> None:
         """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
@@ -89,6 +90,7 @@ class Worker:
         numerics.configure()
         strategy.seed(params.seed)
         self.model = model = build_model(params.model, card, params.seed)
+        self.initial = weights_digest(model) if strategy.rank == 0 else ""
         untrained = self._copy_for_references(model)
         data = on_device(load_split(self.job.data_dir, card, "train"), strategy.device)
         model.to(strategy.device)
@@ -140,7 +142,8 @@ class Worker:
             device=strategy.device,
         )
         initial = Snapshot(model)
-        self.notes += diagnosis.trial_step(model, numerics, batches.micro_batch(0, 0), self.card, placement)
+        batch, wants_ddp = batches.micro_batch(0, 0), "ddp" in train.strategies
+        self.notes += diagnosis.trial_step(model, numerics, batch, self.card, placement, wants_ddp=wants_ddp)
         initial.restore()
         return Trainable(model, batches, strategy, numerics, self.params)
 
@@ -212,6 +215,7 @@ class Worker:
             "speedup_unavailable": _why_no_speedup(job.placement, slices, slices_problem),
             "first_unrepeated_step": slices.first_difference if slices else None,
             "rounding": rounding,
+            "initial_sha256": self.initial,
             "weights_sha256": weights,
             "data_sha256": self.card.sha256,
             "host": self.host,

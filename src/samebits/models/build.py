@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import sys
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from samebits.errors import UserError
+from samebits.errors import UserError, place_of
 from samebits.models.convnet import ConvNet
 from samebits.models.gpt import GPT
 from samebits.models.mlp import MLP
@@ -55,6 +56,7 @@ def _build_user_model(model: schema.UserModel, card: Card) -> nn.Module:
         signature = inspect.signature(factory)
         if "card" in signature.parameters and "card" not in kwargs:
             kwargs["card"] = card
+        _check_names(model.name, signature, kwargs)
         signature.bind(**kwargs)
     except TypeError as error:
         raise UserError(f"model.kwargs: {model.name}: {error}", hint="give what the factory takes") from None
@@ -65,12 +67,23 @@ def _build_user_model(model: schema.UserModel, card: Card) -> nn.Module:
     except Exception as error:
         raise UserError(
             f"model.name: {model.name} raised {type(error).__name__}: {error}",
-            hint="--debug shows the traceback",
+            hint=f"see {place_of(error) or 'the factory'}",
         ) from error
     if not isinstance(built, nn.Module):
         got = type(built).__name__
         raise UserError(f"model.name: {model.name} returned {got}, expected a torch.nn.Module", hint="return the model")
     return built
+
+
+def _check_names(name: str, signature: inspect.Signature, kwargs: dict[str, Any]) -> None:
+    parameters = signature.parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    for key in kwargs.keys() - parameters.keys():
+        near = difflib.get_close_matches(key, parameters, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]}?" if near else "remove it"
+        accepts = ", ".join(parameters) or "nothing"
+        raise UserError(f"model.kwargs.{key}: unknown key, {name} takes {accepts}", hint=hint)
 
 
 def _import_factory(name: str, source: Path) -> Any:
@@ -85,7 +98,12 @@ def _import_factory(name: str, source: Path) -> Any:
     try:
         module = importlib.import_module(module_name)
         factory = getattr(module, attribute)
-    except (ImportError, SyntaxError, AttributeError) as error:
+    except SyntaxError as error:
+        where = f"{error.filename}:{error.lineno}"
+        raise UserError(
+            f"model.name: {name} cannot be imported: {where}: {error.msg}", hint="correct that line"
+        ) from error
+    except (ImportError, AttributeError) as error:
         hint = "write package.module:factory as seen from the repository's root"
         raise UserError(f"model.name: {name} cannot be imported: {error}", hint=hint) from error
     file = Path(module.__file__ or "").resolve()

@@ -6,6 +6,7 @@ A dispatch mode sees every ATen call below a factory. Calls that draw random num
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import UserError
 from samebits.numerics import elementary
-from samebits.numerics.random import Stream
+from samebits.numerics.random import Stream, derive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -149,8 +150,18 @@ _FACTORIES: dict[Any, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
 def portable_initialization(seed: int) -> Iterator[None]:
     """Answer PyTorch's random calls within the block from a stream fixed by ``seed``.
 
+    Python's own ``random`` and NumPy's global state are seeded, and put back afterwards.
+
     Raises:
         UserError: the block calls a random operation that has no portable version.
     """
-    with _PortableDraws(Stream(seed, "initial weights")):
-        yield
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002 - a factory may use it
+    key = derive(seed, "initial weights")
+    random.seed(key)
+    np.random.seed(key % 2**32)  # noqa: NPY002
+    try:
+        with _PortableDraws(Stream(seed, "initial weights")):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002

@@ -178,6 +178,8 @@ def _explain(error: ValidationError, origin: str) -> UserError:
         first["input"] = first["input"].get(tagged) if isinstance(first["input"], dict) else first["input"]
     else:
         accepts = _EXPECTED.get(kind, first["msg"]).format(**context)
+    if key == "model.source" and kind == "string_type":
+        accepts = "the path of the factory's file or folder"
     got = "nothing" if kind == "missing" else repr(first["input"])
     got = got if len(got) <= 60 else got[:57] + "..."
     hint = (

@@ -10,6 +10,7 @@ LABELS = {
     "one_device": "One device was used, so there was nothing to share the work with.",
     "unused_devices": "Some devices got no samples, because DataParallel cuts a batch into equal chunks.",
     "noisy": "Repeats differed by more than 15%: something else was using the host. Times are less certain.",
+    "different_start": "It began from other weights than the run it is compared with, so it is another training.",
     "not_repeatable": "Training again on this host gave other losses: an operation of the model is not deterministic.",
 }
 """What each label means for a reader."""

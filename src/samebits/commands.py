@@ -1,0 +1,4 @@
+"""What all command lines share."""
+
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+"""Settings of every click command."""
