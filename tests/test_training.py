@@ -200,7 +200,12 @@ def test_more_devices_than_there_are(stage, data_dir):
 
 def test_wrong_parameters_end_before_anything_is_made(stage):
     (stage.folder / "params.yaml").write_text("train: {epochs: 0}\n")
-    for name, arguments in (("prepare", ()), ("train", ("--strategy", "single")), ("evaluate", ("--strategy", "dp")), ("compare", ())):
+    for name, arguments in (
+        ("prepare", ()),
+        ("train", ("--strategy", "single")),
+        ("evaluate", ("--strategy", "dp")),
+        ("compare", ()),
+    ):
         done = stage(name, *arguments)
         assert done.returncode == 2
         assert done.stderr.startswith("error: params.yaml: train.epochs: got 0")

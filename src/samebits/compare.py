@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from samebits.params import Params
 
 NOISY_SPREAD = 0.15  # of samples per second between repeats
-MAX_POINTS = 1000  # of a curve; longer trainings are drawn by the means of equal groups of steps
+MAX_POINTS = 100  # of a curve: each is the mean of a group of steps, whose batches differ
 
 
 def compare(params: Params, runs: Path = Path("runs"), host_file: Path = Path("host.json")) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def _row(run_files: Run, evaluation: dict[str, Any], reference: Run) -> dict[str
     if step := run["first_unrepeated_step"]:
         text = f"a repeat on this host gave another loss at step {step}"
         labels.append({"kind": "not_repeatable", "text": text})
-    if run["initial_sha256"] != reference.record["initial_sha256"]:
+    if run.get("initial_sha256") != reference.record.get("initial_sha256"):
         text = f"its first weights are not those of {reference.name}: the factory draws numbers that are not seeded"
         labels.append({"kind": "different_start", "text": text})
     return {

@@ -91,10 +91,16 @@ def say_sameness(comparison: dict[str, Any]) -> str:
     name, worst = max(verdicts, key=lambda item: order.index(item[1]["grade"]))
     if worst["grade"] == "bitwise":
         return "Same model: yes, bit by bit, under every strategy."
-    sentence = f"{name} against {worst['against']}: {'; '.join(worst['sentences'])}."
-    if worst["grade"] == "within tolerance":
-        return f"Same model: yes, within what rounding explains. The largest difference is {sentence}"
-    return f"Same model: NO. {sentence}"
+    if worst["grade"] == "diverged":
+        return f"Same model: NO. {name} against {worst['against']}: {'; '.join(worst['sentences'])}."
+    losses = worst["losses"]
+    if losses["grade"] == "bitwise":
+        return f"Same model: yes, within what rounding explains: {name} differs in {worst['sentences'][1]}."
+    allowed = f"where rounding alone may account for {losses['tolerance']:.1%}"
+    return (
+        f"Same model: yes, within what rounding explains: losses differ by {losses['largest_relative']:.2%} at most "
+        f"({name}, step {losses['largest_at']}), {allowed}."
+    )
 
 
 def answers(comparison: dict[str, Any]) -> list[str]:
