@@ -8,7 +8,7 @@ RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 LOCKING := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-annotate --extra dev $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 
-.PHONY: help repro test test-fast test-gpu bench lint format ui lock clean
+.PHONY: help repro test test-fast test-gpu screenshots bench lint format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -32,6 +32,10 @@ test-fast: $(STAMP)  ## the tests that take seconds
 
 test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU
 	@$(RUN) python -m pytest tests/gpu
+
+screenshots: $(STAMP)  ## the guide's pictures, from a real MLflow server and Chromium
+	@mkdir -p docs/guides/images
+	@$(RUN) SAMEBITS_SCREENSHOTS="$(CURDIR)/docs/guides/images" python -m pytest tests/test_browser.py
 
 bench: $(STAMP)  ## measure the loop and ddp against bare PyTorch; results under benchmarks/results
 	@$(RUN) python benchmarks/loop.py

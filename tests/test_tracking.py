@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
 from conftest import small, wait_for
+from samebits.errors import UserError
 from samebits.files import write_json
 from samebits.params import parse_params
 from samebits.placement import place
@@ -22,9 +23,11 @@ from samebits.tracking import comparison as comparing
 from samebits.tracking import delivery, sender, telemetry
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import deliver, sync
+from samebits.tracking.fetch import find_run_files
 from samebits.tracking.recorder import TIMES, record_all
 from samebits.tracking.restore import events
 from samebits.tracking.store import RUN_TAG, connect, tracking_uri
+from samebits.tracking.view import link
 
 PARAMS = parse_params({})
 PLACEMENT = place("ddp", PARAMS.train, gpus=0, cores=1)
@@ -112,7 +115,7 @@ def test_a_run_is_delivered_whole(repository):
     assert run.data.params["data.kwargs.features"] == "128"
     tags = {"strategy": "ddp", "labels": "one_device", "weights_sha256": "abc", "data_sha256": "5a" * 32}
     assert {name: run.data.tags[name] for name in tags} == tags
-    figures = {"peak_memory_gib": 3.0, "peak_memory_gib/device0": 1.0, "speedup": 1.5, "training_seconds": 2.0}
+    figures = {"peak_memory_gib": 3.0, "peak_memory_gib.device0": 1.0, "speedup": 1.5, "training_seconds": 2.0}
     assert {name: run.data.metrics[name] for name in figures} == figures
     assert losses_of(client, run) == list(enumerate(losses, start=1))
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
@@ -286,10 +289,13 @@ def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
         assert child.data.metrics == {"speedup": 1.5, "eval_loss": 2.0, "scaling_efficiency": 0.75, "loss_floor": 1.9,
                                       "loss_above_floor": 0.1}  # fmt: skip
         assert len(client.get_metric_history(child.info.run_id, "speedup")) == 1
-        assert parent.data.metrics == {"speedup/ddp-fast": 1.5}
+        assert parent.data.metrics == {"speedup.ddp-fast": 1.5}
         assert "| ddp-fast |" in parent.data.tags[NOTE_TAG]
         assert parent.info.status == "FINISHED"
         assert [file.path for file in client.list_artifacts(parent.info.run_id, "report")] == ["report/comparison.json"]
+        tags = client.get_experiment(parent.info.experiment_id).tags
+        assert {"mlflow.experimentKind", "mlflow.sharedViewState.samebits"} <= set(tags)
+        assert (repository / ".samebits/view.txt").read_text() == link(parent.info.experiment_id)
 
 
 def test_a_run_that_mlflow_does_not_know_is_recorded_again(repository):
@@ -319,6 +325,23 @@ def test_a_comparison_that_was_replaced_is_left_to_the_later_one(repository, cap
     comparing.record_comparison(connect(tracking_uri()), event)
     assert "holds a later comparison" in capsys.readouterr().err
     assert runs()[1] == []
+
+
+def test_a_run_is_found_by_its_folder_and_by_its_id(repository, tmp_path_factory):
+    write_files(repository / "here", ROW["run"])
+    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "here")))
+    first = find_run_files("here", tmp_path_factory.mktemp("a"))
+    second = find_run_files(run_id, tmp_path_factory.mktemp("b"))
+    assert first.folder != second.folder
+    assert (first.record, first.timing, first.losses) == (second.record, second.timing, second.losses)
+    assert (second.folder / "model.safetensors").read_text() == "weights"
+
+
+def test_a_run_without_files_cannot_be_fetched(repository, tmp_path):
+    log = start("empty")
+    deliver(finish(log))
+    with pytest.raises(UserError, match=r"has no model\.safetensors\. hint: choose a training that has ended"):
+        find_run_files(runs()[1][0].info.run_id, tmp_path)
 
 
 # -- telemetry -------------------------------------------------------------------------------------------------

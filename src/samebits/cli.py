@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
+import tempfile
 from pathlib import Path
 
 import click
@@ -54,11 +56,15 @@ def require_free_port(port: int) -> None:
 def ui(port: int) -> None:
     """Open the local MLflow store on http://127.0.0.1:PORT."""
     from samebits.tracking.store import tracking_uri
+    from samebits.tracking.view import known_link
 
     require_repository()
     uri = tracking_uri()
     if uri.startswith("http"):
-        raise HostError(f"MLFLOW_TRACKING_URI is {uri}, a server with a page of its own", hint="open that address")
+        raise HostError(
+            "MLFLOW_TRACKING_URI is a server with a page of its own",
+            hint=f"open its address, and there {known_link()}",
+        )
     arguments = [
         "-m",
         "mlflow",
@@ -73,9 +79,38 @@ def ui(port: int) -> None:
         "1",
     ]
     require_free_port(port)
-    click.echo(f"MLflow will answer on http://127.0.0.1:{port} in some seconds; Ctrl-C ends it", err=True)
+    click.echo(f"in some seconds: http://127.0.0.1:{port}{known_link()} (Ctrl-C ends it)", err=True)
     environ = {**os.environ, "PYTHONWARNINGS": "ignore"}  # its libraries' own
     os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
+
+
+@main.command("compare")
+@click.argument("a")
+@click.argument("b")
+@click.option("--require", type=click.Choice(["bitwise", "tolerance"]), help="Exit with 1 if the verdict is worse.")
+@click.option("--json", "as_json", is_flag=True, help="The verdicts as JSON.")
+@click.pass_context
+def compare_two(context: click.Context, a: str, b: str, require: str | None, as_json: bool) -> None:
+    """Say whether two trainings are the same: bitwise, within tolerance, or diverged.
+
+    A and B are folders of runs or ids of MLflow runs. What differs between their settings and hosts is listed.
+
+    \b
+    Examples:
+      samebits compare runs/single-fast runs/ddp-fast
+      samebits compare runs/ddp-fast 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b --require tolerance
+    """
+    from samebits.tracking.fetch import find_run_files
+    from samebits.verdict import GRADES, compare_runs, say
+
+    with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
+        scratch = [Path(folder) / name for name in ("a", "b")]
+        for path in scratch:
+            path.mkdir()
+        found = compare_runs(*(find_run_files(name, path) for name, path in zip((a, b), scratch, strict=True)))
+    click.echo(json.dumps({"a": a, "b": b, **found}, indent=2) if as_json else say(found))
+    allowed = {None: 2, "tolerance": 1, "bitwise": 0}[require]
+    context.exit(int(GRADES.index(found["grade"]) > allowed))
 
 
 @main.group()

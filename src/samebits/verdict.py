@@ -241,6 +241,15 @@ def sentences(comparison: Comparison) -> list[str]:
     return [f"losses: {_say_losses(comparison['losses'])}", f"weights: {_say_weights(comparison['weights'])}"]
 
 
+def say(comparison: Comparison) -> str:
+    """The whole comparison for a terminal: the verdict, its two parts, and what differs beside them."""
+    lines = [comparison["grade"], *(f"  {sentence}" for sentence in sentences(comparison))]
+    if comparison["differences"]:
+        lines.append("what differs between the two")
+        lines += [f"  {name}: {a} | {b}" for name, (a, b) in comparison["differences"].items()]
+    return "\n".join(lines)
+
+
 def _number(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.2g}"
 

@@ -7,7 +7,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from samebits.files import atomic, write_text
-from samebits.report.text import name_of
+from samebits.report.text import COLOURS, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-# Okabe and Ito's palette, which people with any colour vision can tell apart; markers say it a second time.
-_COLOURS = {"single": "#0072B2", "dp": "#E69F00", "ddp": "#009E73"}
 _MARKERS = {"single": "o", "dp": "s", "ddp": "^"}
 _LINES = {"fast": "-", "exact": "--"}
 _SIZE = (5.6, 3.7)  # inches
@@ -33,7 +31,7 @@ _STYLE: Any = {
 
 def _line_of(row: dict[str, Any]) -> dict[str, Any]:
     return {
-        "color": _COLOURS[row["strategy"]],
+        "color": COLOURS[row["strategy"]],
         "linestyle": _LINES[row["numerics"]],
         "linewidth": 1.4,
         "label": name_of(row),

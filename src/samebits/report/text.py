@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+COLOURS = {"single": "#0072B2", "dp": "#E69F00", "ddp": "#009E73"}
+"""Of each strategy, here and in MLflow: Okabe and Ito's palette, which people with any colour vision can tell apart."""
+
 LABELS = {
     "fallback": "PyTorch ran the plain module: nothing was parallel, and no speed-up is claimed.",
     "oversubscribed": "Several workers shared one device. This shows that the strategy works, not what it gains.",

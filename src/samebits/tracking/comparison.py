@@ -16,6 +16,7 @@ from samebits.runlog import LOGS, RunLog, new_key
 from samebits.tracking.recorder import log_params, metric, record_all, send, set_tags
 from samebits.tracking.restore import events
 from samebits.tracking.store import RUN_TAG, experiment_id, find_run, tracking_uri
+from samebits.tracking.view import prepare_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -78,11 +79,12 @@ def record_comparison(client: MlflowClient, event: dict[str, Any]) -> None:
             "verdict": row["verdict"]["grade"] if row["verdict"] else "",
         }
         set_tags(client, child_id, tags)
-    best = {f"speedup/{row['strategy']}-{row['numerics']}": row["speedup"]["median"] for row in rows if row["speedup"]}
+    best = {f"speedup.{row['strategy']}-{row['numerics']}": row["speedup"]["median"] for row in rows if row["speedup"]}
     _add(client, parent_id, best, when)
     set_tags(client, parent_id, {NOTE_TAG: markdown(comparison)})
     client.log_artifacts(parent_id, str(reports), "report")
     client.set_terminated(parent_id, "FINISHED", end_time=when)
+    prepare_view(client, experiment)
 
 
 def _child(client: MlflowClient, experiment: str, row: dict[str, Any], runs: Path) -> str | None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.files import read_json, write_json
 from samebits.host import fingerprint
 from samebits.records import FILES, flatten
+from samebits.report.text import COLOURS
 from samebits.tracking.store import RUN_TAG, experiment_id, find_run
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ class Recorder:
             tags = {
                 RUN_TAG: event["run"],
                 "strategy": event["strategy"],
+                "mlflow.runColor": COLOURS[event["strategy"]],
                 "numerics": event["numerics"],
                 "num_devices": placement["devices_used"],
                 "fallback": next((x["text"] for x in placement["labels"] if x["kind"] == "fallback"), ""),
@@ -129,7 +131,7 @@ class Recorder:
         timing = event["timing"]
         figures = {name: timing[name] for name in TIMES}
         figures["peak_memory_gib"] = max(timing["peak_memory_gib"].values())
-        figures |= {f"peak_memory_gib/{device}": value for device, value in timing["peak_memory_gib"].items()}
+        figures |= {f"peak_memory_gib.{device}": value for device, value in timing["peak_memory_gib"].items()}
         figures |= {name: timing[name]["median"] for name in ("speedup", "bound") if timing[name]}
         send(self._client, self._id(), [metric(name, value, event["time_ms"]) for name, value in figures.items()])
         set_tags(self._client, self._id(), {"weights_sha256": event["weights_sha256"]})

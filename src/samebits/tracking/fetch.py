@@ -1,0 +1,53 @@
+"""A run by its folder or by its MLflow run id."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.errors import HostError, UserError
+from samebits.records import FILES, read_run
+from samebits.tracking.store import connect, tracking_uri
+
+if TYPE_CHECKING:
+    from samebits.records import Run
+
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def find_run_files(reference: str, scratch: Path) -> Run:
+    """The run that ``reference`` names, its files in place or downloaded to ``scratch``.
+
+    Raises:
+        UserError: there is no such folder and no such run, or it has no files.
+        HostError: the MLflow store cannot be reached.
+    """
+    folder = Path(reference)
+    if folder.is_dir():
+        return read_run(folder)
+    if not _RUN_ID.fullmatch(reference):
+        hint = "give a run's folder such as runs/single-fast, or the id of an MLflow run"
+        raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)
+    return read_run(_download(reference, scratch))
+
+
+def _download(run_id: str, scratch: Path) -> Path:
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    uri = tracking_uri()
+    try:
+        client = connect(uri)
+        here = {file.path for file in client.list_artifacts(run_id)}
+        for name in FILES:
+            if name not in here:
+                hint = "choose a training that has ended; a comparison's own run holds no weights"
+                raise UserError(f"run {run_id} has no {name}", hint=hint)
+            client.download_artifacts(run_id, name, str(scratch))
+    except MlflowException as error:
+        first = " ".join(str(error).split())[:300]
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise UserError(f"MLflow has no run {run_id}", hint="is MLFLOW_TRACKING_URI the right one?") from None
+        raise HostError(f"MLflow cannot be reached: {first}", hint="see `samebits doctor`") from None
+    return scratch

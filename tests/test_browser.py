@@ -1,0 +1,170 @@
+"""What a person sees: MLflow's UI over a real server, and the report, in a real headless Chromium."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+from ruamel.yaml import YAML
+
+from conftest import ROOT, small, wait_for
+from samebits.params import parse_params
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+SCREENSHOTS = os.environ.get("SAMEBITS_SCREENSHOTS")  # `make screenshots` sets it
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory):
+    """A folder in which the pipeline's stages ran once, and MLflow has their runs."""
+    folder = tmp_path_factory.mktemp("experiment")
+    environ = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    raw = small(epochs=4, num_devices=2, repeats=2, oversubscribe=True, strategies=["single", "dp", "ddp"])
+    YAML().dump(parse_params(raw).model_dump(mode="json"), folder / "params.yaml")
+
+    def run(stage, *arguments):
+        command = [sys.executable, str(ROOT / "pipeline" / f"{stage}.py"), *arguments]
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stderr
+
+    run("host")
+    run("prepare")
+    for strategy in ("single", "dp", "ddp"):
+        run("train", "--strategy", strategy)
+        run("evaluate", "--strategy", strategy)
+    run("compare")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(experiment):
+    """``samebits ui`` over that folder, and the address that it prints."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    log = experiment / "ui.log"
+    with log.open("wb") as output:
+        command = [Path(sys.executable).with_name("samebits"), "ui", "--port", str(port)]
+        process = subprocess.Popen(command, cwd=experiment, stdout=output, stderr=output, start_new_session=True)
+    try:
+        root = f"http://127.0.0.1:{port}"
+
+        def answers():
+            try:
+                with urllib.request.urlopen(f"{root}/api/2.0/mlflow/experiments/search?max_results=1") as answer:
+                    return answer.status == 200
+            except OSError:
+                return False
+
+        wait_for(answers, seconds=120)
+        printed = re.search(r"http://\S+", log.read_text())
+        assert printed
+        yield printed[0]
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(chromium):
+    context = chromium.new_context(viewport={"width": 1900, "height": 1000})
+    context.set_default_timeout(60_000)
+    # As someone who has closed MLflow's assistant before.
+    for key, value in (("panelOpen_v1", "false"), ("fab.autoOpenedOnFirstLoad_v1", "true")):
+        context.add_init_script(f"localStorage.setItem('mlflow.assistant.{key}', '{value}')")
+    page = context.new_page()
+    yield page
+    context.close()
+
+
+def shoot(page, name):
+    if SCREENSHOTS:
+        page.screenshot(path=Path(SCREENSHOTS) / f"{name}.png")
+
+
+def curves_of(page):
+    """Names and lengths of the curves of the first plot, as the library that draws it has them."""
+    return page.evaluate(
+        "Object.fromEntries(document.querySelector('.js-plotly-plot').data.map(curve => [curve.name, curve.y.length]))"
+    )
+
+
+def test_the_view_lists_the_trainings_with_their_figures(page, address):
+    page.goto(address)
+    expect(page.get_by_role("link", name="ddp-fast x2")).to_be_visible(timeout=60_000)
+    for name in ("single-fast x1", "dp-fast x1"):
+        expect(page.get_by_role("link", name=name)).to_be_visible()
+    headers = [page.get_by_test_id(f"sort-header-{name}") for name in ("speedup", "bound", "training_seconds")]
+    places = [header.bounding_box()["x"] for header in headers]
+    assert places == sorted(places)
+    shoot(page, "mlflow-runs")
+
+
+def test_choosing_the_runs_and_pressing_compare(page, address):
+    page.goto(address)
+    expect(page.get_by_role("link", name="ddp-fast x2")).to_be_visible(timeout=60_000)
+    boxes = page.locator(".ag-row .ag-selection-checkbox input")
+    for index in range(3):
+        boxes.nth(index).click()
+    page.get_by_text("Compare", exact=True).click()
+    expect(page.get_by_text("Comparing 3 Runs from 1 Experiment")).to_be_visible()
+    text = page.inner_text("body")
+    assert all(name in text for name in ("single-fast x1", "dp-fast x1", "ddp-fast x2"))
+    assert re.search(r"train\.optimizer\.lr\s+0\.1\s+0\.1\s+0\.1", text)
+    for metric in ("speedup", "eval_loss", "training_seconds"):
+        expect(page.get_by_text(metric, exact=True)).to_be_visible()
+    shoot(page, "mlflow-compare")
+    page.locator("a[title='Plot chart']", has_text=re.compile("^loss$")).click()
+    expect(page.locator(".js-plotly-plot")).to_be_visible()
+    assert curves_of(page) == dict.fromkeys(("single-fast x1", "dp-fast x1", "ddp-fast x2"), 32)
+    shoot(page, "mlflow-loss")
+
+
+def test_the_charts_show_losses_and_speed_ups_first(page, address):
+    page.goto(f"{address}&compareRunsMode=CHART")
+    section = page.get_by_test_id("experiment-view-compare-runs-section-header").first
+    expect(section).to_contain_text("Comparison", timeout=60_000)
+    cards = page.get_by_test_id("experiment-view-compare-runs-card")
+    expect(cards.first).to_contain_text("loss")
+    expect(cards.nth(1)).to_contain_text("speedup")
+    expect(page.locator(".js-plotly-plot").first).to_be_visible()
+    assert curves_of(page) == dict.fromkeys(("single-fast x1", "dp-fast x1", "ddp-fast x2"), 32)
+    shoot(page, "mlflow-charts")
+
+
+@pytest.mark.parametrize("width", [390, 1200])
+def test_the_report_fits_its_screen(width, page, experiment):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(f"file://{experiment}/reports/index.html")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    expect(page.locator("figure svg")).to_have_count(4)
+    boxes = [figure.bounding_box() for figure in page.locator("figure svg").all()]
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width and box["height"] > 100 for box in boxes)
+    shoot(page, f"report-{width}")
+
+
+def test_the_report_prints(page, experiment):
+    page.goto(f"file://{experiment}/reports/index.html")
+    page.emulate_media(media="print")
+    pages = page.pdf(format="A4").count(b"/Type /Page\n")
+    assert 1 <= pages <= 4

@@ -1,0 +1,103 @@
+"""The command line as a user calls it."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Stage, small
+from test_verdict import TWIN
+
+SAMEBITS = str(Path(sys.executable).with_name("samebits"))
+
+
+def samebits(folder, *arguments, **environ):
+    variables = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    return subprocess.run(
+        [SAMEBITS, *arguments], cwd=folder, env={**variables, **environ}, capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.fixture(scope="module")
+def runs(data_dir, stage_server, tmp_path_factory):
+    """Trainings of 8 steps: ``single``, ``ddp``, and ``mistaken`` with another learning rate."""
+    stage = Stage(tmp_path_factory.mktemp("runs"), stage_server, tmp_path_factory.mktemp("output"))
+    rate = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
+    for name, strategy, lr in (("single", "single", 0.1), ("ddp", "ddp", 0.1), ("mistaken", "single", 0.101)):
+        raw = small(num_devices=2, oversubscribe=True, repeats=2, optimizer={**rate, "lr": lr})
+        params = stage.write_params(raw)
+        arguments = ("--strategy", strategy, "--data-dir", str(data_dir(params)), "--out-dir", name, "--no-tracking")
+        done = stage("train", *arguments)
+        assert done.returncode == 0, done.stderr
+    return stage.folder
+
+
+@pytest.mark.parametrize(
+    ("other", "require", "code", "grade"),
+    [
+        ("single", "bitwise", 0, "bitwise"),
+        ("ddp", None, 0, "within tolerance"),
+        ("ddp", "tolerance", 0, "within tolerance"),
+        ("ddp", "bitwise", 1, "within tolerance"),
+        ("mistaken", None, 0, "diverged"),
+        ("mistaken", "tolerance", 1, "diverged"),
+    ],
+)
+def test_compare(other, require, code, grade, runs):
+    arguments = ["--require", require] if require else []
+    done = samebits(runs, "compare", "single", other, *arguments)
+    assert done.returncode == code, done.stderr
+    assert done.stdout.splitlines()[0] == grade
+
+
+def test_compare_says_what_differs(runs):
+    done = samebits(runs, "compare", "single", "mistaken")
+    assert "  params.train.optimizer.lr: 0.1 | 0.101" in done.stdout
+    assert "losses: diverged: first at step " in done.stdout
+    found = json.loads(samebits(runs, "compare", "single", "ddp", "--json").stdout)
+    assert (found["a"], found["b"], found["grade"]) == ("single", "ddp", "within tolerance")
+    assert found["differences"]["strategy"] == ["single", "ddp"]
+    assert found["losses"]["measured"] is True
+    assert set(TWIN) == set(json.loads((runs / "single/run.json").read_text())["rounding"])
+
+
+MISTAKES = [
+    (("compare", "nothing", "single"), 2, "nothing: no such folder, and not a run id"),
+    (("compare", "single", "."), 2, "run.json: no such file. hint: run `python pipeline/train.py` first"),
+    (("compare", "single", "0" * 32), 2, f"MLflow has no run {'0' * 32}"),
+    (("track", "sync"), 2, "has no params.yaml. hint: run this at the root of the repository"),
+    (("ui",), 2, "has no params.yaml"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES, ids=[" ".join(case[0])[:30] for case in MISTAKES])
+def test_mistakes_end_in_one_line_with_a_hint(arguments, code, message, runs, tmp_path):
+    shutil.copytree(runs / "single", tmp_path / "single")
+    done = samebits(tmp_path, *arguments)
+    assert done.returncode == code
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert message in line
+    assert " hint: " in line
+    assert "Traceback" not in done.stderr
+
+
+def test_a_store_that_is_away_is_said(runs):
+    environ = {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+    done = samebits(runs, "compare", "single", "0" * 32, **environ)
+    assert done.returncode == 3
+    assert "error: MLflow cannot be reached: " in done.stderr
+
+
+def test_a_port_that_is_taken_is_said(runs):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = samebits(runs, "ui", "--port", port)
+    assert done.returncode == 3
+    assert f"error: port {port} cannot be used: Address already in use. hint: choose another with --port" in done.stderr
