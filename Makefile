@@ -58,4 +58,4 @@ lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer vers
 	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 
 clean:  ## remove what the pipeline made; the environment stays
-	rm -rf data runs reports host.json source.json .samebits
+	rm -rf data runs reports dvc_plots host.json source.json files.json .samebits

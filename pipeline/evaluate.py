@@ -25,7 +25,9 @@ def main(strategy: str, numerics: str, params_file: str, data_dir: str, out_dir:
 
         out = Path(out_dir or f"runs/{strategy}-{numerics}")
         result = evaluate_run(params, data_dir=Path(data_dir), out_dir=out)
-        click.echo(f"{out.name}: loss {result['eval_loss']:.4f}, {100 * result['above_floor']:+.1f}% over the floor")
+        above = result["above_floor"]
+        floor = "" if above is None else f", {100 * above:+.1f}% over the floor"
+        click.echo(f"{out.name}: loss {result['eval_loss']:.4f}{floor}")
 
 
 if __name__ == "__main__":

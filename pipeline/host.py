@@ -1,6 +1,6 @@
 """Stage host: write what DVC cannot see, so that a change of it reruns what depends on it.
 
-host.json holds the stable facts of this host, source.json the hash of the user's own model source.
+host.json holds the stable facts of this host, source.json and files.json the hashes of the user's own model and data.
 """
 
 from pathlib import Path
@@ -8,11 +8,14 @@ from pathlib import Path
 import click
 
 from samebits.commands import HELP_OPTIONS
+from samebits.data.user import sources
 from samebits.errors import UserError, exit_on_error
-from samebits.files import sha256_tree, write_json
+from samebits.files import sha256_remembered, sha256_tree, write_json
 from samebits.host import count_cores, count_gpus, host_facts
 from samebits.params import load_params, require_every_key
 from samebits.placement import place
+
+MEMORY = Path(".samebits/hashes.json")
 
 
 @click.command(help=__doc__, context_settings=HELP_OPTIONS)
@@ -28,6 +31,9 @@ def main(params_file: str, debug: bool) -> None:
         for strategy in params.train.strategies:  # a count that does not exist is told before anything trains
             place(strategy, params.train, gpus=count_gpus(), cores=count_cores())
         write_json(Path("source.json"), {"source": source, "sha256": sha256_tree(Path(source)) if source else None})
+        own = sources(params.data) if params.data.task == "file" else {}
+        hashes = {key: sha256_remembered(source.path, MEMORY) for key, source in own.items()}
+        write_json(Path("files.json"), hashes)
         write_json(Path("host.json"), host_facts())
 
 

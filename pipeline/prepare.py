@@ -17,7 +17,8 @@ from samebits.params import load_params
 def main(params_file: str, out_dir: str, debug: bool) -> None:
     with exit_on_error(debug=debug):
         card = prepare(load_params(params_file), Path(out_dir))
-        click.echo(f"{card.task}: {card.train.num_samples} + {card.test.num_samples} samples, floor {card.floor:.6f}")
+        floor = "" if card.floor is None else f", floor {card.floor:.6f}"
+        click.echo(f"{card.task}: {card.train.num_samples} + {card.test.num_samples} samples{floor}")
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ BAD = [
     ({"train": 3}, "train: got 3, accepts a mapping of keys"),
     ([], "the file: got [], accepts a mapping of keys"),
     ({"seed": -1}, "seed: got -1, accepts a number from 0"),
-    ({"data": {"task": "audio"}}, "data.task: got 'audio', accepts vectors, regression, images or tokens"),
+    ({"data": {"task": "audio"}}, "data.task: got 'audio', accepts vectors, regression, images, tokens or file"),
     ({"data": {"kwargs": {"feature": 3}}}, "data.kwargs.feature: unknown key, accepts features, classes"),
     ({"model": {"name": "resnet"}}, "model.name: got 'resnet', accepts mlp, wide_mlp, convnet, gpt or package"),
     ({"model": {"name": "a.b:c"}}, "model.source: got nothing"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter
 
-from samebits.params import schema
+from samebits.params import data, schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +20,7 @@ Every key, what it accepts and its default, generated from `src/samebits/params/
 tools/reference.py`. Anything else in the file is refused before anything runs, with exit code 2 and one line.
 """
 UNIONS = {
-    "data": (schema.VectorsData, schema.RegressionData, schema.ImagesData, schema.TokensData),
+    "data": (data.VectorsData, data.RegressionData, data.ImagesData, data.TokensData, data.FileData),
     "model": (schema.MLPModel, schema.ConvNetModel, schema.GPTModel, schema.UserModel),
 }
 

@@ -34,16 +34,16 @@ class Evaluation(TypedDict):
 
     eval_loss: float
     accuracy: float | None
-    floor: float
-    teacher_loss: float
-    above_floor: float
+    floor: float | None
+    teacher_loss: float | None
+    above_floor: float | None
     samples: int
 
 
 def evaluate(module: nn.Module, data: Batch, card: Card, *, batch_size: int, device: torch.device) -> Evaluation:
     """Evaluate on one device; the last batch is short, never padded.
 
-    Sums are kept in float64. ``above_floor`` is ``eval_loss / floor - 1``.
+    Sums are kept in float64. ``above_floor`` is ``eval_loss / floor - 1``, None where the floor is not known.
     """
     inputs, targets = data
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -69,7 +69,7 @@ def evaluate(module: nn.Module, data: Batch, card: Card, *, batch_size: int, dev
         "accuracy": correct.item() / targets.numel() if card.num_classes is not None else None,
         "floor": card.floor,
         "teacher_loss": card.test.teacher_loss,
-        "above_floor": loss / card.floor - 1,
+        "above_floor": loss / card.floor - 1 if card.floor is not None else None,
         "samples": len(inputs),
     }
 

@@ -77,6 +77,18 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def sha256_remembered(path: Path, memory: Path) -> str:
+    """SHA-256 of a file that may be large; read again only if its size or time of change is another."""
+    known = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
+    state = path.stat()
+    stamp = [state.st_size, state.st_mtime_ns]
+    name = str(path.resolve())
+    if known.get(name, [None])[:2] != stamp:
+        known[name] = [*stamp, sha256(path)]
+        write_json(memory, known)
+    return str(known[name][2])
+
+
 def sha256_tree(path: Path) -> str:
     """SHA-256 over a file, or over the names and bytes of a folder's files; bytecode is left out."""
     if path.is_file():

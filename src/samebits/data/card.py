@@ -14,22 +14,26 @@ CARD = Path("data/card.json")
 
 
 class Split(BaseModel):
-    """One safetensors file with tensors ``inputs`` and ``targets``; losses are the teacher's, in nats or squares."""
+    """One safetensors file with tensors ``inputs`` and ``targets``.
+
+    ``floor`` and ``teacher_loss`` are the teacher's, in nats or squares; None for a user's own data.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: str
     num_samples: int
     sha256: str
-    floor: float
-    teacher_loss: float
+    floor: float | None
+    teacher_loss: float | None
 
 
 class Card(BaseModel):
     """Task, shapes without the sample axis, floor and hashes of a data set.
 
     A model is fed ``(inputs - input_offset) * input_scale`` where the stored inputs are 8-bit. ``floor`` is
-    the loss that the teacher expects of itself on the test split; no model can do better but by luck.
+    the loss that the teacher expects of itself on the test split; no model can do better but by luck. It is None
+    for a user's own data.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +47,7 @@ class Card(BaseModel):
     target_shape: tuple[int, ...]
     target_dtype: Literal["float32", "int64"]
     num_classes: int | None
-    floor: float
+    floor: float | None
     sha256: str
     train: Split
     test: Split

@@ -20,7 +20,7 @@ from samebits.numerics.random import Stream
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from samebits.params.schema import ImagesKwargs, RegressionKwargs, TokensKwargs, VectorsKwargs
+    from samebits.params.data import ImagesKwargs, RegressionKwargs, TokensKwargs, VectorsKwargs
 
 CHUNK = 8192  # samples drawn at a time, which bounds memory; part of the data's definition
 Loss = Literal["cross_entropy", "mse"]

@@ -33,6 +33,7 @@ def build_model(model: schema.Model, card: Card, seed: int) -> nn.Module:
         UserError: the factory cannot be imported or called, does not return a module, or draws random
             numbers in a way that is not the same on every host.
     """
+    _check_data(model, card)
     with portable_initialization(seed):
         match model:
             case schema.MLPModel():
@@ -40,13 +41,31 @@ def build_model(model: schema.Model, card: Card, seed: int) -> nn.Module:
                 outputs = card.output_shape[-1]
                 return MLP(card.input_shape, outputs, hidden, model.kwargs.dropout)
             case schema.ConvNetModel():
-                assert card.num_classes is not None
+                assert card.num_classes
                 return ConvNet(card.input_shape, card.num_classes, **model.kwargs.model_dump())
             case schema.GPTModel():
-                assert card.num_classes is not None
+                assert card.num_classes
                 return GPT(card.num_classes, card.input_shape[0], **model.kwargs.model_dump())
             case schema.UserModel():
                 return _build_user_model(model, card)
+
+
+def _check_data(model: schema.Model, card: Card) -> None:
+    """Refuse a built-in model for a user's own data that it cannot be fed."""
+    axes, tokens = len(card.input_shape), card.input_dtype == "int64"
+    fits, expected = True, ""
+    match model:
+        case schema.MLPModel():
+            fits, expected = not tokens and len(card.output_shape) == 1, "numbers in, one target per sample"
+        case schema.ConvNetModel():
+            fits = not tokens and axes == 3 and len(card.output_shape) == 1 and card.num_classes is not None
+            expected = "images of shape (channels, height, width), one class per sample"
+        case schema.GPTModel():
+            fits, expected = tokens and axes == 1 and card.target_shape == card.input_shape, "a class for each token"
+    if not fits:
+        got = f"{card.input_dtype} {card.input_shape} to {card.target_dtype} {card.target_shape}"
+        hint = "choose another model, or your own factory"
+        raise UserError(f"model.name: {model.name} needs {expected}; the data is {got}", hint=hint)
 
 
 def _build_user_model(model: schema.UserModel, card: Card) -> nn.Module:

@@ -12,8 +12,10 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from samebits.errors import UserError
+from samebits.params import data as data_sections
 from samebits.params import schema
 from samebits.params.schema import GPTModel, Params
+from samebits.params.section import Section
 
 
 def load_params(path: Path | str) -> Params:
@@ -103,7 +105,7 @@ def _contradictions(params: Params) -> list[tuple[str, object, str, str]]:
         "convnet": "images",
         "gpt": "tokens",
     }
-    if data.task not in tasks.get(model.name, data.task):
+    if data.task != "file" and data.task not in tasks.get(model.name, data.task):
         fitting = ", ".join(name for name, fits in tasks.items() if data.task in fits)
         found.append(
             (
@@ -150,9 +152,9 @@ _EXPECTED = {
 }
 _TAGGED = {
     "model.name": "mlp, wide_mlp, convnet, gpt or package.module:factory",
-    "data.task": "vectors, regression, images or tokens",
+    "data.task": "vectors, regression, images, tokens or file",
 }
-_TAGS = {"vectors", "regression", "images", "tokens", "mlp", "convnet", "gpt", "user"}
+_TAGS = {"vectors", "regression", "images", "tokens", "file", "mlp", "convnet", "gpt", "user"}
 
 
 def _explain(error: ValidationError, origin: str) -> UserError:
@@ -190,12 +192,13 @@ def _explain(error: ValidationError, origin: str) -> UserError:
     return UserError(f"{origin}: {key or 'the file'}: got {got}, accepts {accepts}{more}", hint=hint)
 
 
-_UNIONS: dict[str, dict[str, type[schema.Section]]] = {
+_UNIONS: dict[str, dict[str, type[Section]]] = {
     "data": {
-        "vectors": schema.VectorsData,
-        "regression": schema.RegressionData,
-        "images": schema.ImagesData,
-        "tokens": schema.TokensData,
+        "vectors": data_sections.VectorsData,
+        "regression": data_sections.RegressionData,
+        "images": data_sections.ImagesData,
+        "tokens": data_sections.TokensData,
+        "file": data_sections.FileData,
     },
     "model": {
         "mlp": schema.MLPModel,
@@ -208,11 +211,11 @@ _UNIONS: dict[str, dict[str, type[schema.Section]]] = {
 
 def _siblings(path: list[str], loc: tuple[int | str, ...]) -> list[str]:
     """The keys that a section accepts."""
-    section: type[schema.Section] = Params
+    section: type[Section] = Params
     for depth, name in enumerate(path):
         union = _UNIONS.get(name) if depth == 0 else None
         annotation = union[str(loc[depth + 1])] if union else section.model_fields[name].annotation
         assert isinstance(annotation, type)
-        assert issubclass(annotation, schema.Section)
+        assert issubclass(annotation, Section)
         section = annotation
     return list(section.model_fields)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     NonNegativeFloat,
@@ -17,17 +15,12 @@ from pydantic import (
     Tag,
 )
 
+from samebits.params.data import Data, VectorsData
+from samebits.params.section import Section
+
 StrategyName = Literal["single", "dp", "ddp"]
 NumericsName = Literal["fast"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
-
-
-class Section(BaseModel):
-    """A frozen part of params.yaml that refuses unknown keys and silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
 
 
 def _as_tuple(value: object) -> object:
@@ -45,102 +38,6 @@ def _auto_or_count(value: object) -> object:
     if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
     raise ValueError("'auto' or an integer from 1")
-
-
-# -- data ---------------------------------------------------------------------------------------------------
-
-
-class VectorsKwargs(Section):
-    """Widths of the ``vectors`` task."""
-
-    features: int = Field(128, ge=1, le=4096)
-    """Width of an input."""
-    classes: int = Field(10, ge=2, le=1024)
-    """Classes of a label."""
-
-
-class RegressionKwargs(Section):
-    """Widths of the ``regression`` task."""
-
-    features: int = Field(128, ge=1, le=4096)
-    """Width of an input."""
-    outputs: int = Field(4, ge=1, le=64)
-    """Width of a target."""
-
-
-class ImagesKwargs(Section):
-    """Classes of the ``images`` task and how many labels of a hundred are flipped."""
-
-    classes: int = Field(10, ge=2, le=256)
-    """Classes of a label."""
-    flip_percent: int = Field(10, ge=1, le=50)
-    """Labels of a hundred that are replaced by another class."""
-
-
-class TokensKwargs(Section):
-    """Vocabulary and sequence length of the ``tokens`` task."""
-
-    vocab_size: int = Field(32, ge=2, le=256)
-    """Tokens there are."""
-    seq_len: int = Field(32, ge=2, le=1024)
-    """Tokens of an input."""
-
-
-class _Data(Section):
-    num_samples: PositiveInt = 65536
-    """Samples of the training split."""
-    test_samples: PositiveInt = 8192
-    """Samples of the test split."""
-
-
-class VectorsData(_Data):
-    """Classification of vectors by a noisy linear teacher."""
-
-    task: Literal["vectors"] = "vectors"
-    """Which synthetic task."""
-    kwargs: VectorsKwargs = VectorsKwargs()
-    """Widths of the task."""
-
-
-class RegressionData(_Data):
-    """Regression on a linear teacher with noise of known variance."""
-
-    task: Literal["regression"]
-    """Which synthetic task."""
-    kwargs: RegressionKwargs = RegressionKwargs()
-    """Widths of the task."""
-
-
-class ImagesData(_Data):
-    """Classification of 3x32x32 images with flipped labels."""
-
-    task: Literal["images"]
-    """Which synthetic task."""
-    kwargs: ImagesKwargs = ImagesKwargs()
-    """Widths of the task."""
-
-
-class TokensData(_Data):
-    """Next-token prediction on a Markov source."""
-
-    task: Literal["tokens"]
-    """Which synthetic task."""
-    kwargs: TokensKwargs = TokensKwargs()
-    """Widths of the task."""
-
-
-def _data_tag(value: object) -> str:
-    task = value.get("task", "vectors") if isinstance(value, dict) else getattr(value, "task", "vectors")
-    return str(task)
-
-
-Data = Annotated[
-    Annotated[VectorsData, Tag("vectors")]
-    | Annotated[RegressionData, Tag("regression")]
-    | Annotated[ImagesData, Tag("images")]
-    | Annotated[TokensData, Tag("tokens")],
-    Discriminator(_data_tag),
-]
 
 
 # -- model --------------------------------------------------------------------------------------------------

@@ -44,7 +44,8 @@ def _mark_every(row: dict[str, Any], rows: list[dict[str, Any]]) -> tuple[float,
 
 
 def _floor(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    axes.axhline(rows[0]["floor"], color="0.35", linestyle=":", linewidth=1.2, label="floor")
+    if rows[0]["floor"] is not None:
+        axes.axhline(rows[0]["floor"], color="0.35", linestyle=":", linewidth=1.2, label="floor")
 
 
 def loss_by_step(axes: Axes, rows: list[dict[str, Any]]) -> None:

@@ -30,7 +30,7 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
         times(row["bound"]),
         "–" if efficiency is None else f"{100 * efficiency:.0f}%",
         f"{row['eval_loss']:.4f}",
-        f"{100 * row['above_floor']:+.1f}%",
+        "–" if row["above_floor"] is None else f"{100 * row['above_floor']:+.1f}%",
         "–" if accuracy is None else f"{100 * accuracy:.1f}%",
         _sameness(row),
         row["weights_sha256"][:12],

@@ -129,7 +129,8 @@ def row_remarks(row: dict[str, Any]) -> list[str]:
 
 def describe_row(row: dict[str, Any]) -> str:
     """A run's description in Markdown."""
-    lines = [say_speed(row), f"Test loss {row['eval_loss']:.4f}, {100 * row['above_floor']:+.1f}% from the floor."]
+    floor = "" if row["above_floor"] is None else f", {100 * row['above_floor']:+.1f}% from the floor"
+    lines = [say_speed(row), f"Test loss {row['eval_loss']:.4f}{floor}."]
     if row["verdict"]:
         lines += [f"Against {row['verdict']['against']}: **{row['verdict']['grade']}**."]
         lines += [f"- {sentence}" for sentence in row["verdict"]["sentences"]]
