@@ -1,4 +1,9 @@
-"""Stage compare: put the runs beside each other, as data and as a table."""
+r"""Stage compare: put the runs beside each other, as data and as a table.
+
+\b
+Example:
+  python pipeline/compare.py --no-tracking
+"""
 
 from pathlib import Path
 

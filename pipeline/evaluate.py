@@ -1,4 +1,10 @@
-"""Stage evaluate: the loss and accuracy of a trained model on the whole test split."""
+r"""Stage evaluate: the loss and accuracy of a trained model on the whole test split.
+
+\b
+Examples:
+  python pipeline/evaluate.py --strategy ddp
+  python pipeline/evaluate.py --strategy dp --out-dir /tmp/try
+"""
 
 from pathlib import Path
 from typing import get_args

@@ -1,6 +1,10 @@
-"""Stage host: write what DVC cannot see, so that a change of it reruns what depends on it.
+r"""Stage host: write what DVC cannot see, so that a change of it reruns what depends on it.
 
 host.json holds the stable facts of this host, source.json and files.json the hashes of the user's own model and data.
+
+\b
+Example:
+  python pipeline/host.py
 """
 
 from pathlib import Path

@@ -1,4 +1,9 @@
-"""Stage prepare: draw the data set that params.yaml describes."""
+r"""Stage prepare: draw the data set that params.yaml describes.
+
+\b
+Example:
+  python pipeline/prepare.py --params other.yaml --out-dir /tmp/data
+"""
 
 from pathlib import Path
 

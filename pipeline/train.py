@@ -1,4 +1,10 @@
-"""Stage train: train the model of params.yaml under one strategy, and time it."""
+r"""Stage train: train the model of params.yaml under one strategy, and time it.
+
+\b
+Examples:
+  python pipeline/train.py --strategy ddp
+  python pipeline/train.py --strategy dp --num-devices 2 --out-dir /tmp/try --no-tracking
+"""
 
 from pathlib import Path
 from typing import get_args

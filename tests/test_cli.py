@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from conftest import Stage, small
+from samebits.cli import main
+from test_report import COMPARISON
 from test_verdict import TWIN
 
 SAMEBITS = str(Path(sys.executable).with_name("samebits"))
@@ -101,3 +103,37 @@ def test_a_port_that_is_taken_is_said(runs):
         done = samebits(runs, "ui", "--port", port)
     assert done.returncode == 3
     assert f"error: port {port} cannot be used: Address already in use. hint: choose another with --port" in done.stderr
+
+
+def test_a_report_is_made_again_from_its_comparison(tmp_path):
+    (tmp_path / "comparison.json").write_text(json.dumps(COMPARISON))
+    done = samebits(tmp_path, "report", "comparison.json", "--out-dir", "again")
+    assert done.stdout == "again/index.html\n"
+    assert (tmp_path / "again/plots/speedups.svg").exists()
+    assert "| dp-fast |" in (tmp_path / "again/comparison.md").read_text()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell, tmp_path):
+    done = samebits(tmp_path, "completion", shell)
+    assert done.returncode == 0
+    assert "_SAMEBITS_COMPLETE" in done.stdout
+
+
+def test_completion_completes(tmp_path):
+    environ = {"_SAMEBITS_COMPLETE": "bash_complete", "COMP_WORDS": "samebits com", "COMP_CWORD": "1"}
+    assert samebits(tmp_path, **environ).stdout.split() == ["plain,compare", "plain,completion"]
+
+
+def commands(command, path=()):
+    yield path, command
+    for name, below in getattr(command, "commands", {}).items():
+        yield from commands(below, (*path, name))
+
+
+@pytest.mark.parametrize(("path", "command"), list(commands(main)), ids=lambda value: " ".join(value) or "samebits")
+def test_every_command_helps_with_an_example(path, command, tmp_path):
+    done = samebits(tmp_path, *path, "-h")
+    assert done.returncode == 0
+    assert ("Example" in done.stdout) == (not hasattr(command, "commands"))
+    assert "\x1b" not in done.stdout

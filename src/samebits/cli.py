@@ -21,7 +21,11 @@ from samebits.errors import HostError, UserError, exit_on_error
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context
 def main(context: click.Context, debug: bool) -> None:
-    """Measure what DataParallel and DistributedDataParallel buy on this host."""
+    """Measure what DataParallel and DistributedDataParallel buy on this host, and whether it is the same model.
+
+    Results go to stdout, messages to stderr. Exit codes: 0 done, 1 the verdict is worse than asked for, 2 the input is
+    wrong, 3 this host cannot do it, 4 a worker failed, 130 and 143 after Ctrl-C and SIGTERM.
+    """
     context.with_resource(exit_on_error(debug=debug))
 
 
@@ -52,9 +56,17 @@ def require_free_port(port: int) -> None:
 
 
 @main.command()
-@click.option("--port", default=5000, show_default=True)
+@click.option("--port", default=5000, show_default=True, help="Where to answer, on this host alone.")
 def ui(port: int) -> None:
-    """Open the local MLflow store on http://127.0.0.1:PORT."""
+    """Serve MLflow's pages over the runs of this repository.
+
+    The address that is printed opens a view with the columns and charts that a comparison needs.
+
+    \b
+    Examples:
+      samebits ui
+      samebits ui --port 5001
+    """
     from samebits.tracking.store import tracking_uri
     from samebits.tracking.view import known_link
 
@@ -84,7 +96,7 @@ def ui(port: int) -> None:
     os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
 
 
-@main.command("compare")
+@main.command("compare", short_help="Say whether two trainings are the same.")
 @click.argument("a")
 @click.argument("b")
 @click.option("--require", type=click.Choice(["bitwise", "tolerance"]), help="Exit with 1 if the verdict is worse.")
@@ -113,6 +125,48 @@ def compare_two(context: click.Context, a: str, b: str, require: str | None, as_
     context.exit(int(GRADES.index(found["grade"]) > allowed))
 
 
+@main.command(short_help="Make the report again from comparison.json.")
+@click.argument("comparison", default="reports/comparison.json")
+@click.option("--out-dir", help="Folder to write.  [default: that of COMPARISON]")
+def report(comparison: str, out_dir: str | None) -> None:
+    """Make the page, the plots and the table again from a COMPARISON, reports/comparison.json by default.
+
+    Nothing else is read, so that a report can be made where nothing was trained.
+
+    \b
+    Examples:
+      samebits report
+      samebits report downloads/comparison.json --out-dir /tmp/report
+    """
+    from samebits.files import read_json, write_text
+    from samebits.report.page import write_report
+    from samebits.report.table import markdown
+
+    path = Path(comparison)
+    read, folder = read_json(path, made_by="python pipeline/compare.py"), Path(out_dir or path.parent)
+    write_text(folder / "comparison.md", markdown(read))
+    write_report(read, folder)
+    click.echo(folder / "index.html")
+
+
+@main.command(short_help="Print the shell's completion code.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the shell code that completes samebits' commands and options.
+
+    \b
+    Examples:
+      echo 'eval "$(samebits completion bash)"' >> ~/.bashrc
+      samebits completion fish > ~/.config/fish/completions/samebits.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    made = get_completion_class(shell)
+    assert made is not None
+    click.echo(made(context.find_root().command, {}, "samebits", "_SAMEBITS_COMPLETE").source())
+
+
 @main.group()
 def track() -> None:
     """Deliver local logs to MLflow."""
@@ -122,7 +176,12 @@ def track() -> None:
 def sync() -> None:
     """Deliver every log that MLflow does not have whole.
 
-    Needed where a server was away for longer than the sender waits, and no training was started since.
+    Needed where a server was away for longer than the sender waits, and no training was started since. Runs that
+    have begun nowhere go to the store that MLFLOW_TRACKING_URI names now.
+
+    \b
+    Example:
+      MLFLOW_TRACKING_URI=http://mlflow.example:5000 samebits track sync
     """
     from samebits.tracking.delivery import sync as deliver
 
