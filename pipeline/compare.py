@@ -1,4 +1,4 @@
-r"""Stage compare: put the runs beside each other, as data and as a table.
+"""Stage compare: put the runs beside each other, as data and as a table.
 
 \b
 Example:

@@ -1,4 +1,4 @@
-r"""Stage evaluate: the loss and accuracy of a trained model on the whole test split.
+"""Stage evaluate: the loss and accuracy of a trained model on the whole test split.
 
 \b
 Examples:

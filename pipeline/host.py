@@ -1,4 +1,4 @@
-r"""Stage host: write what DVC cannot see, so that a change of it reruns what depends on it.
+"""Stage host: write what DVC cannot see, so that a change of it reruns what depends on it.
 
 host.json holds the stable facts of this host, source.json and files.json the hashes of the user's own model and data.
 

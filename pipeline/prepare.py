@@ -1,4 +1,4 @@
-r"""Stage prepare: draw the data set that params.yaml describes.
+"""Stage prepare: draw the data set that params.yaml describes.
 
 \b
 Example:

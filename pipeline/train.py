@@ -1,4 +1,4 @@
-r"""Stage train: train the model of params.yaml under one strategy, and time it.
+"""Stage train: train the model of params.yaml under one strategy, and time it.
 
 \b
 Examples:

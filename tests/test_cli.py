@@ -131,7 +131,10 @@ def commands(command, path=()):
         yield from commands(below, (*path, name))
 
 
-@pytest.mark.parametrize(("path", "command"), list(commands(main)), ids=lambda value: " ".join(value) or "samebits")
+COMMANDS = list(commands(main))
+
+
+@pytest.mark.parametrize(("path", "command"), COMMANDS, ids=[" ".join(path) or "samebits" for path, _ in COMMANDS])
 def test_every_command_helps_with_an_example(path, command, tmp_path):
     done = samebits(tmp_path, *path, "-h")
     assert done.returncode == 0
