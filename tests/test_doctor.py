@@ -625,6 +625,10 @@ def test_a_parameter_that_is_also_in_a_list_is_known():
     assert anatomy.unregistered(net) == ([], [])
 
 
+class OwnNorm(nn.BatchNorm1d):
+    """A class of the user's."""
+
+
 def add(name, value):
     def forward(net, x, y):
         setattr(net, name, getattr(net, name) + value)
@@ -653,6 +657,7 @@ def remember(net, x, y):
     [
         (Net(), []),
         (Net(norm=nn.BatchNorm1d(2), forward=lambda net, x, y: net.norm(y)), []),
+        (Net(norm=OwnNorm(2), forward=lambda net, x, y: net.norm(y)), []),
         (Net(calls=0, forward=add("calls", 1)), ["calls"]),
         (Net(label="", forward=add("label", "x")), ["label"]),
         (Net(seen=[1], forward=append), ["seen"]),

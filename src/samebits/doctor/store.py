@@ -54,11 +54,12 @@ def _server(uri: str, environ: Mapping[str, str]) -> Finding:
         body = b""
     except (URLError, OSError) as error:
         reason = error.reason if isinstance(error, URLError) else error
+        said = getattr(reason, "strerror", None) or str(reason)
         if isinstance(reason, TimeoutError):
-            reason = f"no answer within {TIMEOUT_SECONDS:.0f} s"
+            said = f"no answer within {TIMEOUT_SECONDS:.0f} s"
         if isinstance(reason, socket.gaierror):
-            reason = "no such host name"
-        return failed(f"{shown} does not answer: {first_line(str(reason))}", f"start the server, or {_LOCAL}")
+            said = "no such host name"
+        return failed(f"{shown} does not answer: {first_line(said)}", f"start the server, or {_LOCAL}")
     try:
         known = isinstance(json.loads(body), dict)
     except ValueError:
