@@ -9,8 +9,10 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pynvml
 import pytest
 from ruamel.yaml import YAML
 
@@ -143,3 +145,80 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, stage_server: StageServer) -> Stage:
     return Stage(tmp_path, stage_server, tmp_path_factory.mktemp("output"))
+
+
+class FakeNVML:
+    """Stands in for NVML on a host without GPUs: two GPUs, one of which cannot tell its memory."""
+
+    NVMLError = pynvml.NVMLError
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, gpus: int = 2) -> None:
+        self.gpus, self.shut_down = gpus, 0
+        self.init_error: int | None = None
+        self.used_percent, self.utilization = 0.0, 0
+        self.p2p: dict[int, int | None] = {}  # status by capability; None where NVML cannot tell
+        self.links: dict[int, list[int]] = {}  # 1 for a link that is up, by GPU
+        monkeypatch.setattr(host, "pynvml", self)
+        monkeypatch.setattr(host, "torch_build", lambda: {"version": "2.13.0+cu130", "cuda": "13.0"})
+        monkeypatch.setattr(host, "_multiprocessors", lambda gpus: [108] * gpus)
+
+    def __getattr__(self, name: str) -> Any:
+        """NVML's constants; a function that is not faked is one that this driver does not have."""
+        if name.startswith("NVML_"):
+            return getattr(pynvml, name)
+
+        def missing(*_: object) -> Any:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+        return missing
+
+    def nvmlInit(self) -> None:
+        if self.init_error is not None:
+            raise pynvml.NVMLError(self.init_error)
+
+    def nvmlShutdown(self) -> None:
+        self.shut_down += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return self.gpus
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "580.1"
+
+    def nvmlSystemGetCudaDriverVersion(self) -> int:
+        return 13000
+
+    def nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"NVIDIA Test"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+        if handle == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return SimpleNamespace(total=80 * 2**30, used=80 * 2**30 * self.used_percent / 100)
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(gpu=self.utilization)
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
+        return (9, 0)
+
+    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:
+        return 6912
+
+    def nvmlDeviceGetP2PStatus(self, first: int, second: int, capability: int) -> int:
+        status = self.p2p.get(capability)
+        if status is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return status
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
+        links = self.links.get(handle, [])
+        if link >= len(links):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return links[link]

@@ -17,7 +17,7 @@ MODULES = sorted(SRC.rglob("*.py"))
 # From the top down; a module imports from its own group or from a lower one.
 GROUPS = [
     {"cli"},
-    {"launch", "rendezvous", "tracking", "provenance", "report"},
+    {"launch", "rendezvous", "tracking", "provenance", "report", "doctor"},
     {"worker", "trainer", "measurement", "rounding", "compare", "verdict", "records", "progress", "runlog", "summary"},
     {"evaluation", "checkpoint", "strategies", "diagnosis", "timing", "memory"},
     {"data", "models", "metrics", "placement"},
@@ -106,6 +106,7 @@ def imported_after(statement: str) -> set[str]:
             {"torch", "mlflow", "dvc", "docker"},
         ),
         ("import samebits.cli", {"torch", "mlflow", "dvc", "docker"}),
+        ("import samebits.doctor.visit", {"torch", "mlflow", "dvc", "docker"}),
         ("import samebits.data.prepare, samebits.host, samebits.runlog", {"torch", "mlflow", "dvc", "docker"}),
         ("import samebits.launch, samebits.evaluation", {"mlflow", "dvc", "docker", "samebits.tracking"}),
     ],
@@ -175,7 +176,7 @@ def test_the_closure_is_what_python_really_imports(tmp_path):
 
 def test_tracking_and_reports_retrain_nothing():
     behind_the_boundary = {SRC / f"{name}.py" for name in ("provenance", "compare", "verdict", "records", "cli")}
-    behind_the_boundary |= {file for room in ("tracking", "report") for file in (SRC / room).glob("*.py")}
+    behind_the_boundary |= {file for room in ("tracking", "report", "doctor") for file in (SRC / room).glob("*.py")}
     for stage in ("prepare", "train", "evaluate"):
         assert declared(stage) & behind_the_boundary == set()
 

@@ -1,9 +1,9 @@
 import json
-from types import SimpleNamespace
 
 import pynvml
 import pytest
 
+from conftest import FakeNVML
 from samebits import host
 
 
@@ -18,50 +18,6 @@ def test_facts_are_stable_and_plain():
 def test_a_changed_driver_changes_the_fingerprint():
     facts = host.host_facts()
     assert host.fingerprint(facts) != host.fingerprint({**facts, "driver": "600.1"})
-
-
-class FakeNVML:
-    """Stands in for NVML on a host without GPUs: two GPUs, one of which cannot tell its memory."""
-
-    NVMLError = pynvml.NVMLError
-
-    def __init__(self, monkeypatch):
-        self.shut_down = 0
-        monkeypatch.setattr(host, "pynvml", self)
-        monkeypatch.setattr(host, "torch_build", lambda: {"version": "2.13.0+cu130", "cuda": "13.0"})
-        monkeypatch.setattr(host, "_multiprocessors", lambda gpus: [108] * gpus)
-
-    def nvmlInit(self):
-        pass
-
-    def nvmlShutdown(self):
-        self.shut_down += 1
-
-    def nvmlDeviceGetCount(self):
-        return 2
-
-    def nvmlDeviceGetHandleByIndex(self, index):
-        return index
-
-    def nvmlDeviceGetUUID(self, handle):
-        return f"GPU-{handle}"
-
-    def nvmlSystemGetDriverVersion(self):
-        return "580.1"
-
-    def nvmlDeviceGetName(self, handle):
-        return b"NVIDIA Test"
-
-    def nvmlDeviceGetMemoryInfo(self, handle):
-        if handle == 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(total=80 * 2**30)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle):
-        return (9, 0)
-
-    def nvmlDeviceGetNumGpuCores(self, handle):
-        return 6912
 
 
 def test_gpus_are_told_by_nvml_and_gaps_are_said(monkeypatch):
@@ -93,3 +49,43 @@ def test_the_build_of_torch_without_importing_it():
     import torch
 
     assert host.torch_build() == {"version": torch.__version__, "cuda": torch.version.cuda}
+
+
+def test_the_driver_is_told_whatever_torch_was_built_for(monkeypatch):
+    FakeNVML(monkeypatch)
+    monkeypatch.setattr(host, "torch_build", lambda: {"version": "2.13.0+cpu", "cuda": None})
+    facts = host.driver_facts({"CUDA_VISIBLE_DEVICES": "1"})
+    assert (facts["driver"], facts["cuda"], facts["problem"]) == ("580.1", "13.0", None)
+    assert [gpu["memory_gib"] for gpu in facts["gpus"]] == ["unavailable: Not Supported"]
+
+
+def test_a_host_without_a_driver_says_why(monkeypatch):
+    nvml = FakeNVML(monkeypatch)
+    nvml.init_error = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
+    facts = host.driver_facts({})
+    assert (facts["gpus"], facts["driver"]) == ([], None)
+    assert "NVML Shared Library Not Found" in facts["problem"]
+    assert (host.gpu_peers({}), host.gpu_links({})) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (pynvml.NVML_P2P_STATUS_OK, True),
+        (pynvml.NVML_P2P_STATUS_CHIPSET_NOT_SUPPORTED, False),
+        (None, "unavailable: Not Supported"),
+    ],
+)
+def test_pairs_of_gpus(status, expected, monkeypatch):
+    nvml = FakeNVML(monkeypatch, gpus=3)
+    nvml.p2p = {pynvml.NVML_P2P_CAPS_INDEX_WRITE: status, pynvml.NVML_P2P_CAPS_INDEX_NVLINK: pynvml.NVML_P2P_STATUS_OK}
+    pairs = host.gpu_peers({})
+    assert [pair["gpus"] for pair in pairs] == [(0, 1), (0, 2), (1, 2)]
+    assert [(pair["access"], pair["nvlink"]) for pair in pairs] == [(expected, True)] * 3
+    assert host.gpu_peers({"CUDA_VISIBLE_DEVICES": "2"}) == []
+
+
+def test_links_that_are_up_are_counted(monkeypatch):
+    nvml = FakeNVML(monkeypatch)
+    nvml.links = {0: [1, 1, 0], 1: []}
+    assert host.gpu_links({}) == [2, 0]

@@ -167,6 +167,27 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(made(context.find_root().command, {}, "samebits", "_SAMEBITS_COMPLETE").source())
 
 
+@main.command()
+@click.option("--model", "with_model", is_flag=True, help="Also run one batch of the model under each strategy.")
+@click.option("--checkpoint", type=click.Path(path_type=Path), help="A safetensors file to try on the model; --model.")
+@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(with_model: bool, checkpoint: Path | None, params_file: str, as_json: bool) -> None:
+    """Tell what this host, this repository and the model lack for a training, and what to do about it.
+
+    Exit codes: 0 nothing failed; 2 params.yaml or the model is wrong; 3 the host or its software is.
+
+    \b
+    Examples:
+      samebits doctor
+      samebits doctor --model --json
+      samebits doctor --checkpoint runs/ddp-fast/model.safetensors
+    """
+    from samebits.doctor.visit import visit
+
+    visit(Path(params_file), with_model=with_model or checkpoint is not None, checkpoint=checkpoint, as_json=as_json)
+
+
 @main.group()
 def track() -> None:
     """Deliver local logs to MLflow."""

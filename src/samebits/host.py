@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -189,6 +190,60 @@ _COUNTERS: tuple[Callable[[Any], dict[str, float]], ...] = (
 )
 
 
+def driver_facts(environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Release of the NVIDIA driver, the newest CUDA that it runs, and the visible GPUs, whatever torch was built for.
+
+    ``problem`` says why no driver answers, and is None where one does.
+    """
+    facts: dict[str, Any] = {"driver": None, "cuda": None, "gpus": [], "problem": None}
+    with _nvml() as problem:
+        if problem is not None:
+            return {**facts, "problem": problem}
+        facts["gpus"] = [_gpu(handle) for handle in _gpu_handles(environ)]
+        with suppress(pynvml.NVMLError):
+            facts["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+            number = pynvml.nvmlSystemGetCudaDriverVersion()  # 12040 is CUDA 12.4
+            facts["cuda"] = f"{number // 1000}.{number % 1000 // 10}"
+    return facts
+
+
+def gpu_peers(environ: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
+    """Every pair of visible GPUs: ``gpus``, and ``access`` and ``nvlink`` as True, False or why NVML cannot tell."""
+    with _nvml() as problem:
+        if problem is not None:
+            return []
+        handles = _gpu_handles(environ)
+        return [
+            {
+                "gpus": (first, second),
+                "access": _reaches(handles[first], handles[second], pynvml.NVML_P2P_CAPS_INDEX_WRITE),
+                "nvlink": _reaches(handles[first], handles[second], pynvml.NVML_P2P_CAPS_INDEX_NVLINK),
+            }
+            for first, second in itertools.combinations(range(len(handles)), 2)
+        ]
+
+
+def _reaches(first: Any, second: Any, capability: int) -> bool | str:
+    try:
+        return bool(pynvml.nvmlDeviceGetP2PStatus(first, second, capability) == pynvml.NVML_P2P_STATUS_OK)
+    except pynvml.NVMLError as error:
+        return f"unavailable: {error}"
+
+
+def gpu_links(environ: Mapping[str, str] = os.environ) -> list[int]:
+    """NVLinks that are up, of each visible GPU."""
+    with _nvml() as problem:
+        return [] if problem else [_links(handle) for handle in _gpu_handles(environ)]
+
+
+def _links(handle: Any) -> int:
+    up = 0
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+        with suppress(pynvml.NVMLError):  # a link that this GPU does not have
+            up += pynvml.nvmlDeviceGetNvLinkState(handle, link) == pynvml.NVML_FEATURE_ENABLED
+    return up
+
+
 def _multiprocessors(gpus: int) -> list[int]:
     """Multiprocessors of each GPU; imports torch and starts CUDA, so never before a fork."""
     import torch
@@ -198,13 +253,8 @@ def _multiprocessors(gpus: int) -> list[int]:
 
 def host_facts(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     """Facts that a timing or a float32 bit may depend on, none of which changes from run to run."""
-    gpus: list[dict[str, object]] = []
-    with _nvml() as problem:
-        if problem is None:
-            driver: str | None = str(pynvml.nvmlSystemGetDriverVersion())
-            gpus = [_gpu(handle) for handle in _gpu_handles(environ)]
-        else:
-            driver = None
+    nvidia = driver_facts(environ)
+    gpus = nvidia["gpus"]
     build = torch_build()
     if gpus and build["cuda"]:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
@@ -213,8 +263,8 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
     facts: dict[str, object] = {
         "cpu": _cpu(),
         "gpus": gpus,
-        "driver": driver,
-        "gpus_unavailable": problem,
+        "driver": nvidia["driver"],
+        "gpus_unavailable": nvidia["problem"],
         "python": platform.python_version(),
         "torch": build["version"],
         "cuda": build["cuda"],

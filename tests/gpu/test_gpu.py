@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -174,3 +176,16 @@ def test_evaluation_runs_on_the_gpu(stage, data_dir):
     done = stage.fresh("evaluate", "--data-dir", str(data))
     assert done.returncode == 0, done.stderr
     assert json.loads((stage.folder / "runs/single-fast/evaluation.json").read_text())["samples"] == 200
+
+
+def test_the_doctor_finds_the_gpus_and_tries_the_model_on_them(stage):
+    stage.write_params(small())
+    (stage.folder / ".dvc").mkdir()
+    (stage.folder / ".dvc/config").touch()
+    command = [sys.executable, "-c", "from samebits.cli import main; main()", "doctor", "--model", "--json"]
+    done = subprocess.run(command, cwd=stage.folder, capture_output=True, text=True, timeout=240)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert found["cuda"]["status"] == "ok"
+    assert "GiB" in found["gpu 0"]["text"]
+    assert "GPU" in found["single"]["text"]
+    assert found["ddp"]["status"] == "ok"

@@ -1,0 +1,83 @@
+"""What a check found, and how a check is written: it answers with findings and never raises."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, ParamSpec
+
+from samebits.errors import HostError, SamebitsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Status = Literal["ok", "warning", "failed", "skipped"]
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's; ``hint`` says what to do about a warning or a failure.
+
+    ``exit_code`` is what the command ends with because of it: 0, except for a failure.
+    """
+
+    name: str
+    status: Status
+    text: str
+    hint: str | None = None
+    exit_code: int = 0
+
+    def __post_init__(self) -> None:
+        assert (self.hint is not None) == (self.status in ("warning", "failed"))
+        assert (self.exit_code != 0) == (self.status == "failed")
+
+
+def ok(text: str, *, name: str = "") -> Finding:
+    """All is well; without a ``name`` it is the check's."""
+    return Finding(name, "ok", text)
+
+
+def skipped(text: str, *, name: str = "") -> Finding:
+    """Nothing was checked; the text says why."""
+    return Finding(name, "skipped", text)
+
+
+def warning(text: str, hint: str, *, name: str = "") -> Finding:
+    """A training runs, but not as well as it could."""
+    return Finding(name, "warning", text, hint)
+
+
+def failed(text: str, hint: str, *, name: str = "", exit_code: int = HostError.exit_code) -> Finding:
+    """A training fails, or leaves no trace."""
+    return Finding(name, "failed", text, hint, exit_code)
+
+
+def of_error(error: SamebitsError, *, name: str = "") -> Finding:
+    """The failure that an expected error speaks of."""
+    return failed(error.message, error.hint, name=name, exit_code=error.exit_code)
+
+
+def check(name: str) -> Callable[[Callable[P, Finding | list[Finding]]], Callable[P, list[Finding]]]:
+    """Make a function the check of that name: its findings carry the name, and whatever it raises becomes one."""
+
+    def decorate(function: Callable[P, Finding | list[Finding]]) -> Callable[P, list[Finding]]:
+        @functools.wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> list[Finding]:
+            try:
+                found = function(*args, **kwargs)
+            except SamebitsError as error:
+                found = of_error(error)
+            except Exception as error:  # noqa: BLE001 - one check that breaks must not hide the others
+                what = f"the check itself broke: {type(error).__name__}: {first_line(str(error))}"
+                found = failed(what, "report it as a bug of samebits; what it checks may be well")
+            return [replace(item, name=item.name or name) for item in (found if isinstance(found, list) else [found])]
+
+        return checked
+
+    return decorate
+
+
+def first_line(text: str) -> str:
+    """The first line of a message, without its full stop."""
+    return text.strip().split("\n", maxsplit=1)[0].rstrip(".")

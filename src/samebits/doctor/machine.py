@@ -1,0 +1,150 @@
+"""GPUs and how they reach each other, cores, shared memory, open files, disk."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
+from samebits.host import count_cores, gpu_counters, gpu_links, gpu_peers
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GIB = 2**30
+BUSY_PERCENT = 10.0
+MIN_SHARED_MEMORY = 1 * GIB  # Docker gives 64 MB unless told otherwise
+MIN_OPEN_FILES = 4096
+MIN_DISK, LOW_DISK = 1 * GIB, 10 * GIB
+
+
+@check("devices")
+def devices(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Each GPU with its memory, and whether something else is using it."""
+    if not gpus:
+        hidden = ": CUDA_VISIBLE_DEVICES hides them" if environ.get("CUDA_VISIBLE_DEVICES") == "" else ""
+        return [ok(f"no GPU{hidden}; trainings run on CPU cores")]
+    counters = gpu_counters(range(len(gpus)), environ)
+    found = [_device(index, gpu, counters) for index, gpu in enumerate(gpus)]
+    if len({gpu["name"] for gpu in gpus}) > 1:
+        hint = "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"
+        found.append(warning("the GPUs differ: dp and ddp wait for the slowest at every step", hint))
+    return found
+
+
+def _device(index: int, gpu: Mapping[str, Any], counters: Mapping[str, float]) -> Finding:
+    name, memory = f"gpu {index}", gpu["memory_gib"]
+    text = f"{gpu['name']}, {f'memory {memory}' if isinstance(memory, str) else f'{memory:.1f} GiB'}"
+    used = counters.get(f"gpu_{index}_memory_usage_percentage", 0.0)
+    busy = counters.get(f"gpu_{index}_utilization_percentage", 0.0)
+    if max(used, busy) <= BUSY_PERCENT:
+        return ok(text, name=name)
+    hint = "see whose it is with nvidia-smi, and wait or choose other GPUs with CUDA_VISIBLE_DEVICES"
+    return warning(f"{text}, {used:.0f}% of it and {busy:.0f}% of its time taken by others", hint, name=name)
+
+
+@check("peer access")
+def peers(environ: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Whether GPUs read each other's memory, and whether by NVLink."""
+    pairs, links = gpu_peers(environ), gpu_links(environ)
+    if not pairs:
+        return [skipped("needs two GPUs"), skipped("needs two GPUs", name="nvlink")]
+    return [_access(pairs, environ), _nvlink(pairs, links)]
+
+
+def _access(pairs: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> Finding:
+    if environ.get("NCCL_P2P_DISABLE", "0") != "0":
+        return warning("NCCL_P2P_DISABLE is set: ddp copies every gradient through the host", "unset NCCL_P2P_DISABLE")
+    without = [pair for pair in pairs if pair["access"] is not True]
+    if not without:
+        return ok(f"between {_pairs(pairs)}")
+    return warning(
+        f"not between {_named(without)}: dp's replicas and ddp's gradients go through the host's memory",
+        "see `nvidia-smi topo -p2p w`; on bare metal turn off ACS and the IOMMU, a virtual machine needs the GPUs' "
+        "whole group",
+    )
+
+
+def _nvlink(pairs: Sequence[Mapping[str, Any]], links: Sequence[int]) -> Finding:
+    without = [pair for pair in pairs if pair["nvlink"] is not True]
+    up = ", ".join(map(str, sorted(set(links))))
+    if not without:
+        return ok(f"between {_pairs(pairs)}, {up} links up on each GPU", name="nvlink")
+    if any(links):
+        hint = "see `nvidia-smi nvlink --status`; behind NVSwitch the fabric manager must run"
+        return warning(f"not between {_named(without)}, with {up} links up", hint, name="nvlink")
+    hint = "a larger train.global_batch_size sends fewer bytes for each sample"
+    return warning("none: gradients cross PCIe, so ddp gains less from a large model", hint, name="nvlink")
+
+
+def _pairs(pairs: Sequence[object]) -> str:
+    return f"all {len(pairs)} pairs" if len(pairs) > 1 else "the two GPUs"
+
+
+def _named(pairs: Sequence[Mapping[str, Any]]) -> str:
+    """At most three pairs by name, with NVML's reason where it cannot tell."""
+    names = [f"{pair['gpus'][0]} and {pair['gpus'][1]}" for pair in pairs[:3]]
+    reason = next((f" ({value})" for value in pairs[0].values() if isinstance(value, str)), "")
+    return ", ".join(names) + (f" and {len(pairs) - 3} more pairs" if len(pairs) > 3 else "") + reason
+
+
+@check("cores")
+def cores(gpus: int) -> Finding:
+    """Cores that this process may use, with its affinity and its control group's quota."""
+    usable, existing = count_cores(), os.cpu_count() or 1
+    text = f"{usable} of {existing} usable"
+    hint = "give the container or the job more, for instance with docker's --cpus"
+    if gpus and usable < gpus:
+        return warning(f"{text}, for {gpus} GPUs that need one each", hint)
+    if not gpus and usable < 2:
+        return warning(f"{text}: one device, so dp and ddp have nothing to share the work with", hint)
+    return ok(text)
+
+
+@check("shared memory")
+def shared_memory(gpus: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - looked at, not written to
+    """Whether NCCL and data workers have room; without GPUs nothing here uses it."""
+    hint = "docker's --shm-size 1g or --ipc=host, in Compose shm_size or ipc: host"
+    if not folder.is_dir():
+        return warning(f"no {folder}: NCCL cannot start", hint) if gpus else skipped(f"no {folder}")
+    usage = shutil.disk_usage(folder)
+    text = f"{_size(usage.free)} free of {_size(usage.total)} in {folder}"
+    if gpus and usage.free < MIN_SHARED_MEMORY:
+        return warning(f"{text}: NCCL may fail with a bus error", hint)
+    return ok(text)
+
+
+@check("open files")
+def open_files() -> Finding:
+    """The limit of this process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return ok("no limit")
+    if soft >= MIN_OPEN_FILES:
+        return ok(f"up to {soft}")
+    raisable = hard == resource.RLIM_INFINITY or hard >= MIN_OPEN_FILES
+    hint = f"ulimit -n {MIN_OPEN_FILES}" if raisable else f"docker's --ulimit nofile={MIN_OPEN_FILES}, or limits.conf"
+    return warning(f"up to {soft}: many ranks or MLflow's server may run out of them", hint)
+
+
+@check("disk")
+def disk(folder: Path, *, name: str) -> Finding:
+    """Room in a folder that trainings write to."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return failed("cannot be written to", "check the folder's owner, or whether it is mounted read-only", name=name)
+    free = shutil.disk_usage(folder).free
+    text, hint = f"{_size(free)} free", "free some space; `make clean` and `dvc gc --workspace` remove what runs left"
+    if name != "disk":
+        hint = "free some space, or set TMPDIR to a folder with more"
+    if free < MIN_DISK:
+        return failed(f"{text}, needs {_size(MIN_DISK)}", hint, name=name)
+    if free < LOW_DISK:
+        return warning(f"{text}, which a few checkpoints may fill", hint, name=name)
+    return ok(text, name=name)
+
+
+def _size(count: float) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

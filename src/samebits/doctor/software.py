@@ -1,0 +1,157 @@
+"""Python, the installed packages against the lock, and torch against the driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+
+from samebits.doctor.finding import Finding, check, failed, first_line, ok, skipped, warning
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SHOWN = 5  # packages that are named, the rest is counted
+CUDA_SECONDS = 120.0
+
+
+@check("python")
+def python() -> Finding:
+    """Whether the interpreter is one that the locks are for."""
+    version, accepts = platform.python_version(), metadata.metadata("samebits")["Requires-Python"]
+    if SpecifierSet(accepts).contains(version, prereleases=True):
+        return ok(version)
+    return failed(f"{version}, accepts {accepts}", "rm -r .venv; make .venv PYTHON=python3.12")
+
+
+def read_lock(path: Path) -> list[Requirement]:
+    """The pins of a lock that this platform is to have.
+
+    Raises:
+        InvalidRequirement: a line is not a pin.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    pins = [Requirement(line.removesuffix("\\").strip()) for line in lines if line[:1].isalnum()]
+    return [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
+
+
+def which_lock(build: Mapping[str, str | None], folder: Path = Path()) -> str:
+    """``cpu`` or ``gpu``: what ``make`` left a stamp of, else what the build of torch says."""
+    stamps = sorted(folder.glob(".venv/.installed-*"))
+    if len(stamps) == 1:
+        return stamps[0].name.removeprefix(".installed-")
+    return "gpu" if build["cuda"] else "cpu"
+
+
+@check("locks")
+def locks(build: Mapping[str, str | None], folder: Path = Path()) -> Finding:
+    """Whether what is installed is what the lock pins."""
+    which = which_lock(build, folder)
+    path = folder / f"requirements.{which}.lock"
+    if not path.exists():
+        return skipped(f"no {path.name} here")
+    try:
+        pins = read_lock(path)
+    except (InvalidRequirement, UnicodeDecodeError) as error:
+        return failed(f"{path.name} is damaged: {first_line(str(error))}", f"git checkout {path.name}")
+    wrong = [text for pin in pins if (text := _difference(pin))]
+    if not wrong:
+        return ok(f"{len(pins)} packages are as {path.name} pins them")
+    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
+    inside = Path(sys.prefix).resolve() == (folder / ".venv").resolve()
+    # A stamp that is newer than the lock would make `make` do nothing.
+    again = f"rm -f .venv/.installed-*; make .venv TORCH={which}"
+    return failed(
+        f"not as {path.name} pins them: {', '.join(wrong[:SHOWN])}{more}",
+        again if inside else f"this is not .venv's Python: make .venv TORCH={which}, then .venv/bin/samebits doctor",
+    )
+
+
+def _difference(pin: Requirement) -> str | None:
+    try:
+        version = metadata.version(pin.name)
+    except metadata.PackageNotFoundError:
+        return f"{pin.name} is missing"
+    # A pin without a local part takes any build: 2.13.0+cu130 is what `torch==2.13.0` installs.
+    return None if pin.specifier.contains(version, prereleases=True) else f"{pin.name} {version} for {pin.specifier}"
+
+
+@check("torch")
+def torch_against_driver(build: Mapping[str, str | None], driver: Mapping[str, Any]) -> Finding:
+    """Whether this build of torch can use the GPUs that the driver shows."""
+    version, cuda, gpus = build["version"], build["cuda"], len(driver["gpus"])
+    if version is None:
+        return failed("not installed", "make .venv")
+    if cuda is None:
+        if gpus:
+            hint = "make repro TORCH=gpu; or set CUDA_VISIBLE_DEVICES= to stay on the CPU"
+            return failed(f"{version} is a CPU build, and the driver shows {_count(gpus)}", hint)
+        return ok(f"{version}, a CPU build, and no GPU to use")
+    if driver["problem"]:
+        hint = "install NVIDIA's driver, give a container its GPUs with --gpus all, or make repro TORCH=cpu"
+        return warning(f"{version} is built for CUDA {cuda}, and no driver answers: {driver['problem']}", hint)
+    if driver["cuda"] and _major(driver["cuda"]) < _major(cuda):
+        hint = f"install a driver for CUDA {_major(cuda)} or newer"
+        return failed(f"{version} needs CUDA {cuda}, driver {driver['driver']} runs up to {driver['cuda']}", hint)
+    return ok(f"{version} for CUDA {cuda}, driver {driver['driver']} runs up to {driver['cuda'] or 'an unknown one'}")
+
+
+def _major(version: str) -> int:
+    return int(version.split(".")[0])
+
+
+def _count(gpus: int) -> str:
+    return f"{gpus} GPU{'s' if gpus != 1 else ''}"
+
+
+# In a process of its own: it starts CUDA, and a broken driver may hang or end whoever asks.
+PROBE = """
+import json, torch
+answers = []
+for index in range(torch.cuda.device_count()):
+    try:
+        ones = torch.ones(64, 64, device=f"cuda:{index}")
+        total = float((ones @ ones).sum())
+        answers.append(None if total == 64**3 else f"64 x 64 ones times themselves gave {total}")
+    except Exception as error:
+        answers.append(str(error).strip().split(chr(10))[0])
+print(json.dumps(answers))
+"""
+
+
+@check("cuda")
+def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str] = os.environ) -> Finding:
+    """Whether every visible GPU multiplies two matrices."""
+    if not gpus:
+        return skipped("no GPU that this torch can use")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", PROBE],
+            env={**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        hint = "look at nvidia-smi and dmesg; a GPU that hangs needs a reset or a reboot"
+        return failed(f"a small product on each GPU took longer than {timeout:.0f} s", hint)
+    said = done.stderr.strip().split("\n")[-1]
+    if done.returncode:
+        return failed(f"torch ended with {done.returncode}: {said or 'no message'}", "see the line of torch above")
+    answers: list[str | None] = json.loads(done.stdout.strip().split("\n")[-1])
+    wrong = [f"GPU {index}: {first_line(answer)}" for index, answer in enumerate(answers) if answer]
+    if wrong:
+        hint = "install a build of torch for this GPU, or leave it out with CUDA_VISIBLE_DEVICES"
+        return failed("; ".join(wrong), hint)
+    if len(answers) < gpus:
+        hint = "compare nvidia-smi with the versions on the line of torch above; a container needs --gpus all"
+        return failed(f"torch finds {len(answers)} of {_count(gpus)}{f': {said}' if said else ''}", hint)
+    return ok(f"{_count(gpus)} multiplied matrices")
