@@ -12,7 +12,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 
-from conftest import small, wait_for
+from conftest import ROOT, small, wait_for
 from samebits.errors import UserError
 from samebits.files import write_json
 from samebits.params import parse_params
@@ -115,6 +115,7 @@ def test_a_run_is_delivered_whole(repository):
     assert run.data.params["data.kwargs.features"] == "128"
     tags = {"strategy": "ddp", "labels": "one_device", "weights_sha256": "abc", "data_sha256": "5a" * 32}
     assert {name: run.data.tags[name] for name in tags} == tags
+    assert undocumented(run) <= {"peak_memory_gib.device1"}
     figures = {"peak_memory_gib": 3.0, "peak_memory_gib.device0": 1.0, "speedup": 1.5, "training_seconds": 2.0}
     assert {name: run.data.metrics[name] for name in figures} == figures
     assert losses_of(client, run) == list(enumerate(losses, start=1))
@@ -268,6 +269,13 @@ COMPARISON = {"task": "vectors", "model": "mlp", "global_batch_size": 64, "steps
               "host": {"gpus": [], "cpu": {"model": "CPU", "cores": 2}, "torch": "2.13.0"}}  # fmt: skip
 
 
+def undocumented(run):
+    """Metrics and tags of a run that the reference does not name; MLflow's own aside."""
+    page = (ROOT / "docs/reference/mlflow.md").read_text()
+    names = {*run.data.metrics, *(name for name in run.data.tags if not name.startswith("mlflow."))}
+    return {name for name in names if f"`{name}`" not in page}
+
+
 def compare(repository):
     reports = repository / "reports"
     write_json(reports / "comparison.json", COMPARISON)
@@ -288,6 +296,7 @@ def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
         assert "1.50 times the speed of single" in child.data.tags[NOTE_TAG]
         assert child.data.metrics == {"speedup": 1.5, "eval_loss": 2.0, "scaling_efficiency": 0.75, "loss_floor": 1.9,
                                       "loss_above_floor": 0.1}  # fmt: skip
+        assert undocumented(child) == set()
         assert len(client.get_metric_history(child.info.run_id, "speedup")) == 1
         assert parent.data.metrics == {"speedup.ddp-fast": 1.5}
         assert "| ddp-fast |" in parent.data.tags[NOTE_TAG]

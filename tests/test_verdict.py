@@ -119,9 +119,9 @@ TWIN = {"perturbation": 2**-18, "steps": 6, "losses": [[2, 1e-5], [4, 1e-3]], "w
 @pytest.mark.parametrize(
     ("twins", "expected"),
     [
-        ([TWIN], [1e-6, 1e-4, 1e-4, 1e-2, 1e-2, 1e-2, 2e-2, 2e-2]),
-        ([None, {**TWIN, "steps": 8}], [1e-6, 1e-4, 1e-4, 1e-2, 1e-2, 1e-2, 1e-2, 1e-2]),
-        ([TWIN, {**TWIN, "losses": [[1, 1e-3]]}], [1e-2] * 6 + [2e-2] * 2),
+        ([TWIN], [1e-6, 4e-5, 4e-5, 4e-3, 4e-3, 4e-3, 2e-2, 2e-2]),
+        ([None, {**TWIN, "steps": 8}], [1e-6, 4e-5, 4e-5, 4e-3, 4e-3, 4e-3, 4e-3, 4e-3]),
+        ([TWIN, {**TWIN, "losses": [[1, 1e-3]]}], [4e-3] * 6 + [2e-2] * 2),
         ([], [1e-4] * 8),
     ],
 )
@@ -129,7 +129,7 @@ def test_the_tolerance_is_what_rounding_did(twins, expected):
     tolerance = Tolerance(["fp32"], twins)
     assert tolerance.losses(8) == pytest.approx(expected)
     assert tolerance.measured == bool(twins)
-    assert tolerance.weights() == pytest.approx(0.1 if twins else 0.5)
+    assert tolerance.weights() == pytest.approx(0.04 if twins else 0.5)
 
 
 def test_without_a_twin_the_first_steps_are_held_to_more():

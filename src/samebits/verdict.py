@@ -23,8 +23,8 @@ Grade = Literal["bitwise", "within tolerance", "diverged"]
 GRADES: tuple[Grade, ...] = ("bitwise", "within tolerance", "diverged")
 """From the best to the worst."""
 
-ALLOWANCE = 10.0
-"""A difference may be so many times what the twin of a run showed (see rounding.py)."""
+ALLOWANCE = 4.0
+"""A difference may be so many times what the twin of a run showed: twice what correct runs were seen to need."""
 
 FLOOR = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 4e-5, "fp16": 1e-5}
 """Relative difference that is never held against a loss, by precision: roundings of the two losses themselves."""

@@ -1,0 +1,136 @@
+"""What verdicts say of trainings that differ by rounding alone, and of trainings that differ by a small mistake.
+
+    python benchmarks/rounding.py
+
+Each case is trained by the kit's own stages: ``single``, the same under ddp with 2 and 4 workers, and ``single``
+again with a mistake. The tolerance is the one that ``samebits compare`` uses.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+from safetensors.numpy import load_file, save_file
+
+from common import save
+from samebits.metrics import relative_difference
+from samebits.records import read_run
+from samebits.verdict import Tolerance, compare_runs
+
+ROOT = Path(__file__).resolve().parent.parent
+ADAMW = {"name": "adamw", "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0}
+CASES: dict[str, dict[str, Any]] = {
+    "mlp, SGD": {},
+    "mlp, AdamW": {"train": {"optimizer": ADAMW}},
+    "mlp, regression": {"data": {"task": "regression"}, "train": {"optimizer": {"lr": 0.01}}},
+    "convnet, SGD": {
+        "data": {"task": "images", "num_samples": 4096},
+        "model": {"name": "convnet"},
+        "train": {"optimizer": {"lr": 0.05}},
+    },
+    "gpt, AdamW": {
+        "data": {"task": "tokens", "num_samples": 8192},
+        "model": {"name": "gpt"},
+        "train": {"optimizer": ADAMW},
+    },
+}
+
+
+def with_changes(raw: dict[str, Any], **train: Any) -> dict[str, Any]:
+    """A copy of the parameters with other settings of ``train``."""
+    changed = copy.deepcopy(raw)
+    changed["train"].update(train)
+    return changed
+
+
+class Case:
+    """The trainings of one case, in a folder of their own."""
+
+    def __init__(self, folder: Path, raw: dict[str, Any]) -> None:
+        self.folder, self.raw = folder, raw
+        self._stage("prepare", raw)
+
+    def _stage(self, name: str, raw: dict[str, Any], *arguments: str) -> None:
+        (self.folder / "params.yaml").write_text(json.dumps(raw))
+        command = [sys.executable, str(ROOT / "pipeline" / f"{name}.py"), *arguments]
+        subprocess.run(command, cwd=self.folder, check=True, capture_output=True)
+
+    def train(self, name: str, strategy: str, raw: dict[str, Any], *arguments: str) -> None:
+        """Train into ``name``."""
+        self._stage("train", raw, "--strategy", strategy, "--out-dir", name, "--no-tracking", *arguments)
+
+    def judge(self, name: str) -> dict[str, Any]:
+        """The verdict on a training against ``single``, and the share of the tolerance that it used at most."""
+        reference, other = read_run(self.folder / "single"), read_run(self.folder / name)
+        found = compare_runs(reference, other)
+        losses = found["losses"]
+        twins = [run.record["rounding"] for run in (reference, other)]
+        limits = Tolerance([reference.record["params"]["train"]["precision"]], twins).losses(losses["steps"])
+        pairs = zip(reference.losses, other.losses, limits, strict=True)
+        return {
+            "grade": found["grade"],
+            "steps": losses["steps"],
+            "first_beyond": losses["first_beyond"],
+            "largest_relative": losses["largest_relative"],
+            "tolerance_used": max(relative_difference(a, b) / limit for a, b, limit in pairs),
+        }
+
+    def measure(self) -> dict[str, dict[str, Any]]:
+        """Train everything and judge it."""
+        self.train("single", "single", self.raw)
+        for workers in (2, 4):
+            self.train(f"ddp, {workers} workers", "ddp", self.raw, "--num-devices", str(workers))
+        optimizer = {"name": "sgd", "momentum": 0.9, "weight_decay": 0.0, "lr": 0.1, **self.raw["train"]["optimizer"]}
+        self.train(
+            "learning rate 1% higher",
+            "single",
+            with_changes(self.raw, optimizer={**optimizer, "lr": 1.01 * optimizer["lr"]}),
+        )
+        self.train(
+            "weight decay of 0.0001", "single", with_changes(self.raw, optimizer={**optimizer, "weight_decay": 1e-4})
+        )
+        split = self.folder / "data" / "train.safetensors"
+        tensors = load_file(split)
+        for tensor in tensors.values():
+            tensor[0] = tensor[1]
+        save_file(tensors, split)
+        self.train("one sample replaced", "single", self.raw)
+        names = [path.parent.name for path in sorted(self.folder.glob("*/run.json")) if path.parent.name != "single"]
+        return {name: self.judge(name) for name in names}
+
+
+@click.command(help=__doc__)
+@click.option("--precision", "precisions", multiple=True, default=["fp32", "bf16"], show_default=True)
+def main(precisions: tuple[str, ...]) -> None:
+    cases = {}
+    for name, changes in CASES.items():
+        for precision in precisions:
+            raw = {
+                "data": {"num_samples": 16384, "test_samples": 64, **changes.get("data", {})},
+                "model": changes.get("model", {"name": "mlp"}),
+                "train": {
+                    "optimizer": {},
+                    **changes.get("train", {}),
+                    "precision": precision,
+                    "repeats": 2,
+                    "oversubscribe": True,
+                },
+            }
+            with tempfile.TemporaryDirectory() as folder:
+                found = Case(Path(folder), raw).measure()
+            cases[f"{name}, {precision}"] = found
+            for other, verdict in found.items():
+                beyond = f", beyond at step {verdict['first_beyond']}" if verdict["first_beyond"] else ""
+                print(f"{name}, {precision}: {other}: {verdict['grade']}{beyond}, {verdict['tolerance_used']:.0%} used")
+    print(save("rounding", {"question": "what verdicts say of rounding and of small mistakes", "cases": cases}))
+
+
+if __name__ == "__main__":
+    main()
