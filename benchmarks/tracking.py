@@ -1,14 +1,17 @@
-"""What MLflow costs a training: off, SQLite and a local server in turns, by wall time.
+"""What MLflow costs a training: off, SQLite and a local server in turns.
 
     python benchmarks/tracking.py
 
 Each training runs as a user's command in a repository of its own, with a sender of its own; the next begins when
 all is delivered. Two lengths: the sender leaves a training's first seconds alone, so a short one never meets it.
+Wall seconds of the training and of the command say what a user waits; CPU seconds of the command, in which the sender
+and the server do not count, say what the training itself does, also on a host that is busy with other things.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -39,6 +42,7 @@ PYTHON = sys.executable
 SAMPLES = 65536
 LENGTHS = {"short": 3.0, "long": YOUNG_SECONDS + 6}  # seconds of training
 WAYS = ("off", "sqlite", "server")
+KINDS = ("training", "command", "command_cpu")
 DELIVERY_SECONDS = 120
 
 
@@ -93,6 +97,12 @@ def wait_for_delivery(folder: Path) -> None:
         raise SystemExit(f"MLflow refused {log}: {refused}")
 
 
+def children_seconds() -> float:
+    """CPU seconds of all processes that were waited for, with theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 class Bench:
     """A folder with data, a store that is ready to use, and the trainings that were run."""
 
@@ -100,8 +110,8 @@ class Bench:
         self._folder, self._address, self._store = folder, address, store
         self._count = 0
 
-    def train(self, epochs: int, way: str) -> tuple[float, float]:
-        """Train in a new repository; seconds of the training and of the command."""
+    def train(self, epochs: int, way: str) -> tuple[float, ...]:
+        """Train in a new repository; the seconds of each of ``KINDS``."""
         self._count += 1
         folder = self._folder / f"{self._count}-{way}"
         folder.mkdir()
@@ -110,10 +120,13 @@ class Bench:
         arguments = ["--strategy", "single", "--data-dir", str(self._folder / "data")]
         arguments += ["--no-tracking"] if way == "off" else []
         environ = {**os.environ, "MLFLOW_TRACKING_URI": self._address if way == "server" else ""}
+        cpu = children_seconds()
         wall = run(PYTHON, f"{ROOT}/pipeline/train.py", *arguments, folder=folder, environ=environ)
+        cpu = children_seconds() - cpu
         if way != "off":
             wait_for_delivery(folder)
-        return read_json(folder / "runs/single-fast/timing.json", made_by="train.py")["training_seconds"], wall
+        timing = read_json(folder / "runs/single-fast/timing.json", made_by="train.py")
+        return timing["training_seconds"], wall, cpu
 
 
 def write_params(folder: Path, epochs: int) -> None:
@@ -122,12 +135,12 @@ def write_params(folder: Path, epochs: int) -> None:
 
 
 def measure(bench: Bench, epochs: int, rounds: int) -> dict[str, Any]:
-    """Paired ratios of both times to those without tracking."""
-    found: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in ("training", "command")}
+    """Paired ratios of all seconds to those without tracking."""
+    found: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in KINDS}
     for number in range(rounds):
         turn = number % len(WAYS)
         for way in WAYS[turn:] + WAYS[:turn]:
-            for kind, seconds in zip(("training", "command"), bench.train(epochs, way), strict=True):
+            for kind, seconds in zip(KINDS, bench.train(epochs, way), strict=True):
                 found[kind][way].append(seconds)
     record: dict[str, Any] = {"epochs": epochs}
     for kind, seconds in found.items():
@@ -159,6 +172,7 @@ def own_cost(folder: Path, step_seconds: float, rounds: int) -> dict[str, Any]:
 @click.command(help=__doc__)
 @click.option("--rounds", default=10, show_default=True, help="Trainings of each kind.")
 def main(rounds: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends too
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still be in there
         folder = Path(name)
         write_params(folder, 1)

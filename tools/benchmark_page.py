@@ -73,11 +73,11 @@ def tracking(result: Result) -> Iterator[str]:
     """Ratios to a training without tracking."""
     yield from table("what", "off, seconds", "SQLite over off", "local server over off", "rounds")
     for length, record in result["lengths"].items():
-        for kind in ("training", "command"):
+        for kind in ("training", "command", "command_cpu"):
             part = record[kind]
             over = (ratio(part["over_off"][way]) for way in ("sqlite", "server"))
             off = part["seconds"]["off"]
-            yield row(f"{length}: {kind}", middle(off, 1), *over, str(off["rounds"]))
+            yield row(f"{length}: {kind.replace('_cpu', ', CPU')}", middle(off, 1), *over, str(off["rounds"]))
     cost = result["own_cost"]
     yield f"\nThe training itself spends {middle(cost['ms_per_second'])} ms of each second on its local log."
 
@@ -123,8 +123,9 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "tracking": (
         "Tracking",
         "A training of `mlp` as a user's command, with tracking off, into SQLite, and to a server on the same host,\n"
-        "by wall time: `training` is what `timing.json` says, `command` the whole of `pipeline/train.py`. The sender\n"
-        "leaves a training's first ten seconds alone, so it works during the long one only.",
+        "by wall time: `training` is what `timing.json` says, `command` the whole of `pipeline/train.py`. CPU time is\n"
+        "the command's without the sender and the server. The sender leaves a training's first ten seconds alone, so\n"
+        "it works during the long one only.",
         tracking,
     ),
     "startup": ("Start-up", "Wall seconds with files in the page cache; the launch is from a warm parent.", startup),
