@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from common import ROOT, middle_of, ratio_of, save, show, show_middle
+from common import ROOT, middle_of, ratio_of, save, show_middle
 from samebits.data.prepare import prepare
 from samebits.files import read_json, write_json
 from samebits.launch import launch
@@ -82,7 +82,7 @@ def main(rounds: int) -> None:
                 done = subprocess.run([sys.executable, *script], capture_output=True, text=True, check=True)
                 mib["bare"].append(float(done.stdout))
         ratio = ratio_of(mib["kit, training"], mib["bare"])
-        show(f"{name}, kit over bare", ratio)
+        print(f"{name}, kit over bare: {ratio['median']:.3f}x")
         for kind, values in mib.items():
             show_middle(f"  {kind}", middle_of(values), "MiB")
         results[name] = {"ratio": ratio, "mib": {kind: middle_of(values) for kind, values in mib.items()}}
