@@ -4,6 +4,10 @@ TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PYTHON ?= python3
 LOCK := requirements.$(TORCH).lock
 STAMP := .venv/.installed-$(TORCH)
+# The benchmarks' peers stay out of .venv; they are compared on the CPU, so there is one lock.
+BENCH_LOCK := requirements.bench.lock
+BENCH_STAMP := .venv-bench/.installed
+BENCH := PATH="$(CURDIR)/.venv-bench/bin:$$PATH" python
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 LOCKING := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
 	--no-annotate --extra dev $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
@@ -17,8 +21,12 @@ help:  ## list the targets
 .venv: $(STAMP)  ## the environment alone
 
 $(STAMP): $(LOCK) requirements.uv.lock pyproject.toml
-	@sh tools/install.sh "$(PYTHON)" "$(LOCK)"
+	@sh tools/install.sh "$(PYTHON)" "$(LOCK)" .venv
 	@rm -f .venv/.installed-*
+	@touch $@
+
+$(BENCH_STAMP): $(BENCH_LOCK) requirements.uv.lock pyproject.toml
+	@sh tools/install.sh "$(PYTHON)" "$(BENCH_LOCK)" .venv-bench
 	@touch $@
 
 repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
@@ -37,9 +45,15 @@ screenshots: $(STAMP)  ## the guide's pictures, from a real MLflow server and Ch
 	@mkdir -p docs/guides/images
 	@$(RUN) SAMEBITS_SCREENSHOTS="$(CURDIR)/docs/guides/images" python -m pytest tests/test_browser.py
 
-bench: $(STAMP)  ## measure the loop and ddp against bare PyTorch; results under benchmarks/results
-	@$(RUN) python benchmarks/loop.py
-	@$(RUN) python benchmarks/ddp.py
+bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up, tracking, memory; writes benchmarks/results
+	@$(BENCH) benchmarks/loop.py
+	@$(BENCH) benchmarks/ddp.py
+	@$(BENCH) benchmarks/rounding.py
+	@$(BENCH) benchmarks/startup.py
+	@$(BENCH) benchmarks/memory.py
+	@$(BENCH) benchmarks/repro.py
+	@$(BENCH) benchmarks/tracking.py
+	@$(BENCH) tools/benchmark_page.py
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(RUN) ruff check .
@@ -55,6 +69,7 @@ ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000
 lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer versions
 	$(LOCKING) --extra cpu $(LOCKFLAGS) -o requirements.cpu.lock
 	$(LOCKING) --extra gpu $(LOCKFLAGS) -o requirements.gpu.lock
+	$(LOCKING) --extra cpu --extra bench -c requirements.cpu.lock $(LOCKFLAGS) -o $(BENCH_LOCK)
 	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 
 clean:  ## remove what the pipeline made; the environment stays

@@ -1,13 +1,15 @@
-"""The kit's training against a bare one, written by hand, in the same processes and in turns.
+"""The kit's training beside loops written by hand, in the same processes and in turns.
 
-The bare one keeps all data in memory, indexes whole batches of its rank's share and does nothing else: no schedule,
-no clock, no tracker. Both start from the same weights, feed the same batches, and end with the same losses (checked).
+All start from the same weights, feed the same batches in the same order, and must end with the same losses (checked).
+What a loop needs once (its loader, its optimizer, a ``Trainer``) is made outside the time that counts.
 """
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +32,11 @@ from samebits.strategies import make_strategy
 from samebits.trainer import Snapshot, Trainable, train, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from torch import nn
+    from torch import Tensor, nn
 
+    from samebits.data.batches import Batch
     from samebits.strategies import Strategy
 
 # name -> model, global batch, steps of a slice
@@ -43,6 +46,80 @@ CASES = {
     "wide_mlp at batch 256": ("wide_mlp", 256, 2),
 }
 OPTIMIZER = {"lr": 0.01, "momentum": 0.9}
+LAUNCHER = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
+TOLERANCE = 1e-5  # by which losses of the same work may differ
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a loop is given.
+
+    ``order`` lists the rows of ``data`` that this rank feeds, ``rows`` of them at each step. ``losses`` takes those of
+    the loop's last run under its name.
+    """
+
+    model: nn.Module
+    data: Batch
+    order: Tensor
+    rows: int
+    clock: Callable[[], float]
+    losses: dict[str, list[float]]
+
+    @property
+    def steps(self) -> int:
+        """Steps of a run."""
+        return len(self.order) // self.rows
+
+
+def resetting(model: nn.Module, then: Callable[[], None]) -> Callable[[], None]:
+    """A reset to the weights that ``model`` has now, in the state that PyTorch starts in."""
+    initial = Snapshot(model)
+
+    def reset() -> None:
+        torch.use_deterministic_algorithms(False)
+        initial.restore()
+        then()
+
+    return reset
+
+
+def bare(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[Setting, str], Variant]:
+    """The least that trains: all data in memory, whole batches by indexing; no schedule, no clock, no tracker."""
+
+    def make(setting: Setting, name: str) -> Variant:
+        module = wrap(setting.model)
+        optimizer = torch.optim.SGD(setting.model.parameters(), **OPTIMIZER)
+        inputs, targets = setting.data
+
+        def run() -> None:
+            found = []
+            for step in range(setting.steps):
+                rows = setting.order[step * setting.rows : (step + 1) * setting.rows]
+                x, y = inputs[rows], targets[rows]
+                optimizer.zero_grad()
+                loss = F.cross_entropy(module(x), y)
+                loss.backward()
+                optimizer.step()
+                found.append(loss.detach())
+            setting.losses[name] = torch.stack(found).tolist()
+
+        return Variant(run, resetting(setting.model, optimizer.state.clear))
+
+    return make
+
+
+def kit(job: Trainable, setting: Setting) -> Variant:
+    """The kit's own loop, with its schedule, its clock and a tracker that shows nothing."""
+
+    def run() -> None:
+        tracker = Progress("", setting.steps, shown=False)
+        setting.losses["kit"] = train(job, setting.steps, step_seconds=1e-3, tracker=tracker).losses
+
+    def reset() -> None:
+        torch.use_deterministic_algorithms(True)
+        job.reset()
+
+    return Variant(run, reset)
 
 
 @dataclass(frozen=True)
@@ -53,7 +130,7 @@ class Task:
     placement: Placement
     folder: Path
     rounds: int
-    wrap: Callable[[nn.Module], nn.Module]
+    loops: Mapping[str, Callable[[Setting, str], Variant]]
     clock: Callable[[], float]
 
 
@@ -61,6 +138,9 @@ def work(task: Task, _: Path) -> None:
     """Run in each worker."""
     strategy = make_strategy(task.placement, task.params.train)
     strategy.setup()
+    if strategy.world_size == 1:
+        for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
+            del os.environ[name]  # else a peer takes itself for one of several and sets its own threads
     measure(task, strategy)
     gc.collect()  # the wrappers must be gone before their process group
     strategy.close()
@@ -82,55 +162,33 @@ def measure(task: Task, strategy: Strategy) -> None:
         shards=strategy.world_size,
         device=strategy.device,
     )
-    job = Trainable(build_model(params.model, card, params.seed), batches, strategy, numerics, params)
-    warm_up(job, 3)
-
     model = build_model(params.model, card, params.seed)
-    initial = Snapshot(model)
-    module = task.wrap(model)
-    optimizer = torch.optim.SGD(model.parameters(), **OPTIMIZER)
-    inputs, targets = data
-    steps, size = params.total_steps, batches.rows
-    order = torch.cat([batches._rows(step, 0) for step in range(steps)])
+    order = torch.cat([batches._rows(step, 0) for step in range(params.total_steps)])
+
+    def setting() -> Setting:
+        return Setting(copy.deepcopy(model), data, order, batches.rows, task.clock, losses)
+
     losses: dict[str, list[float]] = {}
-
-    def kit() -> None:
-        tracker = Progress("", steps, shown=False)
-        losses["kit"] = train(job, steps, step_seconds=1e-3, tracker=tracker).losses
-
-    def reset_kit() -> None:
-        torch.use_deterministic_algorithms(True)
-        job.reset()
-
-    def bare() -> None:
-        found = []
-        for step in range(steps):
-            rows = order[step * size : (step + 1) * size]
-            x, y = inputs[rows], targets[rows]
-            optimizer.zero_grad()
-            loss = F.cross_entropy(module(x), y)
-            loss.backward()
-            optimizer.step()
-            found.append(loss.detach())
-        losses["bare"] = strategy.mean(torch.stack(found)).tolist()
-
-    def reset_bare() -> None:
-        torch.use_deterministic_algorithms(False)
-        initial.restore()
-        optimizer.state.clear()
-
-    variants = {"kit": Variant(kit, reset_kit), "bare": Variant(bare, reset_bare)}
+    job = Trainable(copy.deepcopy(model), batches, strategy, numerics, params)
+    warm_up(job, 3)
+    variants = {"kit": kit(job, setting())}
+    variants |= {name: make(setting(), name) for name, make in task.loops.items()}
     interleave(variants, 3, strategy, task.clock)
-    assert losses["kit"] == losses["bare"], "the two do not do the same work"
+    ours = strategy.mean(torch.tensor(losses["kit"]))
+    for name in task.loops:
+        apart = float((strategy.mean(torch.tensor(losses[name])) - ours).abs().max())
+        assert apart <= TOLERANCE, f"{name} does not do the same work: its losses differ by {apart}"
+    assert torch.get_num_threads() == 1, "a loop has set the number of threads"
+    gc.freeze()  # so that collecting before each slice looks at new objects alone
     seconds = interleave(variants, task.rounds, strategy, task.clock)
     if strategy.rank == 0:
         (task.folder / "seconds.json").write_text(json.dumps(seconds))
 
 
-def against_bare(
-    strategy: str, wrap: Callable[[nn.Module], nn.Module], rounds: int, clock: Callable[[], float]
+def against(
+    strategy: str, loops: Mapping[str, Callable[[Setting, str], Variant]], rounds: int, clock: Callable[[], float]
 ) -> dict[str, Any]:
-    """Measure every case on two CPU devices at most; print and return a ratio for each."""
+    """Measure every case on two CPU devices at most; print and return the ratio of the kit to each loop."""
     results = {}
     for name, (model, batch, steps) in CASES.items():
         params = parse_params(
@@ -150,10 +208,13 @@ def against_bare(
         placement = place(strategy, params.train, gpus=0, cores=2)
         with tempfile.TemporaryDirectory() as folder:
             prepare(params, Path(folder))
-            launch(work, Task(params, placement, Path(folder), rounds, wrap, clock), placement.world_size)
+            launch(work, Task(params, placement, Path(folder), rounds, loops, clock), placement.world_size)
             seconds = json.loads((Path(folder) / "seconds.json").read_text())
-        ratio = ratio_of(seconds["kit"], seconds["bare"])
+        over = {}
+        for loop in loops:
+            ratio = ratio_of(seconds["kit"], seconds[loop])
+            over[loop] = {"ratio": ratio, "verdict": verdict(ratio)}
+            show(f"{name}, kit over {loop}", ratio)
         middle = {key: 1e3 * sorted(values)[len(values) // 2] / steps for key, values in seconds.items()}
-        results[name] = {"ratio": ratio, "verdict": verdict(ratio), "ms_per_step": middle, "steps_per_slice": steps}
-        show(name, ratio)
+        results[name] = {"over": over, "ms_per_step": middle, "steps_per_slice": steps}
     return results

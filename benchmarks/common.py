@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved slices, paired ratios with their spread, and where results are kept.
+"""What the benchmarks share: variants in turns, paired ratios and medians with their spread, where results are kept.
 
 A shared machine's speed moves by a factor of two within minutes. Variants therefore take turns in short slices,
 ratios are formed within a round, and the median is given with a distribution-free interval of it and the range.
@@ -6,8 +6,13 @@ ratios are formed within a round, and the median is given with a distribution-fr
 
 from __future__ import annotations
 
+import gc
 import math
+import os
 import re
+import statistics
+import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -21,9 +26,12 @@ from samebits.provenance import git_state, versions
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from samebits.provenance import GitState
     from samebits.strategies import Strategy
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parent.parent
+FEWEST_ROUNDS = 6  # below, not even the range is a 95% interval of the median
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 class Ratio(TypedDict):
@@ -54,11 +62,24 @@ def ratio_of(above: Sequence[float], below: Sequence[float]) -> Ratio:
     }
 
 
+class Middle(TypedDict):
+    """Median and range of so many values."""
+
+    median: float
+    range: tuple[float, float]
+    rounds: int
+
+
+def middle_of(values: Sequence[float]) -> Middle:
+    """Summarise values of one thing."""
+    return {"median": statistics.median(values), "range": (min(values), max(values)), "rounds": len(values)}
+
+
 @dataclass(frozen=True)
 class Variant:
-    """Something to time: ``run`` is timed, ``reset`` before it is not."""
+    """Something to time: ``run`` is timed, unless it returns the seconds that count; ``reset`` before it is not."""
 
-    run: Callable[[], None]
+    run: Callable[[], float | None]
     reset: Callable[[], None]
 
 
@@ -72,10 +93,11 @@ def interleave(
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
             variants[name].reset()
+            gc.collect()  # nobody pays for what another left behind
             strategy.barrier()
             started = clock()
-            variants[name].run()
-            spent = torch.tensor([clock() - started], dtype=torch.float64)
+            own = variants[name].run()
+            spent = torch.tensor([clock() - started if own is None else own], dtype=torch.float64)
             seconds[name].append(float(strategy.gather(spent).max()))
     return seconds
 
@@ -83,6 +105,8 @@ def interleave(
 def verdict(ratio: Ratio) -> str:
     """What the interval allows to say of a ratio to the reference."""
     low, high = ratio["interval"]
+    if ratio["rounds"] < FEWEST_ROUNDS:
+        return "too few rounds"
     if low <= 1.0 <= high:
         return "no difference shown"
     return "slower" if low > 1.0 else "faster"
@@ -95,6 +119,31 @@ def show(name: str, ratio: Ratio) -> None:
         f"{name}: {ratio['median']:.3f}x (95% interval of the median {low:.3f} to {high:.3f}, range {least:.2f} to "
         f"{most:.2f}, {ratio['rounds']} rounds): {verdict(ratio)}"
     )
+
+
+def show_middle(name: str, values: Middle, unit: str = "s") -> None:
+    """Print a median in one line."""
+    least, most = values["range"]
+    print(f"{name}: {values['median']:.3g} {unit} (range {least:.3g} to {most:.3g}, {values['rounds']} rounds)")
+
+
+def run(*command: str, folder: Path, environ: Mapping[str, str] = os.environ) -> float:
+    """Run a program in ``folder`` and return its wall seconds; its output is shown if it fails."""
+    started = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False)
+    seconds = time.perf_counter() - started
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return seconds
+
+
+def _git() -> GitState:
+    """The commit, and whether anything but results was changed on top of it: the benchmark before writes some."""
+    outputs = [":(top,exclude)benchmarks/results", ":(top,exclude)docs/reference", ":(top,exclude)dvc.lock"]
+    done = subprocess.run(
+        ["git", "status", "--porcelain", "--", ":/", *outputs], cwd=ROOT, capture_output=True, check=False
+    )
+    return {**git_state(), "dirty": bool(done.stdout)}
 
 
 def save(name: str, record: dict[str, Any]) -> Path:
@@ -112,7 +161,7 @@ def save(name: str, record: dict[str, Any]) -> Path:
             **record,
             "host": facts,
             "host_fingerprint": fingerprint(facts),
-            "git": git_state(),
+            "git": _git(),
             "versions": versions(),
         },
     )

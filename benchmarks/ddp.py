@@ -13,7 +13,7 @@ from functools import partial
 import click
 from torch.nn.parallel import DistributedDataParallel
 
-from bare import against_bare
+from bare import against, bare
 from common import save
 
 
@@ -21,7 +21,7 @@ from common import save
 @click.option("--rounds", default=60, show_default=True, help="Slices of each.")
 def main(rounds: int) -> None:
     wrap = partial(DistributedDataParallel, gradient_as_bucket_view=True)
-    cases = against_bare("ddp", wrap, rounds, time.perf_counter)
+    cases = against("ddp", {"bare": bare(wrap)}, rounds, time.perf_counter)
     print(save("ddp", {"question": "wall time of the kit's ddp over a bare DDP script", "cases": cases}))
 
 

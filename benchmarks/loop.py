@@ -1,4 +1,4 @@
-"""The kit's training loop against a bare one (see bare.py), by paired CPU time on one thread.
+"""The kit's training loop against bare PyTorch and three others (see peers.py), by paired CPU time on one thread.
 
 python benchmarks/loop.py
 """
@@ -9,15 +9,18 @@ import time
 
 import click
 
-from bare import against_bare
+from bare import against, bare
 from common import save
+from peers import available
 
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=60, show_default=True, help="Slices of each.")
 def main(rounds: int) -> None:
-    cases = against_bare("single", lambda model: model, rounds, time.process_time)
-    print(save("loop", {"question": "CPU time of the kit's loop over a bare loop", "cases": cases}))
+    peers, packages = available()
+    loops = {"bare": bare(lambda model: model), **peers}
+    cases = against("single", loops, rounds, time.process_time)
+    print(save("loop", {"question": "CPU time of the kit's loop over others", "packages": packages, "cases": cases}))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,11 @@ def test_the_reference_is_what_the_code_says(name):
     assert written == REFERENCE["PAGES"][name](), "run `python tools/reference.py`"
 
 
+def test_the_page_of_the_benchmarks_is_what_their_results_say():
+    made = runpy.run_path(str(ROOT / "tools/benchmark_page.py"))
+    assert made["TARGET"].read_text() == made["page"](), "run `python tools/benchmark_page.py`"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_commands_lead_somewhere(page):
     text = page.read_text()

@@ -179,8 +179,9 @@ def test_what_the_store_refuses_is_kept_and_told(repository, monkeypatch):
 @pytest.fixture
 def serve(monkeypatch):
     """Run a sender in this process until it finds nothing more to do."""
-    for name in ("POLL_SECONDS", "RETRY_SECONDS", "YOUNG_SECONDS", "LINGER_SECONDS", "GIVE_UP_SECONDS"):
+    for name in ("POLL_SECONDS", "RETRY_SECONDS", "LINGER_SECONDS", "GIVE_UP_SECONDS"):
         monkeypatch.setattr(sender, name, 0.0)
+    monkeypatch.setenv(sender.DELAY, "0")
     return lambda: sender.Sender().serve()
 
 
@@ -212,8 +213,26 @@ def test_a_sender_delivers_what_others_left(repository, serve):
     assert len(runs()[1]) == 2
 
 
+def test_beside_a_training_a_sender_works_a_small_share_of_the_time(repository, serve, monkeypatch):
+    log = start("alive")
+    for _ in range(3):
+        log.event("setup", host=HOST, data=CARD, data_dir="data")
+    pauses, now = [], iter(range(1000))
+
+    def sleep(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            log.close()
+
+    monkeypatch.setattr(sender.time, "monotonic", lambda: float(next(now)))  # each look at the clock is a second later
+    monkeypatch.setattr(sender.time, "sleep", sleep)
+    serve()
+    assert pauses[:3] == [0.0, sender.REST, sender.REST]  # the first delivery imports MLflow, once
+    assert [run.info.status for run in runs()[1]] == ["FAILED"]
+
+
 def test_a_sender_leaves_a_young_training_alone(repository, serve, monkeypatch):
-    monkeypatch.setattr(sender, "YOUNG_SECONDS", 60.0)
+    monkeypatch.delenv(sender.DELAY)
     finish(start("ended"))
     young = start("young")
     passes = iter(range(3))
@@ -223,7 +242,7 @@ def test_a_sender_leaves_a_young_training_alone(repository, serve, monkeypatch):
             young.close()
 
     monkeypatch.setattr(sender.time, "sleep", sleep)
-    monkeypatch.setattr(sender, "deliver", lambda log, telemetry: asked.append(log))
+    monkeypatch.setattr(sender, "deliver", lambda log, telemetry, at_most: asked.append(log))
     monkeypatch.setattr(sender, "GIVE_UP_SECONDS", 0.0)
     asked = []
     serve()
@@ -475,12 +494,13 @@ class Server:
 @pytest.mark.slow
 def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir, repository, tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("server"), repository / "mlflow.db")
+    environ = {"MLFLOW_TRACKING_URI": server.uri, sender.DELAY: "1"}
     params = stage.write_params(small(epochs=100_000, model={"name": "wide_mlp"}))
     command = [sys.executable, stage.script("train"), "--strategy", "single", "--data-dir", str(data_dir(params))]
     server.start()
     try:
         with subprocess.Popen(
-            command, cwd=stage.folder, stderr=subprocess.DEVNULL, env={**os.environ, "MLFLOW_TRACKING_URI": server.uri}
+            command, cwd=stage.folder, stderr=subprocess.DEVNULL, env={**os.environ, **environ}
         ) as process:
             wait_for(lambda: any(state["offset"] > 3_000 for state in states(stage.folder)), seconds=120)
             server.kill()

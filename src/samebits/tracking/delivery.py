@@ -6,6 +6,7 @@ twice changes nothing.
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -101,10 +102,10 @@ class Delivery:
         if held:
             yield position, held
 
-    def deliver(self) -> None:
-        """Deliver what is pending, and remember how far that was."""
+    def deliver(self, *, at_most: int | None = None) -> None:
+        """Deliver what is pending, or so many events of it, and remember how far that was."""
         try:
-            for offset, event in self._pending():
+            for offset, event in itertools.islice(self._pending(), at_most):
                 self._record(event)
                 self.state["offset"] = offset
                 self._save()
@@ -157,15 +158,15 @@ class Delivery:
         write_json(self._file, self.state)
 
 
-def deliver(log: Path, telemetry: Telemetry | None = None) -> bool:
-    """Deliver what a log holds now; True if that was the rest of it."""
+def deliver(log: Path, telemetry: Telemetry | None = None, *, at_most: int | None = None) -> bool:
+    """Deliver what a log holds now, or so many events of it; True if that was the rest of it."""
     with locked(log.with_suffix(".lock")):
         delivery = Delivery(log)
         gone = writer_gone(log)  # asked before reading, so that nothing written last is missed
-        delivery.deliver()
+        delivery.deliver(at_most=at_most)
         if telemetry is not None:
             delivery.send_telemetry(telemetry)
-        if gone and not delivery.done:
+        if gone and at_most is None and not delivery.done:
             delivery.abandon()
         return delivery.done
 

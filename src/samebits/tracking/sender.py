@@ -1,7 +1,7 @@
 """The sender: one process for a repository, which delivers its logs to MLflow while trainings go on.
 
-It keeps out of a training's way: it has the lowest priority, and does nothing during the first seconds of a training,
-so that a short one has the host to itself.
+It keeps out of a training's way: it has the lowest priority, does nothing while a training is young, so that a short
+one has the host to itself, and beside an older one works a small share of the time. The rest is delivered at the end.
 """
 
 from __future__ import annotations
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
-YOUNG_SECONDS = 10.0
+YOUNG_SECONDS = {"cuda": 10.0, "cpu": 180.0}  # on a CPU the sender's start takes seconds from the training's cores
+REST = 99.0  # times as long as a delivery took, while a training goes on
 LINGER_SECONDS = 20.0  # the next stage of a pipeline finds a sender that is ready
 GIVE_UP_SECONDS = 60.0  # of a store that is away, after the last writer; the next start or `track sync` delivers
+
+DELAY = "SAMEBITS_TRACKING_DELAY_S"
+"""Variable with the seconds that a training counts as young, in place of YOUNG_SECONDS."""
 
 _LOCK = LOGS.parent / "sender.lock"
 
@@ -60,6 +64,7 @@ class Sender:
         self._telemetry: dict[Path, Telemetry] = {}
         self._done: set[Path] = set()
         self._said: dict[Path, str] = {}
+        self._warm = False
 
     def serve(self) -> None:
         """Deliver until no writer is left and all is delivered, or the store was away for too long."""
@@ -72,8 +77,11 @@ class Sender:
             pause = POLL_SECONDS
             if not any(_is_young(log) for log in alive):
                 self._watch(alive)
-                if not self._deliver(waiting):
+                started = time.monotonic()
+                if not self._deliver(waiting, at_most=1 if alive else None):
                     pause = RETRY_SECONDS
+                if alive:
+                    pause = max(pause, self._rest(time.monotonic() - started))
                 waiting = self._undelivered()
             idle = time.monotonic() - idle_since
             if not alive and idle > (GIVE_UP_SECONDS if waiting else LINGER_SECONDS):
@@ -86,15 +94,23 @@ class Sender:
         self._done |= {log for log in logs if Delivery(log).done}
         return [log for log in logs if log not in self._done]
 
-    def _deliver(self, logs: list[Path]) -> bool:
-        """Deliver what each log has now; False if a store was not there, which is then not asked again at once."""
+    def _rest(self, spent: float) -> float:
+        """How long to leave a training alone; the first delivery, which imports MLflow, is not held against it."""
+        first, self._warm = not self._warm, True
+        return POLL_SECONDS if first else REST * spent
+
+    def _deliver(self, logs: list[Path], *, at_most: int | None) -> bool:
+        """Deliver what each log has now, so many events of it at most.
+
+        False if a store was not there, which is then not asked again at once.
+        """
         away = set()
         for log in logs:
             uri = Delivery(log).uri
             if uri in away:
                 continue
             try:
-                deliver(log, self._telemetry.get(log))
+                deliver(log, self._telemetry.get(log), at_most=at_most)
             except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, it may pass
                 away.add(uri)
                 if self._said.get(log) != str(error):
@@ -123,4 +139,7 @@ def _first_event(log: Path) -> dict[str, Any] | None:
 
 def _is_young(log: Path) -> bool:
     event = _first_event(log)
-    return event is not None and time.time() - event["time_ms"] / 1000 < YOUNG_SECONDS
+    if event is None:
+        return False
+    young = float(os.environ.get(DELAY) or YOUNG_SECONDS[event["placement"]["device_type"]])
+    return bool(time.time() - event["time_ms"] / 1000 < young)

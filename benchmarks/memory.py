@@ -1,0 +1,93 @@
+"""Peak resident memory of a training's worker over a bare script that does the same training (see script.py).
+
+    python benchmarks/memory.py
+
+The worker's figures are the kernel's since its training began, when the kit resets them: while it trains, and to its
+end, which adds the saved weights and what the kit does after them. It is a fork that shares pages with the launcher
+and has touched fewer of the libraries' than a fresh interpreter; the launcher waits beside it with its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from common import ROOT, middle_of, ratio_of, save, show_middle
+from samebits.data.prepare import prepare
+from samebits.files import read_json, write_json
+from samebits.launch import launch
+from samebits.memory import peak_gib
+from samebits.params import parse_params
+from samebits.placement import place
+from samebits.strategies import make_strategy
+from samebits.worker import Job, work
+
+if TYPE_CHECKING:
+    from samebits.params import Params
+
+# name -> model, its hidden widths, global batch, steps
+CASES = {"mlp at batch 256": ("mlp", (256, 128), 256, 128), "wide_mlp at batch 256": ("wide_mlp", (4096, 4096), 256, 4)}
+
+
+def life(job: Job, scratch: Path) -> None:
+    """Run in the worker."""
+    work(job, scratch)
+    (peak,) = peak_gib(make_strategy(job.placement, job.params.train))
+    write_json(job.out_dir / "life.json", {"gib": peak})
+
+
+def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
+    """MiB at the most while a worker trains, and until it ends."""
+    placement = place("single", params.train, gpus=0, cores=1)
+    launch(life, Job(params, placement, "fast", folder, folder, "memory", None), 1)
+    training = read_json(folder / "timing.json", made_by="the kit")["peak_memory_gib"]["device0"]
+    return 1024 * training, 1024 * read_json(folder / "life.json", made_by="the kit")["gib"]
+
+
+def resident() -> float:
+    """MiB of this process, which launches the workers."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=7, show_default=True, help="Trainings of each kind.")
+def main(rounds: int) -> None:
+    results = {}
+    for name, (model, hidden, batch, steps) in CASES.items():
+        params = parse_params(
+            {
+                "data": {"num_samples": batch * steps, "test_samples": 64},
+                "model": {"name": model},
+                "train": {"global_batch_size": batch, "epochs": 1, "repeats": 1},
+            }
+        )
+        mib: dict[str, list[float]] = {"kit, training": [], "kit, to its end": [], "launcher": [], "bare": []}
+        with tempfile.TemporaryDirectory() as name_of_folder:
+            folder = Path(name_of_folder)
+            prepare(params, folder)
+            script = [f"{ROOT}/benchmarks/script.py", f"{folder}/train.safetensors"]
+            script += [str(value) for value in (batch, steps, *hidden)]
+            for _ in range(rounds):
+                training, whole = peaks_of_kit(params, folder)
+                mib["kit, training"].append(training)
+                mib["kit, to its end"].append(whole)
+                mib["launcher"].append(resident())
+                done = subprocess.run([sys.executable, *script], capture_output=True, text=True, check=True)
+                mib["bare"].append(float(done.stdout))
+        ratio = ratio_of(mib["kit, training"], mib["bare"])
+        print(f"{name}, kit over bare: {ratio['median']:.3f}x")
+        for kind, values in mib.items():
+            show_middle(f"  {kind}", middle_of(values), "MiB")
+        results[name] = {"ratio": ratio, "mib": {kind: middle_of(values) for kind, values in mib.items()}}
+    print(save("memory", {"question": "peak resident memory of a worker over a bare script", "cases": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""What MLflow costs a training: off, SQLite and a local server in turns.
+
+    python benchmarks/tracking.py
+
+Each training runs as a user's command in a repository of its own, with a sender of its own; the next begins when
+all is delivered. Two lengths: the sender leaves a training's first seconds alone, so a short one never meets it.
+Wall seconds of the training and of the command say what a user waits; CPU seconds of the command, in which the sender
+and the server do not count, say what the training itself does, also on a host that is busy with other things.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from ruamel.yaml import YAML
+
+from common import ROOT, middle_of, ratio_of, run, save, show, show_middle, verdict
+from samebits.files import read_json
+from samebits.runlog import RunLog
+from samebits.tracking.delivery import Delivery
+from samebits.tracking.sender import YOUNG_SECONDS
+from samebits.trainer import SEGMENT_SECONDS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PYTHON = sys.executable
+SAMPLES = 65536
+LENGTHS = {"short": 3.0, "long": YOUNG_SECONDS + 10}  # seconds of training, about
+WAYS = ("off", "sqlite", "server")
+KINDS = ("training", "command", "command_cpu")
+DELIVERY_SECONDS = 120
+
+
+@contextmanager
+def server(folder: Path, store: Path) -> Iterator[str]:
+    """An MLflow server on this host in a process group of its own; give its address once it answers."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    arguments = ["--backend-store-uri", f"sqlite:///{store}", "--artifacts-destination", f"{folder}/artifacts"]
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [PYTHON, "-m", "mlflow", "server", *arguments, "--host", "127.0.0.1", "--port", str(port)],
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        wait_for_answer(f"{address}/api/2.0/mlflow/experiments/search?max_results=1")
+        yield address
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait(timeout=60)
+        with suppress(ProcessLookupError):  # its own workers may have outlived it
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def wait_for_answer(url: str) -> None:
+    deadline = time.monotonic() + DELIVERY_SECONDS
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{url} does not answer") from None
+            time.sleep(0.2)
+
+
+def wait_for_delivery(folder: Path) -> None:
+    """Until MLflow has everything that the training logged."""
+    (log,) = (folder / ".samebits/runs").glob("*.jsonl")
+    deadline = time.monotonic() + DELIVERY_SECONDS
+    while not Delivery(log).done:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{log} was not delivered:\n{log.with_suffix('.sender.log').read_text()}")
+        time.sleep(0.2)
+    if refused := Delivery(log).state["refused"]:
+        raise SystemExit(f"MLflow refused {log}: {refused}")
+
+
+def children_seconds() -> float:
+    """CPU seconds of all processes that were waited for, with theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+class Bench:
+    """A folder with data, a store that is ready to use, and the trainings that were run."""
+
+    def __init__(self, folder: Path, address: str, store: Path) -> None:
+        self._folder, self._address, self._store = folder, address, store
+        self._count = 0
+
+    def train(self, epochs: int, way: str) -> tuple[float, ...]:
+        """Train in a new repository; the seconds of each of ``KINDS``."""
+        self._count += 1
+        folder = self._folder / f"{self._count}-{way}"
+        folder.mkdir()
+        write_params(folder, epochs)
+        shutil.copy(self._store, folder / "mlflow.db")
+        arguments = ["--strategy", "single", "--data-dir", str(self._folder / "data")]
+        arguments += ["--no-tracking"] if way == "off" else []
+        environ = {**os.environ, "MLFLOW_TRACKING_URI": self._address if way == "server" else ""}
+        cpu = children_seconds()
+        wall = run(PYTHON, f"{ROOT}/pipeline/train.py", *arguments, folder=folder, environ=environ)
+        cpu = children_seconds() - cpu
+        if way != "off":
+            wait_for_delivery(folder)
+        timing = read_json(folder / "runs/single-fast/timing.json", made_by="train.py")
+        return timing["training_seconds"], wall, cpu
+
+
+def write_params(folder: Path, epochs: int) -> None:
+    params = {"data": {"num_samples": SAMPLES}, "train": {"epochs": epochs, "repeats": 1}}
+    YAML().dump(params, folder / "params.yaml")
+
+
+def measure(bench: Bench, epochs: int, rounds: int) -> dict[str, Any]:
+    """Paired ratios of all seconds to those without tracking."""
+    found: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in KINDS}
+    for number in range(rounds):
+        turn = number % len(WAYS)
+        for way in WAYS[turn:] + WAYS[:turn]:
+            for kind, seconds in zip(KINDS, bench.train(epochs, way), strict=True):
+                found[kind][way].append(seconds)
+    record: dict[str, Any] = {"epochs": epochs}
+    for kind, seconds in found.items():
+        over = {way: ratio_of(seconds[way], seconds["off"]) for way in WAYS[1:]}
+        for way, ratio in over.items():
+            show(f"{kind} of {statistics.median(seconds['off']):.1f} s, {way} over off", ratio)
+        record[kind] = {
+            "seconds": {way: middle_of(values) for way, values in seconds.items()},
+            "over_off": {way: {"ratio": ratio, "verdict": verdict(ratio)} for way, ratio in over.items()},
+        }
+    return record
+
+
+def own_cost(folder: Path, step_seconds: float, rounds: int) -> dict[str, Any]:
+    """What the training itself does for its tracker: lines in a local log, one for each segment."""
+    steps = max(1, round(SEGMENT_SECONDS / step_seconds))
+    log, seconds = RunLog(folder / "cost.jsonl"), []
+    losses, rates = [2.302585 + i / 7e3 for i in range(steps)], [0.1 - i / 3e6 for i in range(steps)]
+    for number in range(20 * rounds):
+        started = time.perf_counter()
+        log.losses(1 + number * steps, losses, rates)
+        seconds.append((time.perf_counter() - started) / SEGMENT_SECONDS)
+    log.close()
+    middle = middle_of([1e3 * value for value in seconds])
+    show_middle("RunLog.losses", middle, "ms per second of training")
+    return {"steps_of_a_segment": steps, "ms_per_second": middle}
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=10, show_default=True, help="Trainings of each kind.")
+def main(rounds: int) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends too
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still be in there
+        folder = Path(name)
+        write_params(folder, 1)
+        run(PYTHON, f"{ROOT}/pipeline/prepare.py", folder=folder)
+        store = folder / "empty.db"
+        code = f"from samebits.tracking.store import connect; connect('sqlite:///{store}')"
+        run(PYTHON, "-c", code, folder=folder)
+        shutil.copy(store, folder / "server.db")
+        with server(folder, folder / "server.db") as address:
+            bench = Bench(folder, address, store)
+            of_epoch = min(bench.train(5, way)[0] / 5 for way in (*WAYS, "off"))  # a busy moment must not shorten them
+            lengths = {
+                length: measure(bench, round(seconds / of_epoch) + 1, rounds) for length, seconds in LENGTHS.items()
+            }
+        cost = own_cost(folder, of_epoch / (SAMPLES / 256), rounds)
+    print(save("tracking", {"question": "what MLflow costs a training", "lengths": lengths, "own_cost": cost}))
+
+
+if __name__ == "__main__":
+    main()

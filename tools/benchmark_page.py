@@ -1,0 +1,226 @@
+"""Write docs/reference/benchmarks.md and its plots from benchmarks/results: ``python tools/benchmark_page.py``.
+
+A test compares the page with the results.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from matplotlib.axes import Axes
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+TARGET = ROOT / "docs" / "reference" / "benchmarks.md"
+IMAGES = TARGET.parent / "images"
+Result = dict[str, Any]
+
+HEAD = """# Benchmarks
+
+Measured by `make bench` and made from `benchmarks/results/<host>/*.json` by `python tools/benchmark_page.py`. A ratio
+is the kit's figure over the other's within one round, in which all take turns: below 1 the kit needs less. It is given
+as the median over the rounds with a 95% interval of that median; where the interval holds 1, no difference is shown.
+Other figures are medians with their range.
+"""
+
+
+def row(*cells: str) -> str:
+    """One row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def table(*head: str) -> Iterator[str]:
+    """The first two lines of a table."""
+    yield row(*head)
+    yield row(*("---" for _ in head))
+
+
+def ratio(entry: dict[str, Any]) -> str:
+    """A ratio with its interval and what that allows to say."""
+    low, high = entry["ratio"]["interval"]
+    return f"{entry['ratio']['median']:.3f} ({low:.3f} to {high:.3f}), {entry['verdict']}"
+
+
+def middle(values: dict[str, Any], digits: int = 2) -> str:
+    """A median with its range."""
+    least, most = values["range"]
+    return f"{values['median']:.{digits}f} ({least:.{digits}f} to {most:.{digits}f})"
+
+
+def loops(result: Result) -> Iterator[str]:
+    """Ratios to each loop, and every loop's time of a step."""
+    cases = result["cases"]
+    others = list(next(iter(cases.values()))["over"])
+    yield from table("case", *(f"over {name}" for name in others))
+    for name, case in cases.items():
+        yield row(name, *(ratio(case["over"][other]) for other in others))
+    yield ""
+    yield from table("milliseconds of a step", *next(iter(cases.values()))["ms_per_step"])
+    for name, case in cases.items():
+        yield row(name, *(f"{value:.3f}" for value in case["ms_per_step"].values()))
+    missing = [name for name, version in result.get("packages", {}).items() if version.startswith("unavailable")]
+    if missing:
+        yield f"\nNot installed there: {', '.join(missing)}."
+
+
+def tracking(result: Result) -> Iterator[str]:
+    """Ratios to a training without tracking."""
+    yield from table("what", "off, seconds", "SQLite over off", "local server over off", "rounds")
+    for length, record in result["lengths"].items():
+        for kind in ("training", "command", "command_cpu"):
+            part = record[kind]
+            over = (ratio(part["over_off"][way]) for way in ("sqlite", "server"))
+            off = part["seconds"]["off"]
+            yield row(f"{length}: {kind.replace('_cpu', ', CPU')}", middle(off, 1), *over, str(off["rounds"]))
+    cost = result["own_cost"]
+    yield f"\nThe training itself spends {middle(cost['ms_per_second'])} ms of each second on its local log."
+
+
+def startup(result: Result) -> Iterator[str]:
+    """Seconds of each thing."""
+    yield from table("what", "seconds", "rounds")
+    for name, values in result["seconds"].items():
+        yield row(name, middle(values), str(values["rounds"]))
+
+
+def memory(result: Result) -> Iterator[str]:
+    """Peaks, and the ratio of the one while the kit trains to the script's."""
+    kinds = list(next(iter(result["cases"].values()))["mib"])
+    yield from table("case", *(f"{kind}, MiB" for kind in kinds), "kit, training, over bare")
+    for name, case in result["cases"].items():
+        low, high = case["ratio"]["interval"]
+        over = f"{case['ratio']['median']:.3f} ({low:.3f} to {high:.3f})"
+        yield row(name, *(f"{case['mib'][kind]['median']:.0f}" for kind in kinds), over)
+
+
+def repro(result: Result) -> Iterator[str]:
+    """Seconds of each part."""
+    yield from table("part", "seconds", "rounds")
+    for part in result["parts"]:
+        yield row(part["what"], middle(part["seconds"], 1), str(part["seconds"]["rounds"]))
+
+
+# name of the result -> title, what was done, its tables
+SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
+    "loop": (
+        "The loop against others",
+        "The same model, optimizer and batches in the same order, one CPU thread, by CPU time. `bare` indexes whole\n"
+        "batches; `dataloader` is the tutorials' loop over a `TensorDataset`; Lightning and Accelerate are fed by the\n"
+        "same loader. What a loop needs once is not counted. All end with the same losses, which is checked.",
+        loops,
+    ),
+    "ddp": (
+        "ddp against a bare script",
+        "Two processes on two cores, by wall time of the slowest rank, in turns within one process group.",
+        loops,
+    ),
+    "tracking": (
+        "Tracking",
+        "A training of `mlp` as a user's command, with tracking off, into SQLite, and to a server on the same host,\n"
+        "by wall time: `training` is what `timing.json` says, `command` the whole of `pipeline/train.py`. CPU time is\n"
+        "the command's without the sender and the server. The sender leaves a training's first ten seconds alone, so\n"
+        "it works during the long one only.",
+        tracking,
+    ),
+    "startup": ("Start-up", "Wall seconds with files in the page cache; the launch is from a warm parent.", startup),
+    "memory": (
+        "Memory",
+        "Peak resident memory of a worker and of a bare script, which is a fresh interpreter. A worker is a fork: it\n"
+        "has touched fewer of the libraries' pages, and its launcher waits beside it with its own, partly the same.",
+        memory,
+    ),
+    "repro": (
+        "Where the time of `make repro` goes",
+        "A new clone, a warm package cache, the default `params.yaml`. A stage lasts until DVC announces the next.",
+        repro,
+    ),
+}
+
+
+def host_of(result: Result) -> str:
+    """Host and versions in one line."""
+    host, versions = result["host"], result["versions"]
+    devices = ", ".join(gpu["name"] for gpu in host["gpus"]) or "no GPU"
+    packages = {"torch": versions["torch"], **result.get("packages", {})}
+    if "lengths" in result or "parts" in result:
+        packages |= {name: versions[name] for name in ("mlflow", "dvc")}
+    known = ", ".join(f"{name} {version}" for name, version in packages.items() if "unavailable" not in version)
+    return f"{host['cpu']['model']}, {host['cpu']['cores']} cores, {devices}; Python {host['python']}, {known}:"
+
+
+def results() -> dict[str, dict[str, Result]]:
+    """Results by benchmark and folder of the host, in the page's order."""
+    return {
+        name: {
+            file.parent.name: json.loads(file.read_text(encoding="utf-8"))
+            for file in sorted(RESULTS.glob(f"*/{name}.json"))
+        }
+        for name in SECTIONS
+    }
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for name, by_host in results().items():
+        if not by_host:
+            continue
+        title, text, tables = SECTIONS[name]
+        parts.append(f"## {title}\n\n{text}\n")
+        for host, result in by_host.items():
+            parts.append("\n".join([host_of(result), "", *tables(result), ""]))
+            if name in PLOTS:
+                parts.append(f"![{title}, {host}](images/{name}-{host}.svg)\n")
+    return "\n".join(parts)
+
+
+def plot_loops(axes: Axes, result: Result) -> None:
+    """A point with its interval for each case and loop."""
+    names = [(case, other) for case, record in result["cases"].items() for other in record["over"]]
+    for position, (case, other) in enumerate(reversed(names)):
+        found = result["cases"][case]["over"][other]["ratio"]
+        middle, (low, high) = found["median"], found["interval"]
+        axes.errorbar(middle, position, xerr=[[middle - low], [high - middle]], fmt="o", color="#0072B2", capsize=3)
+    axes.axvline(1, color="0.35", linestyle=":")
+    axes.set_yticks(range(len(names)), [f"{case}: {other}" for case, other in reversed(names)])
+    axes.set(xlabel="CPU time of the kit's loop over the other's", xlim=(0, None))
+
+
+def plot_repro(axes: Axes, result: Result) -> None:
+    """A bar for each part."""
+    parts = [part for part in reversed(result["parts"]) if part["what"] != "total"]
+    axes.barh([part["what"] for part in parts], [part["seconds"]["median"] for part in parts], color="#0072B2")
+    axes.set(xlabel="seconds")
+
+
+PLOTS: dict[str, Callable[[Axes, Result], None]] = {"loop": plot_loops, "repro": plot_repro}
+
+
+def draw() -> None:
+    """Write the plots as SVG, the same bytes for the same results."""
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    IMAGES.mkdir(exist_ok=True)
+    for name, plot in PLOTS.items():
+        for host, result in results()[name].items():
+            with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+                figure = Figure(figsize=(7, 4), layout="constrained")
+                FigureCanvasAgg(figure)
+                plot(figure.add_subplot(), result)
+                text = io.StringIO()
+                figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+            lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+            (IMAGES / f"{name}-{host}.svg").write_text(f"{lines}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    draw()
+    TARGET.write_text(page(), encoding="utf-8")
