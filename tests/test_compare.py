@@ -121,7 +121,7 @@ def test_curves_are_short_and_true():
                 "where rounding alone may account for 0.0%.",
             ],
         ),
-        ({"weight": 3.0}, ["Same model: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: div"]),
+        ({"weight": -1.0}, ["Same model: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: div"]),
         ({"speedup": None, "bound": None, "speedup_unavailable": "why"}, ["dp-fast has no speed-up: why."]),
     ],
 )

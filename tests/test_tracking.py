@@ -224,7 +224,7 @@ def test_beside_a_training_a_sender_works_a_small_share_of_the_time(repository, 
         if len(pauses) == 3:
             log.close()
 
-    monkeypatch.setattr(sender.time, "monotonic", lambda: float(next(now)))  # each look at the clock is a second later
+    monkeypatch.setattr(sender.time, "process_time", lambda: float(next(now)))  # each delivery takes a second
     monkeypatch.setattr(sender.time, "sleep", sleep)
     serve()
     assert pauses[:3] == [0.0, sender.REST, sender.REST]  # the first delivery imports MLflow, once

@@ -12,7 +12,7 @@ from samebits.errors import UserError
 from samebits.records import Run
 from samebits.verdict import FIRST_STEPS, Tolerance, compare_losses, compare_runs, compare_weights, sentences, worst
 
-TOLERANCE = 1e-4
+TOLERANCE = Tolerance(["fp32"], [{"perturbation": 1, "steps": 3, "losses": [], "weights": {"a": 2.5e-5, "b": 2.5e-5}}])
 
 
 @pytest.mark.parametrize(
@@ -67,14 +67,16 @@ def test_weights(other, grade, different, largest, where, tmp_path):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8])
 def test_every_type_that_a_model_has_is_measured(dtype, tmp_path):
     first, second = torch.tensor([100, 100]).to(dtype), torch.tensor([100, 101]).to(dtype)
-    found = compare_weights(save(tmp_path / "x", a=first), save(tmp_path / "y", a=second), 0.1)
+    found = compare_weights(save(tmp_path / "x", a=first), save(tmp_path / "y", a=second), Tolerance(["fp32"]))
     assert found["largest_relative"] == pytest.approx(1 / np.linalg.norm([100, 101]), rel=0.01)
 
 
 def test_a_type_that_cannot_be_measured_is_still_compared(tmp_path):
     first = torch.ones(2).to(torch.float8_e4m3fn)
-    same = compare_weights(save(tmp_path / "x", a=first), save(tmp_path / "y", a=first.clone()), 0.1)
-    other = compare_weights(tmp_path / "x", save(tmp_path / "y", a=(first.float() * 2).to(first.dtype)), 0.1)
+    same = compare_weights(save(tmp_path / "x", a=first), save(tmp_path / "y", a=first.clone()), Tolerance(["fp32"]))
+    other = compare_weights(
+        tmp_path / "x", save(tmp_path / "y", a=(first.float() * 2).to(first.dtype)), Tolerance(["fp32"])
+    )
     assert (same["grade"], other["grade"], other["largest_relative"]) == ("bitwise", "diverged", None)
 
 
@@ -109,11 +111,16 @@ def test_two_runs_with_what_differs_between_them(tmp_path):
     assert sentences(found) == [
         "losses: bitwise, all 2 steps",
         "weights: within tolerance: 1 of 1 tensors differ, the largest relative difference is 1e-05 in a, "
-        "tolerance 0.5",
+        "tolerance there 1",
     ]
 
 
-TWIN = {"perturbation": 2**-18, "steps": 6, "losses": [[2, 1e-5], [4, 1e-3]], "weights": 0.01}
+TWIN = {
+    "perturbation": 2**-18,
+    "steps": 6,
+    "losses": [[2, 1e-5], [4, 1e-3]],
+    "weights": {"a": 0.01, "b": 0.1, "c": 0.02},
+}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +136,8 @@ def test_the_tolerance_is_what_rounding_did(twins, expected):
     tolerance = Tolerance(["fp32"], twins)
     assert tolerance.losses(8) == pytest.approx(expected)
     assert tolerance.measured == bool(twins)
-    assert tolerance.weights() == pytest.approx(0.04 if twins else 0.5)
+    expected = {"a": 0.08, "b": 0.4, "other": 0.08} if twins else dict.fromkeys(("a", "b", "other"), 1.0)
+    assert tolerance.weights(["a", "b", "other"]) == pytest.approx(expected)
 
 
 def test_without_a_twin_the_first_steps_are_held_to_more():

@@ -31,13 +31,13 @@ _RISE = 1.2  # of the envelope between two points that are kept
 class Rounding(TypedDict):
     """``losses`` holds [step, relative difference] where the largest so far rises; ``steps`` is how far the twin went.
 
-    ``weights`` is the largest relative difference of a tensor at the end, None if the twin did not get there.
+    ``weights`` holds each parameter's relative difference at the end, None if the twin did not get there.
     """
 
     perturbation: float
     steps: int
     losses: list[list[float]]
-    weights: float | None
+    weights: dict[str, float] | None
 
 
 def measure_rounding(
@@ -56,7 +56,7 @@ def measure_rounding(
         twin = train(job, steps, step_seconds=step_seconds, tracker=Progress("", steps, shown=False)).losses
     except UserError:
         return None
-    weights = _largest_difference(job.model, final) if steps == len(losses) else None
+    weights = _weight_differences(job.model, final) if steps == len(losses) else None
     return {"perturbation": PERTURBATION, "steps": steps, "losses": envelope(losses, twin), "weights": weights}
 
 
@@ -79,10 +79,10 @@ def _perturb(model: nn.Module, seed: int) -> None:
             p.mul_(factors.reshape(p.shape).to(p.device, p.dtype))
 
 
-def _largest_difference(model: nn.Module, final: Snapshot) -> float:
-    largest = 0.0
-    for p, value in zip(model.parameters(), final.parameters(), strict=True):
+def _weight_differences(model: nn.Module, final: Snapshot) -> dict[str, float]:
+    found = {}
+    for (name, p), value in zip(model.named_parameters(), final.parameters(), strict=True):
         a, b = p.detach().cpu().double(), value.double()
         scale = max(float(a.norm()), float(b.norm()))
-        largest = max(largest, float((a - b).norm()) / scale if scale else 0.0)
-    return float(f"{largest:.3g}")
+        found[name] = float(f"{float((a - b).norm()) / scale if scale else 0.0:.3g}")
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
@@ -13,7 +14,7 @@ from samebits.metrics import relative_difference
 from samebits.records import flatten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from samebits.records import Run
@@ -33,8 +34,8 @@ UNMEASURED = {"fp32": (1e-4, 2e-2), "tf32": (1e-3, 5e-2), "bf16": (1e-3, 5e-2), 
 """Tolerance of losses where no twin was trained: for the first steps, and for all."""
 
 FIRST_STEPS = 8
-WEIGHTS = 0.5
-"""Most that weights may differ, however far rounding took the twin: beyond, they have nothing in common."""
+WEIGHTS = 1.0
+"""Tolerance of a tensor where no twin was trained to the end: beyond, two tensors have nothing in common."""
 
 
 class LossVerdict(TypedDict):
@@ -57,7 +58,10 @@ class LossVerdict(TypedDict):
 
 
 class WeightsVerdict(TypedDict):
-    """``largest_relative`` is the largest, over tensors, of ||a - b|| / max(||a||, ||b||), found in ``largest_in``."""
+    """``largest_relative`` is the largest, over tensors, of ||a - b|| / max(||a||, ||b||), found in ``largest_in``.
+
+    ``tolerance`` is that of ``beyond``, the tensor that is furthest beyond its own, or else of ``largest_in``.
+    """
 
     grade: Grade
     tolerance: float
@@ -65,6 +69,7 @@ class WeightsVerdict(TypedDict):
     different: int
     largest_relative: float | None
     largest_in: str | None
+    beyond: str | None
     problem: str | None
 
 
@@ -95,10 +100,16 @@ class Tolerance:
         tolerances[known:] = [max(value, self._table[1]) for value in tolerances[known:]]
         return tolerances
 
-    def weights(self) -> float:
-        """The largest relative difference of a tensor."""
-        shown = [twin["weights"] for twin in self._twins if twin["weights"] is not None]
-        return min(WEIGHTS, max(self._floor, ALLOWANCE * max(shown))) if shown else WEIGHTS
+    def weights(self, names: Iterable[str]) -> dict[str, float]:
+        """The largest relative difference of each tensor; of one that the twin does not name, its median's."""
+        shown = [twin["weights"] for twin in self._twins if twin["weights"]]
+        if not shown:
+            return dict.fromkeys(names, WEIGHTS)
+        typical = max(median(weights.values()) for weights in shown)
+        return {
+            name: max(self._floor, ALLOWANCE * max(typical, *(weights.get(name, 0.0) for weights in shown)))
+            for name in names
+        }
 
 
 def worst(*grades: Grade) -> Grade:
@@ -168,7 +179,7 @@ def _relative(a: dict[str, Any], b: dict[str, Any]) -> float:
     return float(np.linalg.norm(x - y)) / scale if scale else 0.0
 
 
-def compare_weights(reference: Path, other: Path, tolerance: float) -> WeightsVerdict:
+def compare_weights(reference: Path, other: Path, tolerance: Tolerance) -> WeightsVerdict:
     """Compare two safetensors files tensor by tensor.
 
     Raises:
@@ -177,11 +188,12 @@ def compare_weights(reference: Path, other: Path, tolerance: float) -> WeightsVe
     first, second = _read(reference), _read(other)
     verdict: WeightsVerdict = {
         "grade": "diverged",
-        "tolerance": tolerance,
+        "tolerance": WEIGHTS,
         "tensors": len(first),
         "different": 0,
         "largest_relative": None,
         "largest_in": None,
+        "beyond": None,
         "problem": None,
     }
     if alone := sorted(first.keys() ^ second.keys()):
@@ -192,13 +204,20 @@ def compare_weights(reference: Path, other: Path, tolerance: float) -> WeightsVe
             kinds = " and ".join(f"{entry['dtype']} {entry['shape']}" for entry in (a, b))
             return {**verdict, "problem": f"{name} is {kinds}"}
     differences = {name: _relative(a, second[name]) for name, a in first.items() if a["data"] != second[name]["data"]}
-    largest = max(differences.values(), default=0.0)
+    limits = tolerance.weights(first)
+    largest_in = max(differences, key=differences.__getitem__) if differences else None
+    beyond = max(differences, key=lambda name: differences[name] / limits[name]) if differences else None
+    if beyond is not None and differences[beyond] <= limits[beyond]:
+        beyond = None
+    shown = beyond or largest_in
     return {
         **verdict,
-        "grade": "bitwise" if not differences else "within tolerance" if largest <= tolerance else "diverged",
+        "grade": "bitwise" if not differences else "diverged" if beyond else "within tolerance",
+        "tolerance": limits[shown] if shown else WEIGHTS,
         "different": len(differences),
-        "largest_relative": _finite(largest),
-        "largest_in": max(differences, key=differences.__getitem__) if differences else None,
+        "largest_relative": _finite(differences[largest_in]) if largest_in else 0.0,
+        "largest_in": largest_in,
+        "beyond": beyond,
     }
 
 
@@ -226,7 +245,7 @@ def compare_runs(a: Run, b: Run) -> Comparison:
     precisions = [run.record["params"]["train"]["precision"] for run in (a, b)]
     tolerance = Tolerance(precisions, [run.record.get("rounding") for run in (a, b)])
     losses = compare_losses(a.losses, b.losses, tolerance)
-    weights = compare_weights(a.folder / "model.safetensors", b.folder / "model.safetensors", tolerance.weights())
+    weights = compare_weights(a.folder / "model.safetensors", b.folder / "model.safetensors", tolerance)
     settings = [{name: run.record.get(name) for name in _CONFIGURATION} for run in (a, b)]
     return {
         "grade": worst(losses["grade"], weights["grade"]),
@@ -280,7 +299,10 @@ def _say_weights(found: WeightsVerdict) -> str:
         return f"bitwise, all {found['tensors']} tensors"
     if found["problem"]:
         return f"diverged: {found['problem']}"
+    place = f"beyond its tolerance of {_number(found['tolerance'])} first of all {found['beyond']}"
+    if not found["beyond"]:
+        place = f"tolerance there {_number(found['tolerance'])}"
     return (
         f"{found['grade']}: {found['different']} of {found['tensors']} tensors differ, the largest relative difference "
-        f"is {_number(found['largest_relative'])} in {found['largest_in']}, tolerance {_number(found['tolerance'])}"
+        f"is {_number(found['largest_relative'])} in {found['largest_in']}, {place}"
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
 YOUNG_SECONDS = {"cuda": 10.0, "cpu": 180.0}  # on a CPU the sender's start takes seconds from the training's cores
-REST = 99.0  # times as long as a delivery took, while a training goes on
+REST = 30.0  # times the seconds of a core that a delivery took, while a training goes on
 LINGER_SECONDS = 20.0  # the next stage of a pipeline finds a sender that is ready
 GIVE_UP_SECONDS = 60.0  # of a store that is away, after the last writer; the next start or `track sync` delivers
 
@@ -77,11 +77,11 @@ class Sender:
             pause = POLL_SECONDS
             if not any(_is_young(log) for log in alive):
                 self._watch(alive)
-                started = time.monotonic()
+                started = time.process_time()
                 if not self._deliver(waiting, at_most=1 if alive else None):
                     pause = RETRY_SECONDS
                 if alive:
-                    pause = max(pause, self._rest(time.monotonic() - started))
+                    pause = max(pause, self._rest(time.process_time() - started))
                 waiting = self._undelivered()
             idle = time.monotonic() - idle_since
             if not alive and idle > (GIVE_UP_SECONDS if waiting else LINGER_SECONDS):
