@@ -5,10 +5,11 @@ PYTHON ?= python3
 LOCK := requirements.$(TORCH).lock
 STAMP := .venv/.installed-$(TORCH)
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
-LOCKING := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
-	--no-annotate --extra dev $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+COMPILE := .venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+LOCKING := $(COMPILE) pyproject.toml --extra dev
 
-.PHONY: help repro test test-fast test-gpu screenshots bench lint format ui lock clean
+.PHONY: help repro test test-fast test-gpu screenshots bench docs lint format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -41,6 +42,14 @@ bench: $(STAMP)  ## measure the loop and ddp against bare PyTorch; results under
 	@$(RUN) python benchmarks/loop.py
 	@$(RUN) python benchmarks/ddp.py
 
+.venv-docs/.installed: requirements.docs.lock tools/install.sh
+	@sh tools/install.sh "$(PYTHON)" requirements.docs.lock .venv-docs
+	@touch $@
+
+docs: .venv-docs/.installed  ## the documentation as pages, build/docs/index.html; a warning is an error
+	@.venv-docs/bin/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	@echo build/docs/index.html
+
 lint: $(STAMP)  ## ruff and mypy
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
@@ -55,7 +64,8 @@ ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000
 lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer versions
 	$(LOCKING) --extra cpu $(LOCKFLAGS) -o requirements.cpu.lock
 	$(LOCKING) --extra gpu $(LOCKFLAGS) -o requirements.gpu.lock
+	$(COMPILE) --group docs --constraints requirements.cpu.lock $(LOCKFLAGS) -o requirements.docs.lock
 	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 
 clean:  ## remove what the pipeline made; the environment stays
-	rm -rf data runs reports dvc_plots host.json source.json files.json .samebits
+	rm -rf build data runs reports dvc_plots host.json source.json files.json .samebits
