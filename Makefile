@@ -9,10 +9,11 @@ BENCH_LOCK := requirements.bench.lock
 BENCH_STAMP := .venv-bench/.installed
 BENCH := PATH="$(CURDIR)/.venv-bench/bin:$$PATH" python
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
-LOCKING := .venv/bin/uv pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-header \
-	--no-annotate --extra dev $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+COMPILE := .venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+LOCKING := $(COMPILE) pyproject.toml --extra dev
 
-.PHONY: help repro test test-fast test-gpu screenshots bench lint format ui lock clean
+.PHONY: help repro test test-fast test-gpu screenshots bench docs lint format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -55,6 +56,14 @@ bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up
 	@$(BENCH) benchmarks/tracking.py
 	@$(BENCH) tools/benchmark_page.py
 
+.venv-docs/.installed: requirements.docs.lock tools/install.sh
+	@sh tools/install.sh "$(PYTHON)" requirements.docs.lock .venv-docs
+	@touch $@
+
+docs: .venv-docs/.installed  ## the documentation as pages, build/docs/index.html; a warning is an error
+	@.venv-docs/bin/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
+	@echo build/docs/index.html
+
 lint: $(STAMP)  ## ruff and mypy
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
@@ -70,7 +79,8 @@ lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer vers
 	$(LOCKING) --extra cpu $(LOCKFLAGS) -o requirements.cpu.lock
 	$(LOCKING) --extra gpu $(LOCKFLAGS) -o requirements.gpu.lock
 	$(LOCKING) --extra cpu --extra bench -c requirements.cpu.lock $(LOCKFLAGS) -o $(BENCH_LOCK)
+	$(COMPILE) --group docs --constraints requirements.cpu.lock $(LOCKFLAGS) -o requirements.docs.lock
 	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 
 clean:  ## remove what the pipeline made; the environment stays
-	rm -rf data runs reports dvc_plots host.json source.json files.json .samebits
+	rm -rf build data runs reports dvc_plots host.json source.json files.json .samebits

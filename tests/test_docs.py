@@ -1,11 +1,15 @@
 """The documentation against the code."""
 
+import ast
 import re
 import runpy
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from samebits.report.table import COLUMNS
+from samebits.report.text import LABELS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -46,3 +50,67 @@ def test_the_tree_of_the_readme_exists():
     for line in tree.strip().splitlines():
         folder = ROOT / "src/samebits" if line.startswith("  ") else ROOT
         assert (folder / line.split()[0]).exists(), line
+
+
+def said(folder):
+    """Every text in the sources, with an ellipsis where a value stands."""
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+TEXTS = [text for folder in ("src/samebits", "pipeline") for text in said(ROOT / folder)]
+HEADINGS = re.findall(r"^### `(.+)`$", (ROOT / "docs/guides/troubleshooting.md").read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("heading", HEADINGS)
+def test_each_message_of_the_troubleshooting_guide_is_one_of_the_programs(heading):
+    pattern = re.compile(".*".join(re.escape(part) for part in re.split(r"\.\.\.(?!\.)", heading)), re.DOTALL)
+    assert any(pattern.search(text) for text in TEXTS)
+
+
+def test_the_troubleshooting_guide_knows_the_labels():
+    report = (ROOT / "docs/guides/reading-the-report.md").read_text()
+    assert [kind.replace("_", " ") for kind in LABELS if f"| {kind.replace('_', ' ')} |" not in report] == []
+
+
+def test_the_report_guide_knows_the_columns():
+    report = (ROOT / "docs/guides/reading-the-report.md").read_text()
+    assert [column for column in COLUMNS if f"| {column} |" not in report] == []
+
+
+def test_every_page_is_reached_from_the_index():
+    folder, reached, waiting = ROOT / "docs", set(), [ROOT / "docs/index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in reached:
+            reached.add(page)
+            links = re.findall(r"\]\(([^)#:]+\.md)[)#]", page.read_text())
+            waiting += [(page.parent / link).resolve() for link in links]
+    assert reached == set(folder.rglob("*.md"))
+
+
+PICTURES = runpy.run_path(str(ROOT / "tools/pictures.py"))
+
+
+@pytest.mark.parametrize("name", PICTURES["PICTURES"])
+def test_the_pictures_are_what_their_script_draws(name):
+    assert (PICTURES["IMAGES"] / f"{name}.svg").read_text() == PICTURES["draw"](name), "run `python tools/pictures.py`"
+
+
+def test_the_example_of_the_page_is_what_its_model_gives():
+    written = PICTURES["PAGE"].read_text()
+    assert written == PICTURES["page"](written), "run `python tools/pictures.py`"
+    host, dp, ddp = PICTURES["PCIE"], PICTURES["dp_phases"], PICTURES["ddp_phases"]
+    for text, value in {
+        "One device takes {:.0f} ms": host.single,
+        "{:.1f} ms are 1.28 times": sum(dp(host, 4).values()),
+        "takes {:.1f} ms, 2.44x": sum(ddp(host, 4).values()),
+        "{:.1f} ms go to sending": dp(host, 4)["replicate"] + dp(host, 4)["reduce"],
+        "model gives {:.2f}x for dp": PICTURES["speedup"](dp(PICTURES["NVLINK"], 4), PICTURES["NVLINK"]),
+        "and {:.2f}x for ddp": PICTURES["speedup"](ddp(PICTURES["NVLINK"], 4), PICTURES["NVLINK"]),
+    }.items():
+        assert text.format(value) in " ".join(written.split())

@@ -75,7 +75,8 @@ def test_each_task_can_be_learnt_close_to_its_floor(task, model, optimizer, samp
             "train": {"global_batch_size": 32, "epochs": epochs, "repeats": 1, "optimizer": optimizer},
         }
     )
-    for name, arguments in (("prepare", ()), ("train", ("--strategy", "single", "--no-tracking")), ("evaluate", ())):
+    single = ("--strategy", "single")
+    for name, arguments in (("prepare", ()), ("train", (*single, "--no-tracking")), ("evaluate", single)):
         done = stage(name, *arguments)
         assert done.returncode == 0, done.stderr
     reached = float(done.stdout.split(", ")[1].split("%")[0])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -99,7 +100,8 @@ def test_one_command_ends_with_the_table(repository):
     assert "| ddp-fast |" in (repository.folder / "reports/comparison.md").read_text()
 
 
-def test_the_runs_are_in_mlflow(repository):
+def runs_in(repository):
+    """Strategy (or ``all``), status, metrics and tags of every run in the repository's store."""
     code = (
         "import json, mlflow\n"
         f"client = mlflow.MlflowClient('sqlite:///{repository.folder}/mlflow.db')\n"
@@ -108,7 +110,11 @@ def test_the_runs_are_in_mlflow(repository):
         "print(json.dumps([[r.data.tags.get('strategy', 'all'), r.info.status, r.data.metrics, r.data.tags]"
         " for r in runs]))\n"
     )
-    found = {run[0]: run[1:] for run in json.loads(repository("python", "-W", "ignore", "-c", code).splitlines()[-1])}
+    return json.loads(repository("python", "-W", "ignore", "-c", code).splitlines()[-1])
+
+
+def test_the_runs_are_in_mlflow(repository):
+    found = {run[0]: run[1:] for run in runs_in(repository)}
     assert set(found) == {"single", "dp", "ddp", "all"}
     assert found.pop("all")[0] == "FINISHED"
     for status, metrics, tags in found.values():
@@ -158,20 +164,51 @@ def test_another_host_or_an_edited_model_retrains(repository):
     repository("dvc", "repro", "host")
 
 
+def commands_of(text: str) -> list[list[str]]:
+    """The commands of a guide, in their order."""
+    return [shlex.split(line.removeprefix("$ ")) for line in text.splitlines() if line.startswith("$ ")]
+
+
 def test_the_guides_experiments(repository):
-    """The commands of the guide, in their order."""
     repository.commit()
-    guide = (repository.folder / "docs/guides/experiments.md").read_text()
-    commands = [line.removeprefix("$ ").split() for line in guide.splitlines() if line.startswith("$ ")]
+    guide, _, _ = (repository.folder / "docs/guides/experiments.md").read_text().partition("## A sweep")
+    *commands, restore, checkout = commands_of(guide)
     outputs = {" ".join(command[:3]): repository(*command) for command in commands}
-    assert repository.json("reports/comparison.json")["steps"] == 12
-    shown = outputs["dvc exp show"]
-    assert "longer" in shown
-    assert "train.epochs" in shown.splitlines()[0]
+    assert repository.json("reports/comparison.json")["steps"] == 2
+    header, _, *rows = [line.split("|") for line in outputs["dvc exp show"].strip().splitlines()]
+    assert [name.strip() for name in header[1:-1]] == [
+        "Experiment",
+        *(["speedup.median"] if any("speedup" in name for name in header) else []),
+        "runs/ddp-fast/evaluation.json:eval_loss",
+        "train.global_batch_size",
+        "train.optimizer.lr",
+    ]
+    assert any("larger-batch" in row[1] and row[-3].strip() == "1024" for row in rows)
     assert "runs/ddp-fast/evaluation.json" in outputs["dvc metrics show"]
     assert re.search(r"runs/single-fast/evaluation.json +eval_loss ", outputs["dvc metrics diff"])
+    assert "train.global_batch_size" in outputs["dvc params diff"]
     page = (repository.folder / "dvc_plots/index.html").read_text()
     assert all(f'"filename": "{name}-fast/losses.csv"' in page for name in ("single", "dp", "ddp"))
+    repository(*restore)
+    repository(*checkout)
+    assert repository.json("reports/comparison.json")["steps"] == 8
+    assert repository("git", "status", "--short") == ""
+
+
+@pytest.mark.slow
+def test_the_guides_sweep(repository):
+    """It goes on from the test above; its runs are in the repository's own store."""
+    guide = (repository.folder / "docs/guides/experiments.md").read_text()
+    (_, setting), *commands = commands_of(guide.partition("## A sweep")[2])
+    name, _, value = setting.partition("=")
+    before = runs_in(repository)
+    for command in commands:
+        output = repository(*command, **{name: value.replace("$PWD", str(repository.folder))})
+    assert "Ran experiment(s)" in output or "rate-2" in output
+    shown = repository("dvc", "exp", "show", "--csv")
+    assert all(f"rate-{number}" in shown for number in (1, 2))
+    assert repository("git", "status", "--short") == ""
+    assert len(runs_in(repository)) == len(before) + 2 * 4
 
 
 def test_a_mistake_in_the_params_ends_before_any_training(repository):

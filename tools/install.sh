@@ -29,4 +29,6 @@ elif grep -q '+cpu' "$lock" && "$python" -c 'import platform, sys; sys.exit(not 
 fi
 echo "installing $lock into $venv" >&2
 "$uv" pip install --quiet --python "$venv/bin/python" "$@"
-"$uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .
+# The pages are built without the package itself.
+[ "$venv" = .venv-docs ] ||
+    "$uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .

@@ -1,0 +1,233 @@
+"""Draw docs/concepts/images and write the table of docs/concepts/dp-and-ddp.md: ``python tools/pictures.py``.
+
+Both come from one small model of what a step costs, so that the text, the table and the pictures agree. A test draws
+them again and compares the bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from matplotlib.axes import Axes
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES = ROOT / "docs" / "concepts" / "images"
+PAGE = ROOT / "docs" / "concepts" / "dp-and-ddp.md"
+
+
+@dataclass(frozen=True)
+class Example:
+    """A step on one device, and the host around it. Times in ms, sizes in MB, ``link`` in MB per ms (GB per s).
+
+    ``issue`` is how long Python needs to issue one replica's forward pass; ``link`` is what a device sends to
+    another and receives at once.
+    """
+
+    forward: float = 16.0
+    backward: float = 32.0
+    optimizer: float = 2.0
+    issue: float = 2.5
+    parameters: float = 100.0
+    inputs: float = 38.5
+    outputs: float = 0.3
+    buckets: int = 4
+    link: float = 12.0
+
+    @property
+    def single(self) -> float:
+        """A step on one device."""
+        return self.forward + self.backward + self.optimizer
+
+
+ROUNDS = 4  # turns of each thread in the picture
+PCIE = Example()
+NVLINK = replace(PCIE, link=200.0)
+
+
+def dp_phases(host: Example, devices: int) -> dict[str, float]:
+    """The phases of a step of ``nn.DataParallel``, each of which waits for the one before it."""
+    away = (devices - 1) / devices
+    return {
+        "scatter": away * host.inputs / host.link,
+        "replicate": host.parameters / host.link if devices > 1 else 0.0,
+        "forward": max(host.forward / devices, devices * host.issue),
+        "gather": away * host.outputs / host.link,
+        "backward": host.backward / devices,
+        "reduce": host.parameters / host.link if devices > 1 else 0.0,
+        "optimizer": host.optimizer,
+    }
+
+
+def all_reduce(host: Example, devices: int) -> float:
+    """A ring all-reduce of all gradients: each device sends and receives 2 (N - 1) / N of them."""
+    return 2 * (devices - 1) / devices * host.parameters / host.link
+
+
+def ddp_phases(host: Example, devices: int) -> dict[str, float]:
+    """The phases of a step of ``DistributedDataParallel``; ``all-reduce`` is what shows beyond the backward pass."""
+    backward, reduce, buckets = host.backward / devices, all_reduce(host, devices), host.buckets
+    ends = max(backward + reduce / buckets, backward / buckets + reduce)
+    return {
+        "forward": max(host.forward / devices, host.issue),
+        "backward": backward,
+        "all-reduce": ends - backward,
+        "optimizer": host.optimizer,
+    }
+
+
+def speedup(phases: dict[str, float], host: Example) -> float:
+    """Against one device."""
+    return host.single / sum(phases.values())
+
+
+STEPS: dict[str, Callable[[Example, int], dict[str, float]]] = {"dp": dp_phases, "ddp": ddp_phases}
+
+_COLOURS = {
+    "scatter": "#56B4E9", "replicate": "#E69F00", "forward": "#009E73", "gather": "#56B4E9", "backward": "#0072B2",
+    "reduce": "#E69F00", "all-reduce": "#E69F00", "optimizer": "#CC79A7", "issue": "#999999",
+}  # fmt: skip
+_STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "svg.fonttype": "none",  # text stays text
+    "figure.constrained_layout.use": True,
+}
+
+
+def _bar(axes: Axes, lane: float, start: float, length: float, phase: str, *, height: float = 0.7) -> None:
+    axes.barh(lane, length, left=start, height=height, color=_COLOURS[phase], edgecolor="white", linewidth=0.8)
+
+
+def _legend(axes: Axes, phases: list[tuple[str, str]]) -> None:
+    for phase, label in phases:
+        axes.barh(0, 0, color=_COLOURS[phase], label=label)
+    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.18), frameon=False)
+
+
+def _lanes(axes: Axes, names: list[str], end: float) -> None:
+    axes.set(xlabel="ms", xlim=(0, end), ylim=(len(names) - 0.4, -0.6))
+    axes.set_yticks(range(len(names)), names)
+    axes.tick_params(axis="y", length=0)
+
+
+def dp_step(axes: Axes) -> None:
+    """A step under dp on four devices, and where it waits for device 0."""
+    devices, phases, now = 4, dp_phases(PCIE, 4), 0.0
+    for phase, length in phases.items():
+        if phase == "forward":
+            # The threads take turns with Python's lock, so a device works when its thread has issued something.
+            turn, work = PCIE.issue / ROUNDS, PCIE.forward / devices / ROUNDS
+            for index in range(ROUNDS * devices):
+                start = now + index * turn
+                _bar(axes, 0, start, turn, "issue")
+                _bar(axes, index % devices + 1, min(start, now + length - work), work, "forward")
+        elif phase == "backward":
+            for device in range(devices):
+                _bar(axes, device + 1, now, length, phase)
+        else:
+            _bar(axes, 1, now, length, phase)
+            for device in range(1, devices if phase != "optimizer" else 1):
+                _bar(axes, device + 1, now, length, phase, height=0.25)
+        now += length
+    _lanes(axes, ["Python", *(f"device {device}" for device in range(devices))], now)
+    axes.set_title(f"dp, 4 devices: {now:.1f} ms, {speedup(phases, PCIE):.2f}x", loc="left")
+    _legend(axes, [("issue", "Python issues a forward pass"), ("forward", "forward"), ("backward", "backward"),
+                   ("scatter", "scatter, gather"), ("replicate", "replicate, reduce"),
+                   ("optimizer", "optimizer")])  # fmt: skip
+
+
+def ddp_step(axes: Axes) -> None:
+    """A step under ddp on four devices, on the same scale."""
+    devices, phases = 4, ddp_phases(PCIE, 4)
+    forward, backward = phases["forward"], phases["backward"]
+    reduce = all_reduce(PCIE, devices) / PCIE.buckets
+    end = sum(phases.values())
+    for rank in range(devices):
+        _bar(axes, rank, 0.0, forward, "forward")
+        _bar(axes, rank - 0.12, forward, backward, "backward", height=0.46)
+        now = forward
+        for bucket in range(1, PCIE.buckets + 1):
+            now = max(now, forward + backward * bucket / PCIE.buckets)
+            _bar(axes, rank + 0.24, now, reduce, "all-reduce", height=0.22)
+            now += reduce
+        _bar(axes, rank, end - PCIE.optimizer, PCIE.optimizer, "optimizer")
+    _lanes(axes, [f"rank {rank}" for rank in range(devices)], sum(dp_phases(PCIE, devices).values()))
+    axes.set_title(f"ddp, 4 devices: {end:.1f} ms, {speedup(phases, PCIE):.2f}x", loc="left")
+    _legend(axes, [("forward", "forward"), ("backward", "backward"), ("all-reduce", "all-reduce of a bucket"),
+                   ("optimizer", "optimizer")])  # fmt: skip
+
+
+def speedups(axes: Axes) -> None:
+    """Speed-up against devices, for both and over two links."""
+    counts = range(1, 9)
+    axes.plot(counts, counts, color="0.35", linestyle="--", linewidth=1.2, label="ideal")
+    for name, colour, marker in (("ddp", "#009E73", "^"), ("dp", "#E69F00", "s")):
+        for host, line in ((NVLINK, "-"), (PCIE, ":")):
+            values = [speedup(STEPS[name](host, devices), host) for devices in counts]
+            axes.plot(counts, values, line, color=colour, marker=marker, label=f"{name}, {host.link:g} GB/s")
+    axes.grid(alpha=0.3)
+    axes.set(xlabel="devices", ylabel="times the speed of one device")
+    axes.set_title("The example, by this page's model", loc="left")
+    axes.legend()
+
+
+PICTURES: dict[str, tuple[Callable[[Axes], None], tuple[float, float]]] = {
+    "dp-step": (dp_step, (7.2, 3.4)),
+    "ddp-step": (ddp_step, (7.2, 3.2)),
+    "speedups": (speedups, (5.6, 3.7)),
+}
+
+
+def draw(name: str) -> str:
+    """One picture as SVG, the same bytes each time."""
+    plot, size = PICTURES[name]
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure = Figure(figsize=size)
+        FigureCanvasAgg(figure)
+        plot(figure.add_subplot())
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def table() -> str:
+    """The example in figures."""
+    names = list(dp_phases(PCIE, 2))
+    lines = ["| ms | " + " | ".join(names) + " | step | speed-up |", "| --- |" + " ---: |" * (len(names) + 2)]
+    for devices in (1, 2, 4, 8):
+        phases = dp_phases(PCIE, devices)
+        cells = [f"{phases[name]:.1f}" for name in names] + [f"{sum(phases.values()):.1f}"]
+        lines.append(f"| dp, {devices} | " + " | ".join(cells) + f" | {speedup(phases, PCIE):.2f}x |")
+    names = list(ddp_phases(PCIE, 2))
+    lines += ["", "| ms | " + " | ".join(names) + " | step | speed-up |", "| --- |" + " ---: |" * (len(names) + 2)]
+    for devices in (2, 4, 8):
+        phases = ddp_phases(PCIE, devices)
+        cells = [f"{phases[name]:.1f}" for name in names] + [f"{sum(phases.values()):.1f}"]
+        lines.append(f"| ddp, {devices} | " + " | ".join(cells) + f" | {speedup(phases, PCIE):.2f}x |")
+    return "\n".join(lines)
+
+
+def page(text: str) -> str:
+    """The page's text with the table that the model gives."""
+    marked = re.compile(r"(<!-- example -->\n).*?(<!-- /example -->)", re.DOTALL)
+    return marked.sub(lambda found: f"{found[1]}\n{table()}\n\n{found[2]}", text)
+
+
+if __name__ == "__main__":
+    IMAGES.mkdir(parents=True, exist_ok=True)
+    for name in PICTURES:
+        (IMAGES / f"{name}.svg").write_text(draw(name), encoding="utf-8")
+    PAGE.write_text(page(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
