@@ -213,7 +213,9 @@ def test_a_sender_delivers_what_others_left(repository, serve):
     assert len(runs()[1]) == 2
 
 
-def test_beside_a_training_a_sender_works_a_small_share_of_the_time(repository, serve, monkeypatch):
+@pytest.mark.parametrize(("cores", "rest"), [(2, sender.REST), (64, sender.REST_WITH_SPARE_CORES)])
+def test_beside_a_training_a_sender_works_a_share_of_the_time(cores, rest, repository, serve, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     log = start("alive")
     for _ in range(3):
         log.event("setup", host=HOST, data=CARD, data_dir="data")
@@ -227,7 +229,7 @@ def test_beside_a_training_a_sender_works_a_small_share_of_the_time(repository, 
     monkeypatch.setattr(sender.time, "process_time", lambda: float(next(now)))  # each delivery takes a second
     monkeypatch.setattr(sender.time, "sleep", sleep)
     serve()
-    assert pauses[:3] == [0.0, sender.REST, sender.REST]  # the first delivery imports MLflow, once
+    assert pauses[:3] == [0.0, rest, rest]  # the first delivery imports MLflow, once
     assert [run.info.status for run in runs()[1]] == ["FAILED"]
 
 

@@ -78,8 +78,26 @@ def tracking(result: Result) -> Iterator[str]:
             over = (ratio(part["over_off"][way]) for way in ("sqlite", "server"))
             off = part["seconds"]["off"]
             yield row(f"{length}: {kind.replace('_cpu', ', CPU')}", middle(off, 1), *over, str(off["rounds"]))
+    yield ""
+    yield from table("sender beside an older training", "a step, over one without", "lost at its start", "pairs")
+    for way, found in result["beside"].items():
+        count = found["ratio"]["rounds"]
+        yield row(way, ratio(found), f"{found['lost_at_start_seconds']:.1f} s", str(count))
     cost = result["own_cost"]
     yield f"\nThe training itself spends {middle(cost['ms_per_second'])} ms of each second on its local log."
+
+
+def rounding(result: Result) -> Iterator[str]:
+    """Verdicts, and the share of the tolerance that was used at most."""
+    names = list(next(iter(result["cases"].values())))
+    yield from table("case", *names)
+    for name, found in result["cases"].items():
+        cells = []
+        for other in names:
+            judged = found[other]
+            beyond = f" at step {judged['first_beyond']}" if judged["first_beyond"] else ""
+            cells.append(f"{judged['grade']}{beyond} ({judged['tolerance_used']:.2g})")
+        yield row(name, *cells)
 
 
 def startup(result: Result) -> Iterator[str]:
@@ -124,9 +142,16 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "Tracking",
         "A training of `mlp` as a user's command, with tracking off, into SQLite, and to a server on the same host,\n"
         "by wall time: `training` is what `timing.json` says, `command` the whole of `pipeline/train.py`. CPU time is\n"
-        "the command's without the sender and the server. The sender leaves a training's first ten seconds alone, so\n"
-        "it works during the long one only.",
+        "the command's without the sender and the server. The sender leaves young trainings alone (180 s on a CPU),\n"
+        "and these are. Beside an older one it is stopped and goes on in turns of ten seconds, which are compared.",
         tracking,
+    ),
+    "rounding": (
+        "Verdicts on rounding and on small mistakes",
+        "What `samebits compare` says of trainings against `single`: ddp with 2 and 4 workers differs by rounding\n"
+        "alone, the others are wrong in one small thing. In brackets the largest difference of a loss over what was\n"
+        "allowed there. [Verdicts](../concepts/verdicts.md) says where the tolerance comes from.",
+        rounding,
     ),
     "startup": ("Start-up", "Wall seconds with files in the page cache; the launch is from a warm parent.", startup),
     "memory": (

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
 YOUNG_SECONDS = {"cuda": 10.0, "cpu": 180.0}  # on a CPU the sender's start takes seconds from the training's cores
-REST = 30.0  # times the seconds of a core that a delivery took, while a training goes on
+REST = 30.0  # times the seconds of a core that a delivery took, while a training needs all cores
+REST_WITH_SPARE_CORES = 1.0
 LINGER_SECONDS = 20.0  # the next stage of a pipeline finds a sender that is ready
 GIVE_UP_SECONDS = 60.0  # of a store that is away, after the last writer; the next start or `track sync` delivers
 
@@ -81,7 +82,7 @@ class Sender:
                 if not self._deliver(waiting, at_most=1 if alive else None):
                     pause = RETRY_SECONDS
                 if alive:
-                    pause = max(pause, self._rest(time.process_time() - started))
+                    pause = max(pause, self._rest(time.process_time() - started, alive))
                 waiting = self._undelivered()
             idle = time.monotonic() - idle_since
             if not alive and idle > (GIVE_UP_SECONDS if waiting else LINGER_SECONDS):
@@ -94,10 +95,14 @@ class Sender:
         self._done |= {log for log in logs if Delivery(log).done}
         return [log for log in logs if log not in self._done]
 
-    def _rest(self, spent: float) -> float:
-        """How long to leave a training alone; the first delivery, which imports MLflow, is not held against it."""
+    def _rest(self, spent: float, alive: list[Path]) -> float:
+        """How long to leave trainings alone; the first delivery, which imports MLflow, is not held against it."""
         first, self._warm = not self._warm, True
-        return POLL_SECONDS if first else REST * spent
+        if first:
+            return POLL_SECONDS
+        workers = sum(len(event["placement"]["devices"]) for log in alive if (event := _first_event(log)))
+        spare = (os.cpu_count() or 1) >= 2 * workers + 2  # a worker on a GPU has threads for backward and copies
+        return spent * (REST_WITH_SPARE_CORES if spare else REST)
 
     def _deliver(self, logs: list[Path], *, at_most: int | None) -> bool:
         """Deliver what each log has now, so many events of it at most.
