@@ -108,13 +108,13 @@ class Trainable:
 
     def run(self, start: int, rates: Sequence[float], clock: StepClock) -> Tensor:
         """Train the steps from ``start`` on, one for each rate, as one timed segment; return this worker's losses."""
-        losses = torch.zeros(len(rates), device=self.strategy.device)
+        losses = []
         clock.start()
         for index, rate in enumerate(rates):
-            losses[index] = self.step(start + index, rate)
+            losses.append(self.step(start + index, rate))
             clock.lap()
         clock.stop()
-        return losses
+        return torch.stack(losses)
 
     def reset(self) -> None:
         """Return to the initial state: weights, buffers, optimizer, gradient scale and random streams."""
