@@ -54,6 +54,7 @@ bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up
 	@$(BENCH) benchmarks/memory.py
 	@$(BENCH) benchmarks/repro.py
 	@$(BENCH) benchmarks/tracking.py
+	@$(BENCH) benchmarks/sender.py
 	@$(BENCH) tools/benchmark_page.py
 
 .venv-docs/.installed: requirements.docs.lock tools/install.sh

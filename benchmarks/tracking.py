@@ -6,16 +6,10 @@ Each training runs as a user's command in a repository of its own, with a sender
 all is delivered. Wall seconds of the training and of the command say what a user waits; CPU seconds of the command, in
 which the sender and the server do not count, say what the training itself does, also on a host that is busy with
 other things.
-
-The sender leaves a training alone while it is young, and those are. What it costs beside an older one is measured
-within one training of some minutes, from the times of its own log: the sender is stopped and goes on in turns, and
-adjacent turns are compared, which a host's drift hardly touches.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import resource
 import shutil
@@ -28,19 +22,16 @@ import tempfile
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import psutil
 from ruamel.yaml import YAML
 
 from common import ROOT, middle_of, ratio_of, run, save, show, show_middle, verdict
 from samebits.files import read_json
 from samebits.runlog import RunLog
 from samebits.tracking.delivery import Delivery
-from samebits.tracking.sender import DELAY
 from samebits.trainer import SEGMENT_SECONDS
 
 if TYPE_CHECKING:
@@ -49,8 +40,6 @@ if TYPE_CHECKING:
 PYTHON = sys.executable
 SAMPLES = 65536
 LENGTHS = {"short": 3.0, "long": 20.0}  # seconds of training, about
-TURN_SECONDS = 10.0  # several deliveries, and a host's drift within it is small
-READY_SECONDS = 30.0  # the sender has imported MLflow and found its pace
 WAYS = ("off", "sqlite", "server")
 KINDS = ("training", "command", "command_cpu")
 DELIVERY_SECONDS = 300
@@ -117,24 +106,24 @@ class Bench:
     """A folder with data, a store that is ready to use, and the trainings that were run."""
 
     def __init__(self, folder: Path, address: str, store: Path) -> None:
-        self._folder, self._address, self._store = folder, address, store
+        self.folder, self._address, self._store = folder, address, store
         self._count = 0
 
-    def _command(self, epochs: int, way: str) -> tuple[Path, list[str], dict[str, str]]:
+    def command(self, epochs: int, way: str) -> tuple[Path, list[str], dict[str, str]]:
         """A new repository, the command that trains in it, and its environment."""
         self._count += 1
-        folder = self._folder / f"{self._count}-{way}"
+        folder = self.folder / f"{self._count}-{way}"
         folder.mkdir()
         write_params(folder, epochs)
         shutil.copy(self._store, folder / "mlflow.db")
-        arguments = ["--strategy", "single", "--data-dir", str(self._folder / "data")]
+        arguments = ["--strategy", "single", "--data-dir", str(self.folder / "data")]
         arguments += ["--no-tracking"] if way == "off" else []
         environ = {**os.environ, "MLFLOW_TRACKING_URI": self._address if way == "server" else ""}
         return folder, [f"{ROOT}/pipeline/train.py", *arguments], environ
 
     def train(self, epochs: int, way: str) -> tuple[float, ...]:
         """Train in a new repository; the seconds of each of ``KINDS``."""
-        folder, arguments, environ = self._command(epochs, way)
+        folder, arguments, environ = self.command(epochs, way)
         cpu = children_seconds()
         wall = run(PYTHON, *arguments, folder=folder, environ=environ)
         cpu = children_seconds() - cpu
@@ -142,86 +131,6 @@ class Bench:
             wait_for_delivery(folder)
         timing = read_json(folder / "runs/single-fast/timing.json", made_by="train.py")
         return timing["training_seconds"], wall, cpu
-
-    def train_in_turns(self, epochs: int, way: str) -> tuple[list[Segment], list[float]]:
-        """Train with a sender that is stopped and goes on in turns; the segments, and when a turn began.
-
-        The first turn lasts until the sender is ready, and in the next it is stopped.
-        """
-        folder, arguments, environ = self._command(epochs, way)
-        environ[DELAY] = "0"
-        command = subprocess.Popen([PYTHON, *arguments], cwd=folder, env=environ, stdout=subprocess.DEVNULL)
-        log = wait_for_log(folder)
-        turns, sender = [time.time()], sender_of(folder)
-        while command.poll() is None:
-            time.sleep(READY_SECONDS if len(turns) == 1 else TURN_SECONDS)
-            sender.suspend() if len(turns) % 2 else sender.resume()
-            turns.append(time.time())
-        sender.resume()
-        wait_for_delivery(folder)
-        return segments_of(log), turns
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A part of a training: when it began and ended, in seconds since the epoch, and its number of steps."""
-
-    began: float
-    ended: float
-    steps: int
-
-
-def wait_for_log(folder: Path) -> Path:
-    """The log of the training, once that has made a step."""
-    deadline = time.monotonic() + DELIVERY_SECONDS
-    while time.monotonic() < deadline:
-        for log in (folder / ".samebits/runs").glob("*.jsonl"):
-            if segments_of(log):
-                return log
-        time.sleep(0.1)
-    raise SystemExit(f"nothing trains in {folder}")
-
-
-def segments_of(log: Path) -> list[Segment]:
-    """What lies between one line of losses and the next."""
-    events = [json.loads(line) for line in log.read_text().splitlines()]
-    losses = [event for event in events if event["event"] == "losses"]
-    return [
-        Segment(before["time_ms"] / 1000, after["time_ms"] / 1000, len(after["losses"]))
-        for before, after in itertools.pairwise(losses)
-    ]
-
-
-def sender_of(folder: Path) -> psutil.Process:
-    """The process that delivers what is logged in ``folder``."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if "samebits.tracking" in process.cmdline() and process.cwd() == str(folder):
-                return process
-    raise SystemExit(f"no sender in {folder}")
-
-
-def beside(bench: Bench, epochs: int, way: str) -> dict[str, Any]:
-    """What the sender costs a training while it delivers, and what its start costs."""
-    segments, turns = bench.train_in_turns(epochs, way)
-    per_step = [
-        statistics.mean(within) if (within := seconds_per_step(segments, began, ended)) else None
-        for began, ended in itertools.pairwise(turns[1:])
-    ]
-    pairs = [(off, on) for off, on in zip(per_step[::2], per_step[1::2], strict=False) if off and on]
-    ratio = ratio_of([on for _, on in pairs], [off for off, _ in pairs])
-    show(f"a step with the sender beside it, {way}", ratio)
-    alone = statistics.median(off for off, _ in pairs)
-    early = [segment for segment in segments if segment.ended <= turns[1]]
-    lost = sum(segment.ended - segment.began - segment.steps * alone for segment in early)
-    print(f"lost in the first {READY_SECONDS:.0f} s, in which the sender starts, {way}: {lost:.2f} s")
-    return {"ratio": ratio, "verdict": verdict(ratio), "lost_at_start_seconds": lost}
-
-
-def seconds_per_step(segments: list[Segment], began: float, ended: float) -> list[float]:
-    """Of the segments that lie wholly in a turn."""
-    within = [segment for segment in segments if began <= segment.began and segment.ended <= ended]
-    return [(segment.ended - segment.began) / segment.steps for segment in within]
 
 
 def write_params(folder: Path, epochs: int) -> None:
@@ -264,9 +173,9 @@ def own_cost(folder: Path, step_seconds: float, rounds: int) -> dict[str, Any]:
     return {"steps_of_a_segment": steps, "ms_per_second": middle}
 
 
-@click.command(help=__doc__)
-@click.option("--rounds", default=10, show_default=True, help="Trainings of each kind, and pairs of turns.")
-def main(rounds: int) -> None:
+@contextmanager
+def stores() -> Iterator[tuple[Bench, float]]:
+    """A bench with a server that answers, and about how long an epoch takes."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends too
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still be in there
         folder = Path(name)
@@ -278,15 +187,16 @@ def main(rounds: int) -> None:
         shutil.copy(store, folder / "server.db")
         with server(folder, folder / "server.db") as address:
             bench = Bench(folder, address, store)
-            of_epoch = min(bench.train(5, way)[0] / 5 for way in (*WAYS, "off"))  # a busy moment must not shorten them
-            lengths = {
-                length: measure(bench, round(seconds / of_epoch) + 1, rounds) for length, seconds in LENGTHS.items()
-            }
-            long = READY_SECONDS + (2 * rounds + 1) * TURN_SECONDS
-            senders = {way: beside(bench, round(long / of_epoch), way) for way in WAYS[1:]}
-        cost = own_cost(folder, of_epoch / (SAMPLES / 256), rounds)
-    found = {"lengths": lengths, "beside": senders, "own_cost": cost}
-    print(save("tracking", {"question": "what MLflow costs a training", **found}))
+            yield bench, min(bench.train(5, way)[0] / 5 for way in (*WAYS, "off"))  # a busy moment must not count
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=10, show_default=True, help="Trainings of each kind.")
+def main(rounds: int) -> None:
+    with stores() as (bench, of_epoch):
+        lengths = {length: measure(bench, round(seconds / of_epoch) + 1, rounds) for length, seconds in LENGTHS.items()}
+        cost = own_cost(bench.folder, of_epoch / (SAMPLES / 256), rounds)
+    print(save("tracking", {"question": "what MLflow costs a training", "lengths": lengths, "own_cost": cost}))
 
 
 if __name__ == "__main__":

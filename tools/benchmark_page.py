@@ -78,13 +78,16 @@ def tracking(result: Result) -> Iterator[str]:
             over = (ratio(part["over_off"][way]) for way in ("sqlite", "server"))
             off = part["seconds"]["off"]
             yield row(f"{length}: {kind.replace('_cpu', ', CPU')}", middle(off, 1), *over, str(off["rounds"]))
-    yield ""
-    yield from table("sender beside an older training", "a step, over one without", "lost at its start", "pairs")
-    for way, found in result["beside"].items():
-        count = found["ratio"]["rounds"]
-        yield row(way, ratio(found), f"{found['lost_at_start_seconds']:.1f} s", str(count))
     cost = result["own_cost"]
     yield f"\nThe training itself spends {middle(cost['ms_per_second'])} ms of each second on its local log."
+
+
+def sender(result: Result) -> Iterator[str]:
+    """Ratios of steps with and without the sender beside them."""
+    yield from table("store", "a step, over one without the sender", "lost at its start", "pairs of turns")
+    for way, found in result["stores"].items():
+        count = found["ratio"]["rounds"]
+        yield row(way, ratio(found), f"{found['lost_at_start_seconds']:.1f} s", str(count))
 
 
 def rounding(result: Result) -> Iterator[str]:
@@ -143,8 +146,14 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "A training of `mlp` as a user's command, with tracking off, into SQLite, and to a server on the same host,\n"
         "by wall time: `training` is what `timing.json` says, `command` the whole of `pipeline/train.py`. CPU time is\n"
         "the command's without the sender and the server. The sender leaves young trainings alone (180 s on a CPU),\n"
-        "and these are. Beside an older one it is stopped and goes on in turns of ten seconds, which are compared.",
+        "and these are.",
         tracking,
+    ),
+    "sender": (
+        "The sender beside an older training",
+        "Within one training of `mlp`, some 600 steps a second, the sender is stopped and goes on in turns of ten\n"
+        "seconds, which are compared. Its start, mostly the import of MLflow, is given in seconds of the training.",
+        sender,
     ),
     "rounding": (
         "Verdicts on rounding and on small mistakes",

@@ -26,14 +26,16 @@ if TYPE_CHECKING:
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
 YOUNG_SECONDS = {"cuda": 10.0, "cpu": 180.0}  # on a CPU the sender's start takes seconds from the training's cores
-REST = 30.0  # times the seconds of a core that a delivery took, while a training needs all cores
+REST = 60.0  # times the seconds that a delivery took, while a training needs all cores: the server may be here too
 REST_WITH_SPARE_CORES = 1.0
+LONGEST_REST_SECONDS = 15.0  # a server that takes long is far away, and costs this host nothing
 LINGER_SECONDS = 20.0  # the next stage of a pipeline finds a sender that is ready
 GIVE_UP_SECONDS = 60.0  # of a store that is away, after the last writer; the next start or `track sync` delivers
 
 DELAY = "SAMEBITS_TRACKING_DELAY_S"
 """Variable with the seconds that a training counts as young, in place of YOUNG_SECONDS."""
 
+_clock = time.perf_counter
 _LOCK = LOGS.parent / "sender.lock"
 
 
@@ -78,11 +80,11 @@ class Sender:
             pause = POLL_SECONDS
             if not any(_is_young(log) for log in alive):
                 self._watch(alive)
-                started = time.process_time()
+                started = _clock()
                 if not self._deliver(waiting, at_most=1 if alive else None):
                     pause = RETRY_SECONDS
                 if alive:
-                    pause = max(pause, self._rest(time.process_time() - started, alive))
+                    pause = max(pause, self._rest(_clock() - started, alive))
                 waiting = self._undelivered()
             idle = time.monotonic() - idle_since
             if not alive and idle > (GIVE_UP_SECONDS if waiting else LINGER_SECONDS):
@@ -102,7 +104,7 @@ class Sender:
             return POLL_SECONDS
         workers = sum(len(event["placement"]["devices"]) for log in alive if (event := _first_event(log)))
         spare = (os.cpu_count() or 1) >= 2 * workers + 2  # a worker on a GPU has threads for backward and copies
-        return spent * (REST_WITH_SPARE_CORES if spare else REST)
+        return min(LONGEST_REST_SECONDS, spent * (REST_WITH_SPARE_CORES if spare else REST))
 
     def _deliver(self, logs: list[Path], *, at_most: int | None) -> bool:
         """Deliver what each log has now, so many events of it at most.

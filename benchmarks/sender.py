@@ -1,0 +1,126 @@
+"""What the sender costs a training while it delivers, with SQLite and with a local server.
+
+    python benchmarks/sender.py
+
+The sender leaves young trainings alone. Beside an older one it is measured within one training of some minutes, from
+the times of its own log: the sender is stopped and goes on in turns, and adjacent turns are compared, which a host's
+drift hardly touches.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import subprocess
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+import psutil
+
+from common import ratio_of, save, show, verdict
+from samebits.tracking.sender import DELAY
+from tracking import DELIVERY_SECONDS, PYTHON, WAYS, Bench, stores, wait_for_delivery
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TURN_SECONDS = 10.0  # several deliveries, and a host's drift within it is small
+READY_SECONDS = 30.0  # the sender has imported MLflow and found its pace
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a training: when it began and ended, in seconds since the epoch, and its number of steps."""
+
+    began: float
+    ended: float
+    steps: int
+
+
+def wait_for_log(folder: Path) -> Path:
+    """The log of the training, once that has made a step."""
+    deadline = time.monotonic() + DELIVERY_SECONDS
+    while time.monotonic() < deadline:
+        for log in (folder / ".samebits/runs").glob("*.jsonl"):
+            if segments_of(log):
+                return log
+        time.sleep(0.1)
+    raise SystemExit(f"nothing trains in {folder}")
+
+
+def segments_of(log: Path) -> list[Segment]:
+    """What lies between one line of losses and the next."""
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    losses = [event for event in events if event["event"] == "losses"]
+    return [
+        Segment(before["time_ms"] / 1000, after["time_ms"] / 1000, len(after["losses"]))
+        for before, after in itertools.pairwise(losses)
+    ]
+
+
+def sender_of(folder: Path) -> psutil.Process:
+    """The process that delivers what is logged in ``folder``."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if "samebits.tracking" in process.cmdline() and process.cwd() == str(folder):
+                return process
+    raise SystemExit(f"no sender in {folder}")
+
+
+def beside(bench: Bench, epochs: int, way: str) -> dict[str, Any]:
+    """What the sender costs a training while it delivers, and what its start costs."""
+    segments, turns = train_in_turns(bench, epochs, way)
+    per_step = [
+        statistics.mean(within) if (within := seconds_per_step(segments, began, ended)) else None
+        for began, ended in itertools.pairwise(turns[1:])
+    ]
+    pairs = [(off, on) for off, on in zip(per_step[::2], per_step[1::2], strict=False) if off and on]
+    ratio = ratio_of([on for _, on in pairs], [off for off, _ in pairs])
+    show(f"a step with the sender beside it, {way}", ratio)
+    alone = statistics.median(off for off, _ in pairs)
+    early = [segment for segment in segments if segment.ended <= turns[1]]
+    lost = sum(segment.ended - segment.began - segment.steps * alone for segment in early)
+    print(f"lost in the first {READY_SECONDS:.0f} s, in which the sender starts, {way}: {lost:.2f} s")
+    return {"ratio": ratio, "verdict": verdict(ratio), "lost_at_start_seconds": lost}
+
+
+def seconds_per_step(segments: list[Segment], began: float, ended: float) -> list[float]:
+    """Of the segments that lie wholly in a turn."""
+    within = [segment for segment in segments if began <= segment.began and segment.ended <= ended]
+    return [(segment.ended - segment.began) / segment.steps for segment in within]
+
+
+def train_in_turns(bench: Bench, epochs: int, way: str) -> tuple[list[Segment], list[float]]:
+    """Train with a sender that is stopped and goes on in turns; the segments, and when a turn began.
+
+    The first turn lasts until the sender is ready, and in the next it is stopped.
+    """
+    folder, arguments, environ = bench.command(epochs, way)
+    environ[DELAY] = "0"
+    command = subprocess.Popen([PYTHON, *arguments], cwd=folder, env=environ, stdout=subprocess.DEVNULL)
+    log = wait_for_log(folder)
+    turns, sender = [time.time()], sender_of(folder)
+    while command.poll() is None:
+        time.sleep(READY_SECONDS if len(turns) == 1 else TURN_SECONDS)
+        sender.suspend() if len(turns) % 2 else sender.resume()
+        turns.append(time.time())
+    sender.resume()
+    wait_for_delivery(folder)
+    return segments_of(log), turns
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=15, show_default=True, help="Pairs of turns.")
+def main(rounds: int) -> None:
+    long = READY_SECONDS + (2 * rounds + 1) * TURN_SECONDS
+    with stores() as (bench, of_epoch):
+        found = {way: beside(bench, round(long / of_epoch), way) for way in WAYS[1:]}
+    print(save("sender", {"question": "what the sender costs a training beside it", "stores": found}))
+
+
+if __name__ == "__main__":
+    main()
