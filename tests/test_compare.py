@@ -118,7 +118,7 @@ def test_curves_are_short_and_true():
                 "dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40), 32% of what 4 devices could "
                 "give; without communication it would be 3.60, so 64% is lost to communication.",
                 "Same model: yes, within what rounding explains: losses differ by 0.00% at most (ddp-fast, step 2), "
-                "where rounding alone may account for 0.0%.",
+                "where up to 0.0% passes.",
             ],
         ),
         ({"weight": -1.0}, ["Same model: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: div"]),

@@ -279,7 +279,8 @@ def _say_losses(found: LossVerdict) -> str:
     if found["problem"]:
         shared = "the same bits" if not found["first_difference"] else "not the same"
         return f"diverged: {found['problem']}; the first {found['steps']} are {shared}"
-    source = "what rounding alone did to this training" if found["measured"] else "the table's, as no twin was trained"
+    measured = "four times what rounding alone did to this training"
+    source = measured if found["measured"] else "the table's, as no twin was trained"
     if found["first_beyond"] is not None and found["values"]:
         a, b = found["values"]
         return (

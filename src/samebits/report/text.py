@@ -99,7 +99,7 @@ def say_sameness(comparison: dict[str, Any]) -> str:
     losses = worst["losses"]
     if losses["grade"] == "bitwise":
         return f"Same model: yes, within what rounding explains: {name} differs in {worst['sentences'][1]}."
-    allowed = f"where rounding alone may account for {losses['tolerance']:.1%}"
+    allowed = f"where up to {losses['tolerance']:.1%} passes"
     return (
         f"Same model: yes, within what rounding explains: losses differ by {losses['largest_relative']:.2%} at most "
         f"({name}, step {losses['largest_at']}), {allowed}."
