@@ -83,6 +83,12 @@ class Variant:
     reset: Callable[[], None]
 
 
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """The names in the order of a round; who begins changes from round to round."""
+    turn = number % len(names)
+    return [*names[turn:], *names[:turn]]
+
+
 def interleave(
     variants: Mapping[str, Variant], rounds: int, strategy: Strategy, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
@@ -90,8 +96,7 @@ def interleave(
     names = list(variants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
+        for name in in_turn(names, number):
             variants[name].reset()
             gc.collect()  # nobody pays for what another left behind
             strategy.barrier()

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, middle_of, run, save, show_middle
+from common import ROOT, in_turn, middle_of, run, save, show_middle
 from samebits.files import read_json
 from samebits.launch import launch
 from samebits.params import parse_params
@@ -73,8 +73,7 @@ def main(rounds: int) -> None:
             measure()
         seconds: dict[str, list[float]] = {name: [] for name in things}
         for number in range(rounds):
-            turn = number % len(things)
-            for name in [*things][turn:] + [*things][:turn]:
+            for name in in_turn([*things], number):
                 seconds[name].append(things[name]())
     found = {name: middle_of(values) for name, values in seconds.items()}
     for name, values in found.items():

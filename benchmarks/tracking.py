@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, middle_of, ratio_of, run, save, show, show_middle, verdict
+from common import ROOT, in_turn, middle_of, ratio_of, run, save, show, show_middle, verdict
 from samebits.files import read_json
 from samebits.runlog import RunLog
 from samebits.tracking.delivery import Delivery
@@ -142,8 +142,7 @@ def measure(bench: Bench, epochs: int, rounds: int) -> dict[str, Any]:
     """Paired ratios of all seconds to those without tracking."""
     found: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in KINDS}
     for number in range(rounds):
-        turn = number % len(WAYS)
-        for way in WAYS[turn:] + WAYS[:turn]:
+        for way in in_turn(WAYS, number):
             for kind, seconds in zip(KINDS, bench.train(epochs, way), strict=True):
                 found[kind][way].append(seconds)
     record: dict[str, Any] = {"epochs": epochs}

@@ -5,10 +5,11 @@ A test compares the page with the results.
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from samebits.report.plots import svg_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,8 +44,13 @@ def table(*head: str) -> Iterator[str]:
 
 def ratio(entry: dict[str, Any]) -> str:
     """A ratio with its interval and what that allows to say."""
-    low, high = entry["ratio"]["interval"]
-    return f"{entry['ratio']['median']:.3f} ({low:.3f} to {high:.3f}), {entry['verdict']}"
+    return f"{interval(entry['ratio'])}, {entry['verdict']}"
+
+
+def interval(found: dict[str, Any]) -> str:
+    """A ratio with its interval."""
+    low, high = found["interval"]
+    return f"{found['median']:.3f} ({low:.3f} to {high:.3f})"
 
 
 def middle(values: dict[str, Any], digits: int = 2) -> str:
@@ -115,9 +121,7 @@ def memory(result: Result) -> Iterator[str]:
     kinds = list(next(iter(result["cases"].values()))["mib"])
     yield from table("case", *(f"{kind}, MiB" for kind in kinds), "kit, training, over bare")
     for name, case in result["cases"].items():
-        low, high = case["ratio"]["interval"]
-        over = f"{case['ratio']['median']:.3f} ({low:.3f} to {high:.3f})"
-        yield row(name, *(f"{case['mib'][kind]['median']:.0f}" for kind in kinds), over)
+        yield row(name, *(f"{case['mib'][kind]['median']:.0f}" for kind in kinds), interval(case["ratio"]))
 
 
 def repro(result: Result) -> Iterator[str]:
@@ -249,10 +253,7 @@ def draw() -> None:
                 figure = Figure(figsize=(7, 4), layout="constrained")
                 FigureCanvasAgg(figure)
                 plot(figure.add_subplot(), result)
-                text = io.StringIO()
-                figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-            lines = "\n".join(line.rstrip() for line in text.getvalue().splitlines())
-            (IMAGES / f"{name}-{host}.svg").write_text(f"{lines}\n", encoding="utf-8")
+                (IMAGES / f"{name}-{host}.svg").write_text(svg_of(figure), encoding="utf-8")
 
 
 if __name__ == "__main__":

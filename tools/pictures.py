@@ -6,7 +6,6 @@ them again and compares the bytes.
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from samebits.report.plots import svg_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -198,26 +199,21 @@ def draw(name: str) -> str:
         figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
         plot(figure.add_subplot())
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+        return svg_of(figure)
 
 
 def table() -> str:
     """The example in figures."""
-    names = list(dp_phases(PCIE, 2))
-    lines = ["| ms | " + " | ".join(names) + " | step | speed-up |", "| --- |" + " ---: |" * (len(names) + 2)]
-    for devices in (1, 2, 4, 8):
-        phases = dp_phases(PCIE, devices)
-        cells = [f"{phases[name]:.1f}" for name in names] + [f"{sum(phases.values()):.1f}"]
-        lines.append(f"| dp, {devices} | " + " | ".join(cells) + f" | {speedup(phases, PCIE):.2f}x |")
-    names = list(ddp_phases(PCIE, 2))
-    lines += ["", "| ms | " + " | ".join(names) + " | step | speed-up |", "| --- |" + " ---: |" * (len(names) + 2)]
-    for devices in (2, 4, 8):
-        phases = ddp_phases(PCIE, devices)
-        cells = [f"{phases[name]:.1f}" for name in names] + [f"{sum(phases.values()):.1f}"]
-        lines.append(f"| ddp, {devices} | " + " | ".join(cells) + f" | {speedup(phases, PCIE):.2f}x |")
-    return "\n".join(lines)
+    tables = []
+    for strategy, counts in (("dp", (1, 2, 4, 8)), ("ddp", (2, 4, 8))):
+        names = list(STEPS[strategy](PCIE, 2))
+        lines = ["| ms | " + " | ".join(names) + " | step | speed-up |", "| --- |" + " ---: |" * (len(names) + 2)]
+        for devices in counts:
+            phases = STEPS[strategy](PCIE, devices)
+            cells = [f"{phases[name]:.1f}" for name in names] + [f"{sum(phases.values()):.1f}"]
+            lines.append(f"| {strategy}, {devices} | " + " | ".join(cells) + f" | {speedup(phases, PCIE):.2f}x |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
 
 
 def page(text: str) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from samebits.errors import HostError, SamebitsError, UserError, WorkerError, place_of
+from samebits.errors import HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
 
 if TYPE_CHECKING:
     from samebits.data.batches import Batch
@@ -44,7 +44,7 @@ def trial_step(
     notes = _batch_norm_note(model, placement)
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
-        names = ", ".join(idle[:3]) + (f" and {len(idle) - 3} more" if len(idle) > 3 else "")
+        names = few(idle)
         if wants_ddp or placement.strategy == "ddp":
             raise UserError(
                 f"no gradient reaches {names}; under ddp the ranks would wait for it at the next step",
@@ -73,7 +73,7 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
         return _out_of_memory(text, placement, model)
     if re.search(r"same device|Input type .* and weight type", text):
         return UserError(
-            f"the model and its batch are on different devices: {_first_line(text)}",
+            f"the model and its batch are on different devices: {_one_line(text)}",
             hint="make tensors in forward with device=x.device, and keep constant tensors with register_buffer",
         )
     if "Expected to have finished reduction" in text:
@@ -88,28 +88,28 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
         )
     if re.search(r"driver version is insufficient|no kernel image|driver .* too old", text):
         return HostError(
-            f"this build of torch does not fit the GPU or its driver: {_first_line(text)}",
+            f"this build of torch does not fit the GPU or its driver: {_one_line(text)}",
             hint="see `samebits doctor`; install a newer driver, or a build of torch for this GPU",
         )
     if "NCCL error" in text and not re.search(r"[Tt]imed? ?out", text):
         return WorkerError(
-            f"NCCL failed: {_first_line(text)}",
+            f"NCCL failed: {_one_line(text)}",
             hint="NCCL_DEBUG=INFO says why; in a container give it shared memory with --shm-size or --ipc=host",
         )
     if re.search(r"[Tt]imed? ?out|Connection (closed|reset)|DistBackendError", f"{type(error).__name__} {text}"):
         return WorkerError(
-            f"a rank waited in vain for another: {_first_line(text)}",
+            f"a rank waited in vain for another: {_one_line(text)}",
             hint="see which rank failed first; raise train.timeout_s if a step may take that long",
         )
     command = f"python pipeline/train.py --strategy {placement.strategy} --debug"
     if place := place_of(error):
-        what = f"{place}: the model raised {type(error).__name__}: {_first_line(text)}"
+        what = f"{place}: the model raised {type(error).__name__}: {_one_line(text)}"
         return UserError(what, hint=f"`{command}` shows the traceback")
-    return WorkerError(f"{type(error).__name__}: {_first_line(text)}", hint=f"`{command}` shows the traceback")
+    return WorkerError(f"{type(error).__name__}: {_one_line(text)}", hint=f"`{command}` shows the traceback")
 
 
-def _first_line(text: str) -> str:
-    line = text.strip().split("\n", maxsplit=1)[0].rstrip(".")
+def _one_line(text: str) -> str:
+    line = first_line(text)
     return line if len(line) <= 300 else line[:297] + "..."
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 
 class SamebitsError(Exception):
@@ -65,6 +65,16 @@ class Interrupted(SamebitsError):  # noqa: N818 - nobody erred
         name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
         super().__init__(f"stopped by {name}", hint="run the same command again")
         self.signum = signum
+
+
+def first_line(text: str) -> str:
+    """The first line of a message, without its full stop."""
+    return text.strip().split("\n", maxsplit=1)[0].rstrip(".")
+
+
+def few(names: Sequence[str], limit: int = 3) -> str:
+    """The first names of a list, and how many more there are."""
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def place_of(error: BaseException) -> str | None:

@@ -9,7 +9,7 @@ import os
 import time
 import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from samebits.strategies import make_strategy
 from samebits.trainer import Snapshot, Trainable, Training, train, warm_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import nn
@@ -263,18 +264,33 @@ def _why_no_speedup(placement: Placement, slices: Slices | None, problem: str | 
 
 
 def work(job: Job, scratch: Path) -> None:
+    """Train as one rank of a job."""
+    run_rank(lambda: Worker(job), job.placement, scratch)
+
+
+class Rank(Protocol):
+    """What one worker process does; ``model`` is None until it is built."""
+
+    strategy: Strategy
+    model: nn.Module | None
+
+    def run(self) -> None:
+        """Do it."""
+        ...
+
+
+def run_rank(make: Callable[[], Rank], placement: Placement, scratch: Path) -> None:
     """Run one rank; a failure is left in ``scratch`` as plain data, and the process ends with its exit code."""
-    worker: Worker | None = None
+    rank: Rank | None = None
     try:
-        worker = Worker(job)
-        worker.run()
+        rank = make()
+        rank.run()
         # The wrapper must be gone before the process group: freed by the wrapper's destructor, which keeps
         # Python's lock, the group would wait for ever for threads of its own that need the lock.
         gc.collect()
-        worker.strategy.close()
+        rank.strategy.close()
     except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must learn of it
-        model = worker.model if worker else None
-        found = diagnosis.explain(error, placement=job.placement, model=model)
+        found = diagnosis.explain(error, placement=placement, model=rank.model if rank else None)
         report_failure(found, scratch)
         if isinstance(found, WorkerError):
             time.sleep(1)  # a rank that failed for want of another lets the launcher see that one first

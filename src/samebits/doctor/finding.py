@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, ParamSpec
 
-from samebits.errors import HostError, SamebitsError
+from samebits.errors import HostError, SamebitsError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,8 +76,3 @@ def check(name: str) -> Callable[[Callable[P, Finding | list[Finding]]], Callabl
         return checked
 
     return decorate
-
-
-def first_line(text: str) -> str:
-    """The first line of a message, without its full stop."""
-    return text.strip().split("\n", maxsplit=1)[0].rstrip(".")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
-from samebits.doctor.finding import Finding, check, failed, first_line, ok, skipped, warning
+from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
+from samebits.errors import few, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,12 +66,11 @@ def locks(build: Mapping[str, str | None], folder: Path = Path()) -> Finding:
     wrong = [text for pin in pins if (text := _difference(pin))]
     if not wrong:
         return ok(f"{len(pins)} packages are as {path.name} pins them")
-    more = f" and {len(wrong) - SHOWN} more" if len(wrong) > SHOWN else ""
     inside = Path(sys.prefix).resolve() == (folder / ".venv").resolve()
     # A stamp that is newer than the lock would make `make` do nothing.
     again = f"rm -f .venv/.installed-*; make .venv TORCH={which}"
     return failed(
-        f"not as {path.name} pins them: {', '.join(wrong[:SHOWN])}{more}",
+        f"not as {path.name} pins them: {few(wrong, SHOWN)}",
         again if inside else f"this is not .venv's Python: make .venv TORCH={which}, then .venv/bin/samebits doctor",
     )
 

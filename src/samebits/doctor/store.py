@@ -15,7 +15,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import Request, urlopen
 
-from samebits.doctor.finding import Finding, check, failed, first_line, ok, skipped
+from samebits.doctor.finding import Finding, check, failed, ok, skipped
+from samebits.errors import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

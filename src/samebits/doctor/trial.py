@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import os
 import signal
-import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
@@ -17,12 +15,12 @@ from samebits.data.batches import Batches, load_split, on_device
 from samebits.data.card import read_card
 from samebits.doctor.anatomy import mixes_devices, state, unregistered, written
 from samebits.doctor.finding import Finding, of_error, ok, warning
-from samebits.errors import UserError, WorkerError
+from samebits.errors import UserError, few
 from samebits.models.build import build_model
 from samebits.numerics.fast import FastNumerics
 from samebits.strategies import make_strategy
 from samebits.trainer import Snapshot, Trainable
-from samebits.worker import report_failure
+from samebits.worker import run_rank
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 FINDINGS = "findings.jsonl"
 STEPS = 2  # ddp says at the second what it missed in the first
-_SHOWN = 3
 _NOTE_HINTS = {
     "BatchNorm": "use nn.GroupNorm, whose result does not depend on how a batch is split",
     "no gradient": "use it in forward, or set its requires_grad to False",
@@ -89,7 +86,7 @@ class Examination:
         initial, before = Snapshot(model), state(model)
         notes = diagnosis.trial_step(model, numerics, batch, self.card, placement, wants_ddp=False)
         if alone and (names := written(before, state(model))):
-            text = f"forward writes {_few(names)}: under dp into copies that are thrown away, under ddp on each rank"
+            text = f"forward writes {few(names)}: under dp into copies that are thrown away, under ddp on each rank"
             self.say(warning(text, "return it from forward, or update it outside forward", name="model"))
         for note in notes:
             hint = next(hint for start, hint in _NOTE_HINTS.items() if note.startswith(start))
@@ -112,11 +109,11 @@ class Examination:
         tensors, modules = unregistered(model)
         if tensors:
             name = tensors[0].rpartition(".")[2].partition("[")[0]
-            text = f"{_few(tensors)}: tensors beside the parameters and buffers, not moved to a GPU and not saved"
+            text = f"{few(tensors)}: tensors beside the parameters and buffers, not moved to a GPU and not saved"
             hint = f'self.register_buffer("{name}", ...) where it is constant, nn.Parameter where it is learnt'
             self.say(warning(text, hint, name="model"))
         if modules:
-            text = f"{_few(modules)}: modules in a plain container, which are not moved, not trained and not saved"
+            text = f"{few(modules)}: modules in a plain container, which are not moved, not trained and not saved"
             self.say(warning(text, "use nn.ModuleList or nn.ModuleDict", name="model"))
         if self.trial.checkpoint is not None:
             self._try_checkpoint(model, self.trial.checkpoint)
@@ -154,26 +151,10 @@ class Examination:
             self.say(warning(text, hint, name="model"))
 
 
-def _few(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-
-
 def try_model(trial: Trial, scratch: Path) -> None:
     """Run one rank; findings go to ``trial.out``, a failure to ``scratch``, from where the launcher raises it."""
     os.dup2(2, 1)  # what a model prints is not the doctor's answer
     if trial.placement.device_type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in samebits.launch: what NVML does not show must not be found
     signal.alarm(trial.seconds)  # ends a model that never comes back
-    examination: Examination | None = None
-    try:
-        examination = Examination(trial)
-        examination.run()
-        gc.collect()  # as in samebits.worker: the wrapper goes before its process group
-        examination.strategy.close()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must learn of it
-        model = examination.model if examination else None
-        found = diagnosis.explain(error, placement=trial.placement, model=model)
-        report_failure(found, scratch)
-        if isinstance(found, WorkerError):
-            time.sleep(1)  # a rank that failed for want of another lets the launcher see that one first
-        raise SystemExit(found.exit_code) from None
+    run_rank(lambda: Examination(trial), trial.placement, scratch)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MARKERS = {"single": "o", "dp": "s", "ddp": "^"}
 _LINES = {"fast": "-", "exact": "--"}
@@ -140,6 +141,13 @@ TITLES = {
 }
 
 
+def svg_of(figure: Figure) -> str:
+    """A figure as SVG, the same bytes each time under the same ``svg.hashsalt``."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
 def draw(comparison: dict[str, Any], folder: Path) -> dict[str, str]:
     """Write each plot to ``folder`` as PNG and SVG, the same bytes for the same comparison; return the SVGs by name."""
     import matplotlib as mpl
@@ -154,9 +162,7 @@ def draw(comparison: dict[str, Any], folder: Path) -> dict[str, str]:
             axes = figure.add_subplot()
             plot(axes, comparison["rows"])
             axes.set_title(TITLES[name], loc="left")
-            text = io.StringIO()
-            figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
-            drawn[name] = "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+            drawn[name] = svg_of(figure)
             write_text(folder / f"{name}.svg", drawn[name])
             with atomic(folder / f"{name}.png") as temporary:
                 figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
