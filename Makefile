@@ -2,6 +2,7 @@
 # TORCH=cpu|gpu forces a lock; by default the GPU one is taken where an NVIDIA driver answers.
 TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PYTHON ?= python3
+PORT ?= 5000
 LOCK := requirements.$(TORCH).lock
 STAMP := .venv/.installed-$(TORCH)
 # The benchmarks' peers stay out of .venv; they are compared on the CPU, so there is one lock.
@@ -32,6 +33,7 @@ $(BENCH_STAMP): $(BENCH_LOCK) requirements.uv.lock pyproject.toml
 
 repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
 	@$(RUN) exec dvc repro
+	@echo "The report: reports/index.html. The runs in MLflow: make ui. The same on another host: docs/guides/first-run.md."
 
 test: $(STAMP)  ## run all tests that this host can run
 	@$(RUN) exec python -m pytest
@@ -73,8 +75,8 @@ lint: $(STAMP)  ## ruff and mypy
 format: $(STAMP)  ## let ruff rewrite the sources
 	@$(RUN) ruff format . && $(RUN) ruff check --fix .
 
-ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000
-	@$(RUN) exec samebits ui
+ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000; PORT=N takes another port
+	@$(RUN) exec samebits ui --port $(PORT)
 
 lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer versions
 	$(LOCKING) --extra cpu $(LOCKFLAGS) -o requirements.cpu.lock

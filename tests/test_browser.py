@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -59,19 +58,10 @@ def address(experiment):
         command = [Path(sys.executable).with_name("samebits"), "ui", "--port", str(port)]
         process = subprocess.Popen(command, cwd=experiment, stdout=output, stderr=output, start_new_session=True)
     try:
-        root = f"http://127.0.0.1:{port}"
-
-        def answers():
-            try:
-                with urllib.request.urlopen(f"{root}/api/2.0/mlflow/experiments/search?max_results=1") as answer:
-                    return answer.status == 200
-            except OSError:
-                return False
-
-        wait_for(answers, seconds=120)
-        printed = re.search(r"http://\S+", log.read_text())
+        wait_for(lambda: "Ready: " in log.read_text(), seconds=120)
+        printed = re.search(r"Ready: (http://\S+)", log.read_text())
         assert printed
-        yield printed[0]
+        yield printed[1]
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

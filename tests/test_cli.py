@@ -102,7 +102,7 @@ def test_a_port_that_is_taken_is_said(runs):
         port = str(taken.getsockname()[1])
         done = samebits(runs, "ui", "--port", port)
     assert done.returncode == 3
-    assert f"error: port {port} cannot be used: Address already in use. hint: choose another with --port" in done.stderr
+    assert f"error: port {port} cannot be used: Address already in use. hint: choose another: " in done.stderr
 
 
 def test_a_report_is_made_again_from_its_comparison(tmp_path):

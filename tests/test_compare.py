@@ -12,7 +12,7 @@ from samebits.files import write_json, write_text
 from samebits.params import parse_params
 from samebits.records import Run, read_losses
 from samebits.report.table import COLUMNS, cells, markdown, show
-from samebits.report.text import answers, remarks
+from samebits.report.text import answers, remarks, row_remarks
 from samebits.summary import describe_run, times
 
 PARAMS = parse_params({"data": {"num_samples": 128}, "train": {"global_batch_size": 64, "epochs": 1}})  # 2 steps
@@ -38,7 +38,7 @@ def write_run(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), dev
         "weights_sha256": f"{strategy}-hash-0123456789",
         "data_sha256": "data",
         "params": PARAMS.model_dump(mode="json"),
-        "measurement": {"step_ms": [1.0, 2.0]},
+        "measurement": {"step_ms": [1.0, 2.0], "slice_steps": 10, "chunk_seconds": {}},
     }
     timing = {
         "training_seconds": 3.0,
@@ -61,6 +61,9 @@ def write_run(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), dev
     }
     for values in (run, timing, evaluation):
         values.update({name: value for name, value in changes.items() if name in values})
+    if timing["speedup"]:  # a step takes 40 ms on one device
+        ratios = {"own": timing["speedup"]["median"], "single": 1.0, "share": timing["bound"]["median"]}
+        run["measurement"]["chunk_seconds"] = {name: [[0.1 / ratio, 0.3 / ratio]] for name, ratio in ratios.items()}
     path = folder / "runs" / f"{strategy}-fast"
     write_json(path / "run.json", run)
     write_json(path / "timing.json", timing)
@@ -115,14 +118,25 @@ def test_curves_are_short_and_true():
             {},
             [
                 "Fastest here is ddp-fast on 4 GPUs: 3.20 times the speed of single, 3.00 s.",
-                "dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40), 32% of what 4 devices could "
-                "give; without communication it would be 3.60, so 64% is lost to communication.",
+                "dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40): a step takes 30.8 ms, on one "
+                "device 40 ms. A device that does its share of the batch alone takes 11.1 ms, so without communication "
+                "it would be 3.60 times; 19.7 ms, 64% of a step, go to communication and waiting.",
                 "Same model: yes, within what rounding explains: losses differ by 0.00% at most (ddp-fast, step 2), "
                 "where up to 0.0% passes.",
             ],
         ),
         ({"weight": -1.0}, ["Same model: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: div"]),
         ({"speedup": None, "bound": None, "speedup_unavailable": "why"}, ["dp-fast has no speed-up: why."]),
+        (
+            {
+                "labels": [{"kind": "one_device", "text": "one GPU is used"}],
+                "speedup": None,
+                "bound": None,
+                "speedup_unavailable": "one GPU is used",
+            },
+            ["dp-fast has no speed-up (one device): one GPU is used."],
+        ),
+        ({"speedup": spread(3.65)}, ["so without communication it would be 3.60 times."]),
     ],
 )
 def test_the_answers_in_words(dp, sentences, compared):
@@ -133,7 +147,7 @@ def test_the_answers_in_words(dp, sentences, compared):
 @pytest.mark.parametrize(
     ("changes", "remark"),
     [
-        ({"labels": [{"kind": "fallback", "text": "one GPU is used"}]}, "dp-fast: fallback: one GPU is used"),
+        ({"labels": [{"kind": "oversubscribed", "text": "two on one"}]}, "dp-fast: oversubscribed: two on one"),
         ({"first_unrepeated_step": 7}, "dp-fast: not repeatable: a repeat on this host gave another loss at step 7"),
         (
             {"samples_per_sec_spread": spread(100.0, 80.0, 120.0)},
@@ -146,7 +160,6 @@ def test_the_answers_in_words(dp, sentences, compared):
         ),
         ({"notes": ["BatchNorm: mind"]}, "dp-fast: BatchNorm: mind"),
         ({"not_applied": {"train.compile": "no"}}, "dp-fast: train.compile was not applied: no"),
-        ({"speedup": None, "speedup_unavailable": "not measured"}, "dp-fast: no speed-up: not measured"),
     ],
 )
 def test_what_a_reader_must_know_is_said(changes, remark, compared):
@@ -161,6 +174,7 @@ def test_a_fallback_is_never_a_speed_up(compared):
     row = compared(labels=[label], devices=1, **why)["rows"][1]
     assert (row["speedup"], row["scaling_efficiency"]) == (None, None)
     assert dict(zip(COLUMNS, cells(row), strict=True))["speed-up"] == "–"
+    assert row_remarks(row) == []  # the answers say it
 
 
 def test_the_table(compared, capsys):

@@ -281,7 +281,8 @@ def test_commit_packages_and_patch_are_recorded(repository):
 ROW = {
     "run": "20261121-101500-ddp-fast-abc123", "strategy": "ddp", "numerics": "fast", "devices_used": 2,
     "device_type": "cpu", "training_seconds": 2.0, "eval_loss": 2.0, "accuracy": None, "scaling_efficiency": 0.75,
-    "above_floor": 0.1, "floor": 1.9, "speedup": {"median": 1.5, "low": 1.4, "high": 1.6}, "bound": None,
+    "above_floor": 0.1, "floor": 1.9, "speedup": {"median": 1.5, "low": 1.4, "high": 1.6},
+    "bound": {"median": 1.6, "low": 1.6, "high": 1.6}, "slice_step_ms": {"own": 4.0, "single": 6.0, "share": 3.75},
     "labels": [{"kind": "noisy", "text": "it was"}], "notes": [], "not_applied": {}, "speedup_unavailable": None,
     "verdict": None, "weights_sha256": "abc",
 }  # fmt: skip
@@ -315,8 +316,8 @@ def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
         assert child.data.tags[PARENT_TAG] == parent.info.run_id
         assert child.data.tags["labels"] == "noisy"
         assert "1.50 times the speed of single" in child.data.tags[NOTE_TAG]
-        assert child.data.metrics == {"speedup": 1.5, "eval_loss": 2.0, "scaling_efficiency": 0.75, "loss_floor": 1.9,
-                                      "loss_above_floor": 0.1}  # fmt: skip
+        assert child.data.metrics == {"speedup": 1.5, "bound": 1.6, "eval_loss": 2.0, "scaling_efficiency": 0.75,
+                                      "loss_floor": 1.9, "loss_above_floor": 0.1}  # fmt: skip
         assert undocumented(child) == set()
         assert len(client.get_metric_history(child.info.run_id, "speedup")) == 1
         assert parent.data.metrics == {"speedup.ddp-fast": 1.5}

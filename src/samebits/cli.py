@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import sys
 import tempfile
 from pathlib import Path
 
@@ -39,61 +37,23 @@ def require_repository() -> None:
         raise UserError(f"{Path.cwd()} has no params.yaml", hint="run this at the root of the repository")
 
 
-def require_free_port(port: int) -> None:
-    """Refuse a port that something else listens on, which the server itself would say late and end with 0.
-
-    Raises:
-        HostError: the port is taken.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise HostError(
-                f"port {port} cannot be used: {error.strerror}", hint="choose another with --port"
-            ) from None
-
-
 @main.command()
 @click.option("--port", default=5000, show_default=True, help="Where to answer, on this host alone.")
 def ui(port: int) -> None:
     """Serve MLflow's pages over the runs of this repository.
 
-    The address that is printed opens a view with the columns and charts that a comparison needs.
+    The address that is printed once the server answers opens a view with the columns and charts that a comparison
+    needs.
 
     \b
     Examples:
       samebits ui
       samebits ui --port 5001
     """
-    from samebits.tracking.store import tracking_uri
-    from samebits.tracking.view import known_link
+    from samebits.tracking.serve import serve
 
     require_repository()
-    uri = tracking_uri()
-    if uri.startswith("http"):
-        raise HostError(
-            "MLFLOW_TRACKING_URI is a server with a page of its own",
-            hint=f"open its address, and there {known_link()}",
-        )
-    arguments = [
-        "-m",
-        "mlflow",
-        "ui",
-        "--backend-store-uri",
-        uri,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
-    require_free_port(port)
-    click.echo(f"in some seconds: http://127.0.0.1:{port}{known_link()} (Ctrl-C ends it)", err=True)
-    environ = {**os.environ, "PYTHONWARNINGS": "ignore"}  # its libraries' own
-    os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
+    serve(port)
 
 
 @main.command("compare", short_help="Say whether two trainings are the same.")

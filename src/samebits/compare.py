@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from samebits.errors import UserError
@@ -75,6 +75,21 @@ def curve(run: Run) -> dict[str, list[float]]:
     return {"step": ends, "seconds": [round(seconds[end - 1], 6) for end in ends], "loss": losses}
 
 
+def slice_step_ms(record: dict[str, Any]) -> dict[str, float] | None:
+    """Milliseconds of a step in the paired slices, medians over the repeats; None where nothing was paired.
+
+    ``own`` is the strategy's; alone on one device, ``single`` does the whole batch and ``share`` one device's share.
+    """
+    measurement = record["measurement"]
+    seconds = measurement["chunk_seconds"]
+    if "share" not in seconds:
+        return None
+    return {
+        name: 1e3 * median(sum(chunks) for chunks in seconds[name]) / measurement["slice_steps"]
+        for name in ("own", "single", "share")
+    }
+
+
 def _row(run_files: Run, evaluation: dict[str, Any], reference: Run) -> dict[str, Any]:
     run, timing, strategy = run_files.record, run_files.timing, run_files.record["strategy"]
     placement = run["placement"]
@@ -109,6 +124,7 @@ def _row(run_files: Run, evaluation: dict[str, Any], reference: Run) -> dict[str
         "speedup": speedup,
         "speedup_unavailable": run["speedup_unavailable"],
         "bound": timing["bound"],
+        "slice_step_ms": slice_step_ms(run),
         "scaling_efficiency": speedup["median"] / placement["devices_used"] if speedup else None,
         **evaluation,
         "final_loss": run_files.losses[-1],

@@ -24,7 +24,7 @@ Grade = Literal["bitwise", "within tolerance", "diverged"]
 GRADES: tuple[Grade, ...] = ("bitwise", "within tolerance", "diverged")
 """From the best to the worst."""
 
-ALLOWANCE = 4.0
+ALLOWANCE = 4
 """A difference may be so many times what the twin of a run showed: twice what correct runs were seen to need."""
 
 FLOOR = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 4e-5, "fp16": 1e-5}
@@ -279,7 +279,7 @@ def _say_losses(found: LossVerdict) -> str:
     if found["problem"]:
         shared = "the same bits" if not found["first_difference"] else "not the same"
         return f"diverged: {found['problem']}; the first {found['steps']} are {shared}"
-    measured = "four times what rounding alone did to this training"
+    measured = f"{ALLOWANCE} times what rounding alone did to this training"
     source = measured if found["measured"] else "the table's, as no twin was trained"
     if found["first_beyond"] is not None and found["values"]:
         a, b = found["values"]

@@ -9,6 +9,7 @@ from samebits.files import write_text
 from samebits.report.plots import TITLES, draw, write_tables
 from samebits.report.table import COLUMNS, LEGEND, cells
 from samebits.report.text import LABELS, answers, headline, name_of, remarks
+from samebits.verdict import ALLOWANCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +48,7 @@ def render(comparison: dict[str, Any], plots: dict[str, str]) -> str:
         columns=COLUMNS,
         table=[cells(row) for row in comparison["rows"]],
         legend=LEGEND,
+        allowance=ALLOWANCE,
         remarks=remarks(comparison),
         labels={kind.replace("_", " "): LABELS[kind] for kind in LABELS if kind in labels},
         verdicts=[(name_of(row), row["verdict"]) for row in comparison["rows"] if row["verdict"]],

@@ -55,17 +55,19 @@ def markdown(comparison: dict[str, Any]) -> str:
 
 
 def show(comparison: dict[str, Any], console: Console | None = None) -> None:
-    """Print answers, table and remarks; wide enough to keep every figure where stdout is not a terminal."""
+    """Print what ``markdown`` writes; wide enough to keep every figure where stdout is not a terminal."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = 160
-    table = Table(box=box.SIMPLE_HEAD, title=headline(comparison), title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD)
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for row in comparison["rows"]:
         table.add_row(*cells(row))
-    console.print(table)
+    console.print(headline(comparison), markup=False)
     for text in answers(comparison):
-        console.print(text, markup=False)
+        console.print(f"- {text}", markup=False)
+    console.print(table)
+    console.print(f"{LEGEND}.", style="dim", markup=False)
     for remark in remarks(comparison):
         console.print(f"- {remark}", markup=False)

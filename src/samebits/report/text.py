@@ -53,6 +53,11 @@ def fastest(comparison: dict[str, Any]) -> dict[str, Any]:
     return max(rows, key=lambda row: row["speedup"]["median"] if row["speedup"] else 0)
 
 
+def milliseconds(value: float) -> str:
+    """A duration with three digits."""
+    return f"{value:.3g} ms" if value < 1000 else f"{value:.0f} ms"
+
+
 def say_fastest(comparison: dict[str, Any]) -> str:
     """Which strategy to use here."""
     best = fastest(comparison)
@@ -67,21 +72,23 @@ def say_fastest(comparison: dict[str, Any]) -> str:
 
 
 def say_speed(row: dict[str, Any]) -> str:
-    """What a strategy bought, and what it could have."""
+    """What a strategy bought, what it could have, and where the time of a step goes."""
     if row["strategy"] == "single":
         return f"{name_of(row)} on {devices_of(row)} is what the others are measured against."
     if row["speedup"] is None:
-        return f"{name_of(row)} has no speed-up: {row['speedup_unavailable']}."
-    speedup, text = row["speedup"], f"{name_of(row)} on {devices_of(row)} ran at "
-    text += f"{speedup['median']:.2f} times the speed of single"
+        kinds = [label["kind"] for label in row["labels"] if label["text"] == row["speedup_unavailable"]]
+        named = f" ({kinds[0].replace('_', ' ')})" if kinds else ""
+        return f"{name_of(row)} has no speed-up{named}: {row['speedup_unavailable']}."
+    speedup, step = row["speedup"], row["slice_step_ms"]
+    text = f"{name_of(row)} on {devices_of(row)} ran at {speedup['median']:.2f} times the speed of single"
     if speedup["low"] != speedup["high"]:
         text += f" ({speedup['low']:.2f} to {speedup['high']:.2f})"
-    text += f", {percent(row['scaling_efficiency'])} of what {row['devices_used']} devices could give"
-    if row["bound"]:
-        text += f"; without communication it would be {row['bound']['median']:.2f}"
-        if row["bound"]["median"] > speedup["median"]:
-            lost = 1 - speedup["median"] / row["bound"]["median"]
-            text += f", so {percent(lost)} is lost to communication"
+    text += f": a step takes {milliseconds(step['own'])}, on one device {milliseconds(step['single'])}."
+    text += f" A device that does its share of the batch alone takes {milliseconds(step['share'])}"
+    text += f", so without communication it would be {row['bound']['median']:.2f} times"
+    lost = step["own"] - step["share"]
+    if lost > 0:
+        text += f"; {milliseconds(lost)}, {percent(lost / step['own'])} of a step, go to communication and waiting"
     return text + "."
 
 
@@ -120,9 +127,8 @@ def remarks(comparison: dict[str, Any]) -> list[str]:
 def row_remarks(row: dict[str, Any]) -> list[str]:
     """The remarks on one run."""
     name = name_of(row)
-    found = [f"{name}: {label['kind'].replace('_', ' ')}: {label['text']}" for label in row["labels"]]
-    if row["speedup"] is None and row["speedup_unavailable"] not in [label["text"] for label in row["labels"]]:
-        found.append(f"{name}: no speed-up: {row['speedup_unavailable']}")
+    labels = [label for label in row["labels"] if label["text"] != row["speedup_unavailable"]]  # the answers say that
+    found = [f"{name}: {label['kind'].replace('_', ' ')}: {label['text']}" for label in labels]
     found += [f"{name}: {note}" for note in row["notes"]]
     return found + [f"{name}: {key} was not applied: {why}" for key, why in row["not_applied"].items()]
 
