@@ -486,8 +486,9 @@ class Server:
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.store}",
                    "--artifacts-destination", str(self.folder / "artifacts"), "--host", "127.0.0.1",
                    "--port", str(self.port), "--workers", "1"]  # fmt: skip
+        environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
         with (self.folder / "server.log").open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=environ)
 
     def kill(self):
         os.killpg(self.process.pid, signal.SIGKILL)

@@ -50,6 +50,7 @@ def serve(port: int) -> None:
     arguments = ["-m", "mlflow", "ui", "--backend-store-uri", uri]
     arguments += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     environ = {**os.environ, "PYTHONWARNINGS": "ignore"}  # its libraries' own
+    environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes for what nobody asks here
     os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
 
 
