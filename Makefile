@@ -33,7 +33,7 @@ $(BENCH_STAMP): $(BENCH_LOCK) requirements.uv.lock pyproject.toml
 
 repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
 	@$(RUN) exec dvc repro
-	@echo "The report: reports/index.html. The runs in MLflow: make ui. The same on another host: docs/guides/first-run.md."
+	@echo "Table: reports/comparison.md. Report: reports/index.html. Runs in MLflow: make ui. Elsewhere: docs/guides/first-run.md."
 
 test: $(STAMP)  ## run all tests that this host can run
 	@$(RUN) exec python -m pytest

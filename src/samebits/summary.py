@@ -34,7 +34,7 @@ def describe_run(folder: Path) -> str:
     run, timing = (read_json(folder / name, made_by="python pipeline/train.py") for name in ("run.json", "timing.json"))
     parts = [
         f"{run['strategy']}-{run['numerics']}: {timing['training_seconds']:.2f} s",
-        f"{timing['step_time_ms']:.3g} ms a step",
+        f"median step {timing['step_time_ms']:.3g} ms",
         f"{timing['samples_per_sec']:,.0f} samples/s",
     ]
     if timing["speedup"]:

@@ -284,8 +284,8 @@ def _say_losses(found: LossVerdict) -> str:
     if found["first_beyond"] is not None and found["values"]:
         a, b = found["values"]
         return (
-            f"diverged: first at step {found['first_beyond']} of {found['steps']}, {a:g} and {b:g}, beyond a tolerance "
-            f"of {_number(found['tolerance'])} ({source}); largest relative difference "
+            f"diverged: first at step {found['first_beyond']} of {found['steps']}, {a:.9g} and {b:.9g}, beyond a "
+            f"tolerance of {_number(found['tolerance'])} ({source}); largest relative difference "
             f"{_number(found['largest_relative'])} at step {found['largest_at']}"
         )
     return (

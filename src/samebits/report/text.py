@@ -12,7 +12,8 @@ LABELS = {
     "oversubscribed": "Several workers shared one device. This shows that the strategy works, not what it gains.",
     "one_device": "One device was used, so there was nothing to share the work with.",
     "unused_devices": "Some devices got no samples, because DataParallel cuts a batch into equal chunks.",
-    "noisy": "Repeats differed by more than 15%: something else was using the host. Times are less certain.",
+    "noisy": "Repeats differed by more than 15%, often because something else used the host. Seconds are uncertain; "
+    "paired speed-ups are less so, as their range shows.",
     "different_start": "It began from other weights than the run it is compared with, so it is another training.",
     "not_repeatable": "Training again on this host gave other losses: an operation of the model is not deterministic.",
 }
@@ -64,11 +65,17 @@ def say_fastest(comparison: dict[str, Any]) -> str:
     if best["strategy"] == "single":
         others = [row for row in comparison["rows"] if row["speedup"] and row["strategy"] != "single"]
         why = "no other strategy beat one device" if others else "no other strategy could use more than one device"
-        return f"Fastest here is {name_of(best)}, {best['training_seconds']:.2f} s: {why}."
-    return (
-        f"Fastest here is {name_of(best)} on {devices_of(best)}: {best['speedup']['median']:.2f} times the speed of "
-        f"single, {best['training_seconds']:.2f} s."
-    )
+        return f"Fastest here is {name_of(best)}: {why}."
+    return f"Fastest here is {name_of(best)} on {devices_of(best)}: {times_single(best)}."
+
+
+def times_single(row: dict[str, Any]) -> str:
+    """A speed-up with its range, in words."""
+    speedup = row["speedup"]
+    text = f"{speedup['median']:.2f} times the speed of single"
+    if speedup["low"] != speedup["high"]:
+        text += f" ({speedup['low']:.2f} to {speedup['high']:.2f})"
+    return text
 
 
 def say_speed(row: dict[str, Any]) -> str:
@@ -79,13 +86,15 @@ def say_speed(row: dict[str, Any]) -> str:
         kinds = [label["kind"] for label in row["labels"] if label["text"] == row["speedup_unavailable"]]
         named = f" ({kinds[0].replace('_', ' ')})" if kinds else ""
         return f"{name_of(row)} has no speed-up{named}: {row['speedup_unavailable']}."
-    speedup, step = row["speedup"], row["slice_step_ms"]
-    text = f"{name_of(row)} on {devices_of(row)} ran at {speedup['median']:.2f} times the speed of single"
-    if speedup["low"] != speedup["high"]:
-        text += f" ({speedup['low']:.2f} to {speedup['high']:.2f})"
-    text += f": a step takes {milliseconds(step['own'])}, on one device {milliseconds(step['single'])}."
-    text += f" A device that does its share of the batch alone takes {milliseconds(step['share'])}"
-    text += f", so without communication it would be {row['bound']['median']:.2f} times"
+    step = row["slice_step_ms"]
+    text = f"{name_of(row)} on {devices_of(row)} ran at {times_single(row)}, in slices that took turns: a step takes "
+    text += (
+        f"{milliseconds(step['own'])}, on one device {milliseconds(step['single'])}. Without communication a device "
+    )
+    text += (
+        f"needs {milliseconds(step['share'])} for its share, which bounds the speed at {row['bound']['median']:.2f} "
+    )
+    text += "times"
     lost = step["own"] - step["share"]
     if lost > 0:
         text += f"; {milliseconds(lost)}, {percent(lost / step['own'])} of a step, go to communication and waiting"
@@ -106,10 +115,11 @@ def say_sameness(comparison: dict[str, Any]) -> str:
     losses = worst["losses"]
     if losses["grade"] == "bitwise":
         return f"Same model: yes, within what rounding explains: {name} differs in {worst['sentences'][1]}."
-    allowed = f"where up to {losses['tolerance']:.1%} passes"
+    weights = worst["weights"]["largest_relative"]
     return (
         f"Same model: yes, within what rounding explains: losses differ by {losses['largest_relative']:.2%} at most "
-        f"({name}, step {losses['largest_at']}), {allowed}."
+        f"({name}, step {losses['largest_at']}, where {losses['tolerance']:.1%} passes)"
+        + (f", weights by {weights:.1%}." if weights else ".")
     )
 
 

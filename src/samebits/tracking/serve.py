@@ -43,6 +43,7 @@ def serve(port: int) -> None:
             hint=f"open its address, and there {known_link()}",
         )
     require_free_port(port)
+    click.echo("starting MLflow's server; its address follows when it answers", err=True)
     server = os.getpid()
     if os.fork() == 0:
         _announce(port, server)
