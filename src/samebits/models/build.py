@@ -6,6 +6,7 @@ import difflib
 import importlib
 import inspect
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,17 @@ from samebits.numerics.initialization import portable_initialization
 from samebits.params import schema
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from samebits.data.card import Card
 
 _HIDDEN = {"mlp": (256, 128), "wide_mlp": (4096, 4096)}
 
 
-def build_model(model: schema.Model, card: Card, seed: int) -> nn.Module:
-    """Build a model on the CPU, its random weights drawn under ``seed``.
+def build_model(
+    model: schema.Model, card: Card, seed: int, within: AbstractContextManager[object] | None = None
+) -> nn.Module:
+    """Build a model on the CPU, its random weights drawn under ``seed``, in the block ``within``.
 
     A user's factory is called with ``model.kwargs``, and with ``card=`` if it has such a parameter.
 
@@ -34,7 +39,7 @@ def build_model(model: schema.Model, card: Card, seed: int) -> nn.Module:
             numbers in a way that is not the same on every host.
     """
     _check_data(model, card)
-    with portable_initialization(seed):
+    with within or nullcontext(), portable_initialization(seed):
         match model:
             case schema.MLPModel():
                 hidden = _HIDDEN[model.name] if model.kwargs.hidden is None else model.kwargs.hidden

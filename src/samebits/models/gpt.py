@@ -61,7 +61,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the next token's logits at each position."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         x = self.drop(self.tokens(tokens) + self.positions(positions))
         for block in self.blocks:
             x = block(x)

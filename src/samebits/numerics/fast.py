@@ -10,11 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samebits.errors import UserError
+from samebits.numerics.outputs import tensor_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
 
+    from samebits.numerics.batch import MicroBatch
+    from samebits.numerics.interface import OverRanks
     from samebits.params.schema import Train
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -50,22 +52,14 @@ class ForwardPass(nn.Module):
         """Return the model's tensor, or the ``logits`` of its output object."""
         context = torch.autocast(self._device_type, self._dtype) if self._dtype else nullcontext()
         with context:
-            outputs = self.model(inputs)
-        if isinstance(outputs, Tensor):
-            return outputs
-        logits = getattr(outputs, "logits", None)
-        if isinstance(logits, Tensor):
-            return logits
-        raise UserError(
-            f"the model returned {type(outputs).__name__}, expected a tensor or an object with a tensor .logits",
-            hint="return the logits alone; DataParallel cannot gather other objects from its devices",
-        )
+            return tensor_of(self.model(inputs))
 
 
 class FastNumerics:
     """Precision, loss, backward pass and optimizer of one training in PyTorch's own arithmetic."""
 
     name: Literal["fast"] = "fast"
+    reduction: Literal["mean"] = "mean"
 
     def __init__(self, train: Train, device: torch.device, loss: Literal["cross_entropy", "mse"]) -> None:
         self._train, self._device, self._loss = train, device, loss
@@ -75,15 +69,30 @@ class FastNumerics:
 
     def configure(self) -> None:
         """Set this process's precision and determinism; called once in a worker."""
+        self.set_precision()
+        torch.backends.cudnn.benchmark = False
+        torch.set_deterministic_debug_mode("error")  # not use_deterministic_algorithms, which imports the compiler
+        # Filling costs time. What would read such memory is taken care of: see ``reset``.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+    def set_precision(self) -> None:
+        """Set what float32 means on this process's GPUs; enough for a training that is only timed."""
         mode = "tf32" if self._train.precision == "tf32" else "ieee"
         torch.backends.cuda.matmul.fp32_precision = mode
         torch.backends.cudnn.allow_tf32 = mode == "tf32"  # else reading it, as PyTorch's own code does, raises
         torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
         torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]
-        torch.backends.cudnn.benchmark = False
-        torch.use_deterministic_algorithms(True)
-        # Filling costs time. What would read such memory is taken care of: see ``reset``.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+    def building(self) -> AbstractContextManager[object]:
+        """PyTorch's own arithmetic."""
+        return nullcontext()
+
+    def adopt(self, model: nn.Module) -> None:
+        """Nothing is changed."""
+
+    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's state."""
+        return model.state_dict()
 
     def module(self, model: nn.Module) -> nn.Module:
         """What a strategy wraps."""
@@ -91,8 +100,14 @@ class FastNumerics:
 
     def compile(self, module: nn.Module) -> nn.Module:
         """The module compiled, for a strategy that allows it."""
+        torch._inductor.config.deterministic = True
         compiled: nn.Module = torch.compile(module)  # type: ignore[assignment]
         return compiled
+
+    def outputs(self, module: nn.Module, batch: MicroBatch) -> Tensor:
+        """Run the module."""
+        found: Tensor = module(batch.inputs)
+        return found
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss in float32; any axes between the first and the last count as samples."""
@@ -101,8 +116,16 @@ class FastNumerics:
             return F.mse_loss(outputs, targets)
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each target."""
+        outputs = outputs.float()
+        if self._loss == "mse":
+            return F.mse_loss(outputs, targets, reduction="none").flatten()
+        return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of params.yaml; fused on GPUs, which also keeps ``fp16`` from waiting for the device."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
         chosen, fused = self._train.optimizer, self._device.type == "cuda"
         common: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay, "fused": fused}
         if chosen.name == "sgd":
@@ -113,6 +136,10 @@ class FastNumerics:
         """Accumulate gradients."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
+    def settled(self, largest: OverRanks) -> bool:  # noqa: ARG002 - nothing depends on other ranks
+        """Gradients always stand."""
+        return True
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip the gradients if asked to, and update the weights."""
         if self._train.clip_grad_norm is not None:
@@ -121,6 +148,23 @@ class FastNumerics:
             torch.nn.utils.clip_grad_norm_(parameters, self._train.clip_grad_norm)
         self._scaler.step(optimizer)
         self._scaler.update()
+
+    def mean_losses(self, losses: Tensor, total: OverRanks, ranks: int) -> list[float]:
+        """The mean over ranks, whose parts of a batch are equal."""
+        found: list[float] = (total(losses) / ranks).tolist()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """The gradient scale of ``fp16``."""
+        return dict(self._scaler.state_dict())
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go back to a gradient scale."""
+        self._scaler.load_state_dict(state)
+
+    def facts(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
 
     def reset(self, optimizer: torch.optim.Optimizer) -> None:
         """Forget what the optimizer and the gradient scale have reached.

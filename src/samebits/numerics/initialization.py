@@ -31,6 +31,11 @@ _SLICE = 1 << 22  # numbers drawn at a time, which bounds memory
 class _PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Answers random calls from ``stream``; each call goes on where the one before it ended."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled here, and the guard against it imports the compiler, for seconds."""
+        return False
+
     def __init__(self, stream: Stream) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._stream = stream
@@ -44,10 +49,10 @@ class _PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
-        if packet in _IN_PLACE:
+        if packet in IN_PLACE:
             kwargs.pop("generator", None)
-            return _IN_PLACE[packet](self._stream, *args, **kwargs)
-        if entry := _FACTORIES.get(func) or _FACTORIES.get(packet):
+            return IN_PLACE[packet](self._stream, *args, **kwargs)
+        if entry := FACTORIES.get(func) or FACTORIES.get(packet):
             make, fill = entry
             kwargs.pop("generator", None)
             return fill(self._stream, make(*args, **kwargs), *args)
@@ -77,7 +82,8 @@ def _normal(stream: Stream, tensor: Tensor, mean: float = 0.0, std: float = 1.0)
     return _fill(tensor, lambda n: np.add(np.multiply(stream.normal(n), std), mean))
 
 
-def _bernoulli(stream: Stream, tensor: Tensor, p: float = 0.5) -> Tensor:
+def bernoulli(stream: Stream, tensor: Tensor, p: float = 0.5) -> Tensor:
+    """Fill with ones, with probability ``p``, and zeros."""
     return _fill(tensor, lambda n: stream.uniform(n) < p)
 
 
@@ -93,12 +99,13 @@ def _below(stream: Stream, tensor: Tensor, low: int, high: int) -> Tensor:
     return _fill(tensor, lambda n: stream.below(high - low, n) + low)
 
 
-_IN_PLACE: dict[Any, Callable[..., Tensor]] = {
+IN_PLACE: dict[Any, Callable[..., Tensor]] = {
     aten.uniform_: _uniform,
     aten.normal_: _normal,
-    aten.bernoulli_: _bernoulli,
+    aten.bernoulli_: bernoulli,
     aten.erfinv_: _erfinv,
 }
+"""Operations that fill their first argument with draws from a stream; ``erfinv_`` belongs to a distribution."""
 
 
 def _randint(stream: Stream, tensor: Tensor, *args: Any) -> Tensor:
@@ -135,7 +142,7 @@ def _empty_order(n: int, **options: Any) -> Tensor:
     return torch.empty(n, **{"dtype": torch.int64, **options})
 
 
-_FACTORIES: dict[Any, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
+FACTORIES: dict[Any, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     aten.rand: (_empty, lambda stream, tensor, *_: _uniform(stream, tensor)),
     aten.randn: (_empty, lambda stream, tensor, *_: _normal(stream, tensor)),
     aten.rand_like: (_empty_like, lambda stream, tensor, *_: _uniform(stream, tensor)),
@@ -144,6 +151,7 @@ _FACTORIES: dict[Any, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     aten.randint: (_empty_integers, _randint),
     aten.randperm: (_empty_order, _randperm),
 }
+"""Operations that make a tensor of draws: how it is made, and how filled."""
 
 
 @contextmanager

@@ -1,0 +1,210 @@
+"""Elementary functions as sequences of additions, multiplications, divisions and table look-ups in float64.
+
+Each step is a kernel of its own, so that no compiler can fuse a multiplication with an addition; IEEE 754 fixes the
+rest. Functions take float64 tensors and give new ones. Accuracies are those of the result rounded to float32 for
+arguments that are float32 numbers, against the true value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.numerics.exact import tables
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+_LN2_HI = float.fromhex("0x1.62e42fee00000p-1")  # 33 bits, so that k * _LN2_HI is exact
+_LN2_LO = float.fromhex("0x1.a39ef35793c76p-33")
+_LN2 = float.fromhex("0x1.62e42fefa39efp-1")
+_INV_LN2 = float.fromhex("0x1.71547652b82fep+0")
+_HALF_PI = [float.fromhex(part) for part in ("0x1.921fb54400000p+0", "0x1.0b4611a600000p-34", "0x1.3198a2e037073p-69")]
+_TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
+_SQRT_TWO = float.fromhex("0x1.6a09e667f3bcdp+0")
+_CODY_WAITE_LIMIT = 2.0**19  # quadrants below 2**20: their products with the parts of pi / 2 are exact
+
+_EXP = [1.0 / math.factorial(k) for k in range(10)]
+_EXPM1 = [*_EXP[1:], 1.0 / math.factorial(10)]
+_LOG = [1.0 / (2 * k + 1) for k in range(9)]
+_SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(7)]
+_COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(8)]
+
+
+def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """Horner's rule; ``coefficients`` from the constant term upwards."""
+    total = x.mul(coefficients[-1]).add_(coefficients[-2])
+    for coefficient in reversed(coefficients[:-2]):
+        total.mul_(x).add_(coefficient)
+    return total
+
+
+def _times_two_to(x: Tensor, k: Tensor) -> Tensor:
+    """Multiply by 2**k in place, for results that are normal; ``k`` holds integers, and counts as 0 where it is NaN."""
+    x.view(torch.int64).add_(k.nan_to_num_().to(torch.int64).bitwise_left_shift_(52))
+    return x
+
+
+def exp(x: Tensor) -> Tensor:
+    """e**x, within 1 ulp: Taylor's series after taking out multiples of ln 2 (Cody and Waite 1980).
+
+    Results beyond float32's range become infinity or zero when they are rounded to it.
+    """
+    x = x.clamp(-150.0, 150.0)
+    k = x.mul(_INV_LN2).round_()
+    r = x.sub_(k.mul(_LN2_HI)).sub_(k.mul(_LN2_LO))
+    return _times_two_to(_polynomial(r, _EXP), k)
+
+
+def expm1(x: Tensor) -> Tensor:
+    """e**x - 1, within 1 ulp."""
+    small = x.abs() < 0.35
+    near = torch.where(small, x, 0.0)
+    return torch.where(small, _polynomial(near, _EXPM1).mul_(near), exp(x).sub_(1.0))
+
+
+def log(x: Tensor) -> Tensor:
+    """Natural logarithm, within 1 ulp: x = m * 2**e with m near 1, and log m = 2 artanh((m - 1) / (m + 1))."""
+    bits = x.contiguous().view(torch.int64)
+    e = (bits >> 52).sub_(1023)
+    m = bits.bitwise_and((1 << 52) - 1).bitwise_or_(1023 << 52).view(torch.float64)
+    large = m > _SQRT_TWO
+    m = torch.where(large, m.mul(0.5), m)
+    e = e.add_(large).to(torch.float64)
+    s = m.sub(1.0).div_(m.add(1.0))
+    result = _polynomial(s.mul(s), _LOG).mul_(s).mul_(2.0).add_(e.mul_(_LN2))
+    result = torch.where(x > 0, result, torch.where(x == 0, -math.inf, math.nan))
+    return torch.where(x == math.inf, x, result)
+
+
+def log1p(x: Tensor) -> Tensor:
+    """log(1 + x), within 1 ulp."""
+    return torch.where(x.abs() < 2.0**-26, x, log(x.add(1.0)))
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + e**-x), within 1 ulp."""
+    return torch.ones_like(x).div_(exp(x.neg()).add_(1.0))
+
+
+def tanh(x: Tensor) -> Tensor:
+    """Hyperbolic tangent, within 1 ulp."""
+    t = expm1(x.abs().clamp_(max=20.0).mul_(2.0))
+    return t.div_(t.add(2.0)).copysign_(x)
+
+
+def erf(x: Tensor) -> Tensor:
+    """Error function, within 1 ulp."""
+    return tables.erf_of_positive(x.abs()).copysign_(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """X times the normal distribution function, to 2**-33 of x; the relative error grows where that is smaller."""
+    return tables.normal_cdf(x).mul_(x.clamp(min=-8.0))  # below, the table is constant
+
+
+def gelu_slope(x: Tensor) -> Tensor:
+    """Derivative of ``gelu``, to 2**-32."""
+    return tables.gelu_slope(x)
+
+
+def sin(x: Tensor) -> Tensor:
+    """Sine, within 1 ulp."""
+    return torch.where(x == 0, x, _circular(x, 0))  # with its sign
+
+
+def cos(x: Tensor) -> Tensor:
+    """Cosine, within 1 ulp."""
+    return _circular(x, 1)
+
+
+def _circular(x: Tensor, quarter: int) -> Tensor:
+    """The sine of x + quarter * pi / 2."""
+    quadrant, r = _quadrants(x)
+    quadrant.add_(quarter)
+    square = r.mul(r)
+    odd = (quadrant & 1).bool()
+    size = torch.where(odd, _polynomial(square, _COS), _polynomial(square, _SIN).mul_(r))
+    return torch.where((quadrant & 2).bool(), size.neg(), size)
+
+
+def _quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Give k modulo 4 and r of x = k * pi / 2 + r, with r at most pi / 4 in size."""
+    k = x.mul(_TWO_OVER_PI).round_()
+    r = x
+    for part in _HALF_PI:
+        r = r.sub(k.mul(part))
+    quadrant = torch.where(x.abs() <= _CODY_WAITE_LIMIT, k, 0.0).nan_to_num_().to(torch.int64)
+    far = x.abs() > _CODY_WAITE_LIMIT
+    if bool(far.any()):
+        far_quadrant, far_r = _far_quadrants(x)
+        quadrant, r = torch.where(far, far_quadrant, quadrant), torch.where(far, far_r, r)
+    return quadrant, r
+
+
+def _far_quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``_quadrants`` for float32 numbers of any size: x * 2 / pi modulo 4 in integers (Payne and Hanek 1983)."""
+    bits = x.abs().to(torch.float32).view(torch.int32).to(torch.int64)
+    m = bits.bitwise_and((1 << 23) - 1).bitwise_or_(1 << 23)
+    e = (bits >> 23).sub_(127 + 23 + tables.LEAST_EXPONENT).clamp_(0, 104 - tables.LEAST_EXPONENT)
+    mask = (1 << tables.LIMB_BITS) - 1
+    limbs = []
+    carry = torch.zeros_like(m)
+    for limb in tables.turns(x.device):
+        total = m.mul(limb.take(e)).add_(carry)
+        limbs.append(total & mask)
+        carry = total >> tables.LIMB_BITS
+    above = (limbs[3] & ((1 << 18) - 1)).bitwise_left_shift_(26).bitwise_or_(limbs[2])  # 44 bits behind the point
+    over = above >= 1 << 43
+    above = torch.where(over, above - (1 << 44), above).to(torch.float64).mul_(2.0**-44)
+    fraction = above.add_(limbs[1].to(torch.float64).mul_(2.0**-70)).add_(limbs[0].to(torch.float64).mul_(2.0**-96))
+    r = fraction.mul_(_HALF_PI[0] + _HALF_PI[1])
+    quadrant = ((limbs[3] >> 18) & 3).add_(over)
+    negative = x < 0
+    r = torch.where(torch.isfinite(x), torch.where(negative, r.neg(), r), math.nan)
+    return torch.where(negative, quadrant.neg(), quadrant), r
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Square root, correctly rounded to float32, and to 2**-48 in itself.
+
+    Kernels differ in the last bit of a float64 root. A float32 number's root is never so near to the middle of two
+    float32 numbers that this bit matters; from there one step of Newton's goes on.
+    """
+    near = _root_of_float(x)
+    better = x.div(near).add_(near).mul_(0.5)
+    return torch.where((near == 0) | (near == math.inf), near, better)
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """1 / sqrt(x), within 1 ulp, and to 2**-46 in itself."""
+    near = torch.ones_like(x).div_(_root_of_float(x))
+    better = near.mul(near).mul_(x).mul_(-0.5).add_(1.5).mul_(near)
+    return torch.where((near == 0) | near.isinf(), near, better)
+
+
+def _root_of_float(x: Tensor) -> Tensor:
+    return torch.sqrt(x.to(torch.float32).to(torch.float64)).to(torch.float32).to(torch.float64)
+
+
+def power(x: Tensor, y: Tensor) -> Tensor:
+    """``x**y``, within 1 ulp while the result's logarithm is below 2**7; negative numbers take whole powers."""
+    size = exp(log(x.abs()).mul_(y))
+    whole = y == y.round()
+    odd = whole & (y.mul(0.5) != y.mul(0.5).round())
+    result = torch.where(x < 0, torch.where(whole, torch.where(odd, size.neg(), size), math.nan), size)
+    return torch.where((y == 0) | (x == 1), 1.0, result)
+
+
+def integer_power(x: Tensor, n: int) -> Tensor:
+    """``x**n`` for n >= 0 by repeated squaring."""
+    result, base = torch.ones_like(x), x
+    while n:
+        if n & 1:
+            result = result.mul(base)
+        base, n = base.mul(base), n >> 1
+    return result

@@ -1,0 +1,143 @@
+"""The guard below PyTorch: every operation of a forward or backward pass is exact, made exact, or refused by name."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._decomp import decomposition_table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samebits.errors import UserError
+from samebits.numerics.exact.operations import EXACT, FREE
+from samebits.numerics.exact.operations.registry import NotExactError
+from samebits.numerics.initialization import FACTORIES, IN_PLACE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+    from samebits.numerics.exact.draws import Draws
+
+aten = torch.ops.aten
+_OTHER_NAMESPACES = {"c10d", "_c10d_functional", "profiler", "prim"}  # sums of numbers on grids; no arithmetic
+_HINT = "replace it by operations of docs/concepts/exact.md, or train with numerics fast alone"
+below = torch._C._DisableTorchDispatch
+"""Context of code that sees to its exactness itself."""
+
+
+class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Enter it around forward and backward passes, in every thread that makes one."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: nothing is compiled here, and the guard against it costs at each operation, and an import of seconds."""
+        return False
+
+    def __init__(self, draws: Draws | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._draws = draws
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        version = EXACT.get(packet)
+        if version is None:
+            if packet in FREE or func.is_view or func.namespace in _OTHER_NAMESPACES:
+                return func(*args, **kwargs)
+            if packet in IN_PLACE or packet in FACTORIES or packet in _DROPOUT:
+                return self._draw(func, args, kwargs)
+            base = _functional(func)
+            if base in FREE:
+                return func(*args, **kwargs)
+            version = EXACT.get(base)
+        if version is None:
+            return self._otherwise(func, args, kwargs)
+        out = kwargs.pop("out", None)
+        try:
+            result = version(*args, **kwargs)
+        except NotExactError as error:
+            raise _refusal(func, str(error)) from None
+        if out is not None:
+            return out.copy_(result)
+        return args[0].copy_(result) if packet.__name__.endswith("_") else result
+
+    def _otherwise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Integers, and operations that PyTorch itself can take apart."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _refusal(func, "its draws differ between devices")
+        if not any(t.is_floating_point() or t.is_complex() for t in _tensors((args, kwargs))) and not _makes_floats(
+            func
+        ):
+            return func(*args, **kwargs)
+        decomposition = decomposition_table.get(func)
+        with self:
+            result = decomposition(*args, **kwargs) if decomposition else func.decompose(*args, **kwargs)
+        if result is NotImplemented:
+            raise _refusal(func, "it has no exact version")
+        return result
+
+    def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Random numbers that depend on seed, step, shard and the draw's number in the forward pass."""
+        kwargs.pop("generator", None)
+        if func.overloadpacket is aten.native_dropout_backward:
+            grad, noise, scale = args
+            return grad.mul(noise) if noise.is_floating_point() else grad.mul(noise).mul(scale)
+        if self._draws is None:
+            raise _refusal(func, "random numbers are drawn in the forward pass alone")
+        if func.overloadpacket is aten.native_dropout:
+            x, p, _ = args
+            noise = self._draws.bernoulli(torch.empty_like(x), 1.0 - p)
+            noise.div_(torch.full((1,) * max(x.dim(), 1), 1.0 - p, dtype=x.dtype, device=x.device))
+            return x.mul(noise), noise
+        return self._draws.answer(func, args, kwargs)
+
+
+_DROPOUT = {aten.native_dropout, aten.native_dropout_backward}
+_FLOATS_FROM_INTEGERS = {"linspace", "logspace", "hann_window", "hamming_window", "blackman_window", "kaiser_window"}
+
+
+def _functional(func: Any) -> Any:
+    """The operation that gives a new tensor, of one that writes in place; None if there is none."""
+    name = func.overloadpacket.__name__
+    return getattr(aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
+
+
+def _makes_floats(func: Any) -> bool:
+    """Whether an operation without floating-point arguments computes floating-point numbers."""
+    return func.overloadpacket.__name__ in _FLOATS_FROM_INTEGERS
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _refusal(func: Any, why: str) -> UserError:
+    name = func.name().removeprefix("aten::")
+    return UserError(f"exact: {_place()}{name}: {why}", hint=_HINT)
+
+
+def _place() -> str:
+    """The module in whose forward pass this is called, by its path from the model if that is known."""
+    frame: FrameType | None = sys._getframe()
+    inner: nn.Module | None = None
+    while frame is not None:
+        module = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        if isinstance(module, nn.Module):
+            if inner is None:
+                inner = module
+            paths = getattr(module, "module_paths", None)
+            if paths is not None:
+                return f"{paths.get(id(inner)) or type(inner).__name__} ({type(inner).__name__}): "
+        frame = frame.f_back
+    return f"{type(inner).__name__}: " if inner is not None else "in the backward pass: "

@@ -1,0 +1,123 @@
+"""Rounding to grids of powers of two, on which sums and products of float64 numbers are exact, hence associative.
+
+A grid is chosen by its top: values below 2**e are rounded to multiples of 2**(e - bits), which leaves integers of at
+most ``bits`` bits times a power of two. Sums of such numbers are exact in float64 as long as they stay below 2**53
+units, so neither order nor blocking nor fused multiply-add can change them (Ozaki, Ogita, Oishi and Rump 2012).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+MANTISSA = 53  # bits of a float64
+_BLOCK = 1 << 15  # elements that stay in a core's cache as float64
+
+
+def bits_of_sum(terms: int) -> int:
+    """Bits that each of so many terms may have if their sum is to be exact."""
+    return MANTISSA - _log2_above(terms)
+
+
+def bits_of_products(terms: int) -> int:
+    """Bits that both factors of so many products may have if the sum of the products is to be exact."""
+    return bits_of_sum(terms) // 2
+
+
+def _log2_above(count: int) -> int:
+    """The least n with count <= 2**n."""
+    return (max(count, 1) - 1).bit_length()
+
+
+def blocks(rows: int, width: int, device: torch.device) -> Iterator[slice]:
+    """Slices of rows that together are all of them; on a CPU as many at a time as its cache holds."""
+    step = max(1, _BLOCK // max(width, 1)) if device.type == "cpu" else max(rows, 1)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def top(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
+    """The least e with abs(x) < 2**e over ``dim``, kept as axes of size 1, as int64; read from the bits.
+
+    Zeros and subnormal numbers count as the smallest normal ones; infinities and NaN give the largest e.
+    """
+    return top_of_magnitude(torch.amax(x.abs(), dim=dim, keepdim=True))
+
+
+def top_of_magnitude(size: Tensor) -> Tensor:
+    """As ``top``, of non-negative float32 or float64 numbers."""
+    if size.dtype == torch.float32:
+        return (size.view(torch.int32) >> 23).to(torch.int64).sub_(126)
+    return (size.view(torch.int64) >> 52).sub_(1022)
+
+
+def shifter(tops: Tensor, bits: int) -> Tensor:
+    """The float64 1.5 * 2**(52 + e - bits): adding and subtracting it rounds abs(x) < 2**e to the grid, ties to even.
+
+    Grids finer than float64's own range become its finest one.
+    """
+    exponents = (tops + (1023 + 52 - bits)).clamp_(1, 2046)
+    return ((exponents << 52) | (1 << 51)).view(torch.float64)
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """2**n as float64, of integers from -1022 to 1023."""
+    return ((exponents + 1023) << 52).view(torch.float64)
+
+
+def snap_(x: Tensor, shift: Tensor) -> Tensor:
+    """Round float64 numbers in place; two kernels, so that nothing can simplify them away."""
+    return x.add_(shift).sub_(shift)
+
+
+def snap(x: Tensor, dim: int, bits: int) -> Tensor:
+    """``x`` as float64, each line along ``dim`` rounded to so many bits of its own largest magnitude.
+
+    The relative error of a line is at most 2**-bits of its largest element.
+    """
+    if x.numel() == 0:
+        return x.to(torch.float64)
+    return snap_(x.to(torch.float64, copy=True), shifter(top(x, dim), bits))
+
+
+def snap_rows(x: Tensor, bits: int) -> Tensor:
+    """``snap`` along the last axis, block by block."""
+    if x.numel() == 0:
+        return x.to(torch.float64)
+    flat = x.reshape(-1, x.shape[-1])
+    out = torch.empty(flat.shape, dtype=torch.float64, device=x.device)
+    for part in blocks(flat.shape[0], flat.shape[1], x.device):
+        rows = flat[part]
+        snap_(out[part].copy_(rows), shifter(top(rows, -1), bits))
+    return out.view(x.shape)
+
+
+def fixed_order_sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Sum float64 numbers over ``dims``, which become axes of size 1, always in the same order: by halving.
+
+    Each halving is one elementwise addition. The error is that of a pairwise sum, log2(n) roundings of float64.
+    """
+    for dim in sorted(d % x.dim() for d in dims) if x.dim() else ():
+        x = _halve(x, dim)
+    return x
+
+
+def _halve(x: Tensor, dim: int) -> Tensor:
+    count = x.shape[dim]
+    if count == 0:
+        shape = list(x.shape)
+        shape[dim] = 1
+        return x.new_zeros(shape)
+    while count > 1:
+        half = count // 2
+        total = x.narrow(dim, 0, half) + x.narrow(dim, half, half)
+        if count % 2:
+            total.narrow(dim, 0, 1).add_(x.narrow(dim, 2 * half, 1))
+        x, count = total, half
+    return x

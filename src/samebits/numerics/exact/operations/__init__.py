@@ -1,0 +1,17 @@
+"""Every operation of PyTorch that ``exact`` knows: free ones pass as they are, the others have a version here.
+
+An operation that is in neither ``FREE`` nor ``EXACT`` is taken apart by PyTorch's own decompositions, or refused.
+"""
+
+from samebits.numerics.exact.operations import (
+    contractions,
+    indexing,
+    normalization,
+    pointwise,
+    pooling,
+    reductions,
+)
+from samebits.numerics.exact.operations.free import FREE
+from samebits.numerics.exact.operations.registry import EXACT
+
+__all__ = ["EXACT", "FREE", "contractions", "indexing", "normalization", "pointwise", "pooling", "reductions"]

@@ -1,0 +1,178 @@
+"""Matrix products and convolutions."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.numerics.exact.grid import fixed_order_sum
+from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
+from samebits.numerics.exact.products import matmul
+from samebits.numerics.exact.unfolding import Geometry, fold, per_axis, windows_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+aten = torch.ops.aten
+Number = float | int
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Float64 product of float32 factors, and of integers, whose products are exact."""
+    if not a.is_floating_point():
+        return torch.matmul(a, b)
+    for factor in (a, b):
+        if factor.dtype != torch.float32:
+            raise NotExactError(f"a product of {factor.dtype} has no exact version; use float32")
+    return matmul(a, b)
+
+
+@exact(aten.mm, aten.bmm)
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    """Rounded once."""
+    return _product(a, b).to(a.dtype)
+
+
+@exact(aten.mv)
+def mv(a: Tensor, x: Tensor) -> Tensor:
+    """Rounded once."""
+    return _product(a, x.unsqueeze(1)).squeeze(1).to(a.dtype)
+
+
+@exact(aten.dot, aten.vdot)
+def dot(x: Tensor, y: Tensor) -> Tensor:
+    """Rounded once."""
+    return _product(x.unsqueeze(0), y.unsqueeze(1)).reshape(()).to(x.dtype)
+
+
+@exact(aten.addmm, aten.baddbmm)
+def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Beta * c + alpha * (a @ b); the sum is rounded in float64, then once more."""
+    product = _product(a, b)
+    if not a.is_floating_point():
+        return product.mul_(alpha).add_(c.mul(beta))
+    product = product if alpha == 1 else product.mul_(alpha)
+    if beta:
+        product.add_(wide(c) if beta == 1 else wide(c).mul_(beta))
+    return product.to(a.dtype)
+
+
+@exact(aten.addmv)
+def addmv(c: Tensor, a: Tensor, x: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """As ``addmm``."""
+    return addmm(c.unsqueeze(-1) if c.dim() else c, a, x.unsqueeze(1), beta=beta, alpha=alpha).squeeze(1)
+
+
+@exact(aten.addbmm)
+def addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """As ``addmm``, with the products of a batch summed."""
+    summed = fixed_order_sum(_product(a, b), (0,)).squeeze(0)
+    return summed.mul_(alpha).add_(wide(c).mul_(beta)).to(c.dtype) if beta else summed.mul_(alpha).to(c.dtype)
+
+
+@exact(aten.addr)
+def addr(c: Tensor, x: Tensor, y: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
+    """Outer product and sum, each rounded."""
+    outer = x.unsqueeze(1).mul(y.unsqueeze(0)).mul_(alpha)
+    return outer.add_(c.mul(beta)) if beta else outer
+
+
+def _geometry(
+    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], *, transposed: bool
+) -> Geometry:
+    if transposed:
+        raise NotExactError("a transposed convolution has no exact version; use nearest upsampling and a convolution")
+    axes = x.dim() - 2
+    return Geometry(
+        tuple(x.shape[2:]),
+        tuple(weight.shape[2:]),
+        per_axis(stride, axes),
+        per_axis(padding, axes),
+        per_axis(dilation, axes),
+    )
+
+
+def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
+    """(batch, channels, *size) to (groups, batch * positions, channels / groups * kernel)."""
+    axes, (batch, channels) = len(geometry.size), x.shape[:2]
+    windows = windows_of(x, geometry)
+    windows = windows.view(batch, groups, channels // groups, *windows.shape[2:])
+    order = (1, 0, *range(3, 3 + axes), 2, *range(3 + axes, 3 + 2 * axes))
+    rows = batch * math.prod(geometry.positions)
+    return windows.permute(order).reshape(groups, rows, channels // groups * math.prod(geometry.kernel))
+
+
+def from_rows(rows: Tensor, batch: int, geometry: Geometry) -> Tensor:
+    """(groups, batch * positions, outputs / groups) to (batch, outputs, *positions)."""
+    groups, _, outputs = rows.shape
+    spread = rows.view(groups, batch, math.prod(geometry.positions), outputs)
+    return spread.permute(1, 0, 3, 2).reshape(batch, groups * outputs, *geometry.positions)
+
+
+def to_rows(x: Tensor, groups: int) -> Tensor:
+    """The inverse of ``from_rows``."""
+    batch, outputs = x.shape[:2]
+    spread = x.reshape(batch, groups, outputs // groups, -1)
+    return spread.permute(1, 0, 3, 2).reshape(groups, -1, outputs // groups)
+
+
+def folded(rows: Tensor, x_shape: torch.Size, geometry: Geometry) -> Tensor:
+    """The transpose of ``rows_of``, as float64."""
+    groups = rows.shape[0]
+    batch, channels = x_shape[:2]
+    axes = len(geometry.size)
+    spread = rows.view(groups, batch, *geometry.positions, channels // groups, *geometry.kernel)
+    order = (1, 0, 2 + axes, *range(2, 2 + axes), *range(3 + axes, 3 + 2 * axes))
+    return fold(spread.permute(order).flatten(1, 2), geometry)
+
+
+@exact(aten.convolution)
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],  # noqa: ARG001
+    groups: int,
+) -> Tensor:
+    """As a product of unfolded windows; one, two or three axes, any stride, padding, dilation and groups."""
+    geometry = _geometry(x, weight, stride, padding, dilation, transposed=transposed)
+    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
+    found = from_rows(_product(rows_of(x, geometry, groups), kernels.mT), x.shape[0], geometry)
+    if bias is not None:
+        found = found.add_(wide(bias).view(-1, *(1 for _ in geometry.size)))
+    return found.to(x.dtype)
+
+
+@exact(aten.convolution_backward)
+def convolution_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: list[int] | None,  # noqa: ARG001
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],  # noqa: ARG001
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias."""
+    geometry = _geometry(x, weight, stride, padding, dilation, transposed=transposed)
+    rows = to_rows(grad, groups)
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
+        grad_x = folded(_product(rows, kernels), x.shape, geometry).to(x.dtype)
+    if output_mask[1]:
+        grad_weight = _product(rows.mT, rows_of(x, geometry, groups)).reshape(weight.shape).to(weight.dtype)
+    if output_mask[2]:
+        dims = (0, *range(2, grad.dim()))
+        grad_bias = fixed_order_sum(wide(grad), dims).squeeze(dims).to(grad.dtype)
+    return grad_x, grad_weight, grad_bias

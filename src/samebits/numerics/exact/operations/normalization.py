@@ -1,0 +1,191 @@
+"""Softmax and the norms over features, row by row."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.numerics.exact import elementary
+from samebits.numerics.exact.grid import fixed_order_sum
+from samebits.numerics.exact.operations.reductions import divided, moments
+from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """X less its largest, the exponentials of that, and their sum, in float64."""
+    values = wide(x)
+    values.sub_(values.amax(dim, keepdim=True))
+    powers = elementary.exp(values)
+    return values, powers, fixed_order_sum(powers, (dim,))
+
+
+@exact(aten._softmax)
+def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: ARG001
+    """Rounded once."""
+    if x.dim() == 0 or x.numel() == 0:
+        return torch.ones_like(x)
+    _, powers, total = _exponentials(x, dim)
+    return powers.div_(total).to(x.dtype)
+
+
+@exact(aten._safe_softmax)
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:  # noqa: ARG001
+    """Zero for rows in which everything is masked."""
+    masked = (x == -math.inf).all(dim, keepdim=True)
+    return torch.where(masked, torch.zeros((), dtype=x.dtype, device=x.device), softmax(x, dim, False))
+
+
+@exact(aten._softmax_backward_data)
+def softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """Y * (grad - sum(grad * y)), as y * grad - y * sum."""
+    if y.dim() == 0:
+        return torch.zeros_like(grad)
+    product = wide(grad).mul_(y)
+    return product.sub_(fixed_order_sum(product, (dim,)).mul(y)).to(input_dtype)
+
+
+@exact(aten._log_softmax)
+def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: ARG001
+    """Rounded once."""
+    if x.dim() == 0 or x.numel() == 0:
+        return torch.zeros_like(x)
+    values, _, total = _exponentials(x, dim)
+    return values.sub_(elementary.log(total)).to(x.dtype)
+
+
+@exact(aten._log_softmax_backward_data)
+def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """Give grad - exp(y) * sum(grad)."""
+    if y.dim() == 0:
+        return torch.zeros_like(grad)
+    values = wide(grad)
+    total = fixed_order_sum(values, (dim,))
+    return values.sub_(elementary.exp(wide(y)).mul_(total)).to(input_dtype)
+
+
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    x = x if weight is None else x.mul_(wide(weight))
+    return x if bias is None else x.add_(wide(bias))
+
+
+def _standardised(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """float64 values of mean 0 and variance 1 over ``dims``, their mean and the reciprocal of their deviation."""
+    middle, deviation, squares = moments(x, dims)
+    count = math.prod(x.shape[d] for d in dims)
+    scale = elementary.rsqrt(divided(squares, count).add_(eps))
+    return deviation.mul_(scale), middle, scale
+
+
+def _standardised_backward(grad: Tensor, y: Tensor, scale: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Scale * (grad - mean(grad) - y * mean(grad * y)), in float64."""
+    count = math.prod(grad.shape[d] for d in dims)
+    along = divided(fixed_order_sum(grad.mul(y), dims), count)
+    level = divided(fixed_order_sum(grad, dims), count)
+    return grad.sub(level).sub_(y.mul(along)).mul_(scale)
+
+
+def _sum_of(x: Tensor, dims: tuple[int, ...], like: Tensor) -> Tensor:
+    return fixed_order_sum(x, dims).reshape(like.shape).to(like.dtype)
+
+
+@exact(aten.native_layer_norm)
+def layer_norm(
+    x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Over the last axes."""
+    dims = tuple(range(x.dim() - len(shape), x.dim()))
+    y, middle, scale = _standardised(wide(x), dims, eps)
+    return _affine(y, weight, bias).to(x.dtype), middle.to(x.dtype), scale.to(x.dtype)
+
+
+@exact(aten.native_layer_norm_backward)
+def layer_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias."""
+    dims = tuple(range(x.dim() - len(shape), x.dim()))
+    outer = tuple(range(x.dim() - len(shape)))
+    y = wide(x).sub_(mean).mul_(rstd)
+    grads = wide(grad)
+    inner = grads if weight is None else grads.mul(weight)
+    grad_x = _standardised_backward(inner, y, rstd, dims).to(x.dtype) if output_mask[0] else None
+    grad_weight = _sum_of(grads.mul(y), outer, weight) if output_mask[1] and weight is not None else None
+    grad_bias = _sum_of(grads, outer, bias) if output_mask[2] and bias is not None else None
+    return grad_x, grad_weight, grad_bias
+
+
+@exact(aten.native_group_norm)
+def group_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Over groups of channels and all positions."""
+    y, middle, scale = _standardised(wide(x).reshape(batch, groups, -1), (2,), eps)
+    y = _affine(y.view(batch, channels, positions), _column(weight), _column(bias))
+    return y.view(x.shape).to(x.dtype), middle.view(batch, groups).to(x.dtype), scale.view(batch, groups).to(x.dtype)
+
+
+def _column(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.view(-1, 1)
+
+
+@exact(aten.native_group_norm_backward)
+def group_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of input, weight and bias."""
+    grouped, flat = (batch, groups, -1), (batch, channels, positions)
+    y = wide(x).reshape(grouped).sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
+    grads = wide(grad).reshape(flat)
+    inner = grads if weight is None else grads.mul(weight.view(-1, 1))
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        scale = rstd.view(batch, groups, 1).to(torch.float64)
+        grad_x = _standardised_backward(inner.reshape(grouped), y, scale, (2,)).view(x.shape).to(x.dtype)
+    if output_mask[1]:
+        grad_weight = fixed_order_sum(grads.mul(y.view(flat)), (0, 2)).reshape(channels).to(x.dtype)
+    if output_mask[2]:
+        grad_bias = fixed_order_sum(grads, (0, 2)).reshape(channels).to(x.dtype)
+    return grad_x, grad_weight, grad_bias
+
+
+@exact(
+    aten.native_batch_norm,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_no_training,
+    aten._batch_norm_with_update,
+    aten.cudnn_batch_norm,
+    aten.batch_norm,
+)
+def batch_norm(*_: object, **__: object) -> None:
+    """Refused, because it is another function for each way to split a batch."""
+    raise NotExactError("BatchNorm depends on how the batch is split over devices; use GroupNorm")

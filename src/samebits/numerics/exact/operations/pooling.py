@@ -1,0 +1,166 @@
+"""Pooling over windows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.numerics.exact.grid import fixed_order_sum
+from samebits.numerics.exact.operations.indexing import scatter_add
+from samebits.numerics.exact.operations.reductions import divided, first_equal
+from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
+from samebits.numerics.exact.unfolding import Geometry, fold, per_axis, windows_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def _geometry(
+    x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], *, ceil_mode: bool
+) -> Geometry:
+    axes = len(kernel) if len(kernel) > 1 else 2
+    sizes = per_axis(kernel, axes)
+    return Geometry(
+        tuple(x.shape[-axes:]),
+        sizes,
+        per_axis(stride, axes) if len(stride) else sizes,
+        per_axis(padding, axes),
+        per_axis(dilation, axes),
+        ceil_mode,
+    )
+
+
+def _batched(x: Tensor, axes: int) -> Tensor:
+    return x if x.dim() == axes + 2 else x.unsqueeze(0)
+
+
+@exact(aten.max_pool2d_with_indices)
+def max_pool2d(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] = (),  # type: ignore[assignment]
+    padding: list[int] = (0,),  # type: ignore[assignment]
+    dilation: list[int] = (1,),  # type: ignore[assignment]
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The largest of each window, and where in the image it is; of equal ones the first."""
+    geometry = _geometry(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+    windows = windows_of(_batched(x, 2), geometry, -math.inf).flatten(-2)
+    value = windows.amax(-1, keepdim=True)
+    place = first_equal(windows, value, -1)
+    rows, columns = (torch.arange(n, device=x.device) for n in geometry.positions)
+    (_kh, kw), (sh, sw), (ph, pw), (dh, dw) = geometry.kernel, geometry.stride, geometry.padding, geometry.dilation
+    place = place.squeeze(-1)
+    row = rows.view(-1, 1) * sh - ph + place.div(kw, rounding_mode="floor") * dh
+    column = columns * sw - pw + place.remainder(kw) * dw
+    index = row * geometry.size[1] + column
+    shape = (*x.shape[:-2], *geometry.positions)
+    return value.squeeze(-1).add_(0.0).view(shape), index.view(shape)
+
+
+@exact(aten.max_pool2d_with_indices_backward)
+def max_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: list[int],  # noqa: ARG001
+    stride: list[int],  # noqa: ARG001
+    padding: list[int],  # noqa: ARG001
+    dilation: list[int],  # noqa: ARG001
+    ceil_mode: bool,  # noqa: ARG001
+    indices: Tensor,
+) -> Tensor:
+    """Each gradient goes to the element that was chosen."""
+    start = torch.zeros_like(x.flatten(-2))
+    return scatter_add(start, -1, indices.flatten(-2), grad.flatten(-2)).view(x.shape)
+
+
+def _check_floor(*, ceil_mode: bool) -> None:
+    if ceil_mode:
+        raise NotExactError("average pooling with ceil_mode has no exact version; pad the input")
+
+
+def _divisor(geometry: Geometry, like: Tensor, *, count_include_pad: bool, divisor_override: int | None) -> Tensor:
+    full = math.prod(geometry.kernel)
+    if divisor_override is not None or count_include_pad or not any(geometry.padding):
+        return torch.full((1,), float(divisor_override or full), dtype=torch.float64, device=like.device)
+    inside = torch.ones((1, 1, *geometry.size), dtype=torch.float64, device=like.device)
+    return fixed_order_sum(windows_of(inside, geometry).flatten(-len(geometry.size)), (-1,)).squeeze(-1)
+
+
+@exact(aten.avg_pool2d, aten.avg_pool3d)
+def avg_pool(
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int] = (),  # type: ignore[assignment]
+    padding: list[int] = (0,),  # type: ignore[assignment]
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of each window."""
+    _check_floor(ceil_mode=ceil_mode)
+    geometry = _geometry(x, kernel, stride, padding, [1], ceil_mode=ceil_mode)
+    axes = len(geometry.size)
+    windows = windows_of(_batched(wide(x), axes), geometry).flatten(-axes)
+    total = fixed_order_sum(windows, (-1,)).squeeze(-1)
+    divisor = _divisor(geometry, x, count_include_pad=count_include_pad, divisor_override=divisor_override)
+    return total.div(divisor).to(x.dtype).view(*x.shape[:-axes], *geometry.positions)
+
+
+@exact(aten.avg_pool2d_backward, aten.avg_pool3d_backward)
+def avg_pool_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """Each gradient goes to all elements of its window."""
+    _check_floor(ceil_mode=ceil_mode)
+    geometry = _geometry(x, kernel, stride, padding, [1], ceil_mode=ceil_mode)
+    axes = len(geometry.size)
+    divisor = _divisor(geometry, x, count_include_pad=count_include_pad, divisor_override=divisor_override)
+    share = _batched(wide(grad), axes).div(divisor)
+    spread = share.view(*share.shape, *(1,) * axes).expand(*share.shape, *geometry.kernel)
+    return fold(spread, geometry).to(x.dtype).reshape(x.shape)
+
+
+@exact(aten._adaptive_avg_pool2d)
+def adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
+    """Means over windows whose sizes may differ by one."""
+    return _adaptive(wide(x), output_size).to(x.dtype)
+
+
+def _adaptive(x: Tensor, output_size: list[int]) -> Tensor:
+    for axis, count in zip((-2, -1), output_size, strict=True):
+        parts = []
+        for low, high in _adaptive_windows(x.shape[axis], count):
+            parts.append(divided(fixed_order_sum(x.narrow(axis, low, high - low), (axis,)), high - low))
+        x = torch.cat(parts, axis)
+    return x
+
+
+def _adaptive_windows(size: int, count: int) -> list[tuple[int, int]]:
+    return [(i * size // count, -((i + 1) * size // -count)) for i in range(count)]
+
+
+@exact(aten._adaptive_avg_pool2d_backward)
+def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
+    """Each gradient goes to all elements of its window."""
+    grads = wide(grad)
+    for axis in (-1, -2):
+        size, count = x.shape[axis], grads.shape[axis]
+        shape = list(grads.shape)
+        shape[axis] = size
+        total = torch.zeros(shape, dtype=torch.float64, device=grad.device)
+        for i, (low, high) in enumerate(_adaptive_windows(size, count)):
+            total.narrow(axis, low, high - low).add_(divided(grads.narrow(axis, i, 1), high - low))
+        grads = total
+    return grads.to(x.dtype)

@@ -1,0 +1,145 @@
+"""SGD and AdamW with every product and sum a kernel of its own.
+
+Parameters are float64 tensors that hold float32 numbers; gradients are exact sums over the samples of a global batch,
+in float64. Both updates are those of ``torch.optim``, in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from samebits.numerics.exact import elementary
+from samebits.numerics.exact.grid import blocks, fixed_order_sum
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor, nn
+
+_BETAS = (0.9, 0.999)
+_EPS = 1e-8
+
+
+class _Exact:
+    """``groups`` lists parameters that are one and the same; ``terms`` is what a summed gradient is divided by.
+
+    Not a ``torch.optim.Optimizer``, whose first call imports PyTorch's compiler, for seconds.
+    """
+
+    _names: tuple[str, ...] = ()
+
+    def __init__(
+        self, groups: Sequence[Sequence[nn.Parameter]], *, lr: float, terms: int, clip: float | None, **settings: Any
+    ) -> None:
+        self._tied = [group for group in groups if group[0].requires_grad]
+        self._terms, self._clip = terms, clip
+        self.param_groups = [{"params": [p for group in self._tied for p in group], "lr": lr, **settings}]
+        self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget all gradients."""
+        assert set_to_none
+        for p in self.param_groups[0]["params"]:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Make one step."""
+        settings = self.param_groups[0]
+        trained = [group for group in self._tied if any(p.grad is not None for p in group)]
+        scale = self._clipping(trained)
+        for group in trained:
+            p = group[0]
+            state = self.state[p]
+            if not state:
+                for name in self._names:
+                    state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
+            flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
+            sums = [q.grad.reshape(-1) for q in group if q.grad is not None]
+            numbers = self._numbers(state, settings)
+            for part in blocks(p.numel(), 1, p.device):
+                weights, *states = (t[part] for t in flat)
+                gradient = self._gradient([s[part] for s in sums], scale)
+                weights.copy_(self._update(weights.to(torch.float32), gradient, states, numbers))
+            for q in group[1:]:
+                q.copy_(p)
+
+    def _gradient(self, sums: list[Tensor], scale: Tensor | None) -> Tensor:
+        """The mean gradient, rounded to float32."""
+        total = sums[0].clone()
+        for other in sums[1:]:
+            total.add_(other)
+        if self._terms & (self._terms - 1) == 0:
+            total.mul_(1.0 / self._terms)
+        else:
+            total.div_(torch.full((1,), float(self._terms), dtype=torch.float64, device=total.device))
+        gradient = total.to(torch.float32)
+        return gradient if scale is None else gradient.mul_(scale)
+
+    def _clipping(self, trained: Iterable[Sequence[nn.Parameter]]) -> Tensor | None:
+        """What gradients are multiplied by, so that the norm of all of them is at most the limit."""
+        if self._clip is None:
+            return None
+        squares = []
+        for group in trained:
+            g = self._gradient([q.grad.reshape(-1) for q in group if q.grad is not None], None).to(torch.float64)
+            squares.append(fixed_order_sum(g.mul_(g), (0,)))
+        norm = elementary.sqrt(fixed_order_sum(torch.cat(squares), (0,))).to(torch.float32)
+        return torch.full_like(norm, self._clip).div_(norm.add_(1e-6)).clamp_(max=1.0)
+
+    def _numbers(self, state: dict[str, Any], settings: dict[str, Any]) -> tuple[float, ...]:
+        """What the update of one parameter needs beside tensors."""
+        raise NotImplementedError
+
+    def _update(self, p: Tensor, g: Tensor, states: list[Tensor], numbers: tuple[float, ...]) -> Tensor:
+        """The new values of some elements; ``states`` are changed in place."""
+        raise NotImplementedError
+
+
+class SGD(_Exact):
+    """Momentum and an L2 penalty, as ``torch.optim.SGD``."""
+
+    _names = ("momentum_buffer",)
+
+    def _numbers(self, state: dict[str, Any], settings: dict[str, Any]) -> tuple[float, ...]:  # noqa: ARG002
+        return settings["lr"], settings["momentum"], settings["weight_decay"]
+
+    def _update(self, p: Tensor, g: Tensor, states: list[Tensor], numbers: tuple[float, ...]) -> Tensor:
+        lr, momentum, decay = numbers
+        if decay:
+            g.add_(p.mul(decay))
+        if momentum:
+            g = states[0].mul_(momentum).add_(g)
+        return p.sub_(g.mul(lr))
+
+
+class AdamW(_Exact):
+    """With decoupled weight decay, as ``torch.optim.AdamW``."""
+
+    _names = ("exp_avg", "exp_avg_sq")
+
+    def _numbers(self, state: dict[str, Any], settings: dict[str, Any]) -> tuple[float, ...]:
+        # The C library's pow differs between hosts, so powers are products.
+        for name, beta in zip(("beta1_power", "beta2_power"), _BETAS, strict=True):
+            state[name] = state.get(name, 1.0) * beta
+        lr = settings["lr"]
+        return (
+            1.0 - lr * settings["weight_decay"],
+            lr / (1.0 - state["beta1_power"]),
+            math.sqrt(1.0 - state["beta2_power"]),
+        )
+
+    def _update(self, p: Tensor, g: Tensor, states: list[Tensor], numbers: tuple[float, ...]) -> Tensor:
+        decay, rate, correction = numbers
+        mean, square = states
+        if decay != 1.0:
+            p.mul_(decay)
+        mean.add_(g.sub(mean).mul_(1.0 - _BETAS[0]))
+        square.mul_(_BETAS[1]).add_(g.mul(g).mul_(1.0 - _BETAS[1]))
+        root = torch.sqrt(square.to(torch.float64)).to(torch.float32)  # correctly rounded: see elementary.sqrt
+        root.div_(torch.full((1,), correction, dtype=torch.float32, device=root.device)).add_(_EPS)
+        return p.sub_(mean.div(root).mul_(rate))

@@ -1,0 +1,87 @@
+"""Windows of an image as rows of a matrix, so that a convolution is a product; and the way back."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import EllipsisType
+
+    from torch import Tensor
+
+
+class Geometry(NamedTuple):
+    """How a kernel moves over the axes behind batch and channels."""
+
+    size: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil: bool = False
+    """Whether a last window may hang over the edge, as with ``ceil_mode``."""
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Shape of the result."""
+        return tuple(self._count(axis) for axis in range(len(self.size)))
+
+    def _count(self, axis: int) -> int:
+        size, padding, stride = self.size[axis], self.padding[axis], self.stride[axis]
+        room = size + 2 * padding - self.dilation[axis] * (self.kernel[axis] - 1) - 1
+        if not self.ceil:
+            return room // stride + 1
+        count = -(-room // stride) + 1
+        return count - 1 if (count - 1) * stride >= size + padding else count
+
+    @property
+    def overhang(self) -> tuple[int, ...]:
+        """By how much windows reach beyond the padding at the far end."""
+        ends = (
+            (n - 1) * t + d * (k - 1) + 1 - (s + 2 * p)
+            for n, t, d, k, s, p in zip(
+                self.positions, self.stride, self.dilation, self.kernel, self.size, self.padding, strict=True
+            )
+        )
+        return tuple(max(0, end) for end in ends)
+
+
+def per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+    """One number for each axis."""
+    numbers = (value,) if isinstance(value, int) else tuple(value)
+    return numbers * axes if len(numbers) == 1 else numbers
+
+
+def windows_of(x: Tensor, geometry: Geometry, fill: float = 0.0) -> Tensor:
+    """(batch, channels, *size) to a view (batch, channels, *positions, *kernel), edges filled with ``fill``."""
+    around = zip(reversed(geometry.padding), reversed(geometry.overhang), strict=True)
+    pads = [pad for p, over in around for pad in (p, p + over)]
+    padded = F.pad(x, pads, value=fill) if any(pads) else x
+    strides = padded.stride()
+    across = [s * t for s, t in zip(strides[2:], geometry.stride, strict=True)]
+    within = [s * d for s, d in zip(strides[2:], geometry.dilation, strict=True)]
+    shape = (*x.shape[:2], *geometry.positions, *geometry.kernel)
+    return padded.as_strided(shape, (*strides[:2], *across, *within))
+
+
+def fold(windows: Tensor, geometry: Geometry) -> Tensor:
+    """The transpose of ``windows_of``: float64 sums over all windows that hold an element, in a fixed order.
+
+    (batch, channels, *positions, *kernel) to (batch, channels, *size).
+    """
+    padded = [s + 2 * p for s, p in zip(geometry.size, geometry.padding, strict=True)]
+    total = torch.zeros((*windows.shape[:2], *padded), dtype=torch.float64, device=windows.device)
+    moves = list(zip(geometry.positions, geometry.stride, geometry.dilation, strict=True))
+    for offset in itertools.product(*(range(k) for k in geometry.kernel)):
+        place: list[slice | EllipsisType] = [...]
+        term: list[int | EllipsisType] = [..., *offset]
+        place += [slice(o * d, o * d + (n - 1) * t + 1, t) for o, (n, t, d) in zip(offset, moves, strict=True)]
+        total[tuple(place)].add_(windows[tuple(term)])
+    inner: list[slice | EllipsisType] = [...]
+    inner += [slice(p, p + s) for p, s in zip(geometry.padding, geometry.size, strict=True)]
+    return total[tuple(inner)]

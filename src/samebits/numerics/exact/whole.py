@@ -1,0 +1,273 @@
+"""The batch at once, for models whose samples do not meet: what meets there are the gradients of parameters.
+
+Every operation but these depends on one sample alone, so that its result does not depend on how a batch is split
+(``products``, ``operations``). Where a parameter meets the samples, its gradient is a sum over them, and the terms of
+that sum are rounded to a window (``windows``) that is the same for every split.
+
+The functions here stand in for PyTorch's own of the same meaning. A parameter is a float64 tensor that holds float32
+numbers; to any other operation it is an unknown type, and refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from samebits.numerics.exact.engine import below
+from samebits.numerics.exact.grid import (
+    bits_of_products,
+    bits_of_sum,
+    blocks,
+    shifter,
+    snap_,
+    snap_rows,
+    top_of_magnitude,
+)
+from samebits.numerics.exact.operations.contractions import folded, from_rows, rows_of
+from samebits.numerics.exact.products import exact_matmul
+from samebits.numerics.exact.unfolding import Geometry, per_axis
+from samebits.numerics.exact.windows import largest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from samebits.numerics.exact.windows import Windows
+
+Function = torch.autograd.Function
+
+
+@dataclass
+class Scope:
+    """A forward pass: its windows, the samples of a global batch, and how many of them are here."""
+
+    windows: Windows
+    global_batch: int
+    samples: int
+    rounded: WeightCache
+
+    def terms(self, x: Tensor) -> int:
+        """Terms of a sum over the rows of ``x`` in a global batch.
+
+        Its first axis must be that of the samples, or what is summed before is no sum over a window.
+        """
+        assert x.shape[0] == self.samples, "a parameter met something that is not a batch"
+        rows = x.numel() // x.shape[-1] // self.samples if x.dim() > 1 else 1
+        return self.global_batch * rows
+
+
+class WeightCache:
+    """Weights on their grid, until they change; forward and backward passes and micro-batches share them."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, tuple[int, int, Tensor]] = {}
+
+    def rounded(self, place: str, weight: Tensor) -> Tensor:
+        """``weight``, which is (outputs, inputs), rounded for products along either axis."""
+        bits = bits_of_products(max(weight.shape))
+        if not weight.is_leaf:  # a replica's copy, which lives for one step
+            return _on_grid(weight, bits)
+        kept = self._kept.get(place)
+        if kept is None or kept[:2] != (id(weight), weight._version):
+            kept = (id(weight), weight._version, _on_grid(weight.detach(), bits))
+            self._kept[place] = kept
+        return kept[2]
+
+
+def _on_grid(weight: Tensor, bits: int) -> Tensor:
+    shift = shifter(top_of_magnitude(largest(weight)).reshape(1), bits)
+    out = torch.empty_like(weight, dtype=torch.float64)
+    for part in blocks(weight.shape[0], weight.shape[1], weight.device):
+        snap_(out[part].copy_(weight[part]), shift)
+    return out
+
+
+class _Linear(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
+        with below():
+            rounded = scope.rounded.rounded(place, weight)
+            rows = x.reshape(-1, x.shape[-1])
+            y = exact_matmul(snap_rows(rows, bits_of_products(max(weight.shape))), rounded.T)
+            if bias is not None:
+                y.add_(bias)
+            ctx.save_for_backward(x, rounded)
+            ctx.scope, ctx.place, ctx.bits = scope, place, bits_of_products(max(weight.shape))
+            return y.to(x.dtype).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, rounded = ctx.saved_tensors
+        scope, place = ctx.scope, ctx.place
+        with below():
+            rows = grad.reshape(-1, grad.shape[-1])
+            grad_x = None
+            if ctx.needs_input_grad[0]:
+                grad_x = exact_matmul(snap_rows(rows, ctx.bits), rounded).to(x.dtype).view(x.shape)
+            bits = bits_of_products(scope.terms(x))
+            inputs = scope.windows.round(f"the inputs of {place}", x.reshape(-1, x.shape[-1]), bits)
+            grads = scope.windows.round(f"the gradients at {place}", rows, bits)
+            if inputs is None or grads is None:
+                grad_weight, grad_bias = torch.zeros_like(rounded), rounded.new_zeros(rounded.shape[0])
+            else:
+                grad_weight, grad_bias = grads.T @ inputs, grads.sum(0)
+            return grad_x, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None, None
+
+
+class _Spread(Function):
+    """A parameter as float32, broadcast over samples."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, shape: torch.Size, scope: Scope, place: str) -> Tensor:
+        ctx.shape, ctx.scope, ctx.place = parameter.shape, scope, place
+        with below():
+            return parameter.to(torch.float32).expand(shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        scope = ctx.scope
+        with below():
+            assert grad.shape[0] == scope.samples, "a parameter met something that is not a batch"
+            lead = grad.dim() - len(ctx.shape)
+            dims = [d for d in range(grad.dim()) if d < lead or (ctx.shape[d - lead] == 1 and grad.shape[d] > 1)]
+            terms = scope.global_batch
+            for d in dims[1:]:
+                terms *= grad.shape[d]
+            values = scope.windows.round(f"the gradients at {ctx.place}", grad, bits_of_sum(terms))
+            if values is None:
+                return grad.new_zeros(ctx.shape, dtype=torch.float64), None, None, None
+            return values.sum(dims).reshape(ctx.shape), None, None, None
+
+
+class _Lookup(Function):
+    """Rows of an embedding, as float32."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, index: Tensor, scope: Scope, place: str) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.rows, ctx.scope, ctx.place = weight.shape[0], scope, place
+        with below():
+            found = weight.index_select(0, index.reshape(-1)).to(torch.float32)
+            return found.view(*index.shape, weight.shape[1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        with below():
+            terms = ctx.scope.terms(grad)
+            rows = grad.reshape(-1, grad.shape[-1])
+            values = ctx.scope.windows.round(f"the gradients at {ctx.place}", rows, bits_of_sum(terms))
+            total = torch.zeros((ctx.rows, grad.shape[-1]), dtype=torch.float64, device=grad.device)
+            if values is not None:
+                total.index_add_(0, index.reshape(-1), values)
+            return total, None, None, None
+
+
+class _Unfold(Function):
+    """Windows of an image as rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:
+        ctx.shape, ctx.geometry, ctx.dtype = x.shape, geometry, x.dtype
+        with below():
+            return rows_of(x, geometry, 1).view(x.shape[0], -1, rows_of(x[:0], geometry, 1).shape[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        with below():
+            return folded(grad.reshape(1, -1, grad.shape[-1]), ctx.shape, ctx.geometry).to(ctx.dtype), None
+
+
+class WholeBatch(TorchFunctionMode):
+    """Enter it around a forward pass; ``place_of`` names a parameter."""
+
+    def __init__(self, scope: Scope, place_of: Callable[[Tensor], str]) -> None:
+        super().__init__()
+        self._scope, self._place_of = scope, place_of
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        version = _VERSIONS.get(func)
+        if version is None:
+            return func(*args, **(kwargs or {}))
+        return version(self, *args, **(kwargs or {}))
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """``F.linear``."""
+        return _Linear.apply(x, weight, bias, self._scope, self._place_of(weight))  # type: ignore[no-any-return,no-untyped-call]
+
+    def spread(self, parameter: Tensor, shape: Sequence[int], axes: int) -> Tensor:
+        """A parameter, with so many axes of size 1 behind its own, broadcast to the shape of a batch."""
+        wide = parameter.view(*parameter.shape, *(1,) * axes) if axes else parameter
+        return _Spread.apply(wide, shape, self._scope, self._place_of(parameter))  # type: ignore[no-any-return,no-untyped-call]
+
+    def affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int = 0) -> Tensor:
+        """``x * weight + bias``, with so many axes of ``x`` behind those of the parameters."""
+        if weight is not None:
+            x = x * self.spread(weight, x.shape, axes)
+        return x if bias is None else x + self.spread(bias, x.shape, axes)
+
+    def embedding(self, index: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
+        """``F.embedding`` without its options."""
+        return _Lookup.apply(weight, index, self._scope, self._place_of(weight))  # type: ignore[no-any-return,no-untyped-call]
+
+    def layer_norm(
+        self,
+        x: Tensor,
+        shape: Sequence[int],
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """``F.layer_norm``."""
+        return self.affine(F.layer_norm(x, shape, None, None, eps), weight, bias)
+
+    def group_norm(
+        self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    ) -> Tensor:
+        """``F.group_norm``."""
+        return self.affine(F.group_norm(x, groups, None, None, eps), weight, bias, axes=x.dim() - 2)
+
+    def conv2d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        stride: int | Sequence[int] = 1,
+        padding: int | Sequence[int] = 0,
+        dilation: int | Sequence[int] = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        """``F.conv2d`` with one group."""
+        assert groups == 1
+        geometry = Geometry(
+            tuple(x.shape[2:]),
+            tuple(weight.shape[2:]),
+            per_axis(stride, 2),
+            per_axis(padding, 2),
+            per_axis(dilation, 2),
+        )
+        place = self._place_of(weight)
+        rows = _Unfold.apply(x, geometry)  # type: ignore[no-untyped-call]
+        y = _Linear.apply(rows, weight.flatten(1), bias, self._scope, place)  # type: ignore[no-untyped-call]
+        return from_rows(y.reshape(1, -1, y.shape[-1]), x.shape[0], geometry)
+
+
+_VERSIONS: dict[Any, Callable[..., Any]] = {
+    F.linear: WholeBatch.linear,
+    F.embedding: WholeBatch.embedding,
+    F.layer_norm: WholeBatch.layer_norm,
+    F.group_norm: WholeBatch.group_norm,
+    F.conv2d: WholeBatch.conv2d,
+}

@@ -1,0 +1,109 @@
+"""Windows: grids for sums over the batch, agreed between all devices before the sum begins.
+
+A sum over samples is split over shards, micro-batches and ranks. It is the same for every split if each of its terms
+is rounded to one grid that no split can change. The grid of a place in the model follows from the largest magnitude
+that it has seen, over the whole global batch: a maximum does not depend on how it is split. A step whose magnitudes do
+not fit what was agreed is made again with a wider window, so nothing is ever out of range (as FP8 training delays its
+scales, but exactly).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.errors import UserError
+from samebits.numerics.exact.grid import shifter, snap_, top_of_magnitude
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+HEADROOM = 1  # bits above the largest magnitude when a window is set
+SLACK = 4  # bits below the top at which a window is narrowed, by one
+COUNT_EVERY = 100  # steps between counts of what is rounded to zero
+_OVERFLOW = 129  # the exponent of infinities and NaN
+
+
+class Windows:
+    """The windows of one training, by place; the same on every rank."""
+
+    def __init__(self) -> None:
+        self.tops: dict[str, int] = {}
+        self.widened = 0
+        """How often a step was made again, beside the first."""
+        self._seen: dict[str, list[Tensor]] = {}
+        self._missing = False
+        self._steps = 0
+        self._counts = torch.zeros(2, dtype=torch.int64)
+        self._passing: list[Tensor] = []
+
+    def round(self, place: str, x: Tensor, bits: int) -> Tensor | None:
+        """Round ``x`` to so many bits of the window at ``place``, as float64.
+
+        None as long as nothing is agreed: the step will be made again, and the sum does not matter.
+        """
+        size = largest(x)
+        self._seen.setdefault(place, []).append(size)
+        if place not in self.tops:
+            self._missing = True
+            return None
+        shift = shifter(torch.tensor([self.tops[place]], device=x.device), bits)
+        values = snap_(x.to(torch.float64, copy=True), shift if x.dim() else shift[0])
+        if self._steps % COUNT_EVERY == 0:
+            there = x != 0
+            self._passing.append(torch.stack([(there & (values == 0)).sum(), there.sum()]).cpu())
+        return values
+
+    def settle(self, largest_of_all: Callable[[Tensor], Tensor], device: torch.device) -> bool:
+        """Agree on the windows with all ranks; False if the step has to be made again.
+
+        Raises:
+            UserError: a magnitude is infinite or NaN.
+        """
+        places = list(self._seen)
+        here = [torch.stack([top_of_magnitude(size).reshape(()).to(device) for size in self._seen[p]]) for p in places]
+        found_tops = largest_of_all(torch.stack([tops.amax() for tops in here]))
+        tops = dict(zip(places, found_tops.tolist(), strict=True))
+        self._seen.clear()
+        fits = not self._missing
+        for place, found in tops.items():
+            if found >= _OVERFLOW:
+                raise UserError(
+                    f"{place}: infinite or not a number, so there is no exact sum over the batch",
+                    hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
+                )
+            agreed = self.tops.get(place)
+            if agreed is None or found > agreed:
+                fits = False
+                self.tops[place] = found + HEADROOM
+        if fits:
+            self._steps += 1
+            for pair in self._passing:
+                self._counts += pair
+            for place, found in tops.items():
+                self.tops[place] -= found < self.tops[place] - SLACK
+        else:
+            self.widened += not self._missing
+        self._missing = False
+        self._passing.clear()
+        return fits
+
+    def below(self) -> tuple[int, int]:
+        """How many numbers were rounded to zero on this rank, of how many, in every ``COUNT_EVERY``-th step."""
+        lost, there = self._counts.tolist()
+        return lost, there
+
+    def clear(self) -> None:
+        """Forget everything, as at the start of a training."""
+        self.__init__()  # type: ignore[misc]
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest magnitude, of the type of ``x``; NaN if there is one."""
+    if x.numel() == 0:
+        return x.new_zeros(())
+    least, most = torch.aminmax(x)
+    return torch.maximum(most.abs(), least.abs())

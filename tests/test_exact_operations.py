@@ -1,0 +1,80 @@
+"""Every operation of PyTorch's test database under the exact engine: the same bits in every environment, or refused."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+ENVIRONMENTS = [
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    {"ATEN_CPU_CAPABILITY": "avx2", "PROBE_THREADS": "2"},
+    {"ATEN_CPU_CAPABILITY": "avx512", "MKL_CBWR": "COMPATIBLE"},
+]
+# What is random or not initialised cannot be near PyTorch's own result.
+FREE_TO_DIFFER = ("empty", "rand", "dropout", "normal", "uniform", "bernoulli", "attention", "multinomial", "cauchy")
+EXPECTED = {
+    "add", "addmm", "bmm", "cumsum", "div", "einsum", "exp", "log", "matmul", "mean", "mul", "pow", "prod", "softmax",
+    "sin", "sqrt", "std", "sum", "tanh", "topk", "var", "index_add", "scatter_add", "nn.functional.avg_pool2d",
+    "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.embedding", "nn.functional.gelu",
+    "nn.functional.group_norm", "nn.functional.layer_norm", "nn.functional.linear", "nn.functional.max_pool2d",
+    "nn.functional.rms_norm", "nn.functional.scaled_dot_product_attention", "nn.functional.silu",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def probes():
+    """What each environment gives, all of them at once."""
+    command = [sys.executable, str(ROOT / "tests/operations_probe.py")]
+    running = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, "PYTHONHASHSEED": "0", **environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for environ in ENVIRONMENTS
+    ]
+    found = []
+    for process in running:
+        stdout, stderr = process.communicate(timeout=900)
+        assert process.returncode == 0, stderr.decode()
+        found.append(json.loads(stdout))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_operation_has_the_same_bits_everywhere_or_is_refused(probes):
+    names = [name for name in probes[0] if len({probe[name].get("inputs") for probe in probes}) == 1]
+    assert len(names) > 600  # of a few, what PyTorch computes for its samples differs
+    different = [name for name in names if len({probe[name].get("hash") for probe in probes}) > 1]
+    assert [name for name in different if "empty" not in name] == []
+
+
+@pytest.mark.slow
+def test_no_operation_fails_in_another_way(probes):
+    assert {name: found["error"] for probe in probes for name, found in probe.items() if "error" in found} == {}
+
+
+@pytest.mark.slow
+def test_results_are_those_of_pytorch(probes):
+    far = {name: found["far"] for name, found in probes[0].items() if found["far"]}
+    assert {name: why for name, why in far.items() if not any(word in name for word in FREE_TO_DIFFER)} == {}
+
+
+@pytest.mark.slow
+def test_what_is_promised_is_computed(probes):
+    computed = {name.split(".no_rounding")[0] for name, found in probes[0].items() if found["computed"]}
+    assert EXPECTED - computed == set()
+
+
+@pytest.mark.slow
+def test_refusals_name_the_operation_and_what_to_do(probes):
+    for found in probes[0].values():
+        for text in found["refused"]:
+            assert text.startswith("exact: ")
+            assert "hint: " in text
