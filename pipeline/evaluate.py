@@ -24,13 +24,15 @@ from samebits.params.schema import NumericsName, StrategyName
 @click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
 @click.option("--out-dir", default=None, help="Folder of the run.  [default: runs/STRATEGY-NUMERICS]")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
-def main(strategy: str, numerics: str, params_file: str, data_dir: str, out_dir: str | None, debug: bool) -> None:
+def main(
+    strategy: str, numerics: NumericsName, params_file: str, data_dir: str, out_dir: str | None, debug: bool
+) -> None:
     with exit_on_error(debug=debug):
         params = load_params(params_file)
         from samebits.evaluation import evaluate_run  # after the checks: importing torch takes seconds
 
         out = Path(out_dir or f"runs/{strategy}-{numerics}")
-        result = evaluate_run(params, data_dir=Path(data_dir), out_dir=out)
+        result = evaluate_run(params, numerics, data_dir=Path(data_dir), out_dir=out)
         above = result["above_floor"]
         floor = "" if above is None else f", {100 * above:+.1f}% over the floor"
         click.echo(f"{out.name}: loss {result['eval_loss']:.4f}{floor}")

@@ -39,7 +39,7 @@ def main(
     debug: bool,
 ) -> None:
     with exit_on_error(debug=debug):
-        params = with_num_devices(load_params(params_file), num_devices)
+        params = with_num_devices(load_params(params_file), num_devices, numerics)
         from samebits.launch import run_training  # after the checks: importing torch takes seconds
 
         out = Path(out_dir or f"runs/{strategy}-{numerics}")

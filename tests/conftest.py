@@ -48,7 +48,7 @@ def small(task: str = "vectors", *, model: dict[str, Any] | None = None, **train
     return {
         "data": {"task": task, "num_samples": 512, "test_samples": 200},
         "model": model or {"name": MODEL_OF_TASK[task]},
-        "train": {"global_batch_size": 64, "epochs": 1, "repeats": 1, **train},
+        "train": {"numerics": ["fast"], "global_batch_size": 64, "epochs": 1, "repeats": 1, **train},
     }
 
 

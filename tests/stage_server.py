@@ -13,6 +13,8 @@ import sys
 import traceback
 from typing import Any, NoReturn
 
+import torch._dynamo  # noqa: F401 - a training in fast numerics would import it, for seconds
+
 import samebits.evaluation
 import samebits.launch  # noqa: F401
 

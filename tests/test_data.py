@@ -9,7 +9,7 @@ import torch
 from safetensors.numpy import load_file
 
 from conftest import MODEL_OF_TASK, small
-from samebits.data.batches import Batches, load_split, model_inputs
+from samebits.data.batches import Batches, equal_parts, load_split, model_inputs, shard_parts
 from samebits.data.card import read_card
 from samebits.data.prepare import prepare
 from samebits.errors import UserError
@@ -82,8 +82,8 @@ def test_the_bytes_are_the_same_under_every_instruction_set(tmp_path):
 def _batches(inputs, shard=0, shards=1, accum=1, resident=True):
     card = read_card_like()
     batches = Batches(
-        (inputs, inputs[:, 0].long()), card, seed=0, global_batch_size=16, accum=accum,
-        shard=shard, shards=shards, device=torch.device("cpu"),
+        (inputs, inputs[:, 0].long()), card, seed=0, global_batch_size=16,
+        layout=equal_parts(16, accum=accum, rank=shard, ranks=shards), device=torch.device("cpu"),
     )  # fmt: skip
     if not resident:
         batches.resident = False
@@ -110,6 +110,19 @@ def test_every_split_sees_the_same_global_batches(shards, accum, resident):
         expected = whole.micro_batch(step, 0)[0].flatten().tolist()
         got = [x for i in range(accum) for part in parts for x in part.micro_batch(step, i)[0].flatten().tolist()]
         assert got == expected
+
+
+@pytest.mark.parametrize("accum", [1, 2, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_shards_are_shared_out_whole_and_in_order(ranks, accum):
+    parts = [part for rank in range(ranks) for part in shard_parts(32, 8, accum=accum, rank=rank, ranks=ranks)]
+    assert [number for part in parts for number in part.shards] == list(range(8))
+    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(32))
+    assert all(part.stop - part.start == 4 * len(part.shards) for part in parts)
+    for rank in range(ranks):
+        own = shard_parts(32, 8, accum=accum, rank=rank, ranks=ranks)
+        assert 8 // ranks <= sum(len(part.shards) for part in own) <= -(-8 // ranks)
+        assert len(own) <= accum
 
 
 def test_an_epoch_sees_each_sample_at_most_once_and_epochs_differ():

@@ -10,6 +10,7 @@ from conftest import small
 from samebits import diagnosis
 from samebits.data.card import read_card
 from samebits.errors import HostError, UserError, WorkerError
+from samebits.numerics.batch import MicroBatch
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.placement import place
@@ -82,7 +83,8 @@ def trial(data_dir):
     numerics = FastNumerics(params.train, torch.device("cpu"), card.loss)
 
     def run(model, placement, *, wants_ddp=False):
-        batch = (torch.randn(placement.rows_per_device, 128), torch.zeros(placement.rows_per_device, dtype=torch.int64))
+        rows = placement.rows_per_device
+        batch = MicroBatch(torch.randn(rows, 128), torch.zeros(rows, dtype=torch.int64), 0)
         return diagnosis.trial_step(model, numerics, batch, card, placement, wants_ddp=wants_ddp)
 
     return run

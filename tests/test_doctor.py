@@ -786,6 +786,25 @@ def test_batch_norm_is_warned_of_once(doctor):
 
 
 @pytest.mark.parametrize(
+    ("layer", "code", "text"),
+    [
+        ("nn.Linear(128, 10)", 0, "2 steps of 64 samples on 1 "),
+        (
+            "nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))",
+            2,
+            "exact: model.layer.1 (BatchNorm1d): native_batch",
+        ),
+    ],
+)
+def test_exact_is_tried_where_it_is_wanted(layer, code, text, doctor):
+    got, findings = doctor(init=f"self.layer = {layer}", numerics=["fast", "exact"])
+    (found,) = [finding for finding in findings if finding.name == "exact"]
+    assert (got, found.status) == (code, "failed" if code else "ok")
+    assert text in found.text
+    assert "exact" not in {finding.name for finding in doctor()[1]}
+
+
+@pytest.mark.parametrize(
     ("body", "code", "name", "text", "hint"),
     [
         ({"result": "(y, x)"}, 2, "single", "the model returned tuple", "return the logits alone"),

@@ -8,7 +8,12 @@ from samebits.data.batches import load_split, model_inputs
 from samebits.data.card import read_card
 from samebits.evaluation import evaluate
 from samebits.models.build import build_model
+from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
+
+
+def numerics_of(card):
+    return FastNumerics(parse_params(small()).train, torch.device("cpu"), card.loss)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 199, 200, 1000])
@@ -26,7 +31,7 @@ def test_each_sample_counts_once_whatever_the_batches(task, batch_size, data_dir
     else:
         expected = F.cross_entropy(outputs.double().flatten(0, -2), data[1].flatten()).item()
         right = (outputs.argmax(-1) == data[1]).double().mean().item()
-    found = evaluate(model, data, card, batch_size=batch_size, device=torch.device("cpu"))
+    found = evaluate(model, numerics_of(card), data, card, batch_size=batch_size, device=torch.device("cpu"))
     assert found["samples"] == 200
     assert found["eval_loss"] == pytest.approx(expected, rel=1e-5)
     assert found["accuracy"] == (right if right is None else pytest.approx(right, abs=2 / 200))
@@ -39,7 +44,10 @@ def test_the_model_is_evaluated_in_its_evaluation_mode_and_left_as_it_was(data_d
     card = read_card(folder / "card.json")
     model = nn.Sequential(nn.Dropout(0.9), nn.Linear(128, 10)).train()
     data = load_split(folder, card, "test")
-    losses = {evaluate(model, data, card, batch_size=64, device=torch.device("cpu"))["eval_loss"] for _ in range(3)}
+    losses = {
+        evaluate(model, numerics_of(card), data, card, batch_size=64, device=torch.device("cpu"))["eval_loss"]
+        for _ in range(3)
+    }
     assert len(losses) == 1
     assert model.training
 

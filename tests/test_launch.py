@@ -17,7 +17,7 @@ import json, os, signal, sys, time
 from pathlib import Path
 from samebits.errors import HostError, UserError, WorkerError, exit_on_error
 from samebits.launch import launch
-from samebits.worker import report_failure
+from samebits.rank import report_failure
 
 def fail(error, scratch):
     report_failure(error, scratch)

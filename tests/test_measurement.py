@@ -9,9 +9,9 @@ from torch import nn
 
 from conftest import small
 from samebits import timing
-from samebits.data.batches import Batches, load_split
+from samebits.data.batches import Batches, equal_parts, load_split
 from samebits.data.card import read_card
-from samebits.measurement import REFERENCES, Slices, reference, time_slices
+from samebits.measurement import Slices, reference, references, time_slices
 from samebits.metrics import percentile, ratios, relative_difference, spread
 from samebits.models.build import build_model
 from samebits.numerics.fast import FastNumerics
@@ -85,7 +85,8 @@ def trainable(data_dir):
         data = load_split(data_dir(params), card, "train")
         numerics = FastNumerics(params.train, CPU, card.loss)
         model = build_model(params.model, card, params.seed)
-        batches = Batches(data, card, seed=0, global_batch_size=64, accum=params.train.grad_accum_steps, device=CPU)
+        layout = equal_parts(64, accum=params.train.grad_accum_steps)
+        batches = Batches(data, card, seed=0, global_batch_size=64, layout=layout, device=CPU)
         job = Trainable(model, batches, strategy, numerics, params)
         return SimpleNamespace(job=job, params=params, data=data, card=card, numerics=numerics)
 
@@ -129,8 +130,8 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
     training = train(made.job, 8, step_seconds=1, tracker=Progress("", 8, shown=False))
     two = place("ddp", parse_params(small(num_devices=2, oversubscribe=True)).train, gpus=0, cores=2)
     made.job.strategy.placement = two
-    made_from = (untrained, made.data, made.card, made.params, made.numerics, made.job.strategy)
-    others = {name: reference(name, *made_from) for name in REFERENCES}
+    made_from = (untrained, made.data, made.card, made.params, "fast", made.job.strategy)
+    others = {name: reference(name, *made_from) for name in references(two, "fast")}
     assert {name: job.batches.rows for name, job in others.items()} == {"single": 64, "share": 32}
     slices = time_slices(made.job, others, list(others), training.losses, step_seconds=0.1, repeats=2)
     assert slices.first_difference is None

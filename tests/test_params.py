@@ -20,7 +20,7 @@ def test_objects_are_frozen_and_hashable() -> None:
 
 
 BAD = [
-    ({"sed": 1}, "sed: unknown key, accepts seed, data, model, train, tracking. hint: did you mean seed?"),
+    ({"sed": 1}, "sed: unknown key, accepts seed, data, model, train, exact, tracking. hint: did you mean seed?"),
     ({"train": {"precison": "fp32"}}, "train.precison: unknown key"),
     ({"train": {"precision": "fp8"}}, "train.precision: got 'fp8', accepts 'fp32', 'tf32', 'bf16' or 'fp16'"),
     ({"train": {"epochs": "2"}}, "train.epochs: got '2', accepts an integer"),
@@ -105,10 +105,10 @@ def test_dvc_needs_every_key(left_out: tuple[str, ...], message: str) -> None:
 
 @pytest.mark.parametrize(("value", "expected"), [(None, "auto"), ("4", 4), ("auto", "auto")])
 def test_num_devices_of_the_command_line(value: str | None, expected: object) -> None:
-    assert with_num_devices(parse_params({}), value).train.num_devices == expected
+    assert with_num_devices(parse_params({}), value, "fast").train.num_devices == expected
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "x"])
 def test_bad_num_devices_of_the_command_line(value: str) -> None:
     with pytest.raises(UserError, match=r"--num-devices: train\.num_devices: got"):
-        with_num_devices(parse_params({}), value)
+        with_num_devices(parse_params({}), value, "fast")

@@ -67,7 +67,7 @@ def test_chunks_is_what_torch_does(rows, devices, parts):
 )
 def test_refused(strategy, train, error, message):
     with pytest.raises(error) as caught:
-        place(strategy, parse_params({"train": train}).train, gpus=0, cores=2)
+        place(strategy, parse_params({"train": {"numerics": ["fast"], **train}}).train, gpus=0, cores=2)
     assert message in str(caught.value)
 
 
@@ -86,13 +86,43 @@ def test_refused(strategy, train, error, message):
 )
 def test_not_applied(strategy, train, keys):
     settings = parse_params({"train": train}).train
-    assert list(not_applied(settings, place(strategy, settings, gpus=0, cores=2), tf32=False)) == keys
+    assert list(not_applied(settings, place(strategy, settings, gpus=0, cores=2), "fast", tf32=False)) == keys
+
+
+EXACT = [
+    ("ddp", {"num_devices": 3, "oversubscribe": True}, 0, 2, (3, 96)),
+    ("ddp", {"num_devices": 3, "oversubscribe": True, "grad_accum_steps": 2}, 0, 2, (3, 64)),
+    ("ddp", {}, 5, 8, (5, 64)),
+    ("ddp", {}, 12, 8, (8, 32)),
+    ("dp", {}, 3, 8, (3, 96)),
+    ("dp", {}, 5, 8, (4, 64)),
+    ("single", {"grad_accum_steps": 16}, 0, 2, (1, 32)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "train", "gpus", "cores", "expected"), EXACT)
+def test_exact_shares_out_shards(strategy, train, gpus, cores, expected):
+    settings = parse_params({"train": {"numerics": ["exact"], **train}}).train
+    placement = place(strategy, settings, gpus=gpus, cores=cores, shards=8)
+    assert (placement.devices_used, placement.rows_per_device) == expected
+
+
+def test_exact_takes_no_more_devices_than_shards():
+    settings = parse_params({"train": {"num_devices": 9, "numerics": ["fast"], "global_batch_size": 288}}).train
+    with pytest.raises(UserError, match="got 9 devices for 8 shards, accepts at most 8"):
+        place("ddp", settings, gpus=9, cores=2, shards=8)
+
+
+def test_what_exact_does_not_apply():
+    settings = parse_params({"train": {"compile": True, "precision": "bf16"}}).train
+    found = not_applied(settings, place("ddp", settings, gpus=2, cores=2, shards=8), "exact", tf32=True)
+    assert list(found) == ["train.compile", "train.precision"]
 
 
 @pytest.mark.parametrize(("tf32", "keys"), [(True, []), (False, ["train.precision"])])
 def test_tf32_needs_a_gpu_that_has_it(tf32, keys):
     settings = parse_params({"train": {"precision": "tf32"}}).train
-    assert list(not_applied(settings, place("single", settings, gpus=1, cores=2), tf32=tf32)) == keys
+    assert list(not_applied(settings, place("single", settings, gpus=1, cores=2), "fast", tf32=tf32)) == keys
 
 
 @pytest.mark.parametrize(

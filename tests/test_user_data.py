@@ -28,7 +28,9 @@ Y = RANDOM.integers(0, 4, size=50)
 def params(samples=30, tests=20, model=None, **kwargs):
     files = {"inputs": "x.npy", "targets": "y.npy", **kwargs}
     data = {"task": "file", "num_samples": samples, "test_samples": tests, "kwargs": files}
-    return parse_params({"data": data, "train": {"global_batch_size": 10}, "model": model or {"name": "mlp"}})
+    return parse_params(
+        {"data": data, "train": {"global_batch_size": 10, "numerics": ["fast"]}, "model": model or {"name": "mlp"}}
+    )
 
 
 @pytest.fixture

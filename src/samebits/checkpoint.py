@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 _WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 
 
-def save_weights(model: nn.Module, path: Path) -> str:
+def save_weights(state: dict[str, Tensor], path: Path) -> str:
     """Write the unwrapped model's parameters and buffers and return the SHA-256 of the file.
 
     Tied tensors are stored once under each of their names, because the format refuses shared memory. The
     file holds nothing but tensors: no commit, no time.
     """
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     with atomic(path) as temporary:
         save_file(tensors, temporary)
     return sha256(path)

@@ -12,14 +12,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from samebits.errors import HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
 
 if TYPE_CHECKING:
-    from samebits.data.batches import Batch
     from samebits.data.card import Card
-    from samebits.numerics.fast import FastNumerics
+    from samebits.numerics.batch import MicroBatch
+    from samebits.numerics.interface import Numerics
     from samebits.placement import Placement
 
 
 def trial_step(
-    model: nn.Module, numerics: FastNumerics, batch: Batch, card: Card, placement: Placement, *, wants_ddp: bool
+    model: nn.Module, numerics: Numerics, batch: MicroBatch, card: Card, placement: Placement, *, wants_ddp: bool
 ) -> list[str]:
     """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
 
@@ -29,18 +29,18 @@ def trial_step(
     Raises:
         UserError: the output does not fit the task, or a parameter gets no gradient, which ``ddp`` refuses.
     """
-    rows = placement.rows_per_device
-    inputs, targets = batch[0][:rows], batch[1][:rows]
+    batch = first_share(batch, placement.rows_per_device)
+    rows = len(batch.inputs)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
-    outputs = numerics.module(model)(inputs)
+    outputs = numerics.outputs(numerics.module(model), batch)
     expected = (rows, *card.output_shape)
     if tuple(outputs.shape) != expected:
         raise UserError(
             f"the model returned shape {tuple(outputs.shape)} for {rows} samples, expected {expected}",
             hint="end the model with one output per class of data/card.json",
         )
-    numerics.backward(numerics.loss(outputs, targets))
+    numerics.backward(numerics.loss(outputs, batch.targets))
     notes = _batch_norm_note(model, placement)
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
@@ -52,6 +52,16 @@ def trial_step(
             )
         notes.append(f"no gradient reaches {names}; ddp would refuse this model")
     return notes
+
+
+def first_share(batch: MicroBatch, rows: int) -> MicroBatch:
+    """So many samples of a batch at most; under ``exact`` whole shards."""
+    size = len(batch.inputs) // len(batch.shards)
+    if len(batch.shards) > 1:
+        shards = batch.shards[: max(1, rows // size)]
+        rows = len(shards) * size
+        batch = batch._replace(shards=shards)
+    return batch._replace(inputs=batch.inputs[:rows], targets=batch.targets[:rows])
 
 
 def _batch_norm_note(model: nn.Module, placement: Placement) -> list[str]:

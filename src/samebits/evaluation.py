@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, TypedDict
 
 import torch
-from torch.nn import functional as F
 
 from samebits import diagnosis
 from samebits.checkpoint import load_weights
@@ -16,7 +16,9 @@ from samebits.errors import UserError
 from samebits.files import write_json
 from samebits.host import count_gpus
 from samebits.models.build import build_model
-from samebits.numerics.fast import FastNumerics, prepare_environment
+from samebits.numerics.batch import MicroBatch
+from samebits.numerics.fast import prepare_environment
+from samebits.numerics.make import make_numerics
 from samebits.placement import place
 
 if TYPE_CHECKING:
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 
     from samebits.data.batches import Batch
     from samebits.data.card import Card
+    from samebits.numerics.interface import Numerics
     from samebits.params import Params
+    from samebits.params.schema import NumericsName
 
 
 class Evaluation(TypedDict):
@@ -40,30 +44,29 @@ class Evaluation(TypedDict):
     samples: int
 
 
-def evaluate(module: nn.Module, data: Batch, card: Card, *, batch_size: int, device: torch.device) -> Evaluation:
+def evaluate(
+    module: nn.Module, numerics: Numerics, data: Batch, card: Card, *, batch_size: int, device: torch.device
+) -> Evaluation:
     """Evaluate on one device; the last batch is short, never padded.
 
-    Sums are kept in float64. ``above_floor`` is ``eval_loss / floor - 1``, None where the floor is not known.
+    The sum of the losses is exact, and rounded once. ``above_floor`` is ``eval_loss / floor - 1``, None where the
+    floor is not known.
     """
     inputs, targets = data
-    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    losses: list[float] = []
     correct = torch.zeros((), dtype=torch.int64, device=device)
     was_training = module.training
     module.eval()
-    with torch.inference_mode():
+    with torch.no_grad():
         for start in range(0, len(inputs), batch_size):
             x = model_inputs(inputs[start : start + batch_size].to(device), card)
             y = targets[start : start + batch_size].to(device)
-            outputs = module(x).float()
-            if card.loss == "mse":
-                losses = F.mse_loss(outputs, y, reduction="none")
-            else:
-                outputs, y = outputs.flatten(0, -2), y.flatten()
-                losses = F.cross_entropy(outputs, y, reduction="none")
-                correct += (outputs.argmax(dim=-1) == y).sum()
-            loss_sum += losses.double().sum()
+            outputs = numerics.outputs(module, MicroBatch(x, y, step=0))
+            losses += numerics.losses(outputs, y).tolist()
+            if card.num_classes is not None:
+                correct += (outputs.flatten(0, -2).argmax(dim=-1) == y.flatten()).sum()
     module.train(was_training)
-    loss = loss_sum.item() / targets.numel()
+    loss = math.fsum(losses) / targets.numel()
     return {
         "eval_loss": loss,
         "accuracy": correct.item() / targets.numel() if card.num_classes is not None else None,
@@ -74,7 +77,7 @@ def evaluate(module: nn.Module, data: Batch, card: Card, *, batch_size: int, dev
     }
 
 
-def evaluate_run(params: Params, *, data_dir: Path, out_dir: Path) -> Evaluation:
+def evaluate_run(params: Params, numerics_name: NumericsName, *, data_dir: Path, out_dir: Path) -> Evaluation:
     """Evaluate ``out_dir/model.safetensors`` on the first device and write ``out_dir/evaluation.json``.
 
     Raises:
@@ -87,16 +90,18 @@ def evaluate_run(params: Params, *, data_dir: Path, out_dir: Path) -> Evaluation
     prepare_environment()
     device = torch.device("cuda", 0) if count_gpus() else torch.device("cpu")
     torch.set_num_threads(1)  # the result must not depend on the host's number of cores
-    numerics = FastNumerics(params.train, device, card.loss)
+    numerics = make_numerics(numerics_name, params, device, card.loss, tuple(card.target_shape))
     numerics.configure()
-    model = build_model(params.model, card, params.seed)
+    model = build_model(params.model, card, params.seed, numerics.building())
     for note in load_weights(model, weights):
         sys.stderr.write(f"{weights}: {note}\n")
+    numerics.adopt(model)
     module = numerics.module(model.to(device))
-    batch_size = params.train.global_batch_size // params.train.grad_accum_steps  # what single has room for
+    parts = params.exact.shards if numerics_name == "exact" else params.train.grad_accum_steps
+    batch_size = params.train.global_batch_size // parts  # what single has room for; a shard, as it was trained
     data = load_split(data_dir, card, "test")
     try:
-        result = evaluate(module, data, card, batch_size=batch_size, device=device)
+        result = evaluate(module, numerics, data, card, batch_size=batch_size, device=device)
     except Exception as error:
         placement = place("single", params.train, gpus=int(device.type == "cuda"), cores=1)
         raise diagnosis.explain(error, placement=placement, model=model) from error

@@ -98,3 +98,12 @@ def sha256_tree(path: Path) -> str:
         if file.is_file() and "__pycache__" not in file.parts:
             digest.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode())
     return digest.hexdigest()
+
+
+def fsync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk before what follows."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

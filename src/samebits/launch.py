@@ -16,7 +16,6 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch._dynamo  # noqa: F401 - each worker would import it at its first optimizer step, for seconds
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import elastic_launch
@@ -26,6 +25,7 @@ from samebits.host import count_cores, count_gpus
 from samebits.numerics import fast
 from samebits.placement import Placement, place
 from samebits.rendezvous import enter_worker, launch_config
+from samebits.resume import FOLDER
 from samebits.runlog import LOGS, RunLog, new_key
 from samebits.worker import Job, work
 
@@ -44,10 +44,13 @@ def run_training(
     data_dir: Path,
     out_dir: Path,
     start_sender: Callable[[Path], object] | None = None,
+    resume: Path | None = FOLDER,
+    steps: int | None = None,
 ) -> Placement:
     """Train ``params.model`` under one strategy and write the run's files to ``out_dir``.
 
-    ``start_sender`` is called with the run's local log once it exists; without it nothing is logged.
+    ``start_sender`` is called with the run's local log once it exists; without it nothing is logged. Checkpoints are
+    kept under ``resume``, None for none. ``steps`` ends the training early.
 
     Raises:
         UserError: the parameters, the data or the model are wrong.
@@ -55,7 +58,10 @@ def run_training(
         WorkerError: a worker failed.
         Interrupted: a signal ended the training.
     """
-    placement = place(strategy, params.train, gpus=count_gpus(), cores=count_cores())
+    if numerics == "fast":
+        import torch._dynamo  # noqa: F401 - else each worker would, at its first optimizer step, for seconds
+    shards = params.exact.shards if numerics == "exact" else None
+    placement = place(strategy, params.train, gpus=count_gpus(), cores=count_cores(), shards=shards)
     if placement.device_type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either
     key = new_key(f"{strategy}-{numerics}")
@@ -77,7 +83,7 @@ def run_training(
     try:
         launch(
             work,
-            Job(params, placement, numerics, data_dir, out_dir, key, log),
+            Job(params, placement, numerics, data_dir, out_dir, key, log, resume, steps),
             placement.world_size,
         )
         status = "FINISHED"
@@ -116,8 +122,9 @@ def _silence_launcher() -> None:
 def _enter(function: Callable[..., None], job: object, scratch: Path) -> None:
     """Run in a worker.
 
-    The launcher's signal handlers, which a fork inherits, are undone, so that a worker ends at once, also while it
-    waits in a collective; and also when its launcher is killed, since torch then sends it SIGINT.
+    The launcher's signal handlers, which a fork inherits, are undone. Unless it chooses otherwise (``stopping``), a
+    worker ends at once, also while it waits in a collective; and also when its launcher is killed, since torch then
+    sends it SIGINT.
     """
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_DFL)
@@ -139,6 +146,9 @@ def _failure(error: ChildFailedError, folder: Path) -> SamebitsError:
         name = signal.Signals(-first.exitcode).name
         hint = _SIGNAL_HINTS.get(name, "run with --debug")
         return WorkerError(f"the worker of rank {rank} was ended by {name}", hint=hint)
+    if first.exitcode in (130, 143):
+        hint = "run the same command again; it goes on from a checkpoint"
+        return WorkerError(f"the worker of rank {rank} was asked to stop", hint=hint)
     reports: list[dict[str, Any]] = [json.loads(file.read_text(encoding="utf-8")) for file in folder.glob("*.json")]
     if not reports:
         return WorkerError(f"the worker of rank {rank} ended with exit code {first.exitcode}", hint="run with --debug")

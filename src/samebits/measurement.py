@@ -1,7 +1,8 @@
-"""Timed slices beside the training: repeats, and what the same work takes without any communication.
+"""Timed slices beside the training: repeats, and what the same work takes otherwise.
 
-Two references run on the first device alone: ``single`` does the whole global batch, ``share`` one device's
-share of it. Their chunks are interleaved with the strategy's own, so that a host whose speed drifts slows all
+References run on the first device alone: ``single`` does the whole global batch, ``share`` one device's share of it,
+and ``fast``, beside an exact ``single``, does the whole batch in PyTorch's own arithmetic. Their chunks are interleaved
+with the strategy's own, so that a host whose speed drifts slows all
 of them alike: ratios are taken within a chunk.
 """
 
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.data.batches import Batches
+from samebits.data.batches import Batches, equal_parts, shard_parts
 from samebits.metrics import ratios, spread
+from samebits.numerics.fast import FastNumerics
+from samebits.numerics.make import make_numerics
 from samebits.strategies import SingleDeviceStrategy
 from samebits.timing import StepClock
 from samebits.trainer import Trainable
@@ -25,8 +28,9 @@ if TYPE_CHECKING:
     from samebits.data.batches import Batch
     from samebits.data.card import Card
     from samebits.metrics import Spread
-    from samebits.numerics.fast import FastNumerics
     from samebits.params import Params
+    from samebits.params.schema import NumericsName
+    from samebits.placement import Placement
     from samebits.strategies import Strategy
 
 SLICE_SECONDS = 0.75
@@ -53,6 +57,10 @@ class Slices:
         """What the speed-up would be if communication cost nothing: ``single`` over ``share``."""
         return self._ratio("single", "share")
 
+    def price(self) -> Spread | None:
+        """Times slower than ``fast``."""
+        return self._ratio("own", "fast")
+
     def _ratio(self, above: str, below: str) -> Spread | None:
         if not (self.seconds.get(above) and self.seconds.get(below)):
             return None
@@ -62,15 +70,28 @@ class Slices:
         return {"median": middle, "low": min(repeats["low"], middle), "high": max(repeats["high"], middle)}
 
 
-REFERENCES = ("single", "share")
+def references(placement: Placement, numerics: NumericsName) -> tuple[str, ...]:
+    """What a training is compared with."""
+    if placement.may_speed_up:
+        return "single", "share"
+    return ("fast",) if numerics == "exact" and placement.strategy == "single" else ()
 
 
 def reference(
-    name: str, model: nn.Module, data: Batch, card: Card, params: Params, numerics: FastNumerics, strategy: Strategy
+    name: str, model: nn.Module, data: Batch, card: Card, params: Params, numerics: NumericsName, strategy: Strategy
 ) -> Trainable:
-    """One of ``REFERENCES``, from a copy of the untrained ``model``, on this worker's first device."""
-    accum, batch = params.train.grad_accum_steps, params.train.global_batch_size
-    rows = batch // accum if name == "single" else strategy.placement.rows_per_device
+    """One of ``references``, from a copy of the untrained ``model``, on this worker's first device."""
+    if name == "fast":
+        numerics = "fast"
+    accum, samples, shards = params.train.grad_accum_steps, params.train.global_batch_size, params.exact.shards
+    if numerics == "exact":
+        shards = -(-shards // strategy.placement.devices_used) if name == "share" else shards
+        samples = samples // params.exact.shards * shards
+        layout = shard_parts(samples, shards, accum=accum)
+    else:
+        samples = strategy.placement.rows_per_device * accum if name == "share" else samples
+        layout = equal_parts(samples, accum=accum)
+    rows = layout[0].stop - layout[0].start
     placement = replace(
         strategy.placement,
         strategy="single",
@@ -81,9 +102,13 @@ def reference(
         backend=None,
         labels=(),
     )
-    batches = Batches(data, card, seed=params.seed, global_batch_size=rows * accum, accum=accum, device=strategy.device)
-    alone = type(numerics)(params.train, strategy.device, card.loss)
-    copied = copy.deepcopy(model).to(strategy.device)
+    batches = Batches(data, card, seed=params.seed, global_batch_size=samples, layout=layout, device=strategy.device)
+    alone = make_numerics(numerics, params, strategy.device, card.loss, tuple(card.target_shape), shards=shards)
+    if isinstance(alone, FastNumerics):
+        alone.set_precision()
+    copied = copy.deepcopy(model)
+    alone.adopt(copied)
+    copied.to(strategy.device)
     return Trainable(copied, batches, SingleDeviceStrategy(placement, params.train), alone, params)
 
 
@@ -126,7 +151,7 @@ def time_slices(
                     random[name] = jobs[name].strategy.random_state()
                 parts[name].append(clock.seconds)
                 if name == "own":
-                    repeated = strategy.mean(part).tolist()
+                    repeated = own.mean_losses(part)
                     unequal = [i for i in range(start, stop) if repeated[i - start] != losses[i]]
                     if unequal and (difference is None or unequal[0] + 1 < difference):
                         difference = unequal[0] + 1

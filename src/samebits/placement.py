@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from samebits.errors import HostError, UserError
 
 if TYPE_CHECKING:
-    from samebits.params.schema import StrategyName, Train
+    from samebits.params.schema import NumericsName, StrategyName, Train
 
 LabelKind = Literal["fallback", "oversubscribed", "one_device", "unused_devices"]
 NOT_A_SPEEDUP = frozenset({"fallback", "oversubscribed", "one_device"})
@@ -59,8 +59,11 @@ def chunks(rows: int, devices: int) -> int:
     return -(-rows // size)
 
 
-def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int) -> Placement:
+def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int, shards: int | None = None) -> Placement:
     """Choose the devices for ``strategy`` on a host with so many visible GPUs and usable cores.
+
+    With ``shards``, as in the exact numerics, a batch is shared out by whole shards, of which devices may have
+    different numbers; without, by samples.
 
     Raises:
         HostError: more devices are asked for than exist, without ``train.oversubscribe``.
@@ -68,15 +71,15 @@ def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int) -> Pla
     """
     device_type: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
     existing = gpus or cores
-    rows = train.global_batch_size // train.grad_accum_steps
+    split = Split(train, shards)
     if strategy == "single":
-        return Placement("single", device_type, 1, 1, rows, 1, (0,), None, (), ())
+        return Placement("single", device_type, 1, 1, split.rows(1, "single"), 1, (0,), None, (), ())
     asked, notes = train.num_devices, []
     if asked == "auto":
         available = gpus or min(cores, MAX_CPU_DEVICES)
-        count = max(n for n in range(1, available + 1) if rows % n == 0)
+        count = max(n for n in range(1, available + 1) if split.fits(n, "ddp"))
         if count < available:
-            notes.append(f"{strategy}: {count} of {available} devices, the most that divide {rows} samples equally")
+            notes.append(f"{strategy}: {count} of {available} devices, the most that divide {split} equally")
     else:
         count = asked
         if count > existing and not train.oversubscribe:
@@ -85,19 +88,21 @@ def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int) -> Pla
                 f"train.num_devices: got {count}, this host has {existing} {kind}",
                 hint="lower it, use auto, or set train.oversubscribe: true",
             )
-        if count > rows:
+        if count > split.units:
             raise UserError(
-                f"train.num_devices: got {count} devices for {rows} samples at a time, accepts at most {rows}",
-                hint="raise train.global_batch_size or lower train.grad_accum_steps",
+                f"train.num_devices: got {count} devices for {split}, accepts at most {split.units}",
+                hint="raise exact.shards"
+                if shards
+                else "raise train.global_batch_size or lower train.grad_accum_steps",
             )
-        if strategy == "ddp" and rows % count:
+        if not split.fits(count, strategy):
             raise UserError(
-                f"train.num_devices: got {count}, accepts a divisor of the {rows} samples that ddp splits at a time",
+                f"train.num_devices: got {count}, accepts a divisor of the {split} that ddp shares out",
                 hint="change train.global_batch_size or train.num_devices",
             )
     devices = tuple(i % gpus for i in range(count)) if gpus else tuple(range(count))
     if strategy == "dp":
-        return _place_dp(device_type, count, devices, existing, rows, notes)
+        return _place_dp(device_type, count, devices, existing, split, notes)
     labels = _sharing(count, existing, device_type)
     if count == 1:
         labels.append(Label("one_device", "ddp ran with a world size of 1: one process, nothing to reduce"))
@@ -107,7 +112,7 @@ def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int) -> Pla
         device_type,
         count,
         count,
-        rows // count,
+        split.rows(count, "ddp"),
         count,
         devices,
         "nccl" if nccl else "gloo",
@@ -116,23 +121,55 @@ def place(strategy: StrategyName, train: Train, *, gpus: int, cores: int) -> Pla
     )
 
 
+class Split:
+    """What a batch is shared out by: samples of a micro-batch, or logical shards of the whole batch."""
+
+    def __init__(self, train: Train, shards: int | None) -> None:
+        self._accum, self._shards = train.grad_accum_steps, shards
+        self.units = shards or train.global_batch_size // self._accum
+        self._size = train.global_batch_size // shards if shards else 1
+
+    def __str__(self) -> str:
+        return f"{self.units} {'shards' if self._shards else 'samples'}"
+
+    def fits(self, count: int, strategy: StrategyName) -> bool:
+        """Whether so many devices can share the batch."""
+        return count <= self.units and (strategy == "dp" or self._shards is not None or self.units % count == 0)
+
+    def at_a_time(self, strategy: StrategyName, count: int) -> int:
+        """Units that one device, or all of ``dp``, are fed in one micro-batch."""
+        if self._shards is None:
+            return self.units // count if strategy == "ddp" else self.units
+        own = -(-self._shards // count) if strategy == "ddp" else self._shards
+        return -(-own // min(self._accum, own))
+
+    def rows(self, count: int, strategy: StrategyName) -> int:
+        """Samples that one device gets at most at a time."""
+        units = self.at_a_time(strategy, count)
+        return self._size * (-(-units // count) if strategy == "dp" else units)
+
+
 def _place_dp(
     device_type: Literal["cpu", "cuda"],
     count: int,
     devices: tuple[int, ...],
     existing: int,
-    rows: int,
+    split: Split,
     notes: list[str],
 ) -> Placement:
     if device_type == "cpu" or count == 1:
         why = "no CUDA device is visible" if device_type == "cpu" else "one GPU is used"
         label = Label("fallback", f"{why}, so DataParallel ran the plain module on one device")
+        rows = split.rows(1, "dp")
         return Placement("dp", device_type, count, 1, rows, 1, devices[:1], None, (label,), tuple(notes))
-    labels, used = _sharing(count, existing, device_type), chunks(rows, count)
+    units = split.at_a_time("dp", count)
+    labels, used = _sharing(count, existing, device_type), chunks(units, count)
     if used < count:
-        text = f"DataParallel cuts {rows} samples into {used} chunks, so {count - used} of {count} devices get none"
+        what = str(split).replace(str(split.units), str(units), 1)
+        text = f"DataParallel cuts {what} into {used} chunks, so {count - used} of {count} devices get none"
         labels.append(Label("unused_devices", text))
-    return Placement("dp", device_type, count, used, -(-rows // count), 1, devices, None, tuple(labels), tuple(notes))
+    rows = split.rows(count, "dp")
+    return Placement("dp", device_type, count, used, rows, 1, devices, None, tuple(labels), tuple(notes))
 
 
 def _sharing(count: int, existing: int, device_type: str) -> list[Label]:
@@ -142,12 +179,16 @@ def _sharing(count: int, existing: int, device_type: str) -> list[Label]:
     return [Label("oversubscribed", f"{count} workers share {existing} {kind}{'s' if existing > 1 else ''}")]
 
 
-def not_applied(train: Train, placement: Placement, *, tf32: bool) -> dict[str, str]:
+def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, tf32: bool) -> dict[str, str]:
     """Settings that are right but do nothing in this training, each with the reason; ``tf32``: the GPU has it."""
-    found = {}
-    if train.compile and placement.strategy == "dp":
+    found: dict[str, str] = {}
+    if numerics == "exact":
+        found |= _not_exact(train)
+    elif train.compile and placement.strategy == "dp":
         found["train.compile"] = "torch.compile is not combined with DataParallel"
-    if train.precision == "tf32" and placement.device_type == "cpu":
+    if numerics == "exact":
+        pass
+    elif train.precision == "tf32" and placement.device_type == "cpu":
         found["train.precision"] = "tf32 is a mode of NVIDIA GPUs; float32 was used"
     elif train.precision == "tf32" and not tf32:
         found["train.precision"] = "this GPU is older than tf32 (compute capability 8.0); float32 was used"
@@ -157,4 +198,13 @@ def not_applied(train: Train, placement: Placement, *, tf32: bool) -> dict[str, 
         found["train.optimizer.momentum"] = "AdamW has no momentum setting"
     if train.num_devices != "auto" and train.num_devices > placement.num_devices:
         found["train.num_devices"] = "single always uses one device"
+    return found
+
+
+def _not_exact(train: Train) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if train.compile:
+        found["train.compile"] = "a compiler may fuse what the exact numerics round apart"
+    if train.precision != "fp32":
+        found["train.precision"] = "the exact numerics compute in float32 precision"
     return found

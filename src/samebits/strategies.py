@@ -72,17 +72,21 @@ class SingleDeviceStrategy:
         for generator, value in zip(self._generators(), state, strict=True):
             generator.set_state(value)
 
-    def parallelise(self, module: nn.Module) -> nn.Module:
-        """Wrap a module that is already on ``device``."""
+    def parallelise(self, module: nn.Module, *, sums: bool = False) -> nn.Module:  # noqa: ARG002
+        """Wrap a module that is already on ``device``; ``sums``: gradients of ranks are summed, not averaged."""
         return module
 
     def accumulate(self, module: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002
         """A block in which gradients are added up locally; the last backward pass of a step stays outside."""
         return nullcontext()
 
-    def mean(self, values: Tensor) -> Tensor:
-        """The mean over ranks; every rank must call it."""
-        return values
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over ranks; every rank must call it."""
+        return values.clone()
+
+    def largest(self, values: Tensor) -> Tensor:
+        """The maximum over ranks; every rank must call it."""
+        return values.clone()
 
     def gather(self, values: Tensor) -> Tensor:
         """Values of all ranks, stacked by rank; every rank must call it."""
@@ -103,7 +107,7 @@ class DataParallelStrategy(SingleDeviceStrategy):
         """Every GPU of the placement, each once."""
         return tuple(dict.fromkeys(self.placement.devices)) if self.device.type == "cuda" else ()
 
-    def parallelise(self, module: nn.Module) -> nn.Module:
+    def parallelise(self, module: nn.Module, *, sums: bool = False) -> nn.Module:  # noqa: ARG002 - it always sums
         """Wrap; the model stands on the first device, as the wrapper requires."""
         return DataParallel(module, device_ids=list(self.placement.devices) if self.cuda_devices else None)
 
@@ -135,27 +139,36 @@ class DDPStrategy(SingleDeviceStrategy):
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def parallelise(self, module: nn.Module) -> nn.Module:
+    def parallelise(self, module: nn.Module, *, sums: bool = False) -> nn.Module:
         """Wrap with the flags of ``train.ddp``."""
         options = self._train.ddp
-        return DistributedDataParallel(
+        wrapped = DistributedDataParallel(
             module,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             gradient_as_bucket_view=options.gradient_as_bucket_view,
             static_graph=options.static_graph and self._train.grad_accum_steps == 1,
             bucket_cap_mb=options.bucket_cap_mb,
         )
+        if sums:
+            wrapped.register_comm_hook(None, _sum_of_ranks)
+        return wrapped
 
     def accumulate(self, module: nn.Module) -> AbstractContextManager[Any]:
         """No all-reduce within the block; a compiled wrapper passes the attribute on."""
         context: AbstractContextManager[Any] = module.no_sync()  # type: ignore[operator]
         return context
 
-    def mean(self, values: Tensor) -> Tensor:
-        """Sum over ranks, then one division."""
+    def total(self, values: Tensor) -> Tensor:
+        """An all-reduce."""
         total = values.clone()
         dist.all_reduce(total)
-        return total / self.world_size
+        return total
+
+    def largest(self, values: Tensor) -> Tensor:
+        """An all-reduce."""
+        largest = values.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return largest
 
     def gather(self, values: Tensor) -> Tensor:
         """Gather to every rank; ranks must hold the same shape."""
@@ -166,6 +179,12 @@ class DDPStrategy(SingleDeviceStrategy):
     def barrier(self) -> None:
         """Wait for all ranks."""
         dist.barrier()
+
+
+def _sum_of_ranks(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ARG001 - DDP reads types
+    """Communication hook: DDP's own all-reduce without its division by the number of ranks."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
 
 
 Strategy = SingleDeviceStrategy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from samebits.files import read_json
 
@@ -42,3 +42,10 @@ def describe_run(folder: Path) -> str:
     elif run["speedup_unavailable"]:
         parts.append(f"no speed-up: {run['speedup_unavailable']}")
     return ", ".join(parts) + f", weights {run['weights_sha256'][:12]}"
+
+
+def where(placement: dict[str, Any]) -> str:
+    """Strategy and devices of a placement, for people: ``ddp on 2 GPUs``."""
+    count = placement["devices_used"]
+    kind = "GPU" if placement["device_type"] == "cuda" else "CPU device"
+    return f"{placement['strategy']} on {count} {kind}{'s' if count > 1 else ''}"

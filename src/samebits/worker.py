@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import copy
-import gc
-import json
-import os
-import time
-import traceback
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from samebits import diagnosis
 from samebits.checkpoint import save_weights, weights_digest
-from samebits.data.batches import Batches, load_split, on_device
+from samebits.data.batches import Batches, equal_parts, load_split, on_device, shard_parts
 from samebits.data.card import read_card
-from samebits.errors import SamebitsError, WorkerError
 from samebits.files import write_json, write_text
-from samebits.host import host_facts
-from samebits.measurement import REFERENCES, Slices, reference, time_slices
+from samebits.host import fingerprint, host_facts
+from samebits.keeper import CheckpointKeeper
+from samebits.measurement import Slices, reference, references, time_slices
 from samebits.memory import peak_gib, reset_peak
 from samebits.metrics import percentile, spread
 from samebits.models.build import build_model
-from samebits.numerics.fast import FastNumerics
+from samebits.numerics.make import make_numerics
 from samebits.placement import Placement, not_applied
 from samebits.progress import Progress
+from samebits.rank import run_rank
+from samebits.resume import FOLDER, Checkpoints, identity
 from samebits.rounding import Rounding, measure_rounding
+from samebits.stopping import StopRequest
 from samebits.strategies import make_strategy
 from samebits.trainer import Snapshot, Trainable, Training, train, warm_up
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from torch import nn
 
     from samebits.data.batches import Batch
     from samebits.data.card import Card
+    from samebits.numerics.interface import Numerics
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.runlog import RunLog
@@ -50,7 +48,10 @@ WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
 
 @dataclass(frozen=True)
 class Job:
-    """One training, as the launcher hands it to its workers; ``key`` names the run in logs and in MLflow."""
+    """One training, as the launcher hands it to its workers; ``key`` names the run in logs and in MLflow.
+
+    Checkpoints are under ``resume``, None for no checkpoints; ``steps`` ends the training early.
+    """
 
     params: Params
     placement: Placement
@@ -59,6 +60,8 @@ class Job:
     out_dir: Path
     key: str
     log: RunLog | None
+    resume: Path | None = FOLDER
+    steps: int | None = None
 
     @property
     def name(self) -> str:
@@ -69,8 +72,8 @@ class Job:
 class Worker:
     """One rank of a job."""
 
-    def __init__(self, job: Job) -> None:
-        self.job, self.params = job, job.params
+    def __init__(self, job: Job, stop: StopRequest) -> None:
+        self.job, self.params, self.stop = job, job.params, stop
         self.card: Card = read_card(job.data_dir / "card.json")
         self.strategy: Strategy = make_strategy(job.placement, job.params.train)
         self.model: nn.Module | None = None
@@ -87,27 +90,38 @@ class Worker:
             self._log(
                 "setup", host=self.host, data=card.model_dump(mode="json"), data_dir=str(self.job.data_dir.resolve())
             )
-        numerics = FastNumerics(params.train, strategy.device, card.loss)
+        numerics = make_numerics(self.job.numerics, params, strategy.device, card.loss, tuple(card.target_shape))
         numerics.configure()
         strategy.seed(params.seed)
-        self.model = model = build_model(params.model, card, params.seed)
+        self.model = model = build_model(params.model, card, params.seed, numerics.building())
         self.initial = weights_digest(model) if strategy.rank == 0 else ""
         untrained = self._copy_for_references(model)
+        numerics.adopt(model)
         data = on_device(load_split(self.job.data_dir, card, "train"), strategy.device)
         model.to(strategy.device)
         own = self._trainable(model, data, numerics)
         step_seconds = warm_up(own, WARM_UP_STEPS[strategy.device.type])
         reset_peak(strategy)
         progress = self._progress()
-        training = train(own, params.total_steps, step_seconds=step_seconds, tracker=progress)
+        keeper = self._keeper()
+        steps = self.job.steps or params.total_steps
+        training = train(own, steps, step_seconds=step_seconds, tracker=progress, keeper=keeper)
         progress.close()
+        if training.resumed:
+            after = ", ".join(map(str, training.resumed))
+            self.notes.append(f"the training was stopped and continued after step {after}; its times are of all parts")
         peaks = strategy.gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
-        weights = save_weights(model, self.job.out_dir / "model.safetensors") if strategy.rank == 0 else ""
+        weights = ""
+        if strategy.rank == 0:
+            weights = save_weights(numerics.weights(model), self.job.out_dir / "model.safetensors")
+        if keeper:
+            keeper.training_done()
         final = Snapshot(model)
         strategy.barrier()  # saving a large model must not count as waiting for what comes next
-        slices, slices_problem = self._slices(own, untrained, data, numerics, training, step_seconds)
+        facts = numerics.facts()
+        slices, slices_problem = self._slices(own, untrained, data, training, step_seconds)
         rounding = None
-        if params.train.repeats > 1:
+        if params.train.repeats > 1 and self.job.numerics == "fast":
             rounding = measure_rounding(own, training.losses, final, seed=params.seed, step_seconds=step_seconds)
         times = torch.tensor(training.step_seconds, dtype=torch.float64, device=strategy.device)
         slowest = strategy.gather(times).amax(dim=0).tolist()
@@ -115,32 +129,50 @@ class Worker:
         seconds = float(strategy.gather(total).max())
         if strategy.rank == 0:
             timing = _timing(params, seconds, slowest, slices, peaks.flatten().tolist())
-            self._write(training, timing, slowest, slices, slices_problem, rounding, weights)
+            self._write(training, timing, slowest, slices, slices_problem, rounding, facts, weights)
+        if keeper:
+            keeper.delete()
 
     def _log(self, event: str, **values: Any) -> None:
         if self.job.log:
             self.job.log.event(event, **values)
 
     def _copy_for_references(self, model: nn.Module) -> nn.Module | None:
-        wanted = self.job.placement.may_speed_up and self.params.train.repeats > 1 and self.strategy.rank == 0
+        wanted = self._references() and self.params.train.repeats > 1 and self.strategy.rank == 0
         return copy.deepcopy(model) if wanted else None
+
+    def _keeper(self) -> CheckpointKeeper | None:
+        if self.job.resume is None:
+            return None
+        facts = host_facts()
+        name = identity(
+            self.params,
+            self.job.numerics,
+            self.job.placement,
+            self.card,
+            fingerprint(facts),
+            {"torch": torch.__version__},
+        )
+        every = self.params.train.checkpoint_every_steps
+        return CheckpointKeeper(Checkpoints(name, self.strategy.rank, self.job.resume), every, self.stop)
+
+    def _references(self) -> tuple[str, ...]:
+        return references(self.job.placement, self.job.numerics)
 
     def _progress(self) -> Progress:
         first = self.strategy.rank == 0
         following = [self.job.log] if first and self.job.log else []
         return Progress(self.job.name, self.params.total_steps, following, shown=first)
 
-    def _trainable(self, model: nn.Module, data: Batch, numerics: FastNumerics) -> Trainable:
+    def _trainable(self, model: nn.Module, data: Batch, numerics: Numerics) -> Trainable:
         train, strategy, placement = self.params.train, self.strategy, self.job.placement
+        samples, split = train.global_batch_size, {"rank": strategy.rank, "ranks": strategy.world_size}
+        if self.job.numerics == "exact":
+            layout = shard_parts(samples, self.params.exact.shards, accum=train.grad_accum_steps, **split)
+        else:
+            layout = equal_parts(samples, accum=train.grad_accum_steps, **split)
         batches = Batches(
-            data,
-            self.card,
-            seed=self.params.seed,
-            global_batch_size=train.global_batch_size,
-            accum=train.grad_accum_steps,
-            shard=strategy.rank,
-            shards=strategy.world_size,
-            device=strategy.device,
+            data, self.card, seed=self.params.seed, global_batch_size=samples, layout=layout, device=strategy.device
         )
         initial = Snapshot(model)
         batch, wants_ddp = batches.micro_batch(0, 0), "ddp" in train.strategies
@@ -153,7 +185,6 @@ class Worker:
         own: Trainable,
         untrained: nn.Module | None,
         data: Batch,
-        numerics: FastNumerics,
         training: Training,
         step_seconds: float,
     ) -> tuple[Slices | None, str | None]:
@@ -163,24 +194,23 @@ class Worker:
             return None, "train.repeats is 1"
         others: dict[str, Trainable] = {}
         problem = None
-        if self.job.placement.may_speed_up:
-            for name in REFERENCES:
-                made = self._reference(name, untrained, data, numerics) if untrained is not None else None
-                if made is not None:
-                    others[name] = made
-                # Every rank meets here after each reference, so that none waits for all of them at once.
-                fits = torch.tensor([float(made is not None)], dtype=torch.float64, device=strategy.device)
-                if not strategy.gather(fits)[0].item():
-                    problem = "the references do not fit on one device beside the training"
-        names = [] if problem or not self.job.placement.may_speed_up else list(REFERENCES)
+        for name in self._references():
+            made = self._reference(name, untrained, data) if untrained is not None else None
+            if made is not None:
+                others[name] = made
+            # Every rank meets here after each reference, so that none waits for all of them at once.
+            fits = torch.tensor([float(made is not None)], dtype=torch.float64, device=strategy.device)
+            if not strategy.gather(fits)[0].item():
+                problem = "the references do not fit on one device beside the training"
+        names = [] if problem else list(self._references())
         if problem:
             others.clear()
         slices = time_slices(own, others, names, training.losses, step_seconds=step_seconds, repeats=repeats)
         return slices, problem
 
-    def _reference(self, name: str, model: nn.Module, data: Batch, numerics: FastNumerics) -> Trainable | None:
+    def _reference(self, name: str, model: nn.Module, data: Batch) -> Trainable | None:
         try:
-            made = reference(name, model, data, self.card, self.params, numerics, self.strategy)
+            made = reference(name, model, data, self.card, self.params, self.job.numerics, self.strategy)
             warm_up(made, WARM_UP_STEPS[self.strategy.device.type])
         except torch.OutOfMemoryError:
             return None
@@ -198,6 +228,7 @@ class Worker:
         slices: Slices | None,
         slices_problem: str | None,
         rounding: Rounding | None,
+        facts: dict[str, Any],
         weights: str,
     ) -> None:
         job, model, out = self.job, self.model, self.job.out_dir
@@ -212,10 +243,11 @@ class Worker:
             "numerics": job.numerics,
             "placement": job.placement.as_dict(),
             "notes": self.notes,
-            "not_applied": not_applied(self.params.train, job.placement, tf32=self._has_tf32()),
+            "not_applied": not_applied(self.params.train, job.placement, job.numerics, tf32=self._has_tf32()),
             "speedup_unavailable": _why_no_speedup(job.placement, slices, slices_problem),
             "first_unrepeated_step": slices.first_difference if slices else None,
             "rounding": rounding,
+            "arithmetic": facts,
             "initial_sha256": self.initial,
             "weights_sha256": weights,
             "data_sha256": self.card.sha256,
@@ -251,6 +283,7 @@ def _timing(
         "step_time_p95_ms": percentile(step_seconds, 95) * 1e3,
         "speedup": slices.speedup() if slices else None,
         "bound": slices.bound() if slices else None,
+        "price": slices.price() if slices else None,
         "peak_memory_gib": {f"device{i}": peak for i, peak in enumerate(peaks)},
     }
 
@@ -265,47 +298,5 @@ def _why_no_speedup(placement: Placement, slices: Slices | None, problem: str | 
 
 def work(job: Job, scratch: Path) -> None:
     """Train as one rank of a job."""
-    run_rank(lambda: Worker(job), job.placement, scratch)
-
-
-class Rank(Protocol):
-    """What one worker process does; ``model`` is None until it is built."""
-
-    strategy: Strategy
-    model: nn.Module | None
-
-    def run(self) -> None:
-        """Do it."""
-        ...
-
-
-def run_rank(make: Callable[[], Rank], placement: Placement, scratch: Path) -> None:
-    """Run one rank; a failure is left in ``scratch`` as plain data, and the process ends with its exit code."""
-    rank: Rank | None = None
-    try:
-        rank = make()
-        rank.run()
-        # The wrapper must be gone before the process group: freed by the wrapper's destructor, which keeps
-        # Python's lock, the group would wait for ever for threads of its own that need the lock.
-        gc.collect()
-        rank.strategy.close()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must learn of it
-        found = diagnosis.explain(error, placement=placement, model=rank.model if rank else None)
-        report_failure(found, scratch)
-        if isinstance(found, WorkerError):
-            time.sleep(1)  # a rank that failed for want of another lets the launcher see that one first
-        raise SystemExit(found.exit_code) from None
-
-
-def report_failure(error: SamebitsError, scratch: Path) -> None:
-    """Leave an error for the launcher."""
-    rank = os.environ.get("RANK", "0")
-    report = {
-        "time": time.time(),
-        "rank": int(rank),
-        "message": error.message,
-        "hint": error.hint,
-        "exit_code": error.exit_code,
-        "traceback": traceback.format_exc(),
-    }
-    (scratch / f"rank{rank}.json").write_text(json.dumps(report), encoding="utf-8")
+    stop = StopRequest()
+    run_rank(lambda: Worker(job, stop), job.placement, scratch)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from safetensors.torch import load_file
 
 from samebits.errors import UserError
+from samebits.numerics.batch import MicroBatch
 from samebits.numerics.random import Stream
 
 if TYPE_CHECKING:
@@ -61,13 +63,47 @@ def on_device(data: Batch, device: torch.device) -> Batch:
     return data[0].to(device), data[1].to(device)
 
 
+class Part(NamedTuple):
+    """A contiguous part of a global batch, and the numbers of the logical shards that it consists of."""
+
+    start: int
+    stop: int
+    shards: range = range(1)
+
+
+def equal_parts(samples: int, *, accum: int = 1, rank: int = 0, ranks: int = 1) -> list[Part]:
+    """Cut a global batch into ``accum`` micro-batches, and each of these equally over ranks; the parts of one rank."""
+    assert samples % (accum * ranks) == 0
+    micro, rows = samples // accum, samples // (accum * ranks)
+    return [Part(index * micro + rank * rows, index * micro + (rank + 1) * rows) for index in range(accum)]
+
+
+def shard_parts(samples: int, shards: int, *, accum: int = 1, rank: int = 0, ranks: int = 1) -> list[Part]:
+    """Cut a global batch into logical shards, share these out over ranks, and cut a rank's into micro-batches.
+
+    Shards stay whole: ranks may have one more than others, and a rank with fewer shards than ``accum`` makes as many
+    micro-batches as it has shards.
+    """
+    assert samples % shards == 0
+    assert ranks <= shards
+    rows = samples // shards
+    own = _split(range(shards), ranks)[rank]
+    return [Part(part.start * rows, part.stop * rows, part) for part in _split(own, min(accum, len(own)))]
+
+
+def _split(whole: range, count: int) -> list[range]:
+    """Contiguous parts; the first ones have one more if they cannot be equal."""
+    size, more = divmod(len(whole), count)
+    ends = [whole.start + i * size + min(i, more) for i in range(count + 1)]
+    return [range(start, stop) for start, stop in itertools.pairwise(ends)]
+
+
 class Batches:
     """Micro-batches of a training, each a contiguous part of a global batch.
 
     An epoch's order is a permutation fixed by seed and epoch; samples beyond the last whole global batch are
-    left out of that epoch. A global batch is cut into ``accum`` micro-batches and each of these into
-    ``shards`` equal parts, of which this object feeds part ``shard``. Parts are contiguous, as
-    ``DataParallel`` cuts them.
+    left out of that epoch. ``layout`` holds the parts of each global batch that this object feeds, in order; all of
+    it by default.
 
     Data that is on the device (see ``on_device``) stays there. Otherwise the next micro-batch is gathered into
     pinned memory and copied on a stream of its own while the device works on the one before.
@@ -80,16 +116,13 @@ class Batches:
         *,
         seed: int,
         global_batch_size: int,
-        accum: int,
-        shard: int = 0,
-        shards: int = 1,
+        layout: list[Part] | None = None,
         device: torch.device,
     ) -> None:
-        assert global_batch_size % (accum * shards) == 0
         self._card, self._seed, self._device = card, seed, device
-        self._global, self._micro = global_batch_size, global_batch_size // accum
-        self.rows = self._micro // shards
-        self._offset = shard * self.rows
+        self._global, self._layout = global_batch_size, layout or equal_parts(global_batch_size)
+        self.parts = len(self._layout)
+        self.rows = self._layout[0].stop - self._layout[0].start
         self._samples = data[0].shape[0]
         self.steps_per_epoch = self._samples // global_batch_size
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
@@ -97,16 +130,19 @@ class Batches:
         self.resident = self._inputs.device == device
         self._order_device = device if self.resident else torch.device("cpu")
         self._staged: tuple[tuple[int, int], Batch] | None = None
-        self._accum = accum
         self._copies: torch.cuda.Stream | None = None
         if device.type == "cuda" and not self.resident:
             self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def micro_batch(self, step: int, index: int) -> Batch:
-        """Inputs and targets of micro-batch ``index`` of ``step``, on the device; steps count from 0."""
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch ``index`` of ``step``, on the device; steps count from 0."""
+        inputs, targets = self._gathered(step, index)
+        return MicroBatch(model_inputs(inputs, self._card), targets, step, self._layout[index].shards)
+
+    def _gathered(self, step: int, index: int) -> Batch:
         if self.resident:
             rows = self._rows(step, index)
-            return model_inputs(self._inputs.index_select(0, rows), self._card), self._targets.index_select(0, rows)
+            return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
         here = (step, index)
         batch = self._staged[1] if self._staged and self._staged[0] == here else self._stage(step, index)
         if self._copies is not None:
@@ -114,17 +150,17 @@ class Batches:
             current.wait_stream(self._copies)
             for tensor in batch:
                 tensor.record_stream(current)  # its memory belongs to the other stream
-        following = (step, index + 1) if index + 1 < self._accum else (step + 1, 0)
+        following = (step, index + 1) if index + 1 < self.parts else (step + 1, 0)
         self._staged = (following, self._stage(*following))
-        return model_inputs(batch[0], self._card), batch[1]
+        return batch
 
     def _rows(self, step: int, index: int) -> Tensor:
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             order = Stream(self._seed, "order", epoch).permutation(self._samples)
             self._epoch, self._order = epoch, torch.from_numpy(order).to(self._order_device)
-        start = position * self._global + index * self._micro + self._offset
-        return self._order[start : start + self.rows]
+        start, part = position * self._global, self._layout[index]
+        return self._order[start + part.start : start + part.stop]
 
     def _stage(self, step: int, index: int) -> Batch:
         """Gather into pinned memory and start the copy; the caching allocator keeps the block until it is done."""

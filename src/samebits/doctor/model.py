@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from samebits.params import Params
-    from samebits.params.schema import Train
+    from samebits.params.schema import NumericsName, Train
 
 SECONDS = 300
 _TEST_SAMPLES = 8  # a set of data has some, and nothing here reads them
@@ -51,15 +51,23 @@ def model_findings(
             return
         yield finding
         said: set[str] = set()
-        for strategy in get_args(StrategyName):
-            out = Path(temporary) / strategy
+        for strategy, numerics in _trials(params):
+            out = Path(temporary) / f"{strategy}-{numerics}"
             out.mkdir()
-            found = _try(params, strategy, data_dir, out, checkpoint, seconds)
+            found = _try(params, strategy, numerics, data_dir, out, checkpoint, seconds)
             yield from (finding for finding in found if finding.text not in said)
             said |= {finding.text for finding in found if finding.status == "warning"}
-            if strategy == "single" and found[-1].status == "failed":
+            if (strategy, numerics) == ("single", "fast") and found[-1].status == "failed":
                 yield from (skipped("what fails under single fails here", name=name) for name in ("dp", "ddp"))
                 return
+
+
+def _trials(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
+    """Every strategy; and ``exact``, if it is wanted, on one device: what it refuses, it refuses everywhere."""
+    for strategy in get_args(StrategyName):
+        yield strategy, "fast"
+    if "exact" in params.train.numerics:
+        yield "single", "exact"
 
 
 def _data(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Finding]:
@@ -87,18 +95,26 @@ def _placement(strategy: StrategyName, train: Train) -> Placement:
 
 
 def _try(
-    params: Params, strategy: StrategyName, data_dir: Path, out: Path, checkpoint: Path | None, seconds: int
+    params: Params,
+    strategy: StrategyName,
+    numerics: NumericsName,
+    data_dir: Path,
+    out: Path,
+    checkpoint: Path | None,
+    seconds: int,
 ) -> list[Finding]:
     """What one strategy showed; a failure is the last."""
     found: list[Finding] = []
+    name = "exact" if numerics == "exact" else strategy
     try:
         placement = _placement(strategy, params.train)
-        found = [warning(note, _BATCH_HINT, name=strategy) for note in placement.notes]
-        launch(try_model, Trial(params, placement, data_dir, out, checkpoint, seconds), placement.world_size)
+        found = [warning(note, _BATCH_HINT, name=name) for note in placement.notes]
+        trial = Trial(params, placement, data_dir, out, checkpoint, seconds, numerics)
+        launch(try_model, trial, placement.world_size)
     except Interrupted:
         raise
     except SamebitsError as error:
-        return [*found, *_left(out), _failure(error, params, strategy, seconds)]
+        return [*found, *_left(out), _failure(error, params, name, seconds)]
     found += _left(out)
     for label in placement.labels:
         unused = label.kind == "unused_devices"
@@ -106,13 +122,13 @@ def _try(
     return found
 
 
-def _failure(error: SamebitsError, params: Params, strategy: StrategyName, seconds: int) -> Finding:
+def _failure(error: SamebitsError, params: Params, name: str, seconds: int) -> Finding:
     """A failure, or a warning if the strategy is not one that params.yaml asks for."""
     if isinstance(error, WorkerError) and error.message.endswith("SIGALRM"):
         hint = "look for an endless loop in the model, or try a smaller batch"
         error = UserError(f"one batch took longer than {seconds} s", hint=hint)
-    finding = of_error(error, name=strategy)
-    if strategy == "single" or strategy in params.train.strategies:
+    finding = of_error(error, name=name)
+    if name in {"single", "exact", *params.train.strategies}:
         return finding
     text = f"{finding.text}; it is not in train.strategies"
     return replace(finding, status="warning", text=text, exit_code=0)

@@ -11,24 +11,25 @@ from typing import TYPE_CHECKING
 
 from samebits import diagnosis
 from samebits.checkpoint import load_weights
-from samebits.data.batches import Batches, load_split, on_device
+from samebits.data.batches import Batches, equal_parts, load_split, on_device, shard_parts
 from samebits.data.card import read_card
 from samebits.doctor.anatomy import mixes_devices, state, unregistered, written
 from samebits.doctor.finding import Finding, of_error, ok, warning
 from samebits.errors import UserError, few
 from samebits.models.build import build_model
-from samebits.numerics.fast import FastNumerics
+from samebits.numerics.make import make_numerics
+from samebits.rank import run_rank
 from samebits.strategies import make_strategy
 from samebits.trainer import Snapshot, Trainable
-from samebits.worker import run_rank
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
 
-    from samebits.data.batches import Batch
+    from samebits.numerics.batch import MicroBatch
     from samebits.params import Params
+    from samebits.params.schema import NumericsName
     from samebits.placement import Placement
 
 FINDINGS = "findings.jsonl"
@@ -52,6 +53,12 @@ class Trial:
     out: Path
     checkpoint: Path | None
     seconds: int
+    numerics: NumericsName = "fast"
+
+    @property
+    def name(self) -> str:
+        """What findings are listed under."""
+        return "exact" if self.numerics == "exact" else self.placement.strategy
 
 
 class Examination:
@@ -71,15 +78,17 @@ class Examination:
 
     def run(self) -> None:
         """Build the model, look at it if this is ``single``, and train it for two steps."""
-        strategy, params, placement = self.strategy, self.params, self.trial.placement
-        alone = placement.strategy == "single"
+        strategy, params, placement, name = self.strategy, self.params, self.trial.placement, self.trial.name
+        alone = name == "single"
         strategy.setup()
-        numerics = FastNumerics(params.train, strategy.device, self.card.loss)
+        shape = tuple(self.card.target_shape)
+        numerics = make_numerics(self.trial.numerics, params, strategy.device, self.card.loss, shape)
         numerics.configure()
         strategy.seed(params.seed)
-        self.model = model = build_model(params.model, self.card, params.seed)
+        self.model = model = build_model(params.model, self.card, params.seed, numerics.building())
         if alone:
             self._look(model)
+        numerics.adopt(model)
         model.to(strategy.device)
         batches = self._batches()
         batch = batches.micro_batch(0, 0)
@@ -90,16 +99,17 @@ class Examination:
             self.say(warning(text, "return it from forward, or update it outside forward", name="model"))
         for note in notes:
             hint = next(hint for start, hint in _NOTE_HINTS.items() if note.startswith(start))
-            self.say(warning(note, hint, name=placement.strategy))
+            self.say(warning(note, hint, name=name))
         initial.restore()
         own = Trainable(model, batches, strategy, numerics, params)
-        losses = [float(strategy.mean(own.step(step, params.train.optimizer.lr))) for step in range(STEPS)]
+        rate = params.train.optimizer.lr
+        losses = [own.mean_losses(own.step(step, rate).reshape(1))[0] for step in range(STEPS)]
         if not math.isfinite(losses[0]):
             hint = "look for a division by zero or a logarithm of zero in forward"
             raise UserError(f"the loss of the first batch is {losses[0]}, expected a finite number", hint=hint)
         used, kind = placement.devices_used, "GPU" if placement.device_type == "cuda" else "CPU device"
         where = f"{params.train.global_batch_size} samples on {used} {kind}{'s' if used > 1 else ''}"
-        self.say(ok(f"{STEPS} steps of {where}, loss {losses[0]:.4g} at first", name=placement.strategy))
+        self.say(ok(f"{STEPS} steps of {where}, loss {losses[0]:.4g} at first", name=name))
         if alone and placement.device_type == "cpu":
             self._imagine_gpu(model, batch)
 
@@ -133,19 +143,22 @@ class Examination:
 
     def _batches(self) -> Batches:
         train, strategy = self.params.train, self.strategy
+        samples, split = train.global_batch_size, {"rank": strategy.rank, "ranks": strategy.world_size}
+        if self.trial.numerics == "exact":
+            layout = shard_parts(samples, self.params.exact.shards, accum=train.grad_accum_steps, **split)
+        else:
+            layout = equal_parts(samples, accum=train.grad_accum_steps, **split)
         return Batches(
             on_device(load_split(self.trial.data_dir, self.card, "train"), strategy.device),
             self.card,
             seed=self.params.seed,
-            global_batch_size=train.global_batch_size,
-            accum=train.grad_accum_steps,
-            shard=strategy.rank,
-            shards=strategy.world_size,
+            global_batch_size=samples,
+            layout=layout,
             device=strategy.device,
         )
 
-    def _imagine_gpu(self, model: nn.Module, batch: Batch) -> None:
-        if place := mixes_devices(model, batch[0]):
+    def _imagine_gpu(self, model: nn.Module, batch: MicroBatch) -> None:
+        if place := mixes_devices(model, batch.inputs):
             text = f"{place}: on a GPU, forward would mix a tensor of the CPU with the batch"
             hint = "make it with device=x.device, or keep a constant with register_buffer"
             self.say(warning(text, hint, name="model"))

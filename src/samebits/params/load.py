@@ -14,7 +14,7 @@ from ruamel.yaml.error import YAMLError
 from samebits.errors import UserError
 from samebits.params import data as data_sections
 from samebits.params import schema
-from samebits.params.schema import GPTModel, Params
+from samebits.params.schema import GPTModel, NumericsName, Params
 from samebits.params.section import Section
 
 
@@ -57,13 +57,16 @@ def parse_params(raw: object, *, origin: str = "params") -> Params:
     return params
 
 
-def with_num_devices(params: Params, value: str | None) -> Params:
-    """``params`` with ``train.num_devices`` replaced by a command line's value, checked like the file's."""
+def with_num_devices(params: Params, value: str | None, numerics: NumericsName) -> Params:
+    """``params`` with ``train.num_devices`` replaced by a command line's value, checked for one of the numerics."""
     if value is None:
         return params
     raw = params.model_dump(mode="json")
     raw["train"]["num_devices"] = int(value) if value.isdecimal() else value
-    return parse_params(raw, origin="--num-devices")
+    raw["train"]["numerics"] = [numerics]
+    found = parse_params(raw, origin="--num-devices")
+    train = found.train.model_copy(update={"numerics": params.train.numerics})
+    return found.model_copy(update={"train": train})
 
 
 def require_every_key(params: Params, origin: str) -> None:
@@ -72,7 +75,7 @@ def require_every_key(params: Params, origin: str) -> None:
     Raises:
         UserError: names the first such key; the hint gives its default.
     """
-    for prefix, section in (("", params), ("train.", params.train)):
+    for prefix, section in (("", params), ("train.", params.train), ("exact.", params.exact)):
         for name in type(section).model_fields:
             if name not in section.model_fields_set:
                 value = section.model_dump(mode="json")[name]
@@ -93,8 +96,11 @@ def _contradictions(params: Params) -> list[tuple[str, object, str, str]]:
     if batch > data.num_samples:
         accepts = f"at most data.num_samples = {data.num_samples}"
         found.append(("train.global_batch_size", batch, accepts, "lower the batch or raise data.num_samples"))
-    if train.num_devices != "auto" and "ddp" in train.strategies and (batch // accum) % train.num_devices:
-        accepts = f"a divisor of the {batch // accum} samples that ddp splits at a time"
+    if "exact" in train.numerics:
+        found += _exact_contradictions(params)
+    splits = train.num_devices != "auto" and "ddp" in train.strategies and "fast" in train.numerics
+    if splits and (batch // accum) % int(train.num_devices):
+        accepts = f"a divisor of the {batch // accum} samples that ddp shares out"
         found.append(("train.num_devices", train.num_devices, accepts, _BATCH_HINT))
     if train.schedule.warmup_steps >= max(params.total_steps, 1):
         accepts = f"fewer than the {params.total_steps} steps of the training"
@@ -124,6 +130,19 @@ def _contradictions(params: Params) -> list[tuple[str, object, str, str]]:
                 "change one of them",
             )
         )
+    return found
+
+
+def _exact_contradictions(params: Params) -> list[tuple[str, object, str, str]]:
+    batch, devices, shards = params.train.global_batch_size, params.train.num_devices, params.exact.shards
+    found: list[tuple[str, object, str, str]] = []
+    if batch % shards:
+        accepts = f"a divisor of train.global_batch_size = {batch}"
+        near = max(n for n in range(1, shards + 1) if batch % n == 0)
+        found.append(("exact.shards", shards, accepts, f"set it to {near}, or train.numerics to [fast]"))
+    if devices != "auto" and devices > shards:
+        accepts = f"at most exact.shards = {shards}, because a device takes whole shards"
+        found.append(("train.num_devices", devices, accepts, "raise exact.shards, or train with numerics [fast]"))
     return found
 
 

@@ -19,7 +19,7 @@ from samebits.params.data import Data, VectorsData
 from samebits.params.section import Section
 
 StrategyName = Literal["single", "dp", "ddp"]
-NumericsName = Literal["fast"]
+NumericsName = Literal["fast", "exact"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 
@@ -176,8 +176,8 @@ class Train(Section):
         ("single", "dp", "ddp"), min_length=1
     )
     """Strategies to run, in this order; ratios are against ``single``."""
-    numerics: Annotated[tuple[NumericsName, ...], BeforeValidator(_distinct)] = Field(("fast",), min_length=1)
-    """Arithmetic to run them in."""
+    numerics: Annotated[tuple[NumericsName, ...], BeforeValidator(_distinct)] = Field(("fast", "exact"), min_length=1)
+    """fast is PyTorch's own arithmetic; exact gives the same bits on any host and number of devices."""
     num_devices: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count)] = "auto"
     """Devices of dp and ddp; auto takes all GPUs, or up to two CPU cores, as far as the batch divides."""
     oversubscribe: bool = False
@@ -189,9 +189,9 @@ class Train(Section):
     epochs: PositiveInt = 2
     """Passes over the training split."""
     precision: Precision = "fp32"
-    """fp32, or tf32, bf16, fp16 (with a gradient scaler)."""
+    """fp32, or tf32, bf16, fp16 (with a gradient scaler); of fast alone."""
     compile: bool = False
-    """torch.compile; not under dp, where its row says so."""
+    """torch.compile; of fast alone, and not under dp, where its row says so."""
     optimizer: Optimizer = Optimizer()
     """The optimizer."""
     schedule: Schedule = Schedule()
@@ -200,10 +200,19 @@ class Train(Section):
     """Largest norm of the gradient of all parameters, null for none."""
     ddp: DDPOptions = DDPOptions()
     """Flags of DistributedDataParallel."""
+    checkpoint_every_steps: NonNegativeInt = 100
+    """Steps between checkpoints from which a stopped training goes on; 0 writes none."""
     timeout_s: int = Field(120, ge=1, le=86400)
     """Seconds that a rank waits for the others before it fails."""
     repeats: int = Field(3, ge=1, le=100)
     """The training, then repeats - 1 timed slices from the initial state."""
+
+
+class Exact(Section):
+    """The exact numerics."""
+
+    shards: int = Field(8, ge=1, le=4096)
+    """Logical parts of a global batch, each of which one device takes whole; at least as many as devices."""
 
 
 class Tracking(Section):
@@ -224,6 +233,8 @@ class Params(Section):
     """What learns."""
     train: Train = Train()
     """How the model is trained and timed."""
+    exact: Exact = Exact()
+    """How the exact numerics cut a batch."""
     tracking: Tracking = Tracking()
     """Where runs are recorded."""
 

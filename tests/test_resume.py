@@ -1,0 +1,141 @@
+"""Checkpoints, and trainings that are stopped and go on."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from conftest import ROOT, wait_for
+from samebits.resume import Checkpoints
+
+TENSORS = {"model.0": torch.arange(3.0), "random.0.0": torch.zeros(4, dtype=torch.uint8)}
+
+
+def steps_of(folder):
+    return sorted(int(path.name) for path in folder.glob("*/*") if path.name.isdecimal())
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    assert kept.newest() is None
+    kept.save(7, TENSORS, {"losses": [0.1]})
+    assert kept.newest() == 7
+    tensors, record = kept.load(7)
+    assert record == {"losses": [0.1]}
+    assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
+
+
+def test_the_newest_two_are_kept_and_none_after_the_end(tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    for step in (1, 2, 3):
+        kept.save(step, TENSORS, {})
+    assert steps_of(tmp_path) == [2, 3]
+    kept.delete()
+    assert steps_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("damage", ["state.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("how", ["cut", "gone", "changed"])
+def test_of_a_damaged_checkpoint_the_one_before_is_used(damage, how, tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    kept.save(1, TENSORS, {})
+    kept.save(2, TENSORS, {})
+    file = tmp_path / "a" / f"{2:012d}" / damage
+    content = file.read_bytes()
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-3] if how == "cut" else content[:-3] + b"xyz")
+    assert kept.newest() == 1
+
+
+def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    kept.save(1, TENSORS, {})
+    (tmp_path / "a" / f".{2:012d}.tmp").mkdir()
+    assert kept.newest() == 1
+    kept.save(2, TENSORS, {})
+    assert kept.newest() == 2
+
+
+def test_of_two_trainings_at_a_time_the_second_has_no_checkpoints(tmp_path):
+    first, second = Checkpoints("a", 0, tmp_path), Checkpoints("a", 0, tmp_path)
+    first.save(1, TENSORS, {})
+    second.save(2, TENSORS, {})
+    assert second.newest() is None
+    assert steps_of(tmp_path) == [1]
+    first.delete()
+    assert Checkpoints("a", 0, tmp_path).newest() is None
+
+
+LONG = {
+    "data": {"task": "vectors", "num_samples": 16384, "test_samples": 64},
+    "model": {"name": "mlp", "kwargs": {"hidden": [32], "dropout": 0.1}},
+    "train": {
+        "global_batch_size": 32,
+        "epochs": 4,
+        "repeats": 1,
+        "num_devices": 2,
+        "oversubscribe": True,
+        "optimizer": {"name": "adamw", "lr": 0.001},
+        "checkpoint_every_steps": 50,
+    },
+}
+
+
+def command(strategy, numerics, out):
+    arguments = ["--strategy", strategy, "--numerics", numerics, "--no-tracking", "--out-dir", out]
+    return [sys.executable, str(ROOT / "pipeline/train.py"), *arguments]
+
+
+def stop(stage, strategy, numerics, signum):
+    """Start a training and end it once it has written checkpoints."""
+    process = subprocess.Popen(command(strategy, numerics, "stopped"), cwd=stage.folder, stderr=subprocess.PIPE)
+    wait_for(lambda: len(steps_of(stage.folder / ".samebits/resume")) == 2)
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("numerics", "first", "then", "signum"),
+    [
+        ("exact", "single", "ddp", signal.SIGTERM),
+        ("exact", "ddp", "single", signal.SIGINT),
+        ("exact", "ddp", "ddp", signal.SIGKILL),
+        ("fast", "single", "single", signal.SIGTERM),
+        ("fast", "ddp", "ddp", signal.SIGTERM),
+        ("fast", "ddp", "ddp", signal.SIGKILL),
+    ],
+)
+def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, then, signum, stage):
+    stage.write_params(LONG)
+    assert stage("prepare").returncode == 0
+    whole = subprocess.run(command(then, numerics, "whole"), cwd=stage.folder, capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    code = stop(stage, first, numerics, signum)
+    assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
+    kept = steps_of(stage.folder / ".samebits/resume")
+    assert kept
+    assert not (stage.folder / "stopped/run.json").exists()
+    again = subprocess.run(command(then, numerics, "again"), cwd=stage.folder, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    record = json.loads((stage.folder / "again/run.json").read_text())
+    assert f"continued after step {kept[-1]}" in str(record["notes"])
+    for name in ("model.safetensors", "losses.csv"):
+        assert (stage.folder / "again" / name).read_bytes() == (stage.folder / "whole" / name).read_bytes()
+    assert steps_of(stage.folder / ".samebits/resume") == []
+
+
+def test_other_params_do_not_go_on_from_a_checkpoint(stage):
+    stage.write_params(LONG)
+    assert stage("prepare").returncode == 0
+    stop(stage, "single", "exact", signal.SIGKILL)
+    stage.write_params({**LONG, "train": {**LONG["train"], "epochs": 1, "global_batch_size": 64}})
+    done = stage("train", "--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "other")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((stage.folder / "other/run.json").read_text())["notes"] == []
