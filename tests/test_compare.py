@@ -15,7 +15,8 @@ from samebits.report.table import COLUMNS, cells, markdown, show
 from samebits.report.text import answers, remarks, row_remarks
 from samebits.summary import describe_run, times
 
-PARAMS = parse_params({"data": {"num_samples": 128}, "train": {"global_batch_size": 64, "epochs": 1}})  # 2 steps
+TRAIN = {"global_batch_size": 64, "epochs": 1, "numerics": ["fast"]}
+PARAMS = parse_params({"data": {"num_samples": 128}, "train": TRAIN})  # 2 steps
 SINGLE = {"median": 1000.0, "low": 990.0, "high": 1010.0}
 
 
@@ -50,6 +51,7 @@ def write_run(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), dev
         "peak_memory_gib": {"device0": 1.0},
         "speedup": None,
         "bound": None,
+        "price": None,
     }
     evaluation = {
         "eval_loss": 2.0,
@@ -64,7 +66,7 @@ def write_run(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), dev
     if timing["speedup"]:  # a step takes 40 ms on one device
         ratios = {"own": timing["speedup"]["median"], "single": 1.0, "share": timing["bound"]["median"]}
         run["measurement"]["chunk_seconds"] = {name: [[0.1 / ratio, 0.3 / ratio]] for name, ratio in ratios.items()}
-    path = folder / "runs" / f"{strategy}-fast"
+    path = folder / "runs" / f"{strategy}-{run['numerics']}"
     write_json(path / "run.json", run)
     write_json(path / "timing.json", timing)
     write_json(path / "evaluation.json", evaluation)
@@ -121,11 +123,14 @@ def test_curves_are_short_and_true():
                 "dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40), in slices that took turns: a "
                 "step takes 30.8 ms, on one device 40 ms. Without communication a device needs 11.1 ms for its share, "
                 "which bounds the speed at 3.60 times; 19.7 ms, 64% of a step, go to communication and waiting.",
-                "Same model: yes, within what rounding explains: losses differ by 0.00% at most (ddp-fast, step 2, "
-                "where 0.0% passes).",
+                "Same model in fast numerics: yes, within what rounding explains: losses differ by 0.00% at most "
+                "(ddp-fast, step 2, where 0.0% passes).",
             ],
         ),
-        ({"weight": -1.0}, ["Same model: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: div"]),
+        (
+            {"weight": -1.0},
+            ["Same model in fast numerics: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: d"],
+        ),
         ({"speedup": None, "bound": None, "speedup_unavailable": "why"}, ["dp-fast has no speed-up: why."]),
         (
             {
@@ -142,6 +147,23 @@ def test_curves_are_short_and_true():
 def test_the_answers_in_words(dp, sentences, compared):
     text = "\n".join(answers(compared(**dp)))
     assert [sentence for sentence in sentences if sentence not in text] == []
+
+
+def test_exact_passes_with_the_same_bits_alone(tmp_path):
+    write_json(tmp_path / "host.json", {"gpus": [], "cpu": {"model": "CPU", "cores": 8}, "torch": "2.13.0"})
+    params = parse_params({**PARAMS.model_dump(mode="json"), "train": {**TRAIN, "numerics": ["exact"]}})
+
+    def said(**ddp):
+        write_run(tmp_path, "single", numerics="exact", price=spread(3.7, 3.5, 3.9))
+        write_run(tmp_path, "dp", numerics="exact")
+        write_run(tmp_path, "ddp", numerics="exact", **ddp)
+        return answers(compare(params, tmp_path / "runs", tmp_path / "host.json"))[-2:]
+
+    price = "The same bits on any host cost here 3.7 times the time of a fast step on one device (3.5 to 3.9)."
+    assert said() == ["Same model in exact numerics: yes, bit by bit, under every strategy, and so on any host.", price]
+    assert said(losses=(2.0, 1.5000001))[0].startswith(
+        "Same model in exact numerics: NO. ddp-exact against single-exact: losses: diverged: first at step 2 of 2"
+    )
 
 
 @pytest.mark.parametrize(

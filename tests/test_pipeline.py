@@ -58,10 +58,14 @@ class Repository:
         self("git", "add", "--all")
         self("git", "commit", "--quiet", "--message", "test")
 
-    def __call__(self, *command, check=True, **environ) -> str:
-        done = subprocess.run(
-            command, cwd=self.folder, env={**self.environ, **environ}, capture_output=True, text=True, timeout=280
+    def run(self, *command, **environ) -> subprocess.CompletedProcess[str]:
+        environ = {**self.environ, **environ}
+        return subprocess.run(
+            command, cwd=self.folder, env=environ, capture_output=True, text=True, timeout=280, stdin=subprocess.DEVNULL
         )
+
+    def __call__(self, *command, check=True, **environ) -> str:
+        done = self.run(*command, **environ)
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -82,7 +86,8 @@ def repository(tmp_path_factory):
     return made
 
 
-TRAININGS = {f"{stage}@{strategy}-fast" for stage in ("train", "evaluate") for strategy in ("single", "dp", "ddp")}
+RUNS = [f"{strategy}-{numerics}" for numerics in ("fast", "exact") for strategy in ("single", "dp", "ddp")]
+TRAININGS = {f"{stage}@{name}" for stage in ("train", "evaluate") for name in RUNS}
 
 
 def ran(output: str) -> set[str]:
@@ -91,12 +96,13 @@ def ran(output: str) -> set[str]:
 
 def test_one_command_ends_with_the_table(repository):
     assert ran(repository.output) == {"host", "prepare", "compare"} | TRAININGS
-    for name in ("single-fast", "dp-fast", "ddp-fast"):
+    for name in RUNS:
         assert name in repository.output
         files = {file.name for file in (repository.folder / "runs" / name).iterdir()}
         assert files == {"model.safetensors", "losses.csv", "timing.json", "run.json", "evaluation.json"}
     rows = repository.json("reports/comparison.json")["rows"]
-    assert [row["strategy"] for row in rows] == ["single", "dp", "ddp"]
+    assert [f"{row['strategy']}-{row['numerics']}" for row in rows] == RUNS
+    assert len({row["weights_sha256"] for row in rows if row["numerics"] == "exact"}) == 1
     assert "| ddp-fast |" in (repository.folder / "reports/comparison.md").read_text()
 
 
@@ -132,14 +138,120 @@ def test_a_second_call_installs_nothing_and_runs_nothing_but_the_host_stage(repo
     assert [stamp.stat().st_mtime_ns for stamp in installed] == before != []
 
 
+def test_verify_trains_the_exact_runs_again(repository):
+    before = files_in(repository.folder)
+    lines = repository("samebits", "verify", "--num-devices", "2").splitlines()
+    assert lines == [
+        "data: bitwise, prepared again",
+        "single-exact: bitwise, single on 1 CPU device",
+        "dp-exact: bitwise, dp on 1 CPU device",
+        "ddp-exact: bitwise, ddp on 2 CPU devices",
+    ]
+    assert files_in(repository.folder) == before
+    quick = repository("samebits", "verify", "--quick", "--strategy", "single")
+    assert quick.splitlines()[1] == "single-exact: bitwise for 8 steps, single on 1 CPU device"
+
+
+def files_in(folder: Path) -> dict[Path, int]:
+    """Every file of the workspace and when it was written, caches of tools aside."""
+    names = (path for path in folder.rglob("*") if path.is_file() and not {".venv", ".git", "tmp"} & set(path.parts))
+    return {path: path.stat().st_mtime_ns for path in names if "__pycache__" not in path.parts}
+
+
+def test_verify_says_what_is_not_the_same(repository):
+    lock = repository.folder / "dvc.lock"
+    kept = lock.read_text()
+    entry = YAML(typ="safe").load(kept)["stages"]["train@single-exact"]["outs"]
+    (digest,) = [out["md5"] for out in entry if out["path"].endswith("model.safetensors")]
+    lock.write_text(kept.replace(digest, "0" * 32))
+    try:
+        done = repository.run("samebits", "verify", "--strategy", "single")
+    finally:
+        lock.write_text(kept)
+    assert done.returncode == 1
+    expected = "single-exact: DIFFERENT, single on 1 CPU device: model.safetensors not as in dvc.lock"
+    assert done.stdout.splitlines() == ["data: bitwise, prepared again", expected]
+
+
+def test_verify_says_that_the_lock_is_older(repository):
+    mine = repository.folder / "mine.py"
+    trainer = repository.folder / "src/samebits/trainer.py"
+    for file, name in ((trainer, "src/samebits/trainer.py"), (mine, "source.json")):
+        kept = file.read_text()
+        file.write_text(f"{kept}# edited\n")
+        repository("dvc", "repro", "host")
+        try:
+            output = repository("samebits", "verify", "--quick", "--strategy", "single")
+        finally:
+            file.write_text(kept)
+            repository("dvc", "repro", "host")
+        assert f"dvc.lock is older than {name}" in output
+
+
+def ids_in(repository, **tags):
+    """Ids of the runs with these tags."""
+    code = (
+        "import sys, mlflow\n"
+        f"client = mlflow.MlflowClient('sqlite:///{repository.folder}/mlflow.db')\n"
+        "experiment = client.get_experiment_by_name('samebits').experiment_id\n"
+        f"runs = [r for r in client.search_runs([experiment]) if {tags!r}.items() <= r.data.tags.items()]\n"
+        "print(*(r.info.run_id for r in runs))\n"
+    )
+    return repository("python", "-W", "ignore", "-c", code).splitlines()[-1].split()
+
+
+@pytest.mark.slow
+def test_a_run_is_made_again_from_its_id_in_another_clone(repository, tmp_path):
+    clone = Repository(tmp_path / "clone")
+    repository("git", "clone", "--quiet", str(repository.folder), str(clone.folder))
+    clone.environ["PATH"] = repository.environ["PATH"]
+    store = {"MLFLOW_TRACKING_URI": f"sqlite:///{repository.folder}/mlflow.db"}
+    for strategy, numerics in (("dp", "exact"), ("single", "fast")):
+        (run_id,) = ids_in(repository, strategy=strategy, numerics=numerics)
+        done = clone.run("samebits", "reproduce", run_id, "--yes", **store)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[0] == "bitwise"
+        assert f"run {run_id}: " in done.stderr
+        (again,) = ids_in(repository, **{"samebits.reproduces": run_id})
+        (original,) = ids_in(repository, **{"samebits.reproduced": f"bitwise by {again}"})
+        assert original == run_id
+    assert clone("git", "status", "--short") == ""
+    assert clone("git", "worktree", "list").count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_run_of_changed_files_is_made_again_with_its_patch(repository):
+    mine, kept = repository.folder / "mine.py", (repository.folder / "mine.py").read_text()
+    mine.write_text(kept.replace("nn.ReLU()", "nn.Tanh()"))
+    (repository.folder / "new.py").write_text("MORE = 1\n")
+    try:
+        train = ["python", "pipeline/train.py", "--strategy", "single", "--numerics", "exact", "--out-dir", "tried"]
+        repository(*train)
+        repository("samebits", "track", "sync")
+        record = repository.json("tried/run.json")
+    finally:
+        mine.write_text(kept)
+        (repository.folder / "new.py").unlink()
+        shutil.rmtree(repository.folder / "tried", ignore_errors=True)
+    (run_id,) = ids_in(repository, weights_sha256=record["weights_sha256"])
+    refused = repository.run("samebits", "reproduce", run_id)
+    assert refused.returncode == 2
+    assert "error: nothing was run. hint: " in refused.stderr
+    assert "mine.py" in refused.stderr
+    done = repository.run("samebits", "reproduce", run_id, "--yes", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["grade"] == "bitwise"
+    assert repository("git", "status", "--short") in ("", "?? dvc.lock\n")
+
+
 @pytest.mark.parametrize(
     ("file", "stale"),
     [
-        ("src/samebits/trainer.py", {f"train@{name}-fast" for name in ("single", "dp", "ddp")}),
+        ("src/samebits/trainer.py", {f"train@{name}" for name in RUNS}),
         ("src/samebits/numerics/random.py", {"prepare"} | TRAININGS),
         ("src/samebits/tracking/recorder.py", set()),
         ("src/samebits/report/text.py", {"compare"}),
-        ("src/samebits/evaluation.py", {f"evaluate@{name}-fast" for name in ("single", "dp", "ddp")}),
+        ("src/samebits/evaluation.py", {f"evaluate@{name}" for name in RUNS}),
     ],
 )
 def test_an_edit_makes_stale_what_it_can_change(file, stale, repository):
@@ -154,7 +266,7 @@ def test_an_edit_makes_stale_what_it_can_change(file, stale, repository):
 
 def test_another_host_or_an_edited_model_retrains(repository):
     repository("dvc", "repro", "host", SAMEBITS_IMAGE_DIGEST="sha256:other")
-    assert {f"train@{name}-fast" for name in ("single", "dp", "ddp")} < repository.stale()
+    assert {f"train@{name}" for name in RUNS} < repository.stale()
     repository("dvc", "repro", "host")
     assert repository.stale() == set()
     (repository.folder / "mine.py").write_text(f"{MODEL}# edited\n")
@@ -178,7 +290,7 @@ def test_the_guides_experiments(repository):
     header, _, *rows = [line.split("|") for line in outputs["dvc exp show"].strip().splitlines()]
     assert [name.strip() for name in header[1:-1]] == [
         "Experiment",
-        *(["speedup.median"] if any("speedup" in name for name in header) else []),
+        *(["runs/ddp-fast/timing.json:speedup.median"] if any("speedup" in name for name in header) else []),
         "runs/ddp-fast/evaluation.json:eval_loss",
         "train.global_batch_size",
         "train.optimizer.lr",
@@ -208,7 +320,7 @@ def test_the_guides_sweep(repository):
     shown = repository("dvc", "exp", "show", "--csv")
     assert all(f"rate-{number}" in shown for number in (1, 2))
     assert repository("git", "status", "--short") == ""
-    assert len(runs_in(repository)) == len(before) + 2 * 4
+    assert len(runs_in(repository)) == len(before) + 2 * (len(RUNS) + 1)
 
 
 def test_a_mistake_in_the_params_ends_before_any_training(repository):

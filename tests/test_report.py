@@ -28,7 +28,7 @@ def row(strategy, devices, *, speedup, bound=None, grade=None, labels=()):
         "device_type": "cuda", "training_seconds": 4.0, "eval_loss": 2.0, "above_floor": 0.05, "floor": 1.9,
         "accuracy": 0.25, "scaling_efficiency": speedup and speedup / devices, "speedup": spread,
         "bound": bound and {"median": bound, "low": bound, "high": bound}, "verdict": verdict, "labels": list(labels),
-        "slice_step_ms": bound and {"own": 40 / speedup, "single": 40.0, "share": 40 / bound},
+        "price": None, "slice_step_ms": bound and {"own": 40 / speedup, "single": 40.0, "share": 40 / bound},
         "notes": ["a <b>note</b>"], "not_applied": {}, "speedup_unavailable": None if speedup else "why not",
         "weights_sha256": f"{strategy}-hash", "data_sha256": "data-hash",
         "curve": {"step": [10, 20, 30], "seconds": [0.1, 0.2, 0.3], "loss": [2.3, 2.1, 2.0]},

@@ -284,7 +284,7 @@ ROW = {
     "above_floor": 0.1, "floor": 1.9, "speedup": {"median": 1.5, "low": 1.4, "high": 1.6},
     "bound": {"median": 1.6, "low": 1.6, "high": 1.6}, "slice_step_ms": {"own": 4.0, "single": 6.0, "share": 3.75},
     "labels": [{"kind": "noisy", "text": "it was"}], "notes": [], "not_applied": {}, "speedup_unavailable": None,
-    "verdict": None, "weights_sha256": "abc",
+    "verdict": None, "weights_sha256": "abc", "price": None,
 }  # fmt: skip
 COMPARISON = {"task": "vectors", "model": "mlp", "global_batch_size": 64, "steps": 2, "rows": [ROW],
               "params": PARAMS.model_dump(mode="json"), "host_fingerprint": "f00",

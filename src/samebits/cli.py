@@ -148,6 +148,94 @@ def doctor(with_model: bool, checkpoint: Path | None, params_file: str, as_json:
     visit(Path(params_file), with_model=with_model or checkpoint is not None, checkpoint=checkpoint, as_json=as_json)
 
 
+@main.command()
+@click.option("--strategy", "only", type=click.Choice(["single", "dp", "ddp"]), help="This one alone.")
+@click.option("--num-devices", help="In place of train.num_devices: auto or a number.")
+@click.option("--quick", is_flag=True, help="The first steps alone, compared with the losses in runs/.")
+@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@click.pass_context
+def verify(context: click.Context, only: str | None, num_devices: str | None, quick: bool, params_file: str) -> None:
+    """Train the exact runs again and compare their bits with dvc.lock.
+
+    The workspace is not touched. One line for the data and for each run; exit code 0 only if all are bitwise the same.
+
+    \b
+    Examples:
+      samebits verify
+      samebits verify --strategy ddp --num-devices 4
+      samebits verify --quick
+    """
+    from samebits.params import load_params, with_num_devices
+    from samebits.verify import stale
+    from samebits.verify import verify as results
+
+    require_repository()
+    params = with_num_devices(load_params(params_file), num_devices, "exact")
+    strategies = [strategy for strategy in params.train.strategies if only in (None, strategy)]
+    if not strategies:
+        raise UserError(f"--strategy: {only} is not in train.strategies", hint="choose one that is")
+    params = params.model_copy(update={"train": params.train.model_copy(update={"repeats": 1})})
+    for name in stale(strategies):
+        click.echo(f"dvc.lock is older than {name}", err=True)
+    same = True
+    with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
+        for found in results(params, strategies, Path(folder), quick=quick):
+            click.echo(found.text)
+            same = same and found.same
+    context.exit(int(not same))
+
+
+def agreed(question: str) -> bool:
+    """Ask on stderr; an end of the input is a no."""
+    try:
+        return click.confirm(question, err=True)
+    except click.Abort:
+        click.echo(err=True)
+        return False
+
+
+@main.command()
+@click.argument("run")
+@click.option("--num-devices", help="In place of the recorded number: auto or a number.")
+@click.option("--require", type=click.Choice(["bitwise", "tolerance"]), help="Exit with 1 if the verdict is worse.")
+@click.option("--yes", is_flag=True, help="Do not ask before the recorded code is run.")
+@click.option("--json", "as_json", is_flag=True, help="The verdict as JSON.")
+@click.pass_context
+def reproduce(
+    context: click.Context, run: str, num_devices: str | None, require: str | None, yes: bool, as_json: bool
+) -> None:
+    """Train a RUN of MLflow again from its commit, patch and params, and say whether it is the same.
+
+    RUN is the id of a training. It is trained in a git worktree of its own, and the verdict is logged to MLflow. By
+    default an exact run has to be bitwise the same, and a fast one within tolerance.
+
+    \b
+    Examples:
+      samebits reproduce 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b
+      samebits reproduce 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b --num-devices 4 --yes
+    """
+    from samebits import reproduce as again
+    from samebits.tracking.fetch import fetch_run
+    from samebits.tracking.reproduction import log_reproduction
+    from samebits.verdict import GRADES, say
+
+    with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
+        scratch = Path(folder)
+        original = scratch / "original"
+        original.mkdir()
+        found = again.recorded(run, fetch_run(run, original))
+        click.echo("\n".join(found.describe()), err=True)
+        if not yes and not agreed("run it?"):
+            raise UserError("nothing was run", hint="answer y, or give --yes")
+        with again.worktree(found, scratch) as tree:
+            made = again.train_again(found, tree, scratch / "again", num_devices=num_devices)
+            comparison = again.judge(found, made)
+            log_reproduction(run, made, comparison, again.as_json(found, made, comparison))
+    click.echo(again.as_json(found, made, comparison) if as_json else say(comparison))
+    required = require or ("bitwise" if found.run.record["numerics"] == "exact" else "tolerance")
+    context.exit(int(GRADES.index(comparison["grade"]) > {"tolerance": 1, "bitwise": 0}[required]))
+
+
 @main.group()
 def track() -> None:
     """Deliver local logs to MLflow."""

@@ -124,6 +124,7 @@ def _row(run_files: Run, evaluation: dict[str, Any], reference: Run) -> dict[str
         "speedup": speedup,
         "speedup_unavailable": run["speedup_unavailable"],
         "bound": timing["bound"],
+        "price": timing["price"],
         "slice_step_ms": slice_step_ms(run),
         "scaling_efficiency": speedup["median"] / placement["devices_used"] if speedup else None,
         **evaluation,

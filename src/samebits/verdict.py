@@ -79,9 +79,11 @@ class Tolerance:
     Args:
         precisions: those of the two runs; the coarser one counts.
         twins: what their twins showed; of two, the larger counts at each step.
+        none: both are exact, where no difference is allowed.
     """
 
-    def __init__(self, precisions: Sequence[str], twins: Sequence[Rounding | None] = ()) -> None:
+    def __init__(self, precisions: Sequence[str], twins: Sequence[Rounding | None] = (), *, none: bool = False) -> None:
+        self._none = none
         self._floor = max(FLOOR[precision] for precision in precisions)
         self._table = max(UNMEASURED[precision] for precision in precisions)
         self._twins = [twin for twin in twins if twin is not None]
@@ -89,6 +91,8 @@ class Tolerance:
 
     def losses(self, steps: int) -> list[float]:
         """The largest relative difference at each step; beyond a twin's last step, the table's also counts."""
+        if self._none:
+            return [0.0] * steps
         if not self._twins:
             return [self._table[step > FIRST_STEPS] for step in range(1, steps + 1)]
         tolerances = [self._floor] * steps
@@ -102,6 +106,8 @@ class Tolerance:
 
     def weights(self, names: Iterable[str]) -> dict[str, float]:
         """The largest relative difference of each tensor; of one that the twin does not name, its median's."""
+        if self._none:
+            return dict.fromkeys(names, 0.0)
         shown = [twin["weights"] for twin in self._twins if twin["weights"]]
         if not shown:
             return dict.fromkeys(names, WEIGHTS)
@@ -206,7 +212,8 @@ def compare_weights(reference: Path, other: Path, tolerance: Tolerance) -> Weigh
     differences = {name: _relative(a, second[name]) for name, a in first.items() if a["data"] != second[name]["data"]}
     limits = tolerance.weights(first)
     largest_in = max(differences, key=differences.__getitem__) if differences else None
-    beyond = max(differences, key=lambda name: differences[name] / limits[name]) if differences else None
+    used = {name: value / limits[name] if limits[name] else math.inf for name, value in differences.items()}
+    beyond = max(used, key=used.__getitem__) if used else None
     if beyond is not None and differences[beyond] <= limits[beyond]:
         beyond = None
     shown = beyond or largest_in
@@ -243,7 +250,8 @@ _CONFIGURATION = ("strategy", "numerics", "placement", "params", "data_sha256", 
 def compare_runs(a: Run, b: Run) -> Comparison:
     """Compare losses and weights of two runs, with what differs between their settings and hosts beside it."""
     precisions = [run.record["params"]["train"]["precision"] for run in (a, b)]
-    tolerance = Tolerance(precisions, [run.record.get("rounding") for run in (a, b)])
+    exact = all(run.record["numerics"] == "exact" for run in (a, b))
+    tolerance = Tolerance(precisions, [run.record.get("rounding") for run in (a, b)], none=exact)
     losses = compare_losses(a.losses, b.losses, tolerance)
     weights = compare_weights(a.folder / "model.safetensors", b.folder / "model.safetensors", tolerance)
     settings = [{name: run.record.get(name) for name in _CONFIGURATION} for run in (a, b)]
@@ -279,6 +287,12 @@ def _say_losses(found: LossVerdict) -> str:
     if found["problem"]:
         shared = "the same bits" if not found["first_difference"] else "not the same"
         return f"diverged: {found['problem']}; the first {found['steps']} are {shared}"
+    if found["tolerance"] == 0.0 and found["values"]:
+        a, b = found["values"]
+        return (
+            f"diverged: first at step {found['first_difference']} of {found['steps']}, {a!r} and {b!r}; exact numerics "
+            f"allow no difference; the largest is {_number(found['largest_relative'])} at step {found['largest_at']}"
+        )
     measured = f"{ALLOWANCE} times what rounding alone did to this training"
     source = measured if found["measured"] else "the table's, as no twin was trained"
     if found["first_beyond"] is not None and found["values"]:

@@ -101,32 +101,48 @@ def say_speed(row: dict[str, Any]) -> str:
     return text + "."
 
 
-def say_sameness(comparison: dict[str, Any]) -> str:
-    """Whether all runs are the same model."""
-    verdicts = [(name_of(row), row["verdict"]) for row in comparison["rows"] if row["verdict"]]
+def say_sameness(rows: list[dict[str, Any]]) -> str:
+    """Whether runs of one numerics are the same model."""
+    verdicts = [(name_of(row), row["verdict"]) for row in rows if row["verdict"]]
     if not verdicts:
-        return "One run alone: there is nothing to compare it with."
+        return f"{name_of(rows[0])} alone: there is nothing to compare it with."
+    what = f"Same model in {rows[0]['numerics']} numerics"
     order = ["bitwise", "within tolerance", "diverged"]
     name, worst = max(verdicts, key=lambda item: order.index(item[1]["grade"]))
     if worst["grade"] == "bitwise":
-        return "Same model: yes, bit by bit, under every strategy."
+        exact = rows[0]["numerics"] == "exact"
+        where = ", and so on any host" if exact else ""
+        return f"{what}: yes, bit by bit, under every strategy{where}."
     if worst["grade"] == "diverged":
-        return f"Same model: NO. {name} against {worst['against']}: {'; '.join(worst['sentences'])}."
+        return f"{what}: NO. {name} against {worst['against']}: {'; '.join(worst['sentences'])}."
     losses = worst["losses"]
+    begin = f"{what}: yes, within what rounding explains"
     if losses["grade"] == "bitwise":
-        return f"Same model: yes, within what rounding explains: {name} differs in {worst['sentences'][1]}."
+        return f"{begin}: {name} differs in {worst['sentences'][1]}."
     weights = worst["weights"]["largest_relative"]
     return (
-        f"Same model: yes, within what rounding explains: losses differ by {losses['largest_relative']:.2%} at most "
+        f"{begin}: losses differ by {losses['largest_relative']:.2%} at most "
         f"({name}, step {losses['largest_at']}, where {losses['tolerance']:.1%} passes)"
         + (f", weights by {weights:.1%}." if weights else ".")
     )
 
 
+def say_price(row: dict[str, Any]) -> str:
+    """What the same bits everywhere cost."""
+    price = row["price"]
+    return (
+        f"The same bits on any host cost here {price['median']:.1f} times the time of a fast step on one device "
+        f"({price['low']:.1f} to {price['high']:.1f})."
+    )
+
+
 def answers(comparison: dict[str, Any]) -> list[str]:
     """The short answers: what is fastest, what each strategy bought, whether it is the same model."""
-    speeds = [say_speed(row) for row in comparison["rows"] if row["strategy"] != "single"]
-    return [say_fastest(comparison), *speeds, say_sameness(comparison)]
+    rows = comparison["rows"]
+    speeds = [say_speed(row) for row in rows if row["strategy"] != "single" and row["numerics"] == rows[0]["numerics"]]
+    groups = [[row for row in rows if row["numerics"] == numerics] for numerics in {row["numerics"]: 0 for row in rows}]
+    prices = [say_price(row) for row in rows if row["price"]]
+    return [say_fastest(comparison), *speeds, *(say_sameness(group) for group in groups), *prices]
 
 
 def remarks(comparison: dict[str, Any]) -> list[str]:

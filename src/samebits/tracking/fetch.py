@@ -32,7 +32,19 @@ def find_run_files(reference: str, scratch: Path) -> Run:
     return read_run(_download(reference, scratch))
 
 
-def _download(run_id: str, scratch: Path) -> Path:
+def fetch_run(run_id: str, scratch: Path) -> Path:
+    """Download everything that MLflow has of a run.
+
+    Raises:
+        UserError: there is no such run, or it has no files.
+        HostError: the MLflow store cannot be reached.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise UserError(f"{run_id}: not a run id (32 hexadecimal digits)", hint="it is on the run's page in MLflow")
+    return _download(run_id, scratch, everything=True)
+
+
+def _download(run_id: str, scratch: Path, *, everything: bool = False) -> Path:
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -40,10 +52,11 @@ def _download(run_id: str, scratch: Path) -> Path:
     try:
         client = connect(uri)
         here = {file.path for file in client.list_artifacts(run_id)}
-        for name in FILES:
+        for name in (*FILES, *(("params.yaml", "provenance.json") if everything else ())):
             if name not in here:
                 hint = "choose a training that has ended; a comparison's own run holds no weights"
                 raise UserError(f"run {run_id} has no {name}", hint=hint)
+        for name in here if everything else FILES:
             client.download_artifacts(run_id, name, str(scratch))
     except MlflowException as error:
         first = " ".join(str(error).split())[:300]

@@ -132,7 +132,7 @@ class Recorder:
         figures = {name: timing[name] for name in TIMES}
         figures["peak_memory_gib"] = max(timing["peak_memory_gib"].values())
         figures |= {f"peak_memory_gib.{device}": value for device, value in timing["peak_memory_gib"].items()}
-        figures |= {name: timing[name]["median"] for name in ("speedup", "bound") if timing[name]}
+        figures |= {name: timing[name]["median"] for name in ("speedup", "bound", "price") if timing.get(name)}
         send(self._client, self._id(), [metric(name, value, event["time_ms"]) for name, value in figures.items()])
         set_tags(self._client, self._id(), {"weights_sha256": event["weights_sha256"]})
         self._artifacts(event["run"], Path(event["out_dir"]))

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from samebits.records import Run
 
@@ -25,15 +25,17 @@ def started_ms(run: Run) -> int:
         return int((run.folder / "run.json").stat().st_mtime * 1000)
 
 
-def events(run: Run) -> Iterator[dict[str, Any]]:
+RESTORED = {RESTORED_TAG: "recorded again from the run's files", "git_commit": "unavailable: recorded from files"}
+
+
+def events(run: Run, tags: Mapping[str, str] = RESTORED) -> Iterator[dict[str, Any]]:
     """The events of a finished run, in the order and nearly at the times at which they were logged.
 
     Learning rates are not among a run's files, nor is what the working tree was.
     """
     record, began = run.record, started_ms(run)
     names = ("run", "strategy", "numerics", "placement", "params")
-    tags = {RESTORED_TAG: "recorded again from the run's files", "git_commit": "unavailable: recorded from files"}
-    yield {"event": "start", "time_ms": began, **{name: record[name] for name in names}, "tags": tags}
+    yield {"event": "start", "time_ms": began, **{name: record[name] for name in names}, "tags": dict(tags)}
     yield {"event": "setup", "time_ms": began, "host": record["host"], "data": record["data"], "data_dir": "data"}
     ends = list(itertools.accumulate(record["measurement"]["step_ms"]))
     first = 1

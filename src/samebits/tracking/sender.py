@@ -29,7 +29,7 @@ YOUNG_SECONDS = {"cuda": 10.0, "cpu": 180.0}  # on a CPU the sender's start take
 REST = 60.0  # times the seconds that a delivery took, while a training needs all cores: the server may be here too
 REST_WITH_SPARE_CORES = 1.0
 LONGEST_REST_SECONDS = 15.0  # a server that takes long is far away, and costs this host nothing
-LINGER_SECONDS = 20.0  # the next stage of a pipeline finds a sender that is ready
+LINGER_SECONDS = 60.0  # the comparison of a pipeline finds a sender that is ready, after its evaluations
 GIVE_UP_SECONDS = 60.0  # of a store that is away, after the last writer; the next start or `track sync` delivers
 
 DELAY = "SAMEBITS_TRACKING_DELAY_S"
