@@ -14,7 +14,7 @@ COMPILE := .venv/bin/uv pip compile --universal --python-version 3.11 --generate
 	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 LOCKING := $(COMPILE) pyproject.toml --extra dev
 
-.PHONY: help repro test test-fast test-gpu screenshots bench docs lint format ui lock clean
+.PHONY: help repro verify test test-fast test-gpu screenshots bench docs lint format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -35,6 +35,9 @@ repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
 	@$(RUN) exec dvc repro
 	@echo "Table: reports/comparison.md. Report: reports/index.html. Runs in MLflow: make ui. Elsewhere: docs/guides/first-run.md."
 
+verify: $(STAMP)  ## train the exact runs again and compare their bits with dvc.lock
+	@$(RUN) exec samebits verify
+
 test: $(STAMP)  ## run all tests that this host can run
 	@$(RUN) exec python -m pytest
 
@@ -52,6 +55,8 @@ bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up
 	@$(BENCH) benchmarks/loop.py
 	@$(BENCH) benchmarks/ddp.py
 	@$(BENCH) benchmarks/rounding.py
+	@$(BENCH) benchmarks/bits.py
+	@$(BENCH) benchmarks/exact.py
 	@$(BENCH) benchmarks/startup.py
 	@$(BENCH) benchmarks/memory.py
 	@$(BENCH) benchmarks/repro.py

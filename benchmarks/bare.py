@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional as F
 
 from common import Variant, interleave, ratio_of, show, verdict
-from samebits.data.batches import Batches, load_split
+from samebits.data.batches import Batches, equal_parts, load_split
 from samebits.data.card import read_card
 from samebits.data.prepare import prepare
 from samebits.launch import launch
@@ -157,9 +157,7 @@ def measure(task: Task, strategy: Strategy) -> None:
         card,
         seed=params.seed,
         global_batch_size=params.train.global_batch_size,
-        accum=1,
-        shard=strategy.rank,
-        shards=strategy.world_size,
+        layout=equal_parts(params.train.global_batch_size, rank=strategy.rank, ranks=strategy.world_size),
         device=strategy.device,
     )
     model = build_model(params.model, card, params.seed)
@@ -174,9 +172,9 @@ def measure(task: Task, strategy: Strategy) -> None:
     variants = {"kit": kit(job, setting())}
     variants |= {name: make(setting(), name) for name, make in task.loops.items()}
     interleave(variants, 3, strategy, task.clock)
-    ours = strategy.mean(torch.tensor(losses["kit"]))
+    ours = strategy.total(torch.tensor(losses["kit"])) / strategy.world_size
     for name in task.loops:
-        apart = float((strategy.mean(torch.tensor(losses[name])) - ours).abs().max())
+        apart = float((strategy.total(torch.tensor(losses[name])) / strategy.world_size - ours).abs().max())
         assert apart <= TOLERANCE, f"{name} does not do the same work: its losses differ by {apart}"
     assert torch.get_num_threads() == 1, "a loop has set the number of threads"
     gc.freeze()  # so that collecting before each slice looks at new objects alone

@@ -1,6 +1,6 @@
 """Write docs/reference/benchmarks.md and its plots from benchmarks/results: ``python tools/benchmark_page.py``.
 
-A test compares the page with the results.
+Tables that other pages quote stand there between markers, and are filled as well. A test compares all with the results.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 TARGET = ROOT / "docs" / "reference" / "benchmarks.md"
+QUOTING = ROOT / "docs" / "concepts" / "exact.md"
+QUOTED_HOST = "amd-epyc-2-cores"
 IMAGES = TARGET.parent / "images"
 Result = dict[str, Any]
 
@@ -131,6 +133,29 @@ def repro(result: Result) -> Iterator[str]:
         yield row(part["what"], middle(part["seconds"], 1), str(part["seconds"]["rounds"]))
 
 
+def bits(result: Result) -> Iterator[str]:
+    """Different results of each computation."""
+    yield from table("computation", "fast", "exact")
+    for name, count in result["different_results"].items():
+        yield row(name, str(count["fast"]), str(count["exact"]))
+    yield f"\nOf {len(result['environments'])} environments."
+
+
+def exact(result: Result) -> Iterator[str]:
+    """Ratios, and the parts of an exact step."""
+    cases = result["cases"]
+    yield from table("case", "exact, ms", "fast, ms", "over fast fp32", "over plain float64", "rounds")
+    for name, case in cases.items():
+        times = (middle(case["milliseconds"][kind], 1) for kind in ("exact", "fast"))
+        over = {other: case["over"][other]["ratio"] for other in ("fast", "float64")}
+        yield row(name, *times, *(interval(found) for found in over.values()), str(over["fast"]["rounds"]))
+    yield ""
+    parts = {"outputs": "forward", "loss": "loss", "backward": "backward", "settled": "windows", "step": "optimizer"}
+    yield from table("milliseconds of an exact step", *parts.values())
+    for name, case in cases.items():
+        yield row(name, *(middle(case["parts_ms"][part]) for part in parts))
+
+
 # name of the result -> title, what was done, its tables
 SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "loop": (
@@ -165,6 +190,19 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "alone, the others are wrong in one small thing. In brackets the largest difference of a loss over what was\n"
         "allowed there. [Verdicts](../concepts/verdicts.md) says where the tolerance comes from.",
         rounding,
+    ),
+    "bits": (
+        "How many results one computation has",
+        "The same float32 numbers in several processes of one host, whose environment lets PyTorch and MKL choose\n"
+        "other kernels (instruction sets, threads), as another host would. Two results are different if one bit is.\n"
+        "[Exact numerics](../concepts/exact.md) says why.",
+        bits,
+    ),
+    "exact": (
+        "What the same bits cost",
+        "A step on one device, the whole batch, one CPU thread, by CPU time, in turns within one process. Plain\n"
+        "float64 is the model and its loss in PyTorch's own float64: what matrix products in float64 cost at least.",
+        exact,
     ),
     "startup": ("Start-up", "Wall seconds with files in the page cache; the launch is from a warm parent.", startup),
     "memory": (
@@ -201,6 +239,27 @@ def results() -> dict[str, dict[str, Result]]:
         }
         for name in SECTIONS
     }
+
+
+def cost(result: Result) -> Iterator[str]:
+    """The ratios alone."""
+    yield from table("model, batch of 256", "over fast fp32", "over plain float64")
+    for name, case in result["cases"].items():
+        yield row(name.partition(" at ")[0], *(interval(case["over"][other]["ratio"]) for other in ("fast", "float64")))
+
+
+QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {"bits": ("bits", bits), "cost": ("exact", cost)}
+"""Marker in a page -> result, and the table."""
+
+
+def quoted(text: str) -> str:
+    """A page with the tables between its markers as they are now."""
+    for marker, (name, tables) in QUOTES.items():
+        before, rest = text.split(f"<!-- {marker} -->\n")
+        _, after = rest.split(f"<!-- /{marker} -->\n")
+        lines = "\n".join(tables(results()[name][QUOTED_HOST]))
+        text = f"{before}<!-- {marker} -->\n{lines}\n<!-- /{marker} -->\n{after}"
+    return text
 
 
 def page() -> str:
@@ -259,3 +318,4 @@ def draw() -> None:
 if __name__ == "__main__":
     draw()
     TARGET.write_text(page(), encoding="utf-8")
+    QUOTING.write_text(quoted(QUOTING.read_text(encoding="utf-8")), encoding="utf-8")
