@@ -34,7 +34,7 @@ def main(params_file: str, debug: bool) -> None:
             raise UserError(f"{params_file}: model.source: {source}: no such file or folder", hint="correct the path")
         for strategy in params.train.strategies:  # a count that does not exist is told before anything trains
             for numerics in params.train.numerics:
-                shards = params.exact.shards if numerics == "exact" else None
+                shards = params.shards(numerics)
                 place(strategy, params.train, gpus=count_gpus(), cores=count_cores(), shards=shards)
         write_json(Path("source.json"), {"source": source, "sha256": sha256_tree(Path(source)) if source else None})
         own = sources(params.data) if params.data.task == "file" else {}

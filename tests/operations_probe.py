@@ -22,7 +22,8 @@ from samebits.numerics.exact.draws import Draws
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.initialization import portable_initialization
 
-SAMPLES = 6
+SAMPLES = {torch.float32: 6, torch.int64: 3, torch.float64: 2, torch.bfloat16: 2, torch.complex64: 2}
+ORDERS = {"argsort", "sort", "topk"}  # which of equal elements is first is PyTorch's choice; floats are all different
 NO_MODE = {"to_sparse"}  # leave the world of dense tensors
 
 
@@ -82,6 +83,8 @@ def close(got, expected):
     for a, b in zip(got, expected, strict=True):
         if a.shape != b.shape or a.dtype != b.dtype:
             return False
+        if a.dtype == torch.bfloat16:  # what rounds at each operation is far from what rounds once
+            continue
         if (a.is_floating_point() or a.is_complex()) and not torch.allclose(a, b, rtol=2e-4, atol=2e-5, equal_nan=True):
             return False
         if not (a.is_floating_point() or a.is_complex()) and not torch.equal(a, b):
@@ -89,13 +92,19 @@ def close(got, expected):
     return True
 
 
+def samples_of(op, dtype):
+    if dtype not in op.dtypes or (op.name in ORDERS and dtype != torch.float32):
+        return []
+    wanted = op.supports_autograd and dtype == torch.float32
+    return itertools.islice(op.sample_inputs("cpu", dtype, requires_grad=wanted), SAMPLES[dtype])
+
+
 def probe(op):
     found = {"computed": 0, "refused": {}, "far": [], "hash": "", "inputs": ""}
     digest, given = hashlib.sha256(), hashlib.sha256()
     torch.manual_seed(0)
     with portable_initialization(0):  # PyTorch's own draws differ between environments
-        made = op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd)
-        samples = list(itertools.islice(made, SAMPLES))
+        samples = [sample for dtype in SAMPLES for sample in samples_of(op, dtype)]
     for number, sample in enumerate(samples):
         try:
             expected = attempt(op, sample, None)
@@ -126,7 +135,7 @@ def main():
     out = {}
     for op in op_db:
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-        if name in NO_MODE or (only and op.name not in only) or torch.float32 not in op.dtypes:
+        if name in NO_MODE or (only and op.name not in only):
             continue
         try:
             out[name] = probe(op)

@@ -833,7 +833,7 @@ def placed(tmp_path, monkeypatch):
         monkeypatch.setattr(model, "count_cores", lambda: 2)
         launched = []
         monkeypatch.setattr(model, "launch", lambda function, trial, workers: launched.append(workers))
-        found = model._try(parse_params(small(**train)), strategy, tmp_path, tmp_path, None, 9)
+        found = model._try(parse_params(small(**train)), strategy, "fast", tmp_path, tmp_path, None, 9)
         return found, launched
 
     return run

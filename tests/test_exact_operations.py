@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from conftest import ROOT
+from samebits.errors import UserError
+from samebits.numerics.exact.engine import Engine
 
 ENVIRONMENTS = [
     {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
@@ -23,6 +26,56 @@ EXPECTED = {
     "nn.functional.group_norm", "nn.functional.layer_norm", "nn.functional.linear", "nn.functional.max_pool2d",
     "nn.functional.rms_norm", "nn.functional.scaled_dot_product_attention", "nn.functional.silu",
 }  # fmt: skip
+
+
+COUNT = torch.arange(1, 4)
+WAVE = torch.complex(torch.ones(3), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda: 1.5 - COUNT, [0.5, -0.5, -1.5]),
+        (lambda: 1 - COUNT, [0, -1, -2]),
+        (lambda: COUNT / 2, [0.5, 1.0, 1.5]),
+        (lambda: COUNT.pow(0.5)[2:], [1.7320508]),
+        (lambda: torch.pow(4.0, COUNT), [4.0, 16.0, 64.0]),
+        (lambda: COUNT.pow(2), [1, 4, 9]),
+        (lambda: (COUNT * COUNT).sqrt(), [1.0, 2.0, 3.0]),
+        (lambda: torch.full((3,), 2**24 + 1).sum(dtype=torch.float32), 3.0 * 2**24 + 4),
+        (lambda: COUNT.cumsum(0, dtype=torch.float32), [1.0, 3.0, 6.0]),
+        (lambda: torch.arange(0.0, 0.3, 0.1), [0.0, 0.1, 0.2]),
+        (lambda: torch.arange(3), [0, 1, 2]),
+        (lambda: torch.addmv(COUNT, COUNT.diag(), COUNT, beta=2), [3, 8, 15]),
+        (lambda: torch.nn.functional.hardtanh(COUNT, 0, 2), [1, 2, 2]),
+        (lambda: COUNT.remainder(2), [1, 0, 1]),
+    ],
+)
+def test_operations_on_integers_are_exact(compute, expected):
+    with Engine():
+        found = compute()
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        (lambda: torch.atan2(COUNT, COUNT), "atan2"),
+        (lambda: COUNT.lgamma(), "lgamma"),
+        (lambda: COUNT.remainder(0.3), "remainder"),
+        (lambda: COUNT.median(0), "median"),
+        (lambda: COUNT.cummax(0), "cummax"),
+        (lambda: torch.dot(WAVE, WAVE), "dot"),
+        (lambda: WAVE.abs(), "abs"),
+        (lambda: WAVE * WAVE, "mul"),
+        (lambda: WAVE.sum(), "sum"),
+        (lambda: WAVE.to(torch.complex64).index_add(0, COUNT - 1, WAVE), "index_add"),
+        (lambda: torch.ones(3, dtype=torch.bfloat16).sum(), "sum"),
+    ],
+)
+def test_integers_that_become_fractions_and_complex_numbers_are_refused(compute, name):
+    with Engine(), pytest.raises(UserError, match=f"exact: .*{name}"):
+        compute()
 
 
 @pytest.fixture(scope="module")

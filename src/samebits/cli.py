@@ -6,12 +6,16 @@ import json
 import os
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from samebits import __version__
 from samebits.commands import HELP_OPTIONS
 from samebits.errors import HostError, UserError, exit_on_error
+
+if TYPE_CHECKING:
+    from samebits.verdict import Require
 
 
 @click.group(context_settings=HELP_OPTIONS)
@@ -62,7 +66,7 @@ def ui(port: int) -> None:
 @click.option("--require", type=click.Choice(["bitwise", "tolerance"]), help="Exit with 1 if the verdict is worse.")
 @click.option("--json", "as_json", is_flag=True, help="The verdicts as JSON.")
 @click.pass_context
-def compare_two(context: click.Context, a: str, b: str, require: str | None, as_json: bool) -> None:
+def compare_two(context: click.Context, a: str, b: str, require: Require | None, as_json: bool) -> None:
     """Say whether two trainings are the same: bitwise, within tolerance, or diverged.
 
     A and B are folders of runs or ids of MLflow runs. What differs between their settings and hosts is listed.
@@ -73,7 +77,7 @@ def compare_two(context: click.Context, a: str, b: str, require: str | None, as_
       samebits compare runs/ddp-fast 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b --require tolerance
     """
     from samebits.tracking.fetch import find_run_files
-    from samebits.verdict import GRADES, compare_runs, say
+    from samebits.verdict import compare_runs, meets, say
 
     with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
         scratch = [Path(folder) / name for name in ("a", "b")]
@@ -81,8 +85,7 @@ def compare_two(context: click.Context, a: str, b: str, require: str | None, as_
             path.mkdir()
         found = compare_runs(*(find_run_files(name, path) for name, path in zip((a, b), scratch, strict=True)))
     click.echo(json.dumps({"a": a, "b": b, **found}, indent=2) if as_json else say(found))
-    allowed = {None: 2, "tolerance": 1, "bitwise": 0}[require]
-    context.exit(int(GRADES.index(found["grade"]) > allowed))
+    context.exit(int(not meets(found["grade"], require)))
 
 
 @main.command(short_help="Make the report again from comparison.json.")
@@ -202,7 +205,7 @@ def agreed(question: str) -> bool:
 @click.option("--json", "as_json", is_flag=True, help="The verdict as JSON.")
 @click.pass_context
 def reproduce(
-    context: click.Context, run: str, num_devices: str | None, require: str | None, yes: bool, as_json: bool
+    context: click.Context, run: str, num_devices: str | None, require: Require | None, yes: bool, as_json: bool
 ) -> None:
     """Train a RUN of MLflow again from its commit, patch and params, and say whether it is the same.
 
@@ -217,7 +220,7 @@ def reproduce(
     from samebits import reproduce as again
     from samebits.tracking.fetch import fetch_run
     from samebits.tracking.reproduction import log_reproduction
-    from samebits.verdict import GRADES, say
+    from samebits.verdict import meets, say
 
     with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
         scratch = Path(folder)
@@ -233,7 +236,7 @@ def reproduce(
             log_reproduction(run, made, comparison, again.as_json(found, made, comparison))
     click.echo(again.as_json(found, made, comparison) if as_json else say(comparison))
     required = require or ("bitwise" if found.run.record["numerics"] == "exact" else "tolerance")
-    context.exit(int(GRADES.index(comparison["grade"]) > {"tolerance": 1, "bitwise": 0}[required]))
+    context.exit(int(not meets(comparison["grade"], required)))
 
 
 @main.group()

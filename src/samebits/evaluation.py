@@ -97,7 +97,7 @@ def evaluate_run(params: Params, numerics_name: NumericsName, *, data_dir: Path,
         sys.stderr.write(f"{weights}: {note}\n")
     numerics.adopt(model)
     module = numerics.module(model.to(device))
-    parts = params.exact.shards if numerics_name == "exact" else params.train.grad_accum_steps
+    parts = params.shards(numerics_name) or params.train.grad_accum_steps
     batch_size = params.train.global_batch_size // parts  # what single has room for; a shard, as it was trained
     data = load_split(data_dir, card, "test")
     try:

@@ -60,7 +60,7 @@ def run_training(
     """
     if numerics == "fast":
         import torch._dynamo  # noqa: F401 - else each worker would, at its first optimizer step, for seconds
-    shards = params.exact.shards if numerics == "exact" else None
+    shards = params.shards(numerics)
     placement = place(strategy, params.train, gpus=count_gpus(), cores=count_cores(), shards=shards)
     if placement.device_type == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either

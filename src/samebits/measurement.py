@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.data.batches import Batches, equal_parts, shard_parts
+from samebits.data.batches import Batches, rank_parts
 from samebits.metrics import ratios, spread
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.make import make_numerics
@@ -83,14 +83,13 @@ def reference(
     """One of ``references``, from a copy of the untrained ``model``, on this worker's first device."""
     if name == "fast":
         numerics = "fast"
-    accum, samples, shards = params.train.grad_accum_steps, params.train.global_batch_size, params.exact.shards
-    if numerics == "exact":
-        shards = -(-shards // strategy.placement.devices_used) if name == "share" else shards
-        samples = samples // params.exact.shards * shards
-        layout = shard_parts(samples, shards, accum=accum)
-    else:
-        samples = strategy.placement.rows_per_device * accum if name == "share" else samples
-        layout = equal_parts(samples, accum=accum)
+    accum, samples, shards = params.train.grad_accum_steps, params.train.global_batch_size, params.shards(numerics)
+    if name == "share" and shards:
+        most = -(-shards // strategy.placement.devices_used)
+        samples, shards = samples // shards * most, most
+    elif name == "share":
+        samples = strategy.placement.rows_per_device * accum
+    layout = rank_parts(samples, shards, accum=accum)
     rows = layout[0].stop - layout[0].start
     placement = replace(
         strategy.placement,

@@ -24,6 +24,8 @@ Grade = Literal["bitwise", "within tolerance", "diverged"]
 GRADES: tuple[Grade, ...] = ("bitwise", "within tolerance", "diverged")
 """From the best to the worst."""
 
+Require = Literal["bitwise", "tolerance"]
+
 ALLOWANCE = 4
 """A difference may be so many times what the twin of a run showed: twice what correct runs were seen to need."""
 
@@ -36,6 +38,12 @@ UNMEASURED = {"fp32": (1e-4, 2e-2), "tf32": (1e-3, 5e-2), "bf16": (1e-3, 5e-2), 
 FIRST_STEPS = 8
 WEIGHTS = 1.0
 """Tolerance of a tensor where no twin was trained to the end: beyond, two tensors have nothing in common."""
+
+
+def meets(grade: Grade, require: Require | None) -> bool:
+    """Whether a grade is as good as is asked for, which may be nothing."""
+    worst: dict[Require | None, Grade] = {"bitwise": "bitwise", "tolerance": "within tolerance", None: "diverged"}
+    return GRADES.index(grade) <= GRADES.index(worst[require])
 
 
 class LossVerdict(TypedDict):

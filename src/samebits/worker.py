@@ -11,7 +11,7 @@ import torch
 
 from samebits import diagnosis
 from samebits.checkpoint import save_weights, weights_digest
-from samebits.data.batches import Batches, equal_parts, load_split, on_device, shard_parts
+from samebits.data.batches import Batches, load_split, on_device, rank_parts
 from samebits.data.card import read_card
 from samebits.files import write_json, write_text
 from samebits.host import fingerprint, host_facts
@@ -85,11 +85,8 @@ class Worker:
         """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
         strategy, params, card = self.strategy, self.params, self.card
         strategy.setup()
-        if strategy.rank == 0:
-            self.host = host_facts()  # here, because where there are GPUs it starts CUDA
-            self._log(
-                "setup", host=self.host, data=card.model_dump(mode="json"), data_dir=str(self.job.data_dir.resolve())
-            )
+        self.host = host_facts()  # here, because where there are GPUs it starts CUDA
+        self._log("setup", host=self.host, data=card.model_dump(mode="json"), data_dir=str(self.job.data_dir.resolve()))
         numerics = make_numerics(self.job.numerics, params, strategy.device, card.loss, tuple(card.target_shape))
         numerics.configure()
         strategy.seed(params.seed)
@@ -134,7 +131,7 @@ class Worker:
             keeper.delete()
 
     def _log(self, event: str, **values: Any) -> None:
-        if self.job.log:
+        if self.job.log and self.strategy.rank == 0:
             self.job.log.event(event, **values)
 
     def _copy_for_references(self, model: nn.Module) -> nn.Module | None:
@@ -144,15 +141,8 @@ class Worker:
     def _keeper(self) -> CheckpointKeeper | None:
         if self.job.resume is None:
             return None
-        facts = host_facts()
-        name = identity(
-            self.params,
-            self.job.numerics,
-            self.job.placement,
-            self.card,
-            fingerprint(facts),
-            {"torch": torch.__version__},
-        )
+        host, versions = fingerprint(self.host), {"torch": str(torch.__version__)}
+        name = identity(self.params, self.job.numerics, self.job.placement, self.card, host, versions)
         every = self.params.train.checkpoint_every_steps
         return CheckpointKeeper(Checkpoints(name, self.strategy.rank, self.job.resume), every, self.stop)
 
@@ -166,11 +156,9 @@ class Worker:
 
     def _trainable(self, model: nn.Module, data: Batch, numerics: Numerics) -> Trainable:
         train, strategy, placement = self.params.train, self.strategy, self.job.placement
-        samples, split = train.global_batch_size, {"rank": strategy.rank, "ranks": strategy.world_size}
-        if self.job.numerics == "exact":
-            layout = shard_parts(samples, self.params.exact.shards, accum=train.grad_accum_steps, **split)
-        else:
-            layout = equal_parts(samples, accum=train.grad_accum_steps, **split)
+        samples, shards = train.global_batch_size, self.params.shards(self.job.numerics)
+        accum, rank, ranks = train.grad_accum_steps, strategy.rank, strategy.world_size
+        layout = rank_parts(samples, shards, accum=accum, rank=rank, ranks=ranks)
         batches = Batches(
             data, self.card, seed=self.params.seed, global_batch_size=samples, layout=layout, device=strategy.device
         )

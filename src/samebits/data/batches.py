@@ -91,6 +91,13 @@ def shard_parts(samples: int, shards: int, *, accum: int = 1, rank: int = 0, ran
     return [Part(part.start * rows, part.stop * rows, part) for part in _split(own, min(accum, len(own)))]
 
 
+def rank_parts(samples: int, shards: int | None, *, accum: int, rank: int = 0, ranks: int = 1) -> list[Part]:
+    """The parts of one rank: of whole logical shards where there are ``shards``, else equal ones."""
+    if shards is None:
+        return equal_parts(samples, accum=accum, rank=rank, ranks=ranks)
+    return shard_parts(samples, shards, accum=accum, rank=rank, ranks=ranks)
+
+
 def _split(whole: range, count: int) -> list[range]:
     """Contiguous parts; the first ones have one more if they cannot be equal."""
     size, more = divmod(len(whole), count)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, get_args
 from samebits.data.card import read_card
 from samebits.data.prepare import prepare
 from samebits.doctor.finding import Finding, of_error, ok, skipped, warning
-from samebits.doctor.trial import FINDINGS, Trial, try_model
+from samebits.doctor.trial import FINDINGS, Trial, listed_under, try_model
 from samebits.errors import Interrupted, SamebitsError, UserError, WorkerError
 from samebits.host import count_cores, count_gpus
 from samebits.launch import launch
@@ -105,7 +105,7 @@ def _try(
 ) -> list[Finding]:
     """What one strategy showed; a failure is the last."""
     found: list[Finding] = []
-    name = "exact" if numerics == "exact" else strategy
+    name = listed_under(strategy, numerics)
     try:
         placement = _placement(strategy, params.train)
         found = [warning(note, _BATCH_HINT, name=name) for note in placement.notes]

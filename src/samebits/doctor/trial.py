@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from samebits import diagnosis
 from samebits.checkpoint import load_weights
-from samebits.data.batches import Batches, equal_parts, load_split, on_device, shard_parts
+from samebits.data.batches import Batches, load_split, on_device, rank_parts
 from samebits.data.card import read_card
 from samebits.doctor.anatomy import mixes_devices, state, unregistered, written
 from samebits.doctor.finding import Finding, of_error, ok, warning
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from samebits.numerics.batch import MicroBatch
     from samebits.params import Params
-    from samebits.params.schema import NumericsName
+    from samebits.params.schema import NumericsName, StrategyName
     from samebits.placement import Placement
 
 FINDINGS = "findings.jsonl"
@@ -58,7 +58,12 @@ class Trial:
     @property
     def name(self) -> str:
         """What findings are listed under."""
-        return "exact" if self.numerics == "exact" else self.placement.strategy
+        return listed_under(self.placement.strategy, self.numerics)
+
+
+def listed_under(strategy: StrategyName, numerics: NumericsName) -> str:
+    """What the findings of a trial are listed under."""
+    return "exact" if numerics == "exact" else strategy
 
 
 class Examination:
@@ -143,11 +148,9 @@ class Examination:
 
     def _batches(self) -> Batches:
         train, strategy = self.params.train, self.strategy
-        samples, split = train.global_batch_size, {"rank": strategy.rank, "ranks": strategy.world_size}
-        if self.trial.numerics == "exact":
-            layout = shard_parts(samples, self.params.exact.shards, accum=train.grad_accum_steps, **split)
-        else:
-            layout = equal_parts(samples, accum=train.grad_accum_steps, **split)
+        samples, shards = train.global_batch_size, self.params.shards(self.trial.numerics)
+        accum, rank, ranks = train.grad_accum_steps, strategy.rank, strategy.world_size
+        layout = rank_parts(samples, shards, accum=accum, rank=rank, ranks=ranks)
         return Batches(
             on_device(load_split(self.trial.data_dir, self.card, "train"), strategy.device),
             self.card,

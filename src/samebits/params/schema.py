@@ -247,3 +247,7 @@ class Params(Section):
     def total_steps(self) -> int:
         """Optimizer steps of the whole training."""
         return self.steps_per_epoch * self.train.epochs
+
+    def shards(self, numerics: NumericsName) -> int | None:
+        """Logical shards of a global batch; None for numerics that have none."""
+        return self.exact.shards if numerics == "exact" else None

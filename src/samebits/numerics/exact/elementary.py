@@ -35,6 +35,11 @@ _SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(7)]
 _COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(8)]
 
 
+def divisor(like: Tensor, value: float) -> Tensor:
+    """A number to divide by, as a tensor: on a GPU, PyTorch multiplies by the reciprocal of a number."""
+    return torch.full((1,) * like.dim(), value, dtype=like.dtype, device=like.device)
+
+
 def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     """Horner's rule; ``coefficients`` from the constant term upwards."""
     total = x.mul(coefficients[-1]).add_(coefficients[-2])

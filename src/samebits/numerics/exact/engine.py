@@ -11,7 +11,8 @@ from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import UserError
-from samebits.numerics.exact.operations import EXACT, FREE
+from samebits.numerics.exact.elementary import divisor
+from samebits.numerics.exact.operations import EXACT, FREE, INTEGER
 from samebits.numerics.exact.operations.registry import NotExactError
 from samebits.numerics.initialization import FACTORIES, IN_PLACE
 
@@ -29,16 +30,19 @@ below = torch._C._DisableTorchDispatch
 
 
 class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Enter it around forward and backward passes, in every thread that makes one."""
+    """Enter it around forward and backward passes, in every thread that makes one.
+
+    ``during`` is what a refusal names where no module's ``forward`` runs.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """No: nothing is compiled here, and the guard against it costs at each operation, and an import of seconds."""
         return False
 
-    def __init__(self, draws: Draws | None = None) -> None:
+    def __init__(self, draws: Draws | None = None, *, during: str = "the backward pass") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._draws = draws
+        self._draws, self._during = draws, during
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -61,24 +65,24 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             result = version(*args, **kwargs)
         except NotExactError as error:
-            raise _refusal(func, str(error)) from None
+            raise self._refusal(func, str(error)) from None
         if out is not None:
             return out.copy_(result)
         return args[0].copy_(result) if packet.__name__.endswith("_") else result
 
     def _otherwise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Integers, and operations that PyTorch itself can take apart."""
+        """Operations on integers that give integers, and those that PyTorch itself can take apart."""
         if torch.Tag.nondeterministic_seeded in func.tags:
-            raise _refusal(func, "its draws differ between devices")
-        if not any(t.is_floating_point() or t.is_complex() for t in _tensors((args, kwargs))) and not _makes_floats(
-            func
-        ):
-            return func(*args, **kwargs)
+            raise self._refusal(func, "its draws differ between devices")
+        if func.overloadpacket in INTEGER and not _has_floats((args, kwargs)):
+            result = func(*args, **kwargs)
+            if not _has_floats(result):
+                return result
         decomposition = decomposition_table.get(func)
         with self:
             result = decomposition(*args, **kwargs) if decomposition else func.decompose(*args, **kwargs)
         if result is NotImplemented:
-            raise _refusal(func, "it has no exact version")
+            raise self._refusal(func, "it has no exact version")
         return result
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -88,17 +92,20 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
             grad, noise, scale = args
             return grad.mul(noise) if noise.is_floating_point() else grad.mul(noise).mul(scale)
         if self._draws is None:
-            raise _refusal(func, "random numbers are drawn in the forward pass alone")
+            raise self._refusal(func, "random numbers are drawn in the forward pass alone")
         if func.overloadpacket is aten.native_dropout:
             x, p, _ = args
             noise = self._draws.bernoulli(torch.empty_like(x), 1.0 - p)
-            noise.div_(torch.full((1,) * max(x.dim(), 1), 1.0 - p, dtype=x.dtype, device=x.device))
+            noise.div_(divisor(x, 1.0 - p))
             return x.mul(noise), noise
         return self._draws.answer(func, args, kwargs)
 
+    def _refusal(self, func: Any, why: str) -> UserError:
+        name = func.name().removeprefix("aten::")
+        return UserError(f"exact: {_module() or f'in {self._during}'}: {name}: {why}", hint=_HINT)
+
 
 _DROPOUT = {aten.native_dropout, aten.native_dropout_backward}
-_FLOATS_FROM_INTEGERS = {"linspace", "logspace", "hann_window", "hamming_window", "blackman_window", "kaiser_window"}
 
 
 def _functional(func: Any) -> Any:
@@ -107,9 +114,8 @@ def _functional(func: Any) -> Any:
     return getattr(aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
 
 
-def _makes_floats(func: Any) -> bool:
-    """Whether an operation without floating-point arguments computes floating-point numbers."""
-    return func.overloadpacket.__name__ in _FLOATS_FROM_INTEGERS
+def _has_floats(value: Any) -> bool:
+    return any(t.is_floating_point() or t.is_complex() for t in _tensors(value))
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -122,12 +128,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from _tensors(tuple(value.values()))
 
 
-def _refusal(func: Any, why: str) -> UserError:
-    name = func.name().removeprefix("aten::")
-    return UserError(f"exact: {_place()}{name}: {why}", hint=_HINT)
-
-
-def _place() -> str:
+def _module() -> str | None:
     """The module in whose forward pass this is called, by its path from the model if that is known."""
     frame: FrameType | None = sys._getframe()
     inner: nn.Module | None = None
@@ -138,6 +139,6 @@ def _place() -> str:
                 inner = module
             paths = getattr(module, "module_paths", None)
             if paths is not None:
-                return f"{paths.get(id(inner)) or type(inner).__name__} ({type(inner).__name__}): "
+                return f"{paths.get(id(inner)) or type(inner).__name__} ({type(inner).__name__})"
         frame = frame.f_back
-    return f"{type(inner).__name__}: " if inner is not None else "in the backward pass: "
+    return None if inner is None else type(inner).__name__

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -104,20 +104,22 @@ def fixed_order_sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     Each halving is one elementwise addition. The error is that of a pairwise sum, log2(n) roundings of float64.
     """
     for dim in sorted(d % x.dim() for d in dims) if x.dim() else ():
-        x = _halve(x, dim)
+        x = halved(x, dim, torch.add, empty=0.0)
     return x
 
 
-def _halve(x: Tensor, dim: int) -> Tensor:
+def halved(x: Tensor, dim: int, join: Callable[..., Tensor], *, empty: float) -> Tensor:
+    """Join the first half of an axis with the second until one element is left; ``empty`` is what no element gives."""
     count = x.shape[dim]
     if count == 0:
         shape = list(x.shape)
         shape[dim] = 1
-        return x.new_zeros(shape)
+        return x.new_full(shape, empty)
     while count > 1:
         half = count // 2
-        total = x.narrow(dim, 0, half) + x.narrow(dim, half, half)
+        joined = join(x.narrow(dim, 0, half), x.narrow(dim, half, half))
         if count % 2:
-            total.narrow(dim, 0, 1).add_(x.narrow(dim, 2 * half, 1))
-        x, count = total, half
+            first = joined.narrow(dim, 0, 1)
+            join(first, x.narrow(dim, 2 * half, 1), out=first)
+        x, count = joined, half
     return x

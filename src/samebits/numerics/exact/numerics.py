@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.losses import each_loss, summed_loss
 from samebits.numerics.exact.module import ExactModule, narrowed, widen
@@ -59,7 +60,7 @@ class ExactNumerics:
 
     def building(self) -> Engine:
         """What a factory computes is exact too; random numbers are for ``portable_initialization`` to draw."""
-        return Engine()
+        return Engine(during="the model's construction")
 
     def adopt(self, model: nn.Module) -> None:
         """Give the model float64 parameters; see ``widen``."""
@@ -127,7 +128,7 @@ class ExactNumerics:
 
     def mean_losses(self, losses: Tensor, total: OverRanks, ranks: int) -> list[float]:  # noqa: ARG002
         """Mean losses of global batches from the sums of this rank's parts."""
-        mean = total(losses).div_(torch.full((1,), float(self._targets), dtype=losses.dtype, device=losses.device))
+        mean = total(losses).div_(divisor(losses, self._targets))
         found: list[float] = mean.to(torch.float32).tolist()
         return found
 

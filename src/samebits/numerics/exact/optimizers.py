@@ -76,7 +76,7 @@ class _Exact:
         if self._terms & (self._terms - 1) == 0:
             total.mul_(1.0 / self._terms)
         else:
-            total.div_(torch.full((1,), float(self._terms), dtype=torch.float64, device=total.device))
+            total.div_(elementary.divisor(total, self._terms))
         gradient = total.to(torch.float32)
         return gradient if scale is None else gradient.mul_(scale)
 
@@ -141,5 +141,5 @@ class AdamW(_Exact):
         mean.add_(g.sub(mean).mul_(1.0 - _BETAS[0]))
         square.mul_(_BETAS[1]).add_(g.mul(g).mul_(1.0 - _BETAS[1]))
         root = torch.sqrt(square.to(torch.float64)).to(torch.float32)  # correctly rounded: see elementary.sqrt
-        root.div_(torch.full((1,), correction, dtype=torch.float32, device=root.device)).add_(_EPS)
+        root.div_(elementary.divisor(root, correction)).add_(_EPS)
         return p.sub_(mean.div(root).mul_(rate))

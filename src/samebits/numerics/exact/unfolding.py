@@ -26,6 +26,21 @@ class Geometry(NamedTuple):
     ceil: bool = False
     """Whether a last window may hang over the edge, as with ``ceil_mode``."""
 
+    @classmethod
+    def of(
+        cls,
+        size: Sequence[int],
+        kernel: Sequence[int],
+        stride: int | Sequence[int],
+        padding: int | Sequence[int],
+        dilation: int | Sequence[int],
+        *,
+        ceil: bool = False,
+    ) -> Geometry:
+        """From numbers for each axis, or one for all."""
+        kernel, stride, padding, dilation = (_per_axis(v, len(size)) for v in (kernel, stride, padding, dilation))
+        return cls(tuple(size), kernel, stride, padding, dilation, ceil)
+
     @property
     def positions(self) -> tuple[int, ...]:
         """Shape of the result."""
@@ -51,7 +66,7 @@ class Geometry(NamedTuple):
         return tuple(max(0, end) for end in ends)
 
 
-def per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
+def _per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
     """One number for each axis."""
     numbers = (value,) if isinstance(value, int) else tuple(value)
     return numbers * axes if len(numbers) == 1 else numbers

@@ -10,6 +10,7 @@ numbers; to any other operation it is an unknown type, and refused.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,7 @@ from samebits.numerics.exact.grid import (
 )
 from samebits.numerics.exact.operations.contractions import folded, from_rows, rows_of
 from samebits.numerics.exact.products import exact_matmul
-from samebits.numerics.exact.unfolding import Geometry, per_axis
+from samebits.numerics.exact.unfolding import Geometry
 from samebits.numerics.exact.windows import largest
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class _Unfold(Function):
     def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:
         ctx.shape, ctx.geometry, ctx.dtype = x.shape, geometry, x.dtype
         with below():
-            return rows_of(x, geometry, 1).view(x.shape[0], -1, rows_of(x[:0], geometry, 1).shape[-1])
+            return rows_of(x, geometry, 1).view(x.shape[0], math.prod(geometry.positions), -1)
 
     @staticmethod
     @once_differentiable
@@ -251,13 +252,7 @@ class WholeBatch(TorchFunctionMode):
     ) -> Tensor:
         """``F.conv2d`` with one group."""
         assert groups == 1
-        geometry = Geometry(
-            tuple(x.shape[2:]),
-            tuple(weight.shape[2:]),
-            per_axis(stride, 2),
-            per_axis(padding, 2),
-            per_axis(dilation, 2),
-        )
+        geometry = Geometry.of(x.shape[2:], weight.shape[2:], stride, padding, dilation)
         place = self._place_of(weight)
         rows = _Unfold.apply(x, geometry)  # type: ignore[no-untyped-call]
         y = _Linear.apply(rows, weight.flatten(1), bias, self._scope, place)  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """Every operation of PyTorch that ``exact`` knows: free ones pass as they are, the others have a version here.
 
-An operation that is in neither ``FREE`` nor ``EXACT`` is taken apart by PyTorch's own decompositions, or refused.
+An operation that is in neither ``FREE`` nor ``EXACT`` nor, for integers, in ``INTEGER``, is taken apart by
+PyTorch's own decompositions, or refused.
 """
 
 from samebits.numerics.exact.operations import (
@@ -11,7 +12,17 @@ from samebits.numerics.exact.operations import (
     pooling,
     reductions,
 )
-from samebits.numerics.exact.operations.free import FREE
+from samebits.numerics.exact.operations.free import FREE, INTEGER
 from samebits.numerics.exact.operations.registry import EXACT
 
-__all__ = ["EXACT", "FREE", "contractions", "indexing", "normalization", "pointwise", "pooling", "reductions"]
+__all__ = [
+    "EXACT",
+    "FREE",
+    "INTEGER",
+    "contractions",
+    "indexing",
+    "normalization",
+    "pointwise",
+    "pooling",
+    "reductions",
+]

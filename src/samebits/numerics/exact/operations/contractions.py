@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from samebits.numerics.exact.grid import fixed_order_sum
-from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
+from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
 from samebits.numerics.exact.products import matmul
-from samebits.numerics.exact.unfolding import Geometry, fold, per_axis, windows_of
+from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,11 +21,10 @@ Number = float | int
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Float64 product of float32 factors, and of integers, whose products are exact."""
-    if not a.is_floating_point():
+    if not a.is_floating_point() and not a.is_complex():
         return torch.matmul(a, b)
-    for factor in (a, b):
-        if factor.dtype != torch.float32:
-            raise NotExactError(f"a product of {factor.dtype} has no exact version; use float32")
+    check_float32(a)
+    check_float32(b)
     return matmul(a, b)
 
 
@@ -50,13 +49,16 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 @exact(aten.addmm, aten.baddbmm)
 def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """Beta * c + alpha * (a @ b); the sum is rounded in float64, then once more."""
-    product = _product(a, b)
-    if not a.is_floating_point():
-        return product.mul_(alpha).add_(c.mul(beta))
+    return _added(_product(a, b), c, beta, alpha)
+
+
+def _added(product: Tensor, c: Tensor, beta: Number, alpha: Number) -> Tensor:
+    if not product.is_floating_point():
+        return product.mul_(int(alpha)).add_(c.mul(int(beta)))
     product = product if alpha == 1 else product.mul_(alpha)
     if beta:
         product.add_(wide(c) if beta == 1 else wide(c).mul_(beta))
-    return product.to(a.dtype)
+    return product.to(torch.float32)
 
 
 @exact(aten.addmv)
@@ -68,30 +70,30 @@ def addmv(c: Tensor, a: Tensor, x: Tensor, *, beta: Number = 1, alpha: Number = 
 @exact(aten.addbmm)
 def addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """As ``addmm``, with the products of a batch summed."""
-    summed = fixed_order_sum(_product(a, b), (0,)).squeeze(0)
-    return summed.mul_(alpha).add_(wide(c).mul_(beta)).to(c.dtype) if beta else summed.mul_(alpha).to(c.dtype)
+    return _added(fixed_order_sum(_product(a, b), (0,)).squeeze(0), c, beta, alpha)
 
 
 @exact(aten.addr)
 def addr(c: Tensor, x: Tensor, y: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Outer product and sum, each rounded."""
-    outer = x.unsqueeze(1).mul(y.unsqueeze(0)).mul_(alpha)
-    return outer.add_(c.mul(beta)) if beta else outer
+    """Outer product and sum, rounded as in ``addmm``."""
+    return addmm(c, x.unsqueeze(1), y.unsqueeze(0), beta=beta, alpha=alpha)
 
 
-def _geometry(
-    x: Tensor, weight: Tensor, stride: list[int], padding: list[int], dilation: list[int], *, transposed: bool
-) -> Geometry:
+def _layout(
+    x: Tensor,
+    weight: Tensor,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],  # noqa: ARG001 - of transposed convolutions
+    groups: int,
+) -> tuple[Geometry, Tensor, int]:
+    """How the kernel moves, and the kernels as (groups, outputs / groups, channels / groups * kernel)."""
     if transposed:
         raise NotExactError("a transposed convolution has no exact version; use nearest upsampling and a convolution")
-    axes = x.dim() - 2
-    return Geometry(
-        tuple(x.shape[2:]),
-        tuple(weight.shape[2:]),
-        per_axis(stride, axes),
-        per_axis(padding, axes),
-        per_axis(dilation, axes),
-    )
+    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
+    return Geometry.of(x.shape[2:], weight.shape[2:], stride, padding, dilation), kernels, groups
 
 
 def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
@@ -129,20 +131,9 @@ def folded(rows: Tensor, x_shape: torch.Size, geometry: Geometry) -> Tensor:
 
 
 @exact(aten.convolution)
-def convolution(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],  # noqa: ARG001
-    groups: int,
-) -> Tensor:
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     """As a product of unfolded windows; one, two or three axes, any stride, padding, dilation and groups."""
-    geometry = _geometry(x, weight, stride, padding, dilation, transposed=transposed)
-    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
+    geometry, kernels, groups = _layout(x, weight, *settings)
     found = from_rows(_product(rows_of(x, geometry, groups), kernels.mT), x.shape[0], geometry)
     if bias is not None:
         found = found.add_(wide(bias).view(-1, *(1 for _ in geometry.size)))
@@ -154,25 +145,19 @@ def convolution_backward(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
-    bias_sizes: list[int] | None,  # noqa: ARG001
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],  # noqa: ARG001
-    groups: int,
-    output_mask: list[bool],
+    bias_sizes: list[int] | None,  # noqa: ARG001 - those of the weight's outputs
+    *settings: Any,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias."""
-    geometry = _geometry(x, weight, stride, padding, dilation, transposed=transposed)
+    """Gradients of input, weight and bias; the last of ``settings`` says which are wanted."""
+    *settings_of_forward, wanted = settings
+    geometry, kernels, groups = _layout(x, weight, *settings_of_forward)
     rows = to_rows(grad, groups)
     grad_x = grad_weight = grad_bias = None
-    if output_mask[0]:
-        kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
+    if wanted[0]:
         grad_x = folded(_product(rows, kernels), x.shape, geometry).to(x.dtype)
-    if output_mask[1]:
+    if wanted[1]:
         grad_weight = _product(rows.mT, rows_of(x, geometry, groups)).reshape(weight.shape).to(weight.dtype)
-    if output_mask[2]:
+    if wanted[2]:
         dims = (0, *range(2, grad.dim()))
         grad_bias = fixed_order_sum(wide(grad), dims).squeeze(dims).to(grad.dtype)
     return grad_x, grad_weight, grad_bias

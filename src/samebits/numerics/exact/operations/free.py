@@ -7,12 +7,14 @@ is not here but in ``pointwise``.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 aten = torch.ops.aten
 
 _MOVES = """
-    _reshape_alias _to_copy _unsafe_index _unsafe_view alias arange as_strided block_diag broadcast_tensors cat
+    _reshape_alias _to_copy _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors cat
     channel_shuffle chunk clone concat constant_pad_nd contiguous copy copy_ detach diag_embed diagonal
     diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye fill flatten flip full
     full_like gather hsplit index index_select is_same_size lift lift_fresh lift_fresh_copy masked_fill
@@ -28,7 +30,22 @@ _CHOICES = """
     logical_or logical_xor lt nan_to_num ne searchsorted sign signbit threshold_backward
 """
 _ARITHMETIC = """
-    abs ceil copysign floor frac neg positive round sgn trunc
+    ceil copysign floor frac neg positive round trunc
+"""
+_INTEGERS = """
+    _chunk_cat _unique2 _unsafe_masked_index _unsafe_masked_index_put_accumulate alias_copy as_strided_copy
+    as_strided_scatter bincount bitwise_left_shift bitwise_right_shift diagonal_copy diagonal_scatter expand_copy
+    floor_divide fmax fmin fmod gcd im2col index_fill lcm linalg_cross masked_scatter nansum narrow_copy
+    nonzero_static permute_copy reflection_pad1d reflection_pad2d reflection_pad3d remainder replication_pad1d
+    replication_pad2d replication_pad3d resize_as_ split_with_sizes_copy squeeze_copy t_copy threshold trace
+    transpose_copy unbind_copy unfold_copy unique_consecutive unique_dim unsafe_split unsqueeze_copy view_copy
 """
 
-FREE = {getattr(aten, name) for name in (_MOVES + _CHOICES + _ARITHMETIC).split() if hasattr(aten, name)}
+
+def _packets(names: str) -> set[Any]:
+    return {getattr(aten, name) for name in names.split() if hasattr(aten, name)}
+
+
+FREE = _packets(_MOVES + _CHOICES + _ARITHMETIC)
+INTEGER = _packets(_INTEGERS)
+"""Exact as they are if arguments and results are integers; of equal elements they do not choose one."""

@@ -30,7 +30,7 @@ def _summands(*tensors: Tensor) -> list[Tensor]:
 
 def _accumulated(x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
     """``put`` adds the second into the first; integers need no grid."""
-    if not x.is_floating_point():
+    if not x.is_floating_point() and not x.is_complex():
         return put(x.clone(), source)
     total, values = _summands(x, source)
     return put(total, values).to(x.dtype)

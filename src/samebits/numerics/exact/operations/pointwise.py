@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.numerics.exact import elementary
+from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, elementwise, exact
 
 if TYPE_CHECKING:
@@ -19,24 +20,24 @@ aten = torch.ops.aten
 Number = float | int | bool
 
 
+def _floated(x: Tensor) -> Tensor:
+    """Integers as the default floating type."""
+    return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
+
+
 def _enter(packet: Any, function: Callable[[Tensor], Tensor]) -> None:
-    EXACT[packet] = lambda x: elementwise(function, x)
+    EXACT[packet] = lambda x: elementwise(function, _floated(x))
 
 
 for _name in ("exp", "expm1", "log", "log1p", "sigmoid", "tanh", "erf", "sin", "cos", "sqrt", "rsqrt"):
     _enter(getattr(aten, _name), getattr(elementary, _name))
-_enter(aten.log2, lambda x: elementary.log(x).div_(_constant(x, math.log(2.0))))
-_enter(aten.log10, lambda x: elementary.log(x).div_(_constant(x, math.log(10.0))))
+_enter(aten.log2, lambda x: elementary.log(x).div_(divisor(x, math.log(2.0))))
+_enter(aten.log10, lambda x: elementary.log(x).div_(divisor(x, math.log(10.0))))
 _enter(aten.exp2, lambda x: elementary.exp(x.mul(math.log(2.0))))
 _enter(aten.tan, lambda x: elementary.sin(x).div_(elementary.cos(x)))
 _enter(aten.silu, lambda x: elementary.sigmoid(x).mul_(x))
 _enter(aten.erfc, lambda x: elementary.erf(x).neg_().add_(1.0))
 _enter(aten.log_sigmoid, lambda x: elementary.log1p(elementary.exp(x.abs().neg_())).neg_().add_(x.clamp(max=0.0)))
-
-
-def _constant(like: Tensor, value: float) -> Tensor:
-    """A divisor on the device: PyTorch multiplies by the reciprocal of a divisor that is a number."""
-    return torch.full((1,) * max(like.dim(), 1), value, dtype=like.dtype, device=like.device)
 
 
 def _floating(*values: object) -> bool:
@@ -70,7 +71,8 @@ def sub(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
 def rsub(x: Tensor, y: Tensor | Number, alpha: Number = 1) -> Tensor:
     """Give y - alpha * x."""
     _check_types(x, y)
-    return torch.sub(y if isinstance(y, torch.Tensor) else _constant(x, y).reshape(()), x if alpha == 1 else x * alpha)
+    x = x if alpha == 1 else torch.mul(x, alpha)
+    return torch.sub(y, x) if isinstance(y, torch.Tensor) else torch.add(torch.neg(x), y)
 
 
 @exact(aten.mul)
@@ -90,29 +92,50 @@ def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> T
         return torch.div(x, y, rounding_mode=rounding_mode)
     if isinstance(y, torch.Tensor):
         return torch.div(x, y.to(x.device) if y.dim() == 0 else y)
-    like = x if x.is_floating_point() else x.to(torch.get_default_dtype())
-    return torch.div(like, _constant(like, y).reshape(()) if like.dim() == 0 else _constant(like, y))
+    return torch.div(_floated(x), divisor(_floated(x), y))
+
+
+@exact(aten.abs)
+def abs_(x: Tensor) -> Tensor:
+    """Only the sign is changed; that of a complex number would be a root."""
+    _check_types(x)
+    return torch.abs(x)
+
+
+@exact(aten.sgn)
+def sgn(x: Tensor) -> Tensor:
+    """As ``abs_``."""
+    _check_types(x)
+    return torch.sgn(x)
+
+
+@exact(aten.arange)
+def arange(start: Number, end: Number | None = None, step: Number = 1, **options: Any) -> Tensor:
+    """In float64, then rounded: kernels differ in the type in which they count."""
+    start, end = (0, start) if end is None else (start, end)
+    found = torch.arange(start, end, step, **options)
+    if not found.is_floating_point():
+        return found
+    return torch.arange(found.numel(), device=found.device).to(torch.float64).mul_(step).add_(start).to(found.dtype)
 
 
 @exact(aten.reciprocal)
 def reciprocal(x: Tensor) -> Tensor:
     """A true division."""
-    return torch.div(torch.ones_like(elementwise_type(x)), x)
-
-
-def elementwise_type(x: Tensor) -> Tensor:
-    """Integers as the default floating type."""
-    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    _check_types(x)
+    return torch.div(torch.ones_like(_floated(x)), x)
 
 
 @exact(aten.pow)
 def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
     """Whole exponents up to 64 by multiplication, a half by the root, others by exp and log."""
-    if not _floating(x, y):
+    common = torch.result_type(x, y)
+    if not common.is_floating_point and not common.is_complex:
         return torch.pow(x, y)  # type: ignore[arg-type]
     if isinstance(y, torch.Tensor):
         return _power_of_tensors(x, y)
     assert isinstance(x, torch.Tensor)
+    x = x.to(common)
     if y == int(y) and abs(y) <= 64:
         if y >= 0:
             return elementwise(lambda v: elementary.integer_power(v, int(y)), x)
@@ -193,7 +216,7 @@ def softplus(x: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
     def of(v: Tensor) -> Tensor:
         scaled = v.mul(beta)
         soft = elementary.log1p(elementary.exp(scaled.abs().neg_())).add_(scaled.clamp(min=0.0))
-        return torch.where(scaled > threshold, v, soft.div_(_constant(soft, beta)))
+        return torch.where(scaled > threshold, v, soft.div_(divisor(soft, beta)))
 
     return elementwise(of, x)
 
@@ -248,8 +271,9 @@ def clamp_max(x: Tensor, max: Any) -> Tensor:  # noqa: A002
 
 @exact(aten.hardtanh)
 def hardtanh(x: Tensor, min_val: Number = -1, max_val: Number = 1) -> Tensor:
-    """Two limits."""
-    return clamp(x, min_val, max_val)
+    """Two limits, of the type of ``x``."""
+    kind = float if x.is_floating_point() else int
+    return clamp(x, kind(min_val), kind(max_val))
 
 
 @exact(aten.hardtanh_backward)
@@ -261,6 +285,7 @@ def hardtanh_backward(grad: Tensor, x: Tensor, min_val: Number, max_val: Number)
 @exact(aten.leaky_relu)
 def leaky_relu(x: Tensor, negative_slope: Number = 0.01) -> Tensor:
     """One product."""
+    _check_types(x)
     return torch.where(x > 0, x, x.mul(negative_slope))
 
 

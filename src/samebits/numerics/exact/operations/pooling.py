@@ -10,8 +10,8 @@ import torch
 from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.indexing import scatter_add
 from samebits.numerics.exact.operations.reductions import divided, first_equal
-from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
-from samebits.numerics.exact.unfolding import Geometry, fold, per_axis, windows_of
+from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
+from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,15 +23,7 @@ def _geometry(
     x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], *, ceil_mode: bool
 ) -> Geometry:
     axes = len(kernel) if len(kernel) > 1 else 2
-    sizes = per_axis(kernel, axes)
-    return Geometry(
-        tuple(x.shape[-axes:]),
-        sizes,
-        per_axis(stride, axes) if len(stride) else sizes,
-        per_axis(padding, axes),
-        per_axis(dilation, axes),
-        ceil_mode,
-    )
+    return Geometry.of(x.shape[-axes:], kernel, stride or kernel, padding, dilation, ceil=ceil_mode)
 
 
 def _batched(x: Tensor, axes: int) -> Tensor:
@@ -48,6 +40,7 @@ def max_pool2d(
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The largest of each window, and where in the image it is; of equal ones the first."""
+    check_float32(x)
     geometry = _geometry(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     windows = windows_of(_batched(x, 2), geometry, -math.inf).flatten(-2)
     value = windows.amax(-1, keepdim=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum, power_of_two, shifter, snap_, top
+from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum, halved, power_of_two, shifter, snap_, top
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, exact, wide
 
 if TYPE_CHECKING:
@@ -31,6 +31,13 @@ def _shaped(total: Tensor, dims: tuple[int, ...], *, keepdim: bool) -> Tensor:
     return total if keepdim or not total.dim() else total.squeeze(dims)
 
 
+def _of_type(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """Integers as floating-point numbers if that is what is asked for."""
+    if x.is_complex() or (dtype is not None and dtype.is_complex):
+        raise NotExactError("complex numbers have no exact version")
+    return x.to(dtype) if dtype is not None and not x.is_floating_point() else x
+
+
 def _count(x: Tensor, dims: tuple[int, ...]) -> int:
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
@@ -38,6 +45,7 @@ def _count(x: Tensor, dims: tuple[int, ...]) -> int:
 @exact(aten.sum)
 def total(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Sum; rounded once."""
+    x = _of_type(x, dtype)
     if not x.is_floating_point():
         return torch.sum(x, dims_of(x, dim), keepdim, dtype=dtype) if x.dim() else torch.sum(x, dtype=dtype)
     dims = dims_of(x, dim)
@@ -47,16 +55,14 @@ def total(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dty
 @exact(aten.mean)
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Mean; the sum is divided in float64."""
-    dims = dims_of(x, dim)
+    x, dims = _of_type(x, dtype), dims_of(x, dim)
     found = divided(fixed_order_sum(wide(x), dims), _count(x, dims))
     return _shaped(found, dims, keepdim=keepdim).to(dtype or x.dtype)
 
 
 def divided(x: Tensor, count: float) -> Tensor:
     """A true division by a number."""
-    return x.div(
-        torch.full((1,) * max(x.dim(), 1), float(count), dtype=x.dtype, device=x.device).reshape((1,) * x.dim())
-    )
+    return x.div(elementary.divisor(x, count))
 
 
 def moments(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
@@ -123,7 +129,7 @@ def vector_norm(
     elif ord == 1:
         found = fixed_order_sum(wide(x).abs_(), dims)
     elif ord == math.inf:
-        found = torch.amax(x.abs(), dims, keepdim=True)
+        found = torch.amax(wide(x).abs_(), dims, keepdim=True)
     else:
         raise NotExactError(f"a norm of order {ord} has no exact version; 1, 2 and infinity have one")
     return _shaped(found, dims, keepdim=keepdim).to(dtype or x.dtype)
@@ -144,20 +150,13 @@ def logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
 @exact(aten.prod)
 def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """Product, by halving."""
+    x = _of_type(x, dtype)
     if not x.is_floating_point():
         return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
     values = wide(x)
     axis = 0 if dim is None else dim
     values = values.reshape(-1) if dim is None or not x.dim() else values
-    while (count := values.shape[axis]) > 1:
-        half = count // 2
-        product = values.narrow(axis, 0, half) * values.narrow(axis, half, half)
-        if count % 2:
-            product.narrow(axis, 0, 1).mul_(values.narrow(axis, 2 * half, 1))
-        values = product
-    if not values.shape[axis]:
-        shape = [1 if d == axis % values.dim() else n for d, n in enumerate(values.shape)]
-        values = values.new_ones(shape)
+    values = halved(values, axis, torch.mul, empty=1.0)
     keep = keepdim and dim is not None and x.dim()
     return (values if keep else values.squeeze(axis)).to(dtype or x.dtype)
 
@@ -165,10 +164,11 @@ def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: tor
 @exact(aten.cumsum)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Running sums; of integers on a grid, so that the order of a scan does not matter."""
+    x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0 or x.numel() == 0:
         return torch.cumsum(x, dim, dtype=dtype)
-    bits, tops = bits_of_sum(x.shape[dim]), top(x, dim)
-    values = snap_(wide(x), shifter(tops, bits))
+    values, bits, tops = wide(x), bits_of_sum(x.shape[dim]), top(x, dim)
+    values = snap_(values, shifter(tops, bits))
     unit = power_of_two(tops - bits)
     return torch.cumsum(values.div(unit).to(torch.int64), dim).to(torch.float64).mul_(unit).to(dtype or x.dtype)
 
@@ -176,6 +176,7 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
 @exact(aten.cumprod)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Running products in a fixed order: each is multiplied by the one 1, 2, 4, ... places before."""
+    x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0:
         return torch.cumprod(x, dim, dtype=dtype)
     values, count, shift = wide(x), x.shape[dim], 1

@@ -35,21 +35,29 @@ def exact(*packets: Any) -> Callable[[V], V]:
     return enter
 
 
+def check_float32(x: Tensor) -> None:
+    """Refuse every other type.
+
+    Raises:
+        NotExactError: it is another one.
+    """
+    if x.dtype != torch.float32:
+        raise NotExactError(f"{x.dtype} has no exact version; use float32")
+
+
 def wide(x: Tensor) -> Tensor:
     """A float64 copy of a float32 tensor.
 
     Raises:
-        NotExactError: it has another type, for which accuracy is not known.
+        NotExactError: it has another type.
     """
-    if x.dtype != torch.float32:
-        raise NotExactError(f"{x.dtype} has no exact version; use float32")
+    check_float32(x)
     return x.to(torch.float64)
 
 
 def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply a function of float64 numbers to float32 ones, block by block, and round once."""
-    if x.dtype != torch.float32:
-        raise NotExactError(f"{x.dtype} has no exact version; use float32")
+    check_float32(x)
     source = x.contiguous()
     out = torch.empty_like(source)
     flat, target = source.view(-1), out.view(-1)
