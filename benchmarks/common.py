@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-import torch
-
 from samebits.files import write_json
 from samebits.host import fingerprint, host_facts
 from samebits.provenance import git_state, versions
@@ -102,8 +100,7 @@ def interleave(
             strategy.barrier()
             started = clock()
             own = variants[name].run()
-            spent = torch.tensor([clock() - started if own is None else own], dtype=torch.float64)
-            seconds[name].append(float(strategy.gather(spent).max()))
+            seconds[name] += strategy.maximum([clock() - started if own is None else own])
     return seconds
 
 

@@ -12,11 +12,11 @@ import click
 from samebits.commands import HELP_OPTIONS
 from samebits.compare import compare
 from samebits.errors import exit_on_error
-from samebits.files import write_json, write_text
+from samebits.files import write_json
 from samebits.params import load_params
 from samebits.provenance import git_state
 from samebits.report.page import write_report
-from samebits.report.table import markdown, show
+from samebits.report.table import show
 from samebits.tracking.sender import hand_over
 
 
@@ -29,7 +29,6 @@ def main(params_file: str, out_dir: str, no_tracking: bool, debug: bool) -> None
     with exit_on_error(debug=debug):
         comparison, reports = {**compare(load_params(params_file)), "git": git_state()}, Path(out_dir)
         write_json(reports / "comparison.json", comparison)
-        write_text(reports / "comparison.md", markdown(comparison))
         write_report(comparison, reports)
         show(comparison)
         if not no_tracking and not hand_over(comparison, reports=reports, runs=Path("runs"), wait_seconds=60):

@@ -32,10 +32,11 @@ def main(params_file: str, debug: bool) -> None:
         source = params.model.source
         if source and not Path(source).exists():
             raise UserError(f"{params_file}: model.source: {source}: no such file or folder", hint="correct the path")
+        gpus, cores = count_gpus(), count_cores()
         for strategy in params.train.strategies:  # a count that does not exist is told before anything trains
             for numerics in params.train.numerics:
                 shards = params.shards(numerics)
-                place(strategy, params.train, gpus=count_gpus(), cores=count_cores(), shards=shards)
+                place(strategy, params.train, gpus=gpus, cores=cores, shards=shards)
         write_json(Path("source.json"), {"source": source, "sha256": sha256_tree(Path(source)) if source else None})
         own = sources(params.data) if params.data.task == "file" else {}
         hashes = {key: sha256_remembered(source.path, MEMORY) for key, source in own.items()}

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from samebits.cli import main as samebits
 from samebits.commands import HELP_OPTIONS
-from samebits.params import data, schema
+from samebits.params import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,10 +27,6 @@ HEAD = """# params.yaml
 Every key, what it accepts and its default, generated from `src/samebits/params/schema.py` by `python
 tools/reference.py`. Anything else in the file is refused before anything runs, with exit code 2 and one line.
 """
-UNIONS = {
-    "data": (data.VectorsData, data.RegressionData, data.ImagesData, data.TokensData, data.FileData),
-    "model": (schema.MLPModel, schema.ConvNetModel, schema.GPTModel, schema.UserModel),
-}
 
 
 def accepts(node: dict[str, Any]) -> str:
@@ -78,8 +74,8 @@ def params_page() -> str:
     """Every key of params.yaml."""
     parts = [HEAD]
     for name, field in schema.Params.model_fields.items():
-        if name in UNIONS:
-            for section in UNIONS[name]:
+        if name in schema.UNIONS:
+            for section in schema.UNIONS[name].values():
                 key = "task" if name == "data" else "name"
                 names = get_args(section.model_fields[key].annotation) or ("package.module:factory",)
                 parts.append(table(f"`{name}` with `{key}: {' | '.join(names)}`", list(rows(section, f"{name}."))))

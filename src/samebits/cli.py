@@ -101,13 +101,11 @@ def report(comparison: str, out_dir: str | None) -> None:
       samebits report
       samebits report downloads/comparison.json --out-dir /tmp/report
     """
-    from samebits.files import read_json, write_text
+    from samebits.files import read_json
     from samebits.report.page import write_report
-    from samebits.report.table import markdown
 
     path = Path(comparison)
     read, folder = read_json(path, made_by="python pipeline/compare.py"), Path(out_dir or path.parent)
-    write_text(folder / "comparison.md", markdown(read))
     write_report(read, folder)
     click.echo(folder / "index.html")
 
@@ -220,7 +218,7 @@ def reproduce(
     from samebits import reproduce as again
     from samebits.tracking.fetch import fetch_run
     from samebits.tracking.reproduction import log_reproduction
-    from samebits.verdict import meets, say
+    from samebits.verdict import compare_runs, meets, say
 
     with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
         scratch = Path(folder)
@@ -232,7 +230,7 @@ def reproduce(
             raise UserError("nothing was run", hint="answer y, or give --yes")
         with again.worktree(found, scratch) as tree:
             made = again.train_again(found, tree, scratch / "again", num_devices=num_devices)
-            comparison = again.judge(found, made)
+            comparison = compare_runs(found.run, made)
             log_reproduction(run, made, comparison, again.as_json(found, made, comparison))
     click.echo(again.as_json(found, made, comparison) if as_json else say(comparison))
     required = require or ("bitwise" if found.run.record["numerics"] == "exact" else "tolerance")

@@ -12,7 +12,7 @@ import sys
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ class SamebitsError(Exception):
     ``traceback`` is where it happened, if that was in another process.
     """
 
-    exit_code: ClassVar[int] = 4
+    exit_code: int = 4
     traceback: str | None = None
 
     def __init__(self, message: str, *, hint: str) -> None:
@@ -65,11 +65,17 @@ class Interrupted(SamebitsError):  # noqa: N818 - nobody erred
         name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
         super().__init__(f"stopped by {name}", hint="run the same command again")
         self.signum = signum
+        self.exit_code = 128 + signum
 
 
 def first_line(text: str) -> str:
     """The first line of a message, without its full stop."""
     return text.strip().split("\n", maxsplit=1)[0].rstrip(".")
+
+
+def last_line(text: str) -> str:
+    """The last line of what a program said."""
+    return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def few(names: Sequence[str], limit: int = 3) -> str:
@@ -107,7 +113,7 @@ def exit_on_error(*, debug: bool = False) -> Iterator[None]:
         if debug:
             sys.stderr.write(error.traceback or traceback.format_exc())
         sys.stderr.write(f"error: {error}\n")
-        sys.exit(128 + error.signum if isinstance(error, Interrupted) else error.exit_code)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("error: stopped by Ctrl-C. hint: run the same command again\n")
         sys.exit(130)

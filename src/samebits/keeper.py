@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import torch
-
 from samebits.errors import Interrupted
 from samebits.trainer import Training
 
@@ -31,8 +29,7 @@ class CheckpointKeeper:
     def resume(self, job: Trainable) -> Training | None:
         """Continue from the newest whole checkpoint, which rank 0 chooses."""
         newest = self._checkpoints.newest()
-        chosen = torch.tensor([-1 if newest is None else newest], device=job.strategy.device)
-        step = int(job.strategy.largest(chosen))
+        step = int(job.strategy.maximum([-1 if newest is None else newest])[0])
         self._stop.armed = True
         if step < 0:
             return None
@@ -55,8 +52,7 @@ class CheckpointKeeper:
         Raises:
             Interrupted: somebody asked to stop.
         """
-        asked = torch.tensor([self._stop.signum], device=job.strategy.device)
-        signum = int(job.strategy.largest(asked))
+        signum = int(job.strategy.maximum([self._stop.signum])[0])
         step = len(so_far.losses)
         if signum or (self._every and step % self._every == 0):
             self._save(job, so_far)

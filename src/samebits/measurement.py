@@ -2,17 +2,15 @@
 
 References run on the first device alone: ``single`` does the whole global batch, ``share`` one device's share of it,
 and ``fast``, beside an exact ``single``, does the whole batch in PyTorch's own arithmetic. Their chunks are interleaved
-with the strategy's own, so that a host whose speed drifts slows all
-of them alike: ratios are taken within a chunk.
+with the strategy's own, so that a host whose speed drifts slows all of them alike: ratios are taken within a
+chunk.
 """
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
-
-import torch
 
 from samebits.data.batches import Batches, rank_parts
 from samebits.metrics import ratios, spread
@@ -42,12 +40,14 @@ class Slices:
     """Seconds of each chunk by name and repeat (``own`` is the slowest rank's), and whether losses repeated.
 
     ``first_difference`` is the first step, from 1, at which a repeat's loss was not the training's, else None.
+    ``problem`` says why nothing was timed, or no reference.
     """
 
-    steps: int
-    chunk_steps: int
-    seconds: dict[str, list[list[float]]]
-    first_difference: int | None
+    steps: int = 0
+    chunk_steps: int = 0
+    seconds: dict[str, list[list[float]]] = field(default_factory=dict)
+    first_difference: int | None = None
+    problem: str | None = None
 
     def speedup(self) -> Spread | None:
         """Times faster than ``single``: median over the chunks, range over the repeats."""
@@ -90,18 +90,17 @@ def reference(
     elif name == "share":
         samples = strategy.placement.rows_per_device * accum
     layout = rank_parts(samples, shards, accum=accum)
-    rows = layout[0].stop - layout[0].start
+    batches = Batches(data, card, seed=params.seed, global_batch_size=samples, layout=layout, device=strategy.device)
     placement = replace(
         strategy.placement,
         strategy="single",
         devices=(strategy.device.index or 0,),
         devices_used=1,
-        rows_per_device=rows,
+        rows_per_device=batches.rows,
         world_size=1,
         backend=None,
         labels=(),
     )
-    batches = Batches(data, card, seed=params.seed, global_batch_size=samples, layout=layout, device=strategy.device)
     alone = make_numerics(numerics, params, strategy.device, card.loss, tuple(card.target_shape), shards=shards)
     if isinstance(alone, FastNumerics):
         alone.set_precision()
@@ -155,6 +154,5 @@ def time_slices(
                     if unequal and (difference is None or unequal[0] + 1 < difference):
                         difference = unequal[0] + 1
         for name, values in parts.items():
-            times = torch.tensor(values, dtype=torch.float64, device=strategy.device)
-            seconds[name].append(strategy.gather(times).amax(dim=0).tolist())
+            seconds[name].append(strategy.maximum(values))
     return Slices(steps, chunk, seconds, difference)

@@ -181,23 +181,24 @@ def _sharing(count: int, existing: int, device_type: str) -> list[Label]:
 
 def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, tf32: bool) -> dict[str, str]:
     """Settings that are right but do nothing in this training, each with the reason; ``tf32``: the GPU has it."""
-    found: dict[str, str] = {}
-    if numerics == "exact":
-        found |= _not_exact(train)
-    elif train.compile and placement.strategy == "dp":
-        found["train.compile"] = "torch.compile is not combined with DataParallel"
-    if numerics == "exact":
-        pass
-    elif train.precision == "tf32" and placement.device_type == "cpu":
-        found["train.precision"] = "tf32 is a mode of NVIDIA GPUs; float32 was used"
-    elif train.precision == "tf32" and not tf32:
-        found["train.precision"] = "this GPU is older than tf32 (compute capability 8.0); float32 was used"
+    found = _not_exact(train) if numerics == "exact" else _not_fast(train, placement, tf32=tf32)
     if train.ddp.static_graph and train.grad_accum_steps > 1 and placement.strategy == "ddp":
         found["train.ddp.static_graph"] = "PyTorch cannot combine it with gradient accumulation"
     if train.optimizer.name == "adamw" and train.optimizer.momentum:
         found["train.optimizer.momentum"] = "AdamW has no momentum setting"
     if train.num_devices != "auto" and train.num_devices > placement.num_devices:
         found["train.num_devices"] = "single always uses one device"
+    return found
+
+
+def _not_fast(train: Train, placement: Placement, *, tf32: bool) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if train.compile and placement.strategy == "dp":
+        found["train.compile"] = "torch.compile is not combined with DataParallel"
+    if train.precision == "tf32" and placement.device_type == "cpu":
+        found["train.precision"] = "tf32 is a mode of NVIDIA GPUs; float32 was used"
+    elif train.precision == "tf32" and not tf32:
+        found["train.precision"] = "this GPU is older than tf32 (compute capability 8.0); float32 was used"
     return found
 
 

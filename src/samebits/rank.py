@@ -1,4 +1,4 @@
-"""One rank of a job in its process: how it runs, how it fails, and what the launcher learns of that."""
+"""One rank of a job in its process: what it feeds, how it runs and fails, and what the launcher learns of that."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import traceback
 from typing import TYPE_CHECKING, Protocol
 
 from samebits import diagnosis
+from samebits.data.batches import Batches, rank_parts
 from samebits.errors import Interrupted, SamebitsError, WorkerError
 
 if TYPE_CHECKING:
@@ -18,8 +19,26 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from samebits.data.batches import Batch
+    from samebits.data.card import Card
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName
     from samebits.placement import Placement
     from samebits.strategies import Strategy
+
+
+def batches_of(params: Params, numerics: NumericsName, data: Batch, card: Card, strategy: Strategy) -> Batches:
+    """What one rank feeds from ``data``."""
+    train = params.train
+    layout = rank_parts(
+        train.global_batch_size,
+        params.shards(numerics),
+        accum=train.grad_accum_steps,
+        rank=strategy.rank,
+        ranks=strategy.world_size,
+    )
+    samples, device = train.global_batch_size, strategy.device
+    return Batches(data, card, seed=params.seed, global_batch_size=samples, layout=layout, device=device)
 
 
 class Rank(Protocol):
@@ -44,7 +63,7 @@ def run_rank(make: Callable[[], Rank], placement: Placement, scratch: Path) -> N
         gc.collect()
         rank.strategy.close()
     except Interrupted as error:
-        raise SystemExit(128 + error.signum) from None
+        raise SystemExit(error.exit_code) from None
     except Exception as error:  # noqa: BLE001 - whatever it is, the launcher must learn of it
         found = diagnosis.explain(error, placement=placement, model=rank.model if rank else None)
         report_failure(found, scratch)
@@ -58,7 +77,6 @@ def report_failure(error: SamebitsError, scratch: Path) -> None:
     rank = os.environ.get("RANK", "0")
     report = {
         "time": time.time(),
-        "rank": int(rank),
         "message": error.message,
         "hint": error.hint,
         "exit_code": error.exit_code,

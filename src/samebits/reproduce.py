@@ -11,25 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.errors import UserError, from_exit_code
+from samebits.errors import UserError, from_exit_code, last_line
 from samebits.files import read_json, write_text
 from samebits.provenance import versions
 from samebits.records import Run, read_run
-from samebits.verdict import Comparison, compare_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from samebits.verdict import Comparison
+
 
 @dataclass(frozen=True)
 class Recorded:
-    """A run as MLflow has it: its files in ``folder``, the commit, and the patch on top of it or None."""
+    """A run as MLflow has it: its files in ``folder``, the commit, the patch on top of it or None, and packages."""
 
     run_id: str
     folder: Path
     run: Run
     commit: str
     patch: Path | None
+    packages: dict[str, str]
 
     def describe(self) -> list[str]:
         """What will be done, for the user to agree to."""
@@ -38,7 +40,7 @@ class Recorded:
         if self.patch:
             done = _git("apply", "--stat", str(self.patch))
             lines += ["with this patch on top:", *done.stdout.rstrip().splitlines()]
-        now, then = versions(), read_json(self.folder / "provenance.json", made_by="MLflow")["packages"]
+        now, then = versions(), self.packages
         changed = [f"{name} {then[name]} -> {now[name]}" for name in now if name in then and then[name] != now[name]]
         if changed:
             lines.append(f"packages that differ here: {', '.join(changed)}")
@@ -64,7 +66,7 @@ def recorded(run_id: str, folder: Path) -> Recorded:
         if patch.startswith("unavailable") or not file.exists():
             what = f"run {run_id} was made from changed files, whose patch is not there: {patch}"
             raise UserError(what, hint="train it again with git at hand")
-    return Recorded(run_id, folder, read_run(folder), commit, file)
+    return Recorded(run_id, folder, read_run(folder), commit, file, provenance["packages"])
 
 
 @contextmanager
@@ -77,12 +79,12 @@ def worktree(found: Recorded, scratch: Path) -> Iterator[Path]:
     tree = scratch / "worktree"
     done = _git("worktree", "add", "--detach", "--quiet", str(tree), found.commit)
     if done.returncode:
-        raise UserError(f"git worktree failed: {_last_line(done.stderr)}", hint="see `git worktree list`")
+        raise UserError(f"git worktree failed: {last_line(done.stderr)}", hint="see `git worktree list`")
     try:
         if found.patch:
             done = _git("-C", str(tree), "apply", "--binary", str(found.patch.resolve()))
             if done.returncode:
-                raise UserError(f"the patch does not apply: {_last_line(done.stderr)}", hint="compare it by hand")
+                raise UserError(f"the patch does not apply: {last_line(done.stderr)}", hint="compare it by hand")
         write_text(tree / "params.yaml", (found.folder / "params.yaml").read_text(encoding="utf-8"))
         _link_files(found.run.record["params"]["data"].get("kwargs", {}), tree)
         yield tree
@@ -120,11 +122,6 @@ def train_again(found: Recorded, tree: Path, out: Path, *, num_devices: str | No
     return read_run(out)
 
 
-def judge(found: Recorded, again: Run) -> Comparison:
-    """The graded verdict."""
-    return compare_runs(found.run, again)
-
-
 def _stage(tree: Path, name: str, *arguments: str) -> None:
     environ = {**os.environ, "PYTHONPATH": str(tree / "src")}
     command = [sys.executable, str(tree / "pipeline" / f"{name}.py"), *arguments]
@@ -136,10 +133,6 @@ def _stage(tree: Path, name: str, *arguments: str) -> None:
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
-
-
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def as_json(found: Recorded, again: Run, comparison: Comparison) -> str:

@@ -107,7 +107,8 @@ class Checkpoints:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
-            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, temporary / _TENSORS)
+            copied = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+            save_file(copied, temporary / _TENSORS)
             (temporary / _RECORD).write_text(json.dumps(record), encoding="utf-8")
             manifest = {}
             for name in (_TENSORS, _RECORD):

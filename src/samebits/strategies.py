@@ -21,6 +21,8 @@ from samebits.host import count_cores
 from samebits.numerics.random import derive
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from samebits.params.schema import Train
     from samebits.placement import Placement
 
@@ -30,6 +32,9 @@ INIT_METHOD = "SAMEBITS_INIT_METHOD"
 
 class SingleDeviceStrategy:
     """One device; also the base of the others."""
+
+    compiles = True
+    """Whether ``torch.compile`` can take the wrapped module."""
 
     def __init__(self, placement: Placement, train: Train) -> None:
         self.placement, self._train = placement, train
@@ -88,6 +93,11 @@ class SingleDeviceStrategy:
         """The maximum over ranks; every rank must call it."""
         return values.clone()
 
+    def maximum(self, values: Sequence[float]) -> list[float]:
+        """As ``largest``, of Python's numbers."""
+        found: list[float] = self.largest(torch.tensor(values, dtype=torch.float64, device=self.device)).tolist()
+        return found
+
     def gather(self, values: Tensor) -> Tensor:
         """Values of all ranks, stacked by rank; every rank must call it."""
         return values.unsqueeze(0)
@@ -101,6 +111,8 @@ class DataParallelStrategy(SingleDeviceStrategy):
 
     Without CUDA, or with one GPU, the wrapper runs the plain module; the placement carries the label.
     """
+
+    compiles = False
 
     @property
     def cuda_devices(self) -> tuple[int, ...]:

@@ -44,8 +44,12 @@ def describe_run(folder: Path) -> str:
     return ", ".join(parts) + f", weights {run['weights_sha256'][:12]}"
 
 
+def devices_of(placed: dict[str, Any]) -> str:
+    """Devices of a placement or of a row of a comparison, for people: ``2 GPUs``."""
+    kind = "GPU" if placed["device_type"] == "cuda" else "CPU device"
+    return f"{placed['devices_used']} {kind}{'s' if placed['devices_used'] > 1 else ''}"
+
+
 def where(placement: dict[str, Any]) -> str:
     """Strategy and devices of a placement, for people: ``ddp on 2 GPUs``."""
-    count = placement["devices_used"]
-    kind = "GPU" if placement["device_type"] == "cuda" else "CPU device"
-    return f"{placement['strategy']} on {count} {kind}{'s' if count > 1 else ''}"
+    return f"{placement['strategy']} on {devices_of(placement)}"

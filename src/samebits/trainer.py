@@ -48,10 +48,6 @@ class Snapshot:
         yield from self._model.parameters()
         yield from self._model.buffers()
 
-    def tensors(self) -> list[Tensor]:
-        """All values, parameters first."""
-        return self._values
-
     def parameters(self) -> list[Tensor]:
         """The parameters' values, in the model's order."""
         return self._values[: sum(1 for _ in self._model.parameters())]
@@ -74,7 +70,7 @@ class Trainable:
         self._params, self._parts = params, batches.parts
         self._initial = Snapshot(model)
         self.module = strategy.parallelise(numerics.module(model), sums=numerics.reduction == "sum")
-        if params.train.compile and strategy.placement.strategy != "dp":
+        if params.train.compile and strategy.compiles:
             self.module = numerics.compile(self.module)
         self.optimizer = numerics.optimizer(model)
         self.module.train()
@@ -141,11 +137,11 @@ class Trainable:
         self.strategy.seed(self._params.seed)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next step depends on, of this rank: tensors, and the rest as JSON.
+        """Everything that the next step depends on, of this rank: tensors, which are not copied, and the rest as JSON.
 
         The state of the random streams is that of this rank; all else is the same on every rank.
         """
-        tensors = {f"model.{i}": t for i, t in enumerate(Snapshot(self.model).tensors())}
+        tensors: dict[str, Tensor] = {f"model.{i}": t for i, t in enumerate(self._state_of_model())}
         numbers: dict[str, dict[str, Any]] = {}
         for i, p in enumerate(self._optimized()):
             for name, value in self.optimizer.state[p].items():
@@ -159,7 +155,7 @@ class Trainable:
         """Go back to a state that ``state`` gave, perhaps on another rank."""
         self.reset()
         with torch.no_grad():
-            for i, tensor in enumerate([*self.model.parameters(), *self.model.buffers()]):
+            for i, tensor in enumerate(self._state_of_model()):
                 tensor.copy_(tensors[f"model.{i}"])
         self.numerics.load_state(record["numerics"])
         parameters = self._optimized()
@@ -171,6 +167,9 @@ class Trainable:
                 p = parameters[int(number)]
                 on_device = value if name == ["step"] and not self._step_on_device() else value.to(p.device)
                 self.optimizer.state[p][name[0]] = on_device
+
+    def _state_of_model(self) -> list[Tensor]:
+        return [*self.model.parameters(), *self.model.buffers()]
 
     def _optimized(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -220,8 +219,7 @@ def warm_up(job: Trainable, steps: int) -> float:
     for step in range(steps):
         job.run(step, job.rates(step, step + 1), clock)
     job.reset()
-    last = torch.tensor([clock.step_seconds[-1]], dtype=torch.float64, device=job.strategy.device)
-    return float(job.strategy.gather(last).max())
+    return job.strategy.maximum([clock.step_seconds[-1]])[0]
 
 
 def train(

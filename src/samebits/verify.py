@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from samebits.data.prepare import prepare
-from samebits.errors import UserError
+from samebits.errors import UserError, last_line
 from samebits.records import read_losses
 from samebits.summary import where
 
@@ -54,7 +54,8 @@ def verify(
     """
     from samebits.launch import run_training  # torch takes seconds to import
 
-    locked = {strategy: locked_files(f"train@{strategy}-exact") for strategy in strategies}
+    stages = _locked_stages()
+    locked = {strategy: locked_files(stages, f"train@{strategy}-exact") for strategy in strategies}
     expected = {strategy: _known_losses(strategy, locked[strategy]) for strategy in strategies} if quick else {}
     data = scratch / "data"
     prepare(params, data)
@@ -72,19 +73,28 @@ def verify(
             yield _compare(out.name, place, out, wanted, BITS)
 
 
-def locked_files(stage: str) -> dict[str, str]:
-    """MD5 of each file that a stage had read or written when ``dvc.lock`` was made.
+def _locked_stages() -> dict[str, Any]:
+    """What ``dvc.lock`` has of each stage.
 
     Raises:
-        UserError: there is no lock, or it does not have the stage.
+        UserError: there is no lock.
     """
     try:
-        lock = YAML(typ="safe").load(LOCK.read_text(encoding="utf-8"))
+        lock: dict[str, Any] = YAML(typ="safe").load(LOCK.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{LOCK}: no such file", hint="run `dvc repro` once and commit it") from None
     except (OSError, YAMLError) as error:
         raise UserError(f"{LOCK}: cannot be read: {error}", hint="git checkout dvc.lock") from None
-    entry = lock.get("stages", {}).get(stage)
+    return dict(lock.get("stages", {}))
+
+
+def locked_files(stages: dict[str, Any], stage: str) -> dict[str, str]:
+    """MD5 of each file that a stage had read or written when ``dvc.lock`` was made.
+
+    Raises:
+        UserError: the lock does not have the stage.
+    """
+    entry = stages.get(stage)
     if entry is None:
         hint = "add exact to train.numerics, run `dvc repro`, and commit dvc.lock"
         raise UserError(f"{LOCK}: no stage {stage}", hint=hint)
@@ -99,8 +109,7 @@ def stale(strategies: Sequence[StrategyName]) -> list[str]:
     try:
         status: dict[str, list[Any]] = json.loads(done.stdout)
     except ValueError:
-        said = done.stderr.strip().splitlines() or ["it said nothing"]
-        return [f"`dvc status` failed: {said[-1]}"]
+        return [f"`dvc status` failed: {last_line(done.stderr)}"]
     found = {name for parts in status.values() for part in parts if isinstance(part, dict) for name in _changed(part)}
     return sorted(found)
 

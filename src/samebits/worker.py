@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 
 from samebits import diagnosis
 from samebits.checkpoint import save_weights, weights_digest
-from samebits.data.batches import Batches, load_split, on_device, rank_parts
+from samebits.data.batches import load_split, on_device
 from samebits.data.card import read_card
 from samebits.files import write_json, write_text
 from samebits.host import fingerprint, host_facts
@@ -23,7 +23,7 @@ from samebits.models.build import build_model
 from samebits.numerics.make import make_numerics
 from samebits.placement import Placement, not_applied
 from samebits.progress import Progress
-from samebits.rank import run_rank
+from samebits.rank import batches_of, run_rank
 from samebits.resume import FOLDER, Checkpoints, identity
 from samebits.rounding import Rounding, measure_rounding
 from samebits.stopping import StopRequest
@@ -113,20 +113,19 @@ class Worker:
             weights = save_weights(numerics.weights(model), self.job.out_dir / "model.safetensors")
         if keeper:
             keeper.training_done()
-        final = Snapshot(model)
+        twin = params.train.repeats > 1 and self.job.numerics == "fast"
+        final = Snapshot(model) if twin else None
         strategy.barrier()  # saving a large model must not count as waiting for what comes next
         facts = numerics.facts()
-        slices, slices_problem = self._slices(own, untrained, data, training, step_seconds)
+        slices = self._slices(own, untrained, data, training, step_seconds)
         rounding = None
-        if params.train.repeats > 1 and self.job.numerics == "fast":
+        if final:
             rounding = measure_rounding(own, training.losses, final, seed=params.seed, step_seconds=step_seconds)
-        times = torch.tensor(training.step_seconds, dtype=torch.float64, device=strategy.device)
-        slowest = strategy.gather(times).amax(dim=0).tolist()
-        total = torch.tensor([training.seconds], dtype=torch.float64, device=strategy.device)
-        seconds = float(strategy.gather(total).max())
+        slowest = strategy.maximum(training.step_seconds)
+        (seconds,) = strategy.maximum([training.seconds])
         if strategy.rank == 0:
             timing = _timing(params, seconds, slowest, slices, peaks.flatten().tolist())
-            self._write(training, timing, slowest, slices, slices_problem, rounding, facts, weights)
+            self._write(training, timing, slowest, slices, rounding, facts, weights)
         if keeper:
             keeper.delete()
 
@@ -155,18 +154,12 @@ class Worker:
         return Progress(self.job.name, self.params.total_steps, following, shown=first)
 
     def _trainable(self, model: nn.Module, data: Batch, numerics: Numerics) -> Trainable:
-        train, strategy, placement = self.params.train, self.strategy, self.job.placement
-        samples, shards = train.global_batch_size, self.params.shards(self.job.numerics)
-        accum, rank, ranks = train.grad_accum_steps, strategy.rank, strategy.world_size
-        layout = rank_parts(samples, shards, accum=accum, rank=rank, ranks=ranks)
-        batches = Batches(
-            data, self.card, seed=self.params.seed, global_batch_size=samples, layout=layout, device=strategy.device
-        )
+        batches = batches_of(self.params, self.job.numerics, data, self.card, self.strategy)
         initial = Snapshot(model)
-        batch, wants_ddp = batches.micro_batch(0, 0), "ddp" in train.strategies
-        self.notes += diagnosis.trial_step(model, numerics, batch, self.card, placement, wants_ddp=wants_ddp)
+        batch, wants_ddp = batches.micro_batch(0, 0), "ddp" in self.params.train.strategies
+        self.notes += diagnosis.trial_step(model, numerics, batch, self.card, self.job.placement, wants_ddp=wants_ddp)
         initial.restore()
-        return Trainable(model, batches, strategy, numerics, self.params)
+        return Trainable(model, batches, self.strategy, numerics, self.params)
 
     def _slices(
         self,
@@ -175,11 +168,11 @@ class Worker:
         data: Batch,
         training: Training,
         step_seconds: float,
-    ) -> tuple[Slices | None, str | None]:
+    ) -> Slices:
         """Repeats and references; a reference that does not fit on the device is said, not fatal."""
         strategy, repeats = self.strategy, self.params.train.repeats - 1
         if not repeats:
-            return None, "train.repeats is 1"
+            return Slices(problem="train.repeats is 1")
         others: dict[str, Trainable] = {}
         problem = None
         for name in self._references():
@@ -187,14 +180,13 @@ class Worker:
             if made is not None:
                 others[name] = made
             # Every rank meets here after each reference, so that none waits for all of them at once.
-            fits = torch.tensor([float(made is not None)], dtype=torch.float64, device=strategy.device)
-            if not strategy.gather(fits)[0].item():
+            if not strategy.maximum([made is not None])[0]:
                 problem = "the references do not fit on one device beside the training"
         names = [] if problem else list(self._references())
         if problem:
             others.clear()
         slices = time_slices(own, others, names, training.losses, step_seconds=step_seconds, repeats=repeats)
-        return slices, problem
+        return replace(slices, problem=problem)
 
     def _reference(self, name: str, model: nn.Module, data: Batch) -> Trainable | None:
         try:
@@ -213,8 +205,7 @@ class Worker:
         training: Training,
         timing: dict[str, Any],
         step_seconds: list[float],
-        slices: Slices | None,
-        slices_problem: str | None,
+        slices: Slices,
         rounding: Rounding | None,
         facts: dict[str, Any],
         weights: str,
@@ -232,8 +223,8 @@ class Worker:
             "placement": job.placement.as_dict(),
             "notes": self.notes,
             "not_applied": not_applied(self.params.train, job.placement, job.numerics, tf32=self._has_tf32()),
-            "speedup_unavailable": _why_no_speedup(job.placement, slices, slices_problem),
-            "first_unrepeated_step": slices.first_difference if slices else None,
+            "speedup_unavailable": _why_no_speedup(job.placement, slices),
+            "first_unrepeated_step": slices.first_difference,
             "rounding": rounding,
             "arithmetic": facts,
             "initial_sha256": self.initial,
@@ -245,9 +236,9 @@ class Worker:
             "params": self.params.model_dump(mode="json"),
             "measurement": {
                 "step_ms": [float(f"{seconds * 1e3:.4g}") for seconds in step_seconds],
-                "slice_steps": slices.steps if slices else 0,
-                "chunk_steps": slices.chunk_steps if slices else 0,
-                "chunk_seconds": slices.seconds if slices else {},
+                "slice_steps": slices.steps,
+                "chunk_steps": slices.chunk_steps,
+                "chunk_seconds": slices.seconds,
             },
         }
         write_json(out / "run.json", record)
@@ -255,32 +246,30 @@ class Worker:
 
 
 def _timing(
-    params: Params, seconds: float, step_seconds: list[float], slices: Slices | None, peaks: list[float]
+    params: Params, seconds: float, step_seconds: list[float], slices: Slices, peaks: list[float]
 ) -> dict[str, Any]:
     """The figures of timing.json; times in ms per step are those of the slowest rank."""
     steps, batch = len(step_seconds), params.train.global_batch_size
-    speeds = [steps * batch / seconds]
-    if slices:
-        speeds += [slices.steps * batch / sum(chunks) for chunks in slices.seconds["own"]]
+    repeats = [slices.steps * batch / sum(chunks) for chunks in slices.seconds.get("own", [])]
     return {
         "training_seconds": seconds,
         "samples_per_sec": steps * batch / seconds,
-        "samples_per_sec_spread": spread(speeds),
+        "samples_per_sec_spread": spread([steps * batch / seconds, *repeats]),
         "step_time_ms": percentile(step_seconds, 50) * 1e3,
         "step_time_p5_ms": percentile(step_seconds, 5) * 1e3,
         "step_time_p95_ms": percentile(step_seconds, 95) * 1e3,
-        "speedup": slices.speedup() if slices else None,
-        "bound": slices.bound() if slices else None,
-        "price": slices.price() if slices else None,
+        "speedup": slices.speedup(),
+        "bound": slices.bound(),
+        "price": slices.price(),
         "peak_memory_gib": {f"device{i}": peak for i, peak in enumerate(peaks)},
     }
 
 
-def _why_no_speedup(placement: Placement, slices: Slices | None, problem: str | None) -> str | None:
-    if placement.strategy == "single" or (slices and slices.speedup()):
+def _why_no_speedup(placement: Placement, slices: Slices) -> str | None:
+    if placement.strategy == "single" or slices.speedup():
         return None
     if placement.may_speed_up:
-        return problem or "it was not measured"
+        return slices.problem or "it was not measured"
     return next((label.text for label in placement.labels if label.kind != "unused_devices"), "one device was used")
 
 

@@ -10,7 +10,7 @@ import torch
 
 from conftest import MODEL_OF_TASK, small
 from samebits.data import batches as feeding
-from samebits.data.batches import Batches, load_split, on_device
+from samebits.data.batches import Batches, equal_parts, load_split, on_device
 from samebits.data.card import read_card
 from samebits.files import sha256
 from samebits.host import count_gpus, host_facts
@@ -150,9 +150,9 @@ def test_staged_batches_are_the_resident_ones(data_dir, monkeypatch):
 
     def feed():
         data = on_device(load_split(folder, card, "train"), device)
-        made = Batches(data, card, seed=0, global_batch_size=64, accum=2, device=device)
-        pairs = [made.micro_batch(step, index) for step in range(10) for index in range(2)]
-        return made.resident, [tensor.cpu() for pair in pairs for tensor in pair]
+        made = Batches(data, card, seed=0, global_batch_size=64, layout=equal_parts(64, accum=2), device=device)
+        batches = [made.micro_batch(step, index) for step in range(10) for index in range(2)]
+        return made.resident, [tensor.cpu() for batch in batches for tensor in (batch.inputs, batch.targets)]
 
     resident, expected = feed()
     monkeypatch.setattr(feeding, "_DEVICE_SHARE", 0.0)
@@ -173,7 +173,7 @@ def test_evaluation_runs_on_the_gpu(stage, data_dir):
     params = stage.write_params(small())
     data = data_dir(params)
     run_stage(stage, "single", data)
-    done = stage.fresh("evaluate", "--data-dir", str(data))
+    done = stage.fresh("evaluate", "--strategy", "single", "--data-dir", str(data))
     assert done.returncode == 0, done.stderr
     assert json.loads((stage.folder / "runs/single-fast/evaluation.json").read_text())["samples"] == 200
 

@@ -109,8 +109,7 @@ class Batches:
     """Micro-batches of a training, each a contiguous part of a global batch.
 
     An epoch's order is a permutation fixed by seed and epoch; samples beyond the last whole global batch are
-    left out of that epoch. ``layout`` holds the parts of each global batch that this object feeds, in order; all of
-    it by default.
+    left out of that epoch. ``layout`` holds the parts of each global batch that this object feeds, in order.
 
     Data that is on the device (see ``on_device``) stays there. Otherwise the next micro-batch is gathered into
     pinned memory and copied on a stream of its own while the device works on the one before.
@@ -123,11 +122,11 @@ class Batches:
         *,
         seed: int,
         global_batch_size: int,
-        layout: list[Part] | None = None,
+        layout: list[Part],
         device: torch.device,
     ) -> None:
         self._card, self._seed, self._device = card, seed, device
-        self._global, self._layout = global_batch_size, layout or equal_parts(global_batch_size)
+        self._global, self._layout = global_batch_size, layout
         self.parts = len(self._layout)
         self.rows = self._layout[0].stop - self._layout[0].start
         self._samples = data[0].shape[0]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from samebits.errors import UserError
 from samebits.files import read_json
 
-CARD = Path("data/card.json")
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class Split(BaseModel):
@@ -58,7 +58,7 @@ class Card(BaseModel):
         return self.target_shape if self.num_classes is None else (*self.target_shape, self.num_classes)
 
 
-def read_card(path: Path = CARD) -> Card:
+def read_card(path: Path) -> Card:
     """Read a card.
 
     Raises:

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 from samebits import diagnosis
 from samebits.checkpoint import load_weights
-from samebits.data.batches import Batches, load_split, on_device, rank_parts
+from samebits.data.batches import load_split, on_device
 from samebits.data.card import read_card
 from samebits.doctor.anatomy import mixes_devices, state, unregistered, written
 from samebits.doctor.finding import Finding, of_error, ok, warning
 from samebits.errors import UserError, few
 from samebits.models.build import build_model
 from samebits.numerics.make import make_numerics
-from samebits.rank import run_rank
+from samebits.rank import batches_of, run_rank
 from samebits.strategies import make_strategy
+from samebits.summary import devices_of
 from samebits.trainer import Snapshot, Trainable
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ class Examination:
             self._look(model)
         numerics.adopt(model)
         model.to(strategy.device)
-        batches = self._batches()
+        data = on_device(load_split(self.trial.data_dir, self.card, "train"), strategy.device)
+        batches = batches_of(params, self.trial.numerics, data, self.card, strategy)
         batch = batches.micro_batch(0, 0)
         initial, before = Snapshot(model), state(model)
         notes = diagnosis.trial_step(model, numerics, batch, self.card, placement, wants_ddp=False)
@@ -112,8 +114,7 @@ class Examination:
         if not math.isfinite(losses[0]):
             hint = "look for a division by zero or a logarithm of zero in forward"
             raise UserError(f"the loss of the first batch is {losses[0]}, expected a finite number", hint=hint)
-        used, kind = placement.devices_used, "GPU" if placement.device_type == "cuda" else "CPU device"
-        where = f"{params.train.global_batch_size} samples on {used} {kind}{'s' if used > 1 else ''}"
+        where = f"{params.train.global_batch_size} samples on {devices_of(placement.as_dict())}"
         self.say(ok(f"{STEPS} steps of {where}, loss {losses[0]:.4g} at first", name=name))
         if alone and placement.device_type == "cpu":
             self._imagine_gpu(model, batch)
@@ -145,20 +146,6 @@ class Examination:
                 self.say(warning(note, hint, name="checkpoint"))
             self.say(ok(f"{path.name} fits the model", name="checkpoint"))
         initial.restore()
-
-    def _batches(self) -> Batches:
-        train, strategy = self.params.train, self.strategy
-        samples, shards = train.global_batch_size, self.params.shards(self.trial.numerics)
-        accum, rank, ranks = train.grad_accum_steps, strategy.rank, strategy.world_size
-        layout = rank_parts(samples, shards, accum=accum, rank=rank, ranks=ranks)
-        return Batches(
-            on_device(load_split(self.trial.data_dir, self.card, "train"), strategy.device),
-            self.card,
-            seed=self.params.seed,
-            global_batch_size=samples,
-            layout=layout,
-            device=strategy.device,
-        )
 
     def _imagine_gpu(self, model: nn.Module, batch: MicroBatch) -> None:
         if place := mixes_devices(model, batch.inputs):

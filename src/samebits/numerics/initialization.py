@@ -48,14 +48,8 @@ class _PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        packet = func.overloadpacket
-        if packet in IN_PLACE:
-            kwargs.pop("generator", None)
-            return IN_PLACE[packet](self._stream, *args, **kwargs)
-        if entry := FACTORIES.get(func) or FACTORIES.get(packet):
-            make, fill = entry
-            kwargs.pop("generator", None)
-            return fill(self._stream, make(*args, **kwargs), *args)
+        if is_draw(func):
+            return answer(func, args, kwargs, lambda tensor, fill: fill(self._stream, tensor))
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise UserError(
                 f"model.name: the factory calls {func.name()}, whose draws differ between hosts",
@@ -152,6 +146,20 @@ FACTORIES: dict[Any, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
     aten.randperm: (_empty_order, _randperm),
 }
 """Operations that make a tensor of draws: how it is made, and how filled."""
+
+
+def is_draw(func: Any) -> bool:
+    """Whether ``answer`` knows a random operation."""
+    return func in FACTORIES or func.overloadpacket in FACTORIES or func.overloadpacket in IN_PLACE
+
+
+def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: Callable[..., Tensor]) -> Tensor:
+    """Do what a random operation does; ``filled(tensor, fill)`` calls ``fill(stream, part)`` on all parts of it."""
+    kwargs.pop("generator", None)
+    if fill := IN_PLACE.get(func.overloadpacket):
+        return filled(args[0], lambda stream, part: fill(stream, part, *args[1:], **kwargs))
+    make, fill = FACTORIES.get(func) or FACTORIES[func.overloadpacket]
+    return filled(make(*args, **kwargs), lambda stream, part: fill(stream, part, *args))
 
 
 @contextmanager

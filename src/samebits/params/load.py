@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -12,10 +13,11 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from samebits.errors import UserError
-from samebits.params import data as data_sections
-from samebits.params import schema
-from samebits.params.schema import GPTModel, NumericsName, Params
+from samebits.params.schema import UNIONS, GPTModel, NumericsName, Params
 from samebits.params.section import Section
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def load_params(path: Path | str) -> Params:
@@ -86,25 +88,28 @@ def require_every_key(params: Params, origin: str) -> None:
 _BATCH_HINT = "change train.global_batch_size or train.num_devices"
 
 
-def _contradictions(params: Params) -> list[tuple[str, object, str, str]]:
-    """Settings that are each right and cannot be together: (key, got, accepts, hint)."""
+Contradiction = tuple[str, object, str, str]
+"""A key, what it is, what it accepts, and a hint."""
+
+
+def _contradictions(params: Params) -> Iterator[Contradiction]:
+    """Settings that are each right and cannot be together."""
     data, model, train = params.data, params.model, params.train
     batch, accum = train.global_batch_size, train.grad_accum_steps
-    found: list[tuple[str, object, str, str]] = []
     if batch % accum:
-        found.append(("train.grad_accum_steps", accum, f"a divisor of train.global_batch_size = {batch}", _BATCH_HINT))
+        yield "train.grad_accum_steps", accum, f"a divisor of train.global_batch_size = {batch}", _BATCH_HINT
     if batch > data.num_samples:
         accepts = f"at most data.num_samples = {data.num_samples}"
-        found.append(("train.global_batch_size", batch, accepts, "lower the batch or raise data.num_samples"))
+        yield "train.global_batch_size", batch, accepts, "lower the batch or raise data.num_samples"
     if "exact" in train.numerics:
-        found += _exact_contradictions(params)
+        yield from _exact_contradictions(params)
     splits = train.num_devices != "auto" and "ddp" in train.strategies and "fast" in train.numerics
     if splits and (batch // accum) % int(train.num_devices):
         accepts = f"a divisor of the {batch // accum} samples that ddp shares out"
-        found.append(("train.num_devices", train.num_devices, accepts, _BATCH_HINT))
+        yield "train.num_devices", train.num_devices, accepts, _BATCH_HINT
     if train.schedule.warmup_steps >= max(params.total_steps, 1):
         accepts = f"fewer than the {params.total_steps} steps of the training"
-        found.append(("train.schedule.warmup_steps", train.schedule.warmup_steps, accepts, "lower it, or train longer"))
+        yield "train.schedule.warmup_steps", train.schedule.warmup_steps, accepts, "lower it, or train longer"
     tasks = {
         "mlp": "vectors regression images",
         "wide_mlp": "vectors regression images",
@@ -113,37 +118,22 @@ def _contradictions(params: Params) -> list[tuple[str, object, str, str]]:
     }
     if data.task != "file" and data.task not in tasks.get(model.name, data.task):
         fitting = ", ".join(name for name, fits in tasks.items() if data.task in fits)
-        found.append(
-            (
-                "model.name",
-                repr(model.name),
-                f"{fitting} or your own factory for data.task {data.task}",
-                f"set model.name to {fitting.split(', ')[0]}",
-            )
-        )
+        accepts = f"{fitting} or your own factory for data.task {data.task}"
+        yield "model.name", repr(model.name), accepts, f"set model.name to {fitting.split(', ')[0]}"
     if isinstance(model, GPTModel) and model.kwargs.width % model.kwargs.heads:
-        found.append(
-            (
-                "model.kwargs.heads",
-                model.kwargs.heads,
-                f"a divisor of model.kwargs.width = {model.kwargs.width}",
-                "change one of them",
-            )
-        )
-    return found
+        accepts = f"a divisor of model.kwargs.width = {model.kwargs.width}"
+        yield "model.kwargs.heads", model.kwargs.heads, accepts, "change one of them"
 
 
-def _exact_contradictions(params: Params) -> list[tuple[str, object, str, str]]:
+def _exact_contradictions(params: Params) -> Iterator[Contradiction]:
     batch, devices, shards = params.train.global_batch_size, params.train.num_devices, params.exact.shards
-    found: list[tuple[str, object, str, str]] = []
     if batch % shards:
         accepts = f"a divisor of train.global_batch_size = {batch}"
         near = max(n for n in range(1, shards + 1) if batch % n == 0)
-        found.append(("exact.shards", shards, accepts, f"set it to {near}, or train.numerics to [fast]"))
+        yield "exact.shards", shards, accepts, f"set it to {near}, or train.numerics to [fast]"
     if devices != "auto" and devices > shards:
         accepts = f"at most exact.shards = {shards}, because a device takes whole shards"
-        found.append(("train.num_devices", devices, accepts, "raise exact.shards, or train with numerics [fast]"))
-    return found
+        yield "train.num_devices", devices, accepts, "raise exact.shards, or train with numerics [fast]"
 
 
 _EXPECTED = {
@@ -173,7 +163,6 @@ _TAGGED = {
     "model.name": "mlp, wide_mlp, convnet, gpt or package.module:factory",
     "data.task": "vectors, regression, images, tokens or file",
 }
-_TAGS = {"vectors", "regression", "images", "tokens", "file", "mlp", "convnet", "gpt", "user"}
 
 
 def _explain(error: ValidationError, origin: str) -> UserError:
@@ -181,7 +170,7 @@ def _explain(error: ValidationError, origin: str) -> UserError:
     findings = error.errors(include_url=False)
     first = findings[0]
     loc = [str(part) for part in first["loc"]]
-    if len(loc) > 1 and loc[0] in ("data", "model") and loc[1] in _TAGS:
+    if len(loc) > 1 and loc[1] in UNIONS.get(loc[0], ()):
         del loc[1]  # the member of the union that pydantic chose is not a key of the file
     key = ".".join(loc)
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
@@ -211,28 +200,11 @@ def _explain(error: ValidationError, origin: str) -> UserError:
     return UserError(f"{origin}: {key or 'the file'}: got {got}, accepts {accepts}{more}", hint=hint)
 
 
-_UNIONS: dict[str, dict[str, type[Section]]] = {
-    "data": {
-        "vectors": data_sections.VectorsData,
-        "regression": data_sections.RegressionData,
-        "images": data_sections.ImagesData,
-        "tokens": data_sections.TokensData,
-        "file": data_sections.FileData,
-    },
-    "model": {
-        "mlp": schema.MLPModel,
-        "convnet": schema.ConvNetModel,
-        "gpt": schema.GPTModel,
-        "user": schema.UserModel,
-    },
-}
-
-
 def _siblings(path: list[str], loc: tuple[int | str, ...]) -> list[str]:
     """The keys that a section accepts."""
     section: type[Section] = Params
     for depth, name in enumerate(path):
-        union = _UNIONS.get(name) if depth == 0 else None
+        union = UNIONS.get(name) if depth == 0 else None
         annotation = union[str(loc[depth + 1])] if union else section.model_fields[name].annotation
         assert isinstance(annotation, type)
         assert issubclass(annotation, Section)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -131,6 +131,16 @@ Model = Annotated[
     | Annotated[UserModel, Tag("user")],
     Discriminator(_model_tag),
 ]
+
+
+def _members(union: object) -> dict[str, type[Section]]:
+    """The sections of a tagged union, by tag."""
+    annotated = (get_args(member) for member in get_args(get_args(union)[0]))
+    return {tag.tag: section for section, tag in annotated}
+
+
+UNIONS = {"data": _members(Data), "model": _members(Model)}
+"""Sections that ``data.task`` and ``model.name`` choose between, by tag."""
 
 
 # -- train --------------------------------------------------------------------------------------------------

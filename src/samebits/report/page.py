@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.files import write_text
 from samebits.report.plots import TITLES, draw, write_tables
-from samebits.report.table import COLUMNS, LEGEND, cells
+from samebits.report.table import COLUMNS, LEGEND, cells, markdown
 from samebits.report.text import LABELS, answers, headline, name_of, remarks
 from samebits.verdict import ALLOWANCE
 
@@ -26,7 +26,8 @@ CAPTIONS = {
 
 
 def write_report(comparison: dict[str, Any], folder: Path) -> None:
-    """Write the page, its plots and their tables to ``folder``."""
+    """Write the table, the page, its plots and their tables to ``folder``."""
+    write_text(folder / "comparison.md", markdown(comparison))
     plots = draw(comparison, folder / "plots")
     write_tables(comparison, folder)
     write_text(folder / "index.html", render(comparison, plots))

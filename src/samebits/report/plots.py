@@ -49,11 +49,10 @@ def _floor(axes: Axes, rows: list[dict[str, Any]]) -> None:
         axes.axhline(rows[0]["floor"], color="0.35", linestyle=":", linewidth=1.2, label="floor")
 
 
-def loss_by_step(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """Do they learn the same? Lines on top of each other do."""
+def _losses(axes: Axes, rows: list[dict[str, Any]], over: str, label: str) -> None:
     for row in rows:
         axes.plot(
-            row["curve"]["step"],
+            row["curve"][over],
             row["curve"]["loss"],
             marker=_MARKERS[row["strategy"]],
             markevery=_mark_every(row, rows),
@@ -61,24 +60,18 @@ def loss_by_step(axes: Axes, rows: list[dict[str, Any]]) -> None:
             **_line_of(row),
         )
     _floor(axes, rows)
-    axes.set(xlabel="step", ylabel="training loss")
+    axes.set(xlabel=label, ylabel="training loss")
     axes.legend()
+
+
+def loss_by_step(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    """Do they learn the same? Lines on top of each other do."""
+    _losses(axes, rows, "step", "step")
 
 
 def loss_by_seconds(axes: Axes, rows: list[dict[str, Any]]) -> None:
     """How soon do they get there? The line on the left is the fastest."""
-    for row in rows:
-        axes.plot(
-            row["curve"]["seconds"],
-            row["curve"]["loss"],
-            marker=_MARKERS[row["strategy"]],
-            markevery=_mark_every(row, rows),
-            markersize=5,
-            **_line_of(row),
-        )
-    _floor(axes, rows)
-    axes.set(xlabel="seconds of training", ylabel="training loss")
-    axes.legend()
+    _losses(axes, rows, "seconds", "seconds of training")
 
 
 def step_times(axes: Axes, rows: list[dict[str, Any]]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from samebits.summary import devices_of
+from samebits.verdict import GRADES
+
 COLOURS = {"single": "#0072B2", "dp": "#E69F00", "ddp": "#009E73"}
 """Of each strategy, here and in MLflow: Okabe and Ito's palette, which people with any colour vision can tell apart."""
 
@@ -23,12 +26,6 @@ LABELS = {
 def name_of(row: dict[str, Any]) -> str:
     """Strategy and numerics."""
     return f"{row['strategy']}-{row['numerics']}"
-
-
-def devices_of(row: dict[str, Any]) -> str:
-    """Devices in words: ``2 GPUs``."""
-    kind = "GPU" if row["device_type"] == "cuda" else "CPU device"
-    return f"{row['devices_used']} {kind}{'s' if row['devices_used'] != 1 else ''}"
 
 
 def headline(comparison: dict[str, Any]) -> str:
@@ -107,8 +104,7 @@ def say_sameness(rows: list[dict[str, Any]]) -> str:
     if not verdicts:
         return f"{name_of(rows[0])} alone: there is nothing to compare it with."
     what = f"Same model in {rows[0]['numerics']} numerics"
-    order = ["bitwise", "within tolerance", "diverged"]
-    name, worst = max(verdicts, key=lambda item: order.index(item[1]["grade"]))
+    name, worst = max(verdicts, key=lambda item: GRADES.index(item[1]["grade"]))
     if worst["grade"] == "bitwise":
         exact = rows[0]["numerics"] == "exact"
         where = ", and so on any host" if exact else ""

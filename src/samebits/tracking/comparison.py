@@ -15,13 +15,12 @@ from samebits.report.text import describe_row
 from samebits.runlog import LOGS, RunLog, new_key
 from samebits.tracking.recorder import log_params, metric, record_all, send, set_tags
 from samebits.tracking.restore import events
-from samebits.tracking.store import RUN_TAG, experiment_id, find_run, tracking_uri
+from samebits.tracking.store import NOTE_TAG, RUN_TAG, experiment_id, find_run, tracking_uri
 from samebits.tracking.view import prepare_view
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-NOTE_TAG = "mlflow.note.content"  # what the UI shows as a run's description
 PARENT_TAG = "mlflow.parentRunId"
 
 

@@ -49,14 +49,11 @@ class Delivery:
                               "refused": None}  # fmt: skip
         if self._file.exists():
             self.state |= json.loads(self._file.read_text(encoding="utf-8"))
-        self._client: MlflowClient | None = None
 
     @property
     def client(self) -> MlflowClient:
         """A client of that store."""
-        if self._client is None:
-            self._client = connect(self.uri)
-        return self._client
+        return connect(self.uri)
 
     @property
     def uri(self) -> str:

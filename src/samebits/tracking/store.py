@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
+NOTE_TAG = "mlflow.note.content"
+"""Tag that the UI shows as a description."""
+
 RUN_TAG = "samebits.run"
 """Tag with the key that names a run in its local log and in run.json."""
 
@@ -29,16 +32,12 @@ def tracking_uri(environ: Mapping[str, str] = os.environ) -> str:
 
 
 @contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold a lock file; without ``wait``, give False if another process holds it."""
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.files import write_text
 from samebits.runlog import LOGS
+from samebits.tracking.store import NOTE_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -97,7 +98,7 @@ def prepare_view(client: MlflowClient, experiment: str) -> None:
     """Put the view on the experiment, unless it is there, and note its address for ``samebits ui``."""
     wanted = {
         "mlflow.experimentKind": "custom_model_development",  # not one of language models' traces
-        "mlflow.note.content": _NOTE,
+        NOTE_TAG: _NOTE,
         **dict([view_tag()]),
     }
     tags = client.get_experiment(experiment).tags

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from samebits.numerics.initialization import FACTORIES, IN_PLACE, bernoulli
+from samebits.numerics.initialization import answer, bernoulli
 from samebits.numerics.random import Stream
 
 if TYPE_CHECKING:
@@ -38,7 +38,4 @@ class Draws:
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Do what a random operation does, with these draws."""
-        if fill := IN_PLACE.get(func.overloadpacket):
-            return self._filled(args[0], lambda stream, part: fill(stream, part, *args[1:], **kwargs))
-        make, fill = FACTORIES.get(func) or FACTORIES[func.overloadpacket]
-        return self._filled(make(*args, **kwargs), lambda stream, part: fill(stream, part, *args))
+        return answer(func, args, kwargs, self._filled)

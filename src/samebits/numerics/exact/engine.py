@@ -14,7 +14,7 @@ from samebits.errors import UserError
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import EXACT, FREE, INTEGER
 from samebits.numerics.exact.operations.registry import NotExactError
-from samebits.numerics.initialization import FACTORIES, IN_PLACE
+from samebits.numerics.initialization import is_draw
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if version is None:
             if packet in FREE or func.is_view or func.namespace in _OTHER_NAMESPACES:
                 return func(*args, **kwargs)
-            if packet in IN_PLACE or packet in FACTORIES or packet in _DROPOUT:
+            if packet in _DROPOUT or is_draw(func):
                 return self._draw(func, args, kwargs)
             base = _functional(func)
             if base in FREE:
@@ -87,7 +87,6 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Random numbers that depend on seed, step, shard and the draw's number in the forward pass."""
-        kwargs.pop("generator", None)
         if func.overloadpacket is aten.native_dropout_backward:
             grad, noise, scale = args
             return grad.mul(noise) if noise.is_floating_point() else grad.mul(noise).mul(scale)
