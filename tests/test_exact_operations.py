@@ -10,6 +10,7 @@ import torch
 
 from conftest import ROOT
 from samebits.errors import UserError
+from samebits.numerics.exact.draws import Draws
 from samebits.numerics.exact.engine import Engine
 
 ENVIRONMENTS = [
@@ -76,6 +77,30 @@ def test_operations_on_integers_are_exact(compute, expected):
 def test_integers_that_become_fractions_and_complex_numbers_are_refused(compute, name):
     with Engine(), pytest.raises(UserError, match=f"exact: .*{name}"):
         compute()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(4),
+        lambda: torch.randn(4),
+        lambda: torch.normal(0.0, 1.0, (4,)),
+        lambda: torch.rand_like(torch.ones(4)),
+        lambda: torch.empty(4).uniform_(2, 3),
+        lambda: torch.randperm(40),
+        lambda: torch.randint(1000, (4,)),
+    ],
+)
+def test_draws_depend_on_seed_and_step_alone(draw):
+    def drawn(seed, step):
+        with Engine(Draws(seed, step, [0])):
+            return draw()
+
+    assert torch.equal(drawn(0, 1), drawn(0, 1))
+    assert not torch.equal(drawn(0, 1), drawn(0, 2))
+    assert not torch.equal(drawn(0, 1), drawn(1, 1))
+    with Engine(), pytest.raises(UserError, match="drawn in the forward pass alone"):
+        draw()
 
 
 @pytest.fixture(scope="module")
