@@ -83,7 +83,8 @@ def test_the_real_wrappers_give_the_same_bits_with_any_number_of_devices(task, s
 
 @pytest.mark.slow
 def test_fast_numerics_do_not():
-    found = {probe(environ, [{"model": "mlp", "fast": True, "steps": 20}])[0] for environ in ENVIRONMENTS}
+    case = {"model": "mlp", "fast": True, "steps": 20}
+    found = {probe(environ, [case])[0] for environ in ENVIRONMENTS[:3]}
     assert len(found) > 1
 
 

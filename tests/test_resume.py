@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from conftest import ROOT, wait_for
+from conftest import wait_for
 from samebits.resume import Checkpoints
 
 TENSORS = {"model.0": torch.arange(3.0), "random.0.0": torch.zeros(4, dtype=torch.uint8)}
@@ -76,28 +76,51 @@ LONG = {
     "model": {"name": "mlp", "kwargs": {"hidden": [32], "dropout": 0.1}},
     "train": {
         "global_batch_size": 32,
-        "epochs": 4,
+        "epochs": 2,
         "repeats": 1,
         "num_devices": 2,
         "oversubscribe": True,
         "optimizer": {"name": "adamw", "lr": 0.001},
-        "checkpoint_every_steps": 50,
+        "checkpoint_every_steps": 20,
     },
 }
 
 
 def command(strategy, numerics, out):
     arguments = ["--strategy", strategy, "--numerics", numerics, "--no-tracking", "--out-dir", out]
-    return [sys.executable, str(ROOT / "pipeline/train.py"), *arguments]
+    return ["train", *arguments]
 
 
 def stop(stage, strategy, numerics, signum):
     """Start a training and end it once it has written checkpoints."""
-    process = subprocess.Popen(command(strategy, numerics, "stopped"), cwd=stage.folder, stderr=subprocess.PIPE)
+    name, *arguments = command(strategy, numerics, "stopped")
+    arguments = [sys.executable, stage.script(name), *arguments]
+    process = subprocess.Popen(arguments, cwd=stage.folder, stderr=subprocess.PIPE)
     wait_for(lambda: len(steps_of(stage.folder / ".samebits/resume")) == 2)
     process.send_signal(signum)
     process.communicate(timeout=60)
     return process.returncode
+
+
+def train(stage, strategy, numerics, out):
+    """Train in a warm process; the bits of its result."""
+    done = stage(*command(strategy, numerics, out))
+    assert done.returncode == 0, done.stderr
+    return {name: (stage.folder / out / name).read_bytes() for name in ("model.safetensors", "losses.csv")}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """What a training that nobody stops gives, by what it depends on; trained when it is first asked for."""
+    known = {}
+
+    def get(stage, strategy, numerics):
+        key = (numerics, strategy if numerics == "fast" else None)
+        if key not in known:
+            known[key] = train(stage, strategy, numerics, "whole")
+        return known[key]
+
+    return get
 
 
 @pytest.mark.slow
@@ -112,23 +135,19 @@ def stop(stage, strategy, numerics, signum):
         ("fast", "ddp", "ddp", signal.SIGKILL),
     ],
 )
-def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, then, signum, stage):
+def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, then, signum, stage, uninterrupted):
     stage.write_params(LONG)
     assert stage("prepare").returncode == 0
-    whole = subprocess.run(command(then, numerics, "whole"), cwd=stage.folder, capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stderr
     code = stop(stage, first, numerics, signum)
     assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
     kept = steps_of(stage.folder / ".samebits/resume")
     assert kept
     assert not (stage.folder / "stopped/run.json").exists()
-    again = subprocess.run(command(then, numerics, "again"), cwd=stage.folder, capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    found = train(stage, then, numerics, "again")
     record = json.loads((stage.folder / "again/run.json").read_text())
     assert f"continued after step {kept[-1]}" in str(record["notes"])
-    for name in ("model.safetensors", "losses.csv"):
-        assert (stage.folder / "again" / name).read_bytes() == (stage.folder / "whole" / name).read_bytes()
     assert steps_of(stage.folder / ".samebits/resume") == []
+    assert found == uninterrupted(stage, then, numerics)
 
 
 def test_other_params_do_not_go_on_from_a_checkpoint(stage):
