@@ -57,6 +57,7 @@ bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up
 	@$(BENCH) benchmarks/rounding.py
 	@$(BENCH) benchmarks/bits.py
 	@$(BENCH) benchmarks/exact.py
+	@$(BENCH) benchmarks/quality.py
 	@$(BENCH) benchmarks/startup.py
 	@$(BENCH) benchmarks/memory.py
 	@$(BENCH) benchmarks/repro.py

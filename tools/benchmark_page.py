@@ -156,6 +156,15 @@ def exact(result: Result) -> Iterator[str]:
         yield row(name, *(middle(case["parts_ms"][part]) for part in parts))
 
 
+def quality(result: Result) -> Iterator[str]:
+    """Test losses of each model and task."""
+    yield from table("model, task", "steps", "test loss in fast", "in exact", "difference", "steps made again")
+    for case in result["cases"]:
+        losses = (f"{case['eval_loss'][numerics]:.4f}" for numerics in ("fast", "exact"))
+        difference, again = f"{case['relative_difference']:+.3%}", str(case["steps_made_again"])
+        yield row(f"{case['model']}, {case['task']}", str(case["steps"]), *losses, difference, again)
+
+
 # name of the result -> title, what was done, its tables
 SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "loop": (
@@ -204,6 +213,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "float64 is the model and its loss in PyTorch's own float64: what matrix products in float64 cost at least.",
         exact,
     ),
+    "quality": (
+        "Does exact learn what fast learns?",
+        "One training of each model and task at the default `params.yaml`, in each of the numerics, under `single`.",
+        quality,
+    ),
     "startup": ("Start-up", "Wall seconds with files in the page cache; the launch is from a warm parent.", startup),
     "memory": (
         "Memory",
@@ -248,7 +262,11 @@ def cost(result: Result) -> Iterator[str]:
         yield row(name.partition(" at ")[0], *(interval(case["over"][other]["ratio"]) for other in ("fast", "float64")))
 
 
-QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {"bits": ("bits", bits), "cost": ("exact", cost)}
+QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {
+    "bits": ("bits", bits),
+    "cost": ("exact", cost),
+    "quality": ("quality", quality),
+}
 """Marker in a page -> result, and the table."""
 
 
