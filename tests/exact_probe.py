@@ -55,51 +55,47 @@ def settings(optimizer, **train):
 
 
 def train(model, optimizer="sgd", splits=1, *, whole=True, fast=False, device="cpu", steps=STEPS, **more):
-    """Hash of the final weights, and the losses."""
+    """Hash of the final weights, and the losses, of a built-in model."""
     device = torch.device(device)
     inputs, targets = (t.to(device) for t in data(model))
     kind = "mse" if model == "regression" else "cross_entropy"
-    train_settings = settings(optimizer, **more)
-    numerics = (
-        FastNumerics(train_settings, device, kind)
-        if fast
-        else ExactNumerics(
-            train_settings,
-            device,
-            kind,
-            tuple(targets.shape[1:]),
-            seed=0,
-            shards=SHARDS,
-            samples=SAMPLES,
-            independent=whole,
-        )
-    )
+    chosen = settings(optimizer, **more)
+    if fast:
+        numerics = FastNumerics(chosen, device, kind)
+    else:
+        split = {"shards": SHARDS, "samples": SAMPLES, "independent": whole}
+        numerics = ExactNumerics(chosen, device, kind, tuple(targets.shape[1:]), seed=0, **split)
+    return run(numerics, MODELS[model], inputs, targets, shards=SHARDS, splits=splits, steps=steps)
+
+
+def run(numerics, factory, inputs, targets, *, shards, splits, steps):
+    """Hash of the final weights, and the losses; each batch is the whole data, in parts of whole shards."""
     numerics.configure()
     with numerics.building(), portable_initialization(0):
-        built = MODELS[model]()
-    numerics.adopt(built)
-    built.to(device)
+        model = factory()
+    model.train()
+    numerics.adopt(model)
+    model.to(inputs.device)
     torch.manual_seed(0)
-    module, stepper = numerics.module(built), numerics.optimizer(built)
-    bounds = [SHARDS * i // splits for i in range(splits + 1)]
-    rows = SAMPLES // SHARDS
-    losses = []
+    module, optimizer = numerics.module(model), numerics.optimizer(model)
+    sums, rows, losses = numerics.reduction == "sum", len(inputs) // shards, []
+    bounds = [shards * i // splits for i in range(splits + 1)]
     for step in range(steps):
         while True:
-            stepper.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=True)
             total = 0.0
             for first, last in itertools.pairwise(bounds):
                 part = slice(first * rows, last * rows)
                 batch = MicroBatch(inputs[part], targets[part], step, range(first, last))
                 loss = numerics.loss(numerics.outputs(module, batch), batch.targets)
-                numerics.backward(loss * (last - first) / SHARDS if fast else loss)
+                numerics.backward(loss if sums else loss * (last - first) / shards)
                 total = total + loss.detach()
             if numerics.settled(lambda values: values):
                 break
-        numerics.step(stepper)
-        losses += numerics.mean_losses(total.reshape(1), lambda values: values, splits if fast else 1)
+        numerics.step(optimizer)
+        losses += numerics.mean_losses(total.reshape(1), lambda values: values, 1 if sums else splits)
     digest = hashlib.sha256()
-    for name, tensor in sorted(numerics.weights(built).items()):
+    for name, tensor in sorted(numerics.weights(model).items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest(), losses
 

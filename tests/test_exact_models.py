@@ -1,17 +1,14 @@
 """A user's own models in the exact numerics, in the usual public styles and unchanged."""
 
-import hashlib
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+import exact_probe
 from samebits.errors import UserError
-from samebits.numerics.batch import MicroBatch
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
-from samebits.numerics.initialization import portable_initialization
 from samebits.numerics.random import Stream
 from samebits.params import parse_params
 
@@ -161,39 +158,14 @@ MODELS = {
 }
 
 
-def train(factory, inputs, targets, splits=1, *, fast=False, steps=STEPS):
+def train(factory, inputs, targets, splits=1, *, fast=False):
     """Hash of the final weights, and the losses."""
     if fast:
         numerics = FastNumerics(TRAIN, CPU, "cross_entropy")
     else:
         split = {"shards": SHARDS, "samples": SAMPLES, "independent": False}
         numerics = ExactNumerics(TRAIN, CPU, "cross_entropy", tuple(targets.shape[1:]), seed=0, **split)
-    numerics.configure()
-    with numerics.building(), portable_initialization(0):
-        model = factory()
-    model.train()
-    numerics.adopt(model)
-    module, optimizer, losses = numerics.module(model), numerics.optimizer(model), []
-    rows = SAMPLES // splits
-    for step in range(steps):
-        while True:
-            optimizer.zero_grad(set_to_none=True)
-            total = 0.0
-            for index in range(splits):
-                part = slice(index * rows, (index + 1) * rows)
-                shards = range(index * SHARDS // splits, (index + 1) * SHARDS // splits)
-                outputs = numerics.outputs(module, MicroBatch(inputs[part], targets[part], step, shards))
-                loss = numerics.loss(outputs, targets[part])
-                numerics.backward(loss)
-                total = total + loss.detach()
-            if numerics.settled(lambda values: values):
-                break
-        numerics.step(optimizer)
-        losses += numerics.mean_losses(total.reshape(1), lambda values: values, splits)
-    digest = hashlib.sha256()
-    for name, tensor in sorted(numerics.weights(model).items()):
-        digest.update(name.encode() + tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest(), losses
+    return exact_probe.run(numerics, factory, inputs, targets, shards=SHARDS, splits=splits, steps=STEPS)
 
 
 @pytest.mark.parametrize("name", MODELS)
