@@ -4,7 +4,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from samebits.checkpoint import load_weights, save_weights
+from samebits.checkpoint import load_weights, save_weights, weights_digest
 from samebits.errors import UserError
 
 
@@ -26,6 +26,14 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert other.head.weight is other.embedding.weight
     assert save_weights(other.state_dict(), tmp_path / "again.safetensors") == digest
     assert set(load_file(tmp_path / "model.safetensors")) == {"embedding.weight", "head.weight", "scale"}
+
+
+def test_first_weights_have_a_digest_of_every_buffer():
+    model = Tied()
+    before = weights_digest(model)
+    assert weights_digest(model) == before
+    model.scratch.add_(1)
+    assert weights_digest(model) != before
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "_orig_mod.module.", "module._orig_mod."])

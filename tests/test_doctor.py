@@ -30,6 +30,7 @@ from samebits.doctor.finding import Finding, check
 from samebits.doctor.store import store
 from samebits.doctor.visit import visit
 from samebits.errors import HostError, UserError
+from samebits.models import attributes
 from samebits.params import parse_params
 from samebits.tracking.store import tracking_uri
 
@@ -616,13 +617,13 @@ class Net(nn.Module):
     ],
 )
 def test_what_a_model_keeps_beside_its_tables(net, tensors, modules):
-    assert anatomy.unregistered(net) == (tensors, modules)
+    assert attributes.unregistered(net) == (tensors, modules)
 
 
 def test_a_parameter_that_is_also_in_a_list_is_known():
     net = Net()
     net.all = [net.layer.weight, net.layer]
-    assert anatomy.unregistered(net) == ([], [])
+    assert attributes.unregistered(net) == ([], [])
 
 
 class OwnNorm(nn.BatchNorm1d):
@@ -667,10 +668,10 @@ def remember(net, x, y):
     ],
 )
 def test_what_forward_writes(net, names):
-    before = anatomy.state(net)
-    assert anatomy.written(before, anatomy.state(net)) == []
+    before = attributes.state(net)
+    assert attributes.written(before, attributes.state(net)) == []
     net(torch.randn(3, 4))
-    assert anatomy.written(before, anatomy.state(net)) == names
+    assert attributes.written(before, attributes.state(net)) == names
 
 
 @pytest.mark.parametrize(

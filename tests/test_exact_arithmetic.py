@@ -1,5 +1,6 @@
 """The arithmetic of ``exact``: products, sums, elementary functions and windows, against the true values."""
 
+import copy
 import math
 from fractions import Fraction
 
@@ -13,8 +14,10 @@ from hypothesis.extra.numpy import arrays
 
 import exact_probe
 from samebits.errors import UserError
-from samebits.numerics.exact import elementary
+from samebits.numerics.exact import elementary, whole
+from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.grid import bits_of_products, bits_of_sum, fixed_order_sum
+from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.products import matmul
 from samebits.numerics.exact.windows import HEADROOM, Windows
 
@@ -160,7 +163,7 @@ def agree(windows, x, bits=40):
 
 
 def test_a_window_is_agreed_by_making_the_step_again():
-    windows = Windows()
+    windows = Windows(["here"])
     values, rounds = agree(windows, torch.tensor([1.0, 0.75]))
     assert (values.tolist(), rounds, windows.widened) == ([1.0, 0.75], 2, 0)
     assert agree(windows, torch.tensor([1.0]))[1] == 1
@@ -168,7 +171,7 @@ def test_a_window_is_agreed_by_making_the_step_again():
 
 
 def test_a_window_follows_magnitudes_that_shrink():
-    windows = Windows()
+    windows = Windows(["here"])
     agree(windows, torch.tensor([1.0]))
     for _ in range(100):
         agree(windows, torch.tensor([2.0**-60]))
@@ -176,15 +179,30 @@ def test_a_window_follows_magnitudes_that_shrink():
     assert windows.widened == 0
 
 
+def test_ranks_agree_by_name_whatever_each_of_them_meets_first():
+    ranks = [Windows(["a", "b", "c"]) for _ in range(2)]
+    meets = [{"a": 1.0, "b": 4.0}, {"b": 0.5, "a": 2.0, "c": 8.0}]
+    for _ in range(2):
+        vectors = []
+        for windows, sizes in zip(ranks, meets, strict=True):
+            for place, size in sizes.items():
+                windows.round(place, torch.tensor([size]), 40)
+            copy.deepcopy(windows).settle(lambda vector, to=vectors: to.append(vector) or vector, CPU)
+        largest = torch.stack(vectors).amax(0)
+        fits = [windows.settle(lambda _, found=largest: found, CPU) for windows in ranks]
+        assert ranks[0].tops == ranks[1].tops == {"a": 2 + HEADROOM, "b": 3 + HEADROOM, "c": 4 + HEADROOM}
+    assert fits == [True, True]
+
+
 def test_what_falls_under_a_window_is_counted():
-    windows = Windows()
+    windows = Windows(["here"])
     agree(windows, torch.tensor([1.0, 2.0**-60, 0.0, 0.5]), bits=20)
     assert windows.below() == (1, 3)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_a_sum_of_what_is_not_finite_is_an_error_that_names_it(value):
-    windows = Windows()
+    windows = Windows(["the gradients of layer.weight"])
     windows.round("the gradients of layer.weight", torch.tensor([1.0, value]), 40)
     with pytest.raises(UserError, match=r"the gradients of layer\.weight: infinite or not a number"):
         windows.settle(lambda tops: tops, CPU)
@@ -225,3 +243,36 @@ def test_small_gradients_train_under_adamw_as_they_do_in_fast(scale, falls_by, w
     _, fast = exact_probe.train("regression", "adamw", steps=60, fast=True)
     assert exact == pytest.approx(fast, rel=2e-3)
     assert exact[-1] <= falls_by * exact[0]
+
+
+@pytest.mark.parametrize("optimizer", [SGD, AdamW])
+def test_no_gradient_counts_as_zeros_as_under_data_parallel(optimizer):
+    settings = {"momentum": 0.9} if optimizer is SGD else {}
+
+    def after(last):
+        p = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+        stepper = optimizer([[p]], lr=0.1, terms=1, clip=None, weight_decay=0.1, **settings)
+        for gradient in (torch.ones(2, dtype=torch.float64), last):
+            p.grad = gradient
+            stepper.step()
+        return p.detach()
+
+    assert torch.equal(after(None), after(torch.zeros(2, dtype=torch.float64)))
+    assert not torch.equal(after(None), after(torch.ones(2, dtype=torch.float64)))
+
+
+def test_subnormal_numbers_count_whatever_a_library_has_set():
+    tiny = torch.tensor([1e-20])
+    torch.set_flush_denormal(True)
+    try:
+        assert (tiny * tiny).item() == 0.0
+        with Engine():
+            assert (tiny * tiny).item() > 0.0
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_a_sum_with_too_many_terms_is_an_error(monkeypatch):
+    monkeypatch.setattr(whole, "FEWEST_BITS", 25)
+    with pytest.raises(UserError, match=r"exact: \S+weight: its gradient has 32 terms"):
+        exact_probe.train("mlp")

@@ -1,5 +1,8 @@
 """A user's own models in the exact numerics, in the usual public styles and unchanged."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -198,12 +201,32 @@ class Calls(nn.Module):
         return self.body(self.function(x.flatten(1)))
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.body, self.head = kind(192, 8), nn.Linear(8, TOKENS)
+
+    def forward(self, x):
+        found = self.body(x.flatten(1))
+        return self.head(found[0] if isinstance(found, tuple) else found)
+
+
+def compiled(module):
+    module.compile(backend="eager")
+    return module
+
+
+def traced(module):
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        return torch.jit.trace(module, images())
+
+
 REFUSED = [
     (lambda: Normalised(nn.BatchNorm2d(4)), "model.1 (Normalised)|model.1 (BatchNorm2d)", "use GroupNorm"),
     (lambda: Calls(lambda x: x.half().float() * x.half()), "model", "use float32"),
     (lambda: Calls(torch.lgamma), "model", "lgamma: it has no exact version"),
     (lambda: Calls(lambda x: torch.fft.fft(x).real), "model", "fft"),
-    (lambda: nn.Sequential(nn.ConvTranspose2d(3, 1, 3), nn.Flatten(), nn.Linear(100, TOKENS)), "model.0", "transposed"),
+    (lambda: Calls(lambda x: torch.special.erfcx(x)), "model", "erfcx"),
     (lambda: Calls(lambda x: torch.linalg.inv(x @ x.T) @ x), "model", "linalg"),
 ]
 
@@ -215,6 +238,20 @@ def test_what_is_not_exact_is_refused_with_its_place(factory, place, why):
     assert why in str(caught.value)
     assert any(part.split(" (")[0] in str(caught.value) for part in place.split("|"))
     assert "hint: replace it" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        (lambda: Recurrent(nn.GRU), r"model\.body \(GRU\): recurrent modules run in other kernels"),
+        (lambda: Recurrent(nn.LSTMCell), r"model\.body \(LSTMCell\): recurrent modules run in other kernels"),
+        (lambda: compiled(Calls(torch.relu)), r"model \(Calls\): a compiler may fuse"),
+        (lambda: traced(Normed()), r"model \(Top\w+\): TorchScript may fuse"),
+    ],
+)
+def test_modules_that_run_other_code_are_refused(factory, why):
+    with pytest.raises(UserError, match=f"exact: {why}"):
+        train(factory, images(), classes())
 
 
 class Counts(nn.Module):
@@ -237,6 +274,81 @@ class Counts(nn.Module):
 def test_state_that_is_written_in_forward_is_refused(in_place):
     with pytest.raises(UserError, match=r"exact: model\.seen: written in forward, so its value depends on how"):
         train(lambda: Counts(in_place), images(), classes())
+
+
+class Own(nn.Module):
+    """A layer of its own with what a forward pass does beside it."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.body, self.beside = nn.Linear(192, TOKENS), beside
+        self.calls = 0
+
+    def forward(self, x):
+        self.beside(self)
+        return self.body(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("beside", "name"),
+    [
+        (lambda net: random.random(), "Python's random numbers"),
+        (
+            lambda net: np.random.rand(),  # noqa: NPY002
+            "NumPy's random numbers",
+        ),
+        (lambda net: net.body.weight.detach().mul_(0.5), r"model\.body\.weight"),
+    ],
+)
+def test_what_depends_on_the_shards_before_is_refused(beside, name):
+    with pytest.raises(UserError, match=f"exact: {name}: written in forward, so its value depends on how"):
+        train(lambda: Own(beside), images(), classes())
+
+
+class Borrows(nn.Module):
+    """Uses a weight by another way than its module."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(192, TOKENS)
+        weight = self.body.weight
+        self.again = lambda y: y @ weight
+
+    def forward(self, x):
+        y = self.body(x.flatten(1))
+        return y + self.body(self.again(y))
+
+
+def test_a_parameter_that_is_used_from_beside_the_model_is_refused():
+    with pytest.raises(UserError, match=r"exact: body\.weight: forward uses it from beside the model"):
+        train(Borrows, images(), classes())
+
+
+class Upsampling(nn.Module):
+    """A decoder with a transposed convolution and nearest upsampling."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.body = nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1), nn.Linear(2048, TOKENS)
+
+    def forward(self, x):
+        return self.body(F.interpolate(self.up(x), scale_factor=2, mode="nearest").flatten(1))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.body = nn.RMSNorm(192), nn.Linear(192, TOKENS)
+
+    def forward(self, x):
+        return self.body(self.norm(x.flatten(1)))
+
+
+@pytest.mark.parametrize("factory", [Upsampling, Normed])
+def test_more_layers_learn_what_fast_learns(factory):
+    whole = train(factory, images(), classes())
+    assert train(factory, images(), classes(), 4) == whole
+    assert whole[1] == pytest.approx(train(factory, images(), classes(), fast=True)[1], rel=1e-4)
 
 
 def test_a_parameter_of_another_type_is_refused():

@@ -1,6 +1,7 @@
 """Every operation of PyTorch's test database under the exact engine: the same bits in every environment, or refused."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -58,9 +59,69 @@ def test_operations_on_integers_are_exact(compute, expected):
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-7, atol=0)
 
 
+INF, NAN = math.inf, math.nan
+
+
+def gradient(function, x):
+    x = x.clone().requires_grad_()
+    function(x).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda: torch.tensor([1.0, INF, 2.0]).cumsum(0), [1.0, INF, INF]),
+        (lambda: torch.tensor([INF, -INF]).cumsum(0), [INF, NAN]),
+        (lambda: torch.tensor([1.0, 2.0, -INF]).index_add(0, COUNT[:1], torch.ones(1)), [1.0, 3.0, -INF]),
+        (lambda: torch.tensor([1e-3, 5e4]).index_add(0, COUNT[:1], torch.zeros(1)), [1e-3, 5e4]),
+        (lambda: torch.zeros(2).index_add(0, torch.tensor([0, 0]), torch.tensor([INF, -INF])), [NAN, 0.0]),
+        (lambda: 1.0 - torch.tensor([0, 5], dtype=torch.uint8), [1.0, -4.0]),
+        (lambda: torch.tensor([2.0, 0.5]).pow(INF), [INF, 0.0]),
+        (lambda: torch.tensor([-0.0]).pow(torch.tensor([-1.0])), [-INF]),
+        (lambda: torch.tensor([-INF, -2.0]).pow(0.3), [INF, NAN]),
+        (lambda: torch.tensor([1e20, -1e20]).std(), 1.4142136e20),
+        (lambda: torch.tensor([1e-24, -1e-24]).std(), 1.4142136e-24),
+        (lambda: torch.tensor([3.99999976]).sqrt(), [1.99999988]),
+        (lambda: torch.lerp(torch.tensor([1e8]), torch.tensor([1.0]), 1.0), [1.0]),
+        (lambda: torch.tensor([0.6, 0.6]).sum(dtype=torch.int64), 0),
+        (lambda: torch.tensor([NAN, 3e9, -1e20, 2.7]).to(torch.int32), [0, 2147483647, -2147483648, 2]),
+        (lambda: torch.native_dropout(torch.ones(2), 0.5, False)[0], [1.0, 1.0]),
+        (lambda: gradient(lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1), torch.full((1, 1, 2, 2), -INF)),
+         [[[[1.0, 0.0], [0.0, 0.0]]]]),
+    ],
+)  # fmt: skip
+def test_special_cases(compute, expected):
+    with Engine(Draws(0, 0, [0])):
+        found = compute()
+    wanted = torch.tensor(expected, dtype=found.dtype)
+    torch.testing.assert_close(found, wanted, rtol=1.5e-7, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit(), wanted.signbit()) or found.isnan().any()
+
+
+@pytest.mark.parametrize("settings", [(1, 0, 0, 1, 1), (2, 1, 1, 1, 1), (3, 0, 1, 2, 2), ((2, 1), (1, 0), 0, 1, 3)])
+def test_transposed_convolutions(settings):
+    stride, padding, output_padding, groups, dilation = settings
+    x, weight = torch.randn(2, 4, 5, 6, requires_grad=True), torch.randn(4, 3, 3, 2, requires_grad=True)
+    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups}
+
+    def run():
+        y = torch.nn.functional.conv_transpose2d(x, weight, None, **options, dilation=dilation)
+        return [y, *torch.autograd.grad(y, [x, weight], y.detach().cos())]
+
+    with Engine():
+        found = run()
+    for a, b in zip(found, run(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("compute", "name"),
     [
+        (lambda: COUNT.clone().mul_(0.5), "mul"),
+        (lambda: torch.add(torch.ones(1), torch.ones(1), out=torch.zeros(3)), "add"),
+        (lambda: torch.special.erfc(torch.ones(3)), "erfc"),
+        (lambda: torch.empty(2).bernoulli_(torch.ones(2)), "bernoulli"),
         (lambda: torch.atan2(COUNT, COUNT), "atan2"),
         (lambda: COUNT.lgamma(), "lgamma"),
         (lambda: COUNT.remainder(0.3), "remainder"),

@@ -33,9 +33,9 @@ def save_weights(state: dict[str, Tensor], path: Path) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of a model's parameters and buffers."""
+    """SHA-256 over names, types, shapes and bytes of parameters and buffers, also of those that are not saved."""
     digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted({**dict(model.named_buffers()), **model.state_dict()}.items()):
         value = tensor.detach().cpu().contiguous()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
         digest.update(value.view(-1).view(torch.uint8).numpy() if value.numel() else b"")

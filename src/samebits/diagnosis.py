@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from samebits.errors import HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
+from samebits.models.attributes import state, written
 
 if TYPE_CHECKING:
     from samebits.data.card import Card
@@ -27,13 +28,20 @@ def trial_step(
     restores weights, buffers and random streams.
 
     Raises:
-        UserError: the output does not fit the task, or a parameter gets no gradient, which ``ddp`` refuses.
+        UserError: the output does not fit the task, a parameter gets no gradient, which ``ddp`` refuses, or forward
+            writes something, which ``exact`` refuses.
     """
     batch = first_share(batch, placement.rows_per_device)
     rows = len(batch.inputs)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
+    before = state(model) if numerics.name == "exact" else {}
     outputs = numerics.outputs(numerics.module(model), batch)
+    if before and (paths := written(before, state(model))):
+        raise UserError(
+            f"exact: model.{few(paths)}: written in forward, so its value depends on how shards are shared out",
+            hint="keep such state out of the model, or train with numerics fast alone",
+        )
     expected = (rows, *card.output_shape)
     if tuple(outputs.shape) != expected:
         raise UserError(

@@ -13,9 +13,10 @@ from samebits import diagnosis
 from samebits.checkpoint import load_weights
 from samebits.data.batches import load_split, on_device
 from samebits.data.card import read_card
-from samebits.doctor.anatomy import mixes_devices, state, unregistered, written
+from samebits.doctor.anatomy import mixes_devices
 from samebits.doctor.finding import Finding, of_error, ok, warning
 from samebits.errors import UserError, few
+from samebits.models.attributes import state, unregistered, written
 from samebits.models.build import build_model
 from samebits.numerics.make import make_numerics
 from samebits.rank import batches_of, run_rank

@@ -6,9 +6,10 @@ A dispatch mode sees every ATen call below a factory. Calls that draw random num
 
 from __future__ import annotations
 
+import math
 import random
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import UserError
 from samebits.numerics import elementary
+from samebits.numerics.exact.elementary import erf
 from samebits.numerics.random import Stream, derive
 
 if TYPE_CHECKING:
@@ -87,6 +89,10 @@ def _erfinv(_: Stream, tensor: Tensor) -> Tensor:
     p = np.clip(np.multiply(np.add(x, 1.0), 0.5), 2.0**-53, 1.0 - 2.0**-53)
     values = np.multiply(elementary.normal_quantile(p), float(np.sqrt(0.5)))
     return tensor.copy_(torch.from_numpy(values).view(tensor.shape))
+
+
+def _erf(x: SupportsFloat | SupportsIndex) -> float:
+    return erf(torch.tensor([float(x)], dtype=torch.float64)).item()
 
 
 def _below(stream: Stream, tensor: Tensor, low: int, high: int) -> Tensor:
@@ -172,12 +178,15 @@ def portable_initialization(seed: int) -> Iterator[None]:
         UserError: the block calls a random operation that has no portable version.
     """
     states = random.getstate(), np.random.get_state()  # noqa: NPY002 - a factory may use it
+    c_library = math.erf
     key = derive(seed, "initial weights")
     random.seed(key)
     np.random.seed(key % 2**32)  # noqa: NPY002
+    math.erf = _erf  # trunc_normal_ calls the C library's, which differs between hosts
     try:
         with _PortableDraws(Stream(seed, "initial weights")):
             yield
     finally:
+        math.erf = c_library
         random.setstate(states[0])
         np.random.set_state(states[1])  # noqa: NPY002

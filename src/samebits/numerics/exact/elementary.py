@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact import tables
+from samebits.numerics.exact.grid import power_of_two
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _LN2_HI = float.fromhex("0x1.62e42fee00000p-1")  # 33 bits, so that k * _LN2_HI is exact
 _LN2_LO = float.fromhex("0x1.a39ef35793c76p-33")
 _LN2 = float.fromhex("0x1.62e42fefa39efp-1")
+LN2, LN10 = _LN2, float.fromhex("0x1.26bb1bbb55516p+1")
 _INV_LN2 = float.fromhex("0x1.71547652b82fep+0")
 _HALF_PI = [float.fromhex(part) for part in ("0x1.921fb54400000p+0", "0x1.0b4611a600000p-34", "0x1.3198a2e037073p-69")]
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
@@ -174,34 +176,44 @@ def _far_quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(negative, quadrant.neg(), quadrant), r
 
 
-def sqrt(x: Tensor) -> Tensor:
-    """Square root, correctly rounded to float32, and to 2**-48 in itself.
+def root_of_float(x: Tensor) -> Tensor:
+    """Square root of float32 numbers, correctly rounded to float32.
 
     Kernels differ in the last bit of a float64 root. A float32 number's root is never so near to the middle of two
-    float32 numbers that this bit matters; from there one step of Newton's goes on.
+    float32 numbers that this bit matters.
     """
-    near = _root_of_float(x)
+    return torch.sqrt(x.to(torch.float32).to(torch.float64)).to(torch.float32).to(torch.float64)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Square root of any float64 numbers, to 2**-48: from ``root_of_float`` by one step of Newton's."""
+    x, half = _near_one(x)
+    near = root_of_float(x)
     better = x.div(near).add_(near).mul_(0.5)
-    return torch.where((near == 0) | (near == math.inf), near, better)
+    return torch.where((near == 0) | (near == math.inf), near, better).mul_(power_of_two(half))
 
 
 def rsqrt(x: Tensor) -> Tensor:
     """1 / sqrt(x), within 1 ulp, and to 2**-46 in itself."""
-    near = torch.ones_like(x).div_(_root_of_float(x))
+    x, half = _near_one(x)
+    near = torch.ones_like(x).div_(root_of_float(x))
     better = near.mul(near).mul_(x).mul_(-0.5).add_(1.5).mul_(near)
-    return torch.where((near == 0) | near.isinf(), near, better)
+    return torch.where((near == 0) | near.isinf(), near, better).mul_(power_of_two(half.neg()))
 
 
-def _root_of_float(x: Tensor) -> Tensor:
-    return torch.sqrt(x.to(torch.float32).to(torch.float64)).to(torch.float32).to(torch.float64)
+def _near_one(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Give y and h of x = y * 4**h, with y from 1 to 4, unless x is zero or not finite."""
+    half = (x.contiguous().view(torch.int64) >> 52).sub_(1023).bitwise_right_shift_(1).clamp_(-511, 511)
+    return x.mul(power_of_two(half.mul(-2))), half
 
 
 def power(x: Tensor, y: Tensor) -> Tensor:
     """``x**y``, within 1 ulp while the result's logarithm is below 2**7; negative numbers take whole powers."""
     size = exp(log(x.abs()).mul_(y))
     whole = y == y.round()
-    odd = whole & (y.mul(0.5) != y.mul(0.5).round())
-    result = torch.where(x < 0, torch.where(whole, torch.where(odd, size.neg(), size), math.nan), size)
+    odd = whole & (y.mul(0.5) != y.mul(0.5).round()) & y.isfinite()
+    result = torch.where(torch.signbit(x) & odd, size.neg(), size)
+    result = torch.where((x < 0) & x.isfinite() & ~whole, math.nan, result)
     return torch.where((y == 0) | (x == 1), 1.0, result)
 
 

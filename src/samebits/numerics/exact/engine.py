@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -12,8 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import UserError
 from samebits.numerics.exact.elementary import divisor
-from samebits.numerics.exact.operations import EXACT, FREE, INTEGER
-from samebits.numerics.exact.operations.registry import NotExactError
+from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, OTHER_FORMS
 from samebits.numerics.initialization import is_draw
 
 if TYPE_CHECKING:
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from samebits.numerics.exact.draws import Draws
 
 aten = torch.ops.aten
-_OTHER_NAMESPACES = {"c10d", "_c10d_functional", "profiler", "prim"}  # sums of numbers on grids; no arithmetic
+_COLLECTIVES = {"c10d", "_c10d_functional"}  # in a backward pass, where they sum numbers on grids
+_NO_ARITHMETIC = {"profiler", "prim"}
 _HINT = "replace it by operations of docs/concepts/exact.md, or train with numerics fast alone"
 below = torch._C._DisableTorchDispatch
 """Context of code that sees to its exactness itself."""
@@ -44,6 +44,10 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._draws, self._during = draws, during
 
+    def __enter__(self) -> Self:
+        torch.set_flush_denormal(False)  # a library that was compiled for speed may have set it in this thread
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -51,7 +55,11 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         packet = func.overloadpacket
         version = EXACT.get(packet)
         if version is None:
-            if packet in FREE or func.is_view or func.namespace in _OTHER_NAMESPACES:
+            if packet in FREE or func.is_view or func.namespace in _NO_ARITHMETIC:
+                return func(*args, **kwargs)
+            if func.namespace in _COLLECTIVES:
+                if self._draws is not None:
+                    raise self._refusal(func, "in forward its result depends on what other ranks have")
                 return func(*args, **kwargs)
             if packet in _DROPOUT or is_draw(func):
                 return self._draw(func, args, kwargs)
@@ -64,16 +72,24 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = kwargs.pop("out", None)
         try:
             result = version(*args, **kwargs)
-        except NotExactError as error:
+        except TypeError as error:  # NotExactError, or arguments that no version knows
             raise self._refusal(func, str(error)) from None
-        if out is not None:
-            return out.copy_(result)
-        return args[0].copy_(result) if packet.__name__.endswith("_") else result
+        target = out if out is not None else args[0] if packet.__name__.endswith("_") else None
+        if target is None:
+            return result
+        if packet is not aten.copy_ and (
+            target.shape != result.shape or not torch.can_cast(result.dtype, target.dtype)
+        ):
+            what = f"{result.dtype} of shape {tuple(result.shape)}"
+            raise self._refusal(func, f"{what} does not fit into {target.dtype} of shape {tuple(target.shape)}")
+        return target.copy_(result)
 
     def _otherwise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Operations on integers that give integers, and those that PyTorch itself can take apart."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self._refusal(func, "its draws differ between devices")
+        if func.overloadpacket in OTHER_FORMS:
+            raise self._refusal(func, "devices compute it in different steps")
         if func.overloadpacket in INTEGER and not _has_floats((args, kwargs)):
             result = func(*args, **kwargs)
             if not _has_floats(result):
@@ -93,11 +109,16 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._draws is None:
             raise self._refusal(func, "random numbers are drawn in the forward pass alone")
         if func.overloadpacket is aten.native_dropout:
-            x, p, _ = args
+            x, p, train = args
+            if train is False:
+                return x.clone(), torch.ones_like(x, dtype=torch.bool)
             noise = self._draws.bernoulli(torch.empty_like(x), 1.0 - p)
             noise.div_(divisor(x, 1.0 - p))
             return x.mul(noise), noise
-        return self._draws.answer(func, args, kwargs)
+        try:
+            return self._draws.answer(func, args, kwargs)
+        except TypeError as error:
+            raise self._refusal(func, str(error)) from None
 
     def _refusal(self, func: Any, why: str) -> UserError:
         name = func.name().removeprefix("aten::")

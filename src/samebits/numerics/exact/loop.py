@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_sum
+from samebits.numerics.exact.windows import GRADIENTS_OF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,7 +32,7 @@ class _Entry(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         with below():
-            values = ctx.windows.round(f"the gradients of {ctx.place}", grad, bits_of_sum(ctx.shards))
+            values = ctx.windows.round(f"{GRADIENTS_OF} {ctx.place}", grad, bits_of_sum(ctx.shards))
             values = torch.zeros_like(grad, dtype=torch.float64) if values is None else values
             return values, None, None, None, None
 

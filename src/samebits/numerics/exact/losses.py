@@ -10,13 +10,12 @@ from torch.autograd.function import once_differentiable
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum
+from samebits.numerics.exact.windows import LOSS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from samebits.numerics.exact.windows import Windows
-
-PLACE = "the loss"
 
 
 def cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +51,7 @@ class _Sum(torch.autograd.Function):
         with below():
             losses, slopes = each_loss(outputs, targets, kind)
             ctx.save_for_backward(slopes.view(outputs.shape))
-            values = windows.round(PLACE, losses, bits_of_sum(terms))
+            values = windows.round(LOSS, losses, bits_of_sum(terms))
             return losses.new_zeros((), dtype=torch.float64) if values is None else values.sum()
 
     @staticmethod

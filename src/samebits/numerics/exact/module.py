@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from samebits.errors import UserError
+from samebits.numerics.exact.above import OneForm
 from samebits.numerics.exact.draws import Draws
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.loop import enter
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
+from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
 from samebits.numerics.outputs import tensor_of
 
 if TYPE_CHECKING:
@@ -37,24 +41,16 @@ class ExactModule(nn.Module):
         self._places = parameter_places(model)
         self._windows, self._shards, self._global_batch, self._seed = windows, shards, global_batch, seed
         self._independent = independent
+        names = [place for place, _, _ in self._owners()]
+        windows.expect(
+            [LOSS, *(f"{what} {name}" for name in names for what in (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF))]
+        )
         self._rounded = WeightCache()
 
     def forward(self, inputs: Tensor, numbers: Tensor, step: int) -> Tensor:
         """Run every shard."""
-        before = self._written()
         run = self._run_whole if self._independent else self._run_each
-        outputs = run(inputs, numbers.tolist(), step)
-        for name, state in self._written().items():
-            if before.get(name) != state:
-                raise UserError(
-                    f"exact: model.{name}: written in forward, so its value depends on how shards are shared out",
-                    hint="keep such state out of the model, or train with numerics fast alone",
-                )
-        return outputs
-
-    def _written(self) -> dict[str, tuple[int, int]]:
-        """Which tensor each buffer is, and how often it was written."""
-        return {name: (id(buffer), buffer._version) for name, buffer in self.model.named_buffers()}
+        return run(inputs, numbers.tolist(), step)
 
     def _run_whole(self, inputs: Tensor, numbers: list[int], step: int) -> Tensor:
         batch = inputs.flatten(0, 1)
@@ -66,11 +62,27 @@ class ExactModule(nn.Module):
 
     def _run_each(self, inputs: Tensor, numbers: list[int], step: int) -> Tensor:
         values = {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
+        before = self._written(values)
         outputs = []
         for number, shard in zip(numbers, inputs.unbind(0), strict=True):
-            with self._entered(values), Engine(Draws(self._seed, step, [number])):
+            with self._entered(values), Engine(Draws(self._seed, step, [number])), OneForm():
                 outputs.append(tensor_of(self.model(shard)))
+        after = self._written(values)
+        for name in before | after:
+            if before.get(name) != after.get(name):
+                raise UserError(
+                    f"exact: {name}: written in forward, so its value depends on how shards are shared out",
+                    hint="keep such state out of the model, or train with numerics fast alone",
+                )
         return torch.stack(outputs)
+
+    def _written(self, values: dict[str, Tensor]) -> dict[str, object]:
+        """What forward must leave as it is: buffers, parameters, and generators that count their draws."""
+        found: dict[str, object] = {f"model.{name}": (id(t), t._version) for name, t in self.model.named_buffers()}
+        found |= {f"model.{place}": value._version for place, value in values.items()}
+        found["Python's random numbers"] = random.getstate()
+        found["NumPy's random numbers"] = str(np.random.get_state())  # noqa: NPY002
+        return found
 
     def _by_place(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter under each of its names; a replica has tensors in their place."""
@@ -108,8 +120,10 @@ def parameter_places(model: nn.Module) -> list[tuple[str, str]]:
     ]
 
 
-def widen(model: nn.Module) -> list[list[nn.Parameter]]:
+def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]]:
     """Give a model float64 parameters with the same values, each of its own; those that were one come in one group.
+
+    The second value is the parameters that were replaced, by place: nothing may use them any more.
 
     A tied parameter is several here, because its uses are summed over samples on grids that differ; the optimizer
     sums them.
@@ -118,17 +132,38 @@ def widen(model: nn.Module) -> list[list[nn.Parameter]]:
         UserError: a parameter is not float32.
     """
     groups: dict[int, list[nn.Parameter]] = {}
+    replaced: dict[str, Tensor] = {}
     for path, name in parameter_places(model):
         owner = model.get_submodule(path)
         parameter = owner._parameters[name]
         assert parameter is not None
+        place = f"{path}.{name}" if path else name
         if parameter.dtype != torch.float32:
-            place = f"{path}.{name}" if path else name
             raise UserError(f"exact: {place} is {parameter.dtype}, expected float32", hint="build the model in float32")
         wide = nn.Parameter(parameter.detach().to(torch.float64), requires_grad=parameter.requires_grad)
         groups.setdefault(id(parameter), []).append(wide)
-        owner._parameters[name] = wide
-    return list(groups.values())
+        owner._parameters[name], replaced[place] = wide, parameter
+    return list(groups.values()), replaced
+
+
+def require_plain(model: nn.Module) -> None:
+    """Refuse modules whose code the engine cannot see into, or which run in other kernels on other devices.
+
+    Raises:
+        UserError: there is one.
+    """
+    for path, module in model.named_modules():
+        place = f"model.{path}" if path else "model"
+        if type(module).__module__ == "torch._dynamo.eval_frame" or module._compiled_call_impl is not None:
+            why, hint = "a compiler may fuse what must be rounded apart", "leave torch.compile to train.compile"
+        elif isinstance(module, torch.jit.ScriptModule):
+            why, hint = "TorchScript may fuse what must be rounded apart", "use the module itself"
+        elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            why = "recurrent modules run in other kernels on a GPU"
+            hint = "write the cell with nn.Linear, or train with numerics fast alone"
+        else:
+            continue
+        raise UserError(f"exact: {place} ({type(module).__name__}): {why}", hint=hint)
 
 
 def narrowed(model: nn.Module) -> dict[str, Tensor]:

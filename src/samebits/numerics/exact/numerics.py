@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from samebits.errors import UserError, few
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.losses import each_loss, summed_loss
-from samebits.numerics.exact.module import ExactModule, narrowed, widen
+from samebits.numerics.exact.module import ExactModule, narrowed, require_plain, widen
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.windows import Windows
 
@@ -48,6 +50,7 @@ class ExactNumerics:
         self._seed, self._shards, self._samples, self._independent = seed, shards, samples, independent
         self._targets = samples * math.prod(target_shape)
         self._groups: list[list[nn.Parameter]] = []
+        self._replaced: dict[str, Tensor] = {}
         self.windows = Windows()
 
     def configure(self) -> None:
@@ -57,6 +60,8 @@ class ExactNumerics:
         torch.backends.cuda.enable_cudnn_sdp(False)
         torch.backends.cuda.enable_math_sdp(True)
         torch.backends.mha.set_fastpath_enabled(False)
+        torch.backends.opt_einsum.enabled = False  # else the order of products depends on a package
+        torch._C._jit_set_texpr_fuser_enabled(False)
 
     def building(self) -> Engine:
         """What a factory computes is exact too; random numbers are for ``portable_initialization`` to draw."""
@@ -64,7 +69,10 @@ class ExactNumerics:
 
     def adopt(self, model: nn.Module) -> None:
         """Give the model float64 parameters; see ``widen``."""
-        self._groups = widen(model)
+        require_plain(model)
+        self._groups, self._replaced = widen(model)
+        if "torch._dynamo" in sys.modules and not self._train.compile:
+            torch.compiler.set_stance("force_eager")  # for functions that the model compiles
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
         """What is saved: the state of the model as it was built."""
@@ -119,7 +127,18 @@ class ExactNumerics:
             loss.backward()  # type: ignore[no-untyped-call]
 
     def settled(self, largest: OverRanks) -> bool:
-        """Whether the gradients stand; if not, the step is to be made again. Every rank must call it."""
+        """Whether the gradients stand; if not, the step is to be made again. Every rank must call it.
+
+        Raises:
+            UserError: a parameter was used that is not the model's any more, or a magnitude is infinite or NaN.
+        """
+        stray = [place for place, parameter in self._replaced.items() if parameter.grad is not None]
+        if stray:
+            raise UserError(
+                f"exact: {few(stray)}: forward uses it from beside the model, where it is not trained",
+                hint="read the parameter from its module in forward, as in self.layer.weight",
+            )
+        self._replaced.clear()  # the first step has shown it
         return self.windows.settle(largest, self._device)
 
     def step(self, optimizer: SGD | AdamW) -> None:

@@ -16,12 +16,17 @@ from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import blocks, fixed_order_sum
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor, nn
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
+
+
+def _sums(group: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The gradients of parameters that are one."""
+    return [q.grad.reshape(-1) for q in group if q.grad is not None]
 
 
 class _Exact:
@@ -50,16 +55,17 @@ class _Exact:
     def step(self) -> None:
         """Make one step."""
         settings = self.param_groups[0]
-        trained = [group for group in self._tied if any(p.grad is not None for p in group)]
-        scale = self._clipping(trained)
-        for group in trained:
+        torch.set_flush_denormal(False)  # AdamW's squares are often subnormal
+        scale = self._clipping()
+        for group in self._tied:
             p = group[0]
             state = self.state[p]
             if not state:
                 for name in self._names:
                     state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
             flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
-            sums = [q.grad.reshape(-1) for q in group if q.grad is not None]
+            # No gradient is a gradient of zeros, which is what DataParallel makes of it.
+            sums = _sums(group) or [torch.zeros_like(flat[0])]
             numbers = self._numbers(state, settings)
             for part in blocks(p.numel(), 1, p.device):
                 weights, *states = (t[part] for t in flat)
@@ -80,13 +86,13 @@ class _Exact:
         gradient = total.to(torch.float32)
         return gradient if scale is None else gradient.mul_(scale)
 
-    def _clipping(self, trained: Iterable[Sequence[nn.Parameter]]) -> Tensor | None:
+    def _clipping(self) -> Tensor | None:
         """What gradients are multiplied by, so that the norm of all of them is at most the limit."""
         if self._clip is None:
             return None
         squares = []
-        for group in trained:
-            g = self._gradient([q.grad.reshape(-1) for q in group if q.grad is not None], None).to(torch.float64)
+        for sums in filter(None, map(_sums, self._tied)):
+            g = self._gradient(sums, None).to(torch.float64)
             squares.append(fixed_order_sum(g.mul_(g), (0,)))
         norm = elementary.sqrt(fixed_order_sum(torch.cat(squares), (0,))).to(torch.float32)
         return torch.full_like(norm, self._clip).div_(norm.add_(1e-6)).clamp_(max=1.0)

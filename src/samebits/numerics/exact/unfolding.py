@@ -41,6 +41,12 @@ class Geometry(NamedTuple):
         kernel, stride, padding, dilation = (_per_axis(v, len(size)) for v in (kernel, stride, padding, dilation))
         return cls(tuple(size), kernel, stride, padding, dilation, ceil)
 
+    def way_back(self, more: Sequence[int]) -> Geometry:
+        """Of the image whose windows stand at as many positions as this one has elements, and ``more`` elements."""
+        rest = _per_axis(more, len(self.size))
+        axes = zip(self.size, self.kernel, self.stride, self.padding, self.dilation, rest, strict=True)
+        return self._replace(size=tuple((n - 1) * t - 2 * p + d * (k - 1) + o + 1 for n, k, t, p, d, o in axes))
+
     @property
     def positions(self) -> tuple[int, ...]:
         """Shape of the result."""

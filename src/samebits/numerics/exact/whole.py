@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from samebits.errors import UserError
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import (
     bits_of_products,
@@ -32,7 +33,7 @@ from samebits.numerics.exact.grid import (
 from samebits.numerics.exact.operations.contractions import folded, from_rows, rows_of
 from samebits.numerics.exact.products import exact_matmul
 from samebits.numerics.exact.unfolding import Geometry
-from samebits.numerics.exact.windows import largest
+from samebits.numerics.exact.windows import GRADIENTS_AT, INPUTS_OF, largest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from samebits.numerics.exact.windows import Windows
 
 Function = torch.autograd.Function
+FEWEST_BITS = 16
+"""Of a factor whose products are summed over the batch; a window may be three bits above the largest of them."""
 
 
 @dataclass
@@ -113,8 +116,13 @@ class _Linear(Function):
             if ctx.needs_input_grad[0]:
                 grad_x = exact_matmul(snap_rows(rows, ctx.bits), rounded).to(x.dtype).view(x.shape)
             bits = bits_of_products(scope.terms(x))
-            inputs = scope.windows.round(f"the inputs of {place}", x.reshape(-1, x.shape[-1]), bits)
-            grads = scope.windows.round(f"the gradients at {place}", rows, bits)
+            if bits < FEWEST_BITS:
+                raise UserError(
+                    f"exact: {place}: its gradient has {scope.terms(x)} terms, expected at most 2**21",
+                    hint="lower train.global_batch_size, or the length or size of a sample",
+                )
+            inputs = scope.windows.round(f"{INPUTS_OF} {place}", x.reshape(-1, x.shape[-1]), bits)
+            grads = scope.windows.round(f"{GRADIENTS_AT} {place}", rows, bits)
             if inputs is None or grads is None:
                 grad_weight, grad_bias = torch.zeros_like(rounded), rounded.new_zeros(rounded.shape[0])
             else:
@@ -142,7 +150,7 @@ class _Spread(Function):
             terms = scope.global_batch
             for d in dims[1:]:
                 terms *= grad.shape[d]
-            values = scope.windows.round(f"the gradients at {ctx.place}", grad, bits_of_sum(terms))
+            values = scope.windows.round(f"{GRADIENTS_AT} {ctx.place}", grad, bits_of_sum(terms))
             if values is None:
                 return grad.new_zeros(ctx.shape, dtype=torch.float64), None, None, None
             return values.sum(dims).reshape(ctx.shape), None, None, None
@@ -166,7 +174,7 @@ class _Lookup(Function):
         with below():
             terms = ctx.scope.terms(grad)
             rows = grad.reshape(-1, grad.shape[-1])
-            values = ctx.scope.windows.round(f"the gradients at {ctx.place}", rows, bits_of_sum(terms))
+            values = ctx.scope.windows.round(f"{GRADIENTS_AT} {ctx.place}", rows, bits_of_sum(terms))
             total = torch.zeros((ctx.rows, grad.shape[-1]), dtype=torch.float64, device=grad.device)
             if values is not None:
                 total.index_add_(0, index.reshape(-1), values)

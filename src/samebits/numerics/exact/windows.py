@@ -17,20 +17,29 @@ from samebits.errors import UserError
 from samebits.numerics.exact.grid import shifter, snap_, top_of_magnitude
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
+LOSS = "the loss"
+INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF = "the inputs of", "the gradients at", "the gradients of"
+"""Places, the latter with the name of a parameter behind them."""
+
 HEADROOM = 1  # bits above the largest magnitude when a window is set
-SLACK = 4  # bits below the top at which a window is narrowed, by one
+SLACK = 2  # bits below the top at which a window is narrowed, by one
 COUNT_EVERY = 100  # steps between counts of what is rounded to zero
 _OVERFLOW = 129  # the exponent of infinities and NaN
+_UNSEEN = -(1 << 20)  # below every exponent
 
 
 class Windows:
-    """The windows of one training, by place; the same on every rank."""
+    """The windows of one training, by place; the same on every rank.
 
-    def __init__(self) -> None:
+    ``places`` are all that there may be: ranks agree on each of them, also where not all have met it.
+    """
+
+    def __init__(self, places: Iterable[str] = ()) -> None:
+        self._places = {place: number for number, place in enumerate(sorted(places))}
         self.tops: dict[str, int] = {}
         self.widened = 0
         """How often a step was made again, beside the first."""
@@ -39,6 +48,10 @@ class Windows:
         self._steps = 0
         self._counts = torch.zeros(2, dtype=torch.int64)
         self._passing: list[Tensor] = []
+
+    def expect(self, places: Iterable[str]) -> None:
+        """Add places."""
+        self._places = {place: number for number, place in enumerate(sorted({*self._places, *places}))}
 
     def round(self, place: str, x: Tensor, bits: int) -> Tensor | None:
         """Round ``x`` to so many bits of the window at ``place``, as float64.
@@ -63,12 +76,16 @@ class Windows:
         Raises:
             UserError: a magnitude is infinite or NaN.
         """
-        places = list(self._seen)
-        here = [torch.stack([top_of_magnitude(size).reshape(()).to(device) for size in self._seen[p]]) for p in places]
-        found_tops = largest_of_all(torch.stack([tops.amax() for tops in here]))
-        tops = dict(zip(places, found_tops.tolist(), strict=True))
+        here = torch.full((len(self._places) + 1,), _UNSEEN, dtype=torch.int64, device=device)
+        here[-1] = self._missing
+        if self._seen:
+            sizes = [[top_of_magnitude(size).reshape(()).to(device) for size in seen] for seen in self._seen.values()]
+            numbers = torch.tensor([self._places[place] for place in self._seen], device=device)
+            here[numbers] = torch.stack([torch.stack(tops).amax() for tops in sizes])
         self._seen.clear()
-        fits = not self._missing
+        *found_tops, missing = largest_of_all(here).tolist()
+        tops = {place: top for place, top in zip(self._places, found_tops, strict=True) if top > _UNSEEN}
+        fits = not missing
         for place, found in tops.items():
             if found >= _OVERFLOW:
                 raise UserError(
@@ -86,7 +103,7 @@ class Windows:
             for place, found in tops.items():
                 self.tops[place] -= found < self.tops[place] - SLACK
         else:
-            self.widened += not self._missing
+            self.widened += not missing
         self._missing = False
         self._passing.clear()
         return fits
@@ -98,7 +115,7 @@ class Windows:
 
     def clear(self) -> None:
         """Forget everything, as at the start of a training."""
-        self.__init__()  # type: ignore[misc]
+        self.__init__(self._places)  # type: ignore[misc]
 
 
 def largest(x: Tensor) -> Tensor:

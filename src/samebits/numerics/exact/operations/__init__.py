@@ -12,13 +12,14 @@ from samebits.numerics.exact.operations import (
     pooling,
     reductions,
 )
-from samebits.numerics.exact.operations.free import FREE, INTEGER
+from samebits.numerics.exact.operations.free import FREE, INTEGER, OTHER_FORMS
 from samebits.numerics.exact.operations.registry import EXACT
 
 __all__ = [
     "EXACT",
     "FREE",
     "INTEGER",
+    "OTHER_FORMS",
     "contractions",
     "indexing",
     "normalization",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -13,6 +13,8 @@ from samebits.numerics.exact.products import matmul
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 aten = torch.ops.aten
@@ -79,6 +81,18 @@ def addr(c: Tensor, x: Tensor, y: Tensor, *, beta: Number = 1, alpha: Number = 1
     return addmm(c, x.unsqueeze(1), y.unsqueeze(0), beta=beta, alpha=alpha)
 
 
+class _Layout(NamedTuple):
+    """How a kernel moves over the larger image, and the kernels as (groups, outputs, inputs * kernel) of one group.
+
+    A transposed convolution is the way back of a convolution: its output is the larger image.
+    """
+
+    geometry: Geometry
+    kernels: Tensor
+    groups: int
+    transposed: bool
+
+
 def _layout(
     x: Tensor,
     weight: Tensor,
@@ -86,14 +100,16 @@ def _layout(
     padding: list[int],
     dilation: list[int],
     transposed: bool,
-    output_padding: list[int],  # noqa: ARG001 - of transposed convolutions
+    output_padding: list[int],
     groups: int,
-) -> tuple[Geometry, Tensor, int]:
-    """How the kernel moves, and the kernels as (groups, outputs / groups, channels / groups * kernel)."""
-    if transposed:
-        raise NotExactError("a transposed convolution has no exact version; use nearest upsampling and a convolution")
+) -> _Layout:
     kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
-    return Geometry.of(x.shape[2:], weight.shape[2:], stride, padding, dilation), kernels, groups
+    geometry = Geometry.of(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    if transposed:
+        geometry = geometry.way_back(output_padding)
+        if geometry.positions != tuple(x.shape[2:]):
+            raise NotExactError("an output_padding from the stride on has no exact version")
+    return _Layout(geometry, kernels, groups, transposed)
 
 
 def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
@@ -120,7 +136,7 @@ def to_rows(x: Tensor, groups: int) -> Tensor:
     return spread.permute(1, 0, 3, 2).reshape(groups, -1, outputs // groups)
 
 
-def folded(rows: Tensor, x_shape: torch.Size, geometry: Geometry) -> Tensor:
+def folded(rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor:
     """The transpose of ``rows_of``, as float64."""
     groups = rows.shape[0]
     batch, channels = x_shape[:2]
@@ -133,8 +149,12 @@ def folded(rows: Tensor, x_shape: torch.Size, geometry: Geometry) -> Tensor:
 @exact(aten.convolution)
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
     """As a product of unfolded windows; one, two or three axes, any stride, padding, dilation and groups."""
-    geometry, kernels, groups = _layout(x, weight, *settings)
-    found = from_rows(_product(rows_of(x, geometry, groups), kernels.mT), x.shape[0], geometry)
+    geometry, kernels, groups, transposed = _layout(x, weight, *settings)
+    if transposed:
+        shape = (x.shape[0], groups * weight.shape[1], *geometry.size)
+        found = folded(_product(to_rows(x, groups), kernels), shape, geometry)
+    else:
+        found = from_rows(_product(rows_of(x, geometry, groups), kernels.mT), x.shape[0], geometry)
     if bias is not None:
         found = found.add_(wide(bias).view(-1, *(1 for _ in geometry.size)))
     return found.to(x.dtype)
@@ -150,13 +170,16 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight and bias; the last of ``settings`` says which are wanted."""
     *settings_of_forward, wanted = settings
-    geometry, kernels, groups = _layout(x, weight, *settings_of_forward)
-    rows = to_rows(grad, groups)
+    geometry, kernels, groups, transposed = _layout(x, weight, *settings_of_forward)
     grad_x = grad_weight = grad_bias = None
-    if wanted[0]:
-        grad_x = folded(_product(rows, kernels), x.shape, geometry).to(x.dtype)
+    if wanted[0] and transposed:
+        grad_x = from_rows(_product(rows_of(grad, geometry, groups), kernels.mT), x.shape[0], geometry).to(x.dtype)
+    elif wanted[0]:
+        grad_x = folded(_product(to_rows(grad, groups), kernels), x.shape, geometry).to(x.dtype)
     if wanted[1]:
-        grad_weight = _product(rows.mT, rows_of(x, geometry, groups)).reshape(weight.shape).to(weight.dtype)
+        small, large = (x, grad) if transposed else (grad, x)
+        terms = _product(to_rows(small, groups).mT, rows_of(large, geometry, groups))
+        grad_weight = terms.reshape(weight.shape).to(weight.dtype)
     if wanted[2]:
         dims = (0, *range(2, grad.dim()))
         grad_bias = fixed_order_sum(wide(grad), dims).squeeze(dims).to(grad.dtype)

@@ -14,8 +14,8 @@ import torch
 aten = torch.ops.aten
 
 _MOVES = """
-    _reshape_alias _to_copy _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors cat
-    channel_shuffle chunk clone concat constant_pad_nd contiguous copy copy_ detach diag_embed diagonal
+    _reshape_alias _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors cat
+    channel_shuffle chunk clone concat constant_pad_nd contiguous detach diag_embed diagonal
     diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye fill flatten flip full
     full_like gather hsplit index index_select is_same_size lift lift_fresh lift_fresh_copy masked_fill
     masked_select movedim narrow new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like
@@ -42,10 +42,18 @@ _INTEGERS = """
 """
 
 
+_SEVERAL_STEPS = """
+    _addmm_activation _fused_rms_norm _fused_rms_norm_backward
+"""
+
+
 def _packets(names: str) -> set[Any]:
     return {getattr(aten, name) for name in names.split() if hasattr(aten, name)}
 
 
 FREE = _packets(_MOVES + _CHOICES + _ARITHMETIC)
+OTHER_FORMS = _packets(_SEVERAL_STEPS)
+"""Have a decomposition, but other devices or arguments take another."""
+
 INTEGER = _packets(_INTEGERS)
 """Exact as they are if arguments and results are integers; of equal elements they do not choose one."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact.grid import bits_of_sum, shifter, snap_, top
+from samebits.numerics.exact.grid import bits_of_sum, shifter, snap_, top_of_magnitude
+from samebits.numerics.exact.operations.reductions import or_not_finite
 from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
 
 if TYPE_CHECKING:
@@ -17,23 +19,46 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _summands(*tensors: Tensor) -> list[Tensor]:
-    """float64 copies on one grid, on which the sum of all of their elements is exact."""
-    values = [wide(tensor) for tensor in tensors]
-    flat = [value.reshape(-1) for value in values if value.numel()]
-    if not flat:
-        return values
-    tops = torch.stack([top(value, 0).reshape(()) for value in flat]).amax().reshape(1)
-    shift = shifter(tops, bits_of_sum(sum(value.numel() for value in flat)))
-    return [snap_(value, shift.view((1,) * value.dim())) if value.dim() else snap_(value, shift[0]) for value in values]
+def _accumulated(
+    x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tensor], lanes: int | tuple[int, ...]
+) -> Tensor:
+    """``put`` adds its second argument into its first; integers need no grid.
 
-
-def _accumulated(x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """``put`` adds the second into the first; integers need no grid."""
+    Terms that may meet have a grid of their own: those that differ in ``lanes`` alone. What nothing is added to stays.
+    """
     if not x.is_floating_point() and not x.is_complex():
         return put(x.clone(), source)
-    total, values = _summands(x, source)
-    return put(total, values).to(x.dtype)
+    base, terms = wide(x), wide(source)
+    touched = put(torch.zeros_like(base), torch.ones_like(terms)) > 0
+    base_known, terms_known = (
+        torch.where(touched & base.isfinite(), base, 0.0),
+        torch.where(terms.isfinite(), terms, 0.0),
+    )
+    size = put_largest(base_known, terms_known, lanes)
+    shift = shifter(top_of_magnitude(size), bits_of_sum(_count(base, lanes) + _count(terms, lanes)))
+    total = put(snap_(base_known, shift), snap_(terms_known, shift))
+    others = put(torch.where(base.isfinite(), 0.0, base), torch.where(terms.isfinite(), 0.0, terms))
+    return torch.where(touched, or_not_finite(total, others), base).to(x.dtype)
+
+
+def put_largest(base: Tensor, terms: Tensor, lanes: int | tuple[int, ...]) -> Tensor:
+    """The largest magnitude of each lane, with ``lanes`` kept as axes of size 1."""
+    return torch.maximum(_largest(base, lanes), _largest(terms, lanes))
+
+
+def _largest(x: Tensor, lanes: int | tuple[int, ...]) -> Tensor:
+    if x.numel():
+        return x.abs().amax(lanes, keepdim=True)
+    shape = [1 if d in {lane % x.dim() for lane in _axes(lanes)} else n for d, n in enumerate(x.shape)]
+    return x.new_zeros(shape)
+
+
+def _axes(lanes: int | tuple[int, ...]) -> tuple[int, ...]:
+    return (lanes,) if isinstance(lanes, int) else lanes
+
+
+def _count(x: Tensor, lanes: int | tuple[int, ...]) -> int:
+    return math.prod(x.shape[lane] for lane in _axes(lanes)) if x.dim() else 1
 
 
 @exact(aten.embedding_dense_backward)
@@ -50,22 +75,28 @@ def embedding_dense_backward(
     flat, rows = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
     if padding_idx >= 0:
         rows = torch.where((flat == padding_idx).unsqueeze(1), 0.0, rows)
-    (values,) = _summands(rows)
-    total = torch.zeros((num_weights, rows.shape[1]), dtype=torch.float64, device=grad.device)
-    return total.index_add_(0, flat, values).to(grad.dtype)
+    return _accumulated(rows.new_zeros((num_weights, rows.shape[1])), rows, lambda a, b: a.index_add_(0, flat, b), 0)
 
 
 @exact(aten.index_add)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """Sum."""
-    return _accumulated(x, source if alpha == 1 else source.mul(alpha), lambda a, b: a.index_add_(dim, index, b))
+    terms = source if alpha == 1 else source.mul(alpha)
+    return _accumulated(x, terms, lambda a, b: a.index_add_(dim, index, b), dim)
 
 
 @exact(aten.scatter_add)
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Sum."""
+    if index.numel() == 0:
+        return x.clone()
+    if x.dim() == 0:
+        return scatter_add(x.view(1), 0, index.view(-1), source.view(-1)).view(())
     part = source[tuple(slice(n) for n in index.shape)]
-    return _accumulated(x, part, lambda a, b: a.scatter_add_(dim, index, b))
+    others = [d for d in range(x.dim()) if d != dim % x.dim()]
+    narrower = any(x.shape[d] != part.shape[d] for d in others)  # then what meets is not a line of both
+    lanes = tuple(range(x.dim())) if narrower else (dim,)
+    return _accumulated(x, part, lambda a, b: a.scatter_add_(dim, index, b), lanes)
 
 
 @exact(aten.index_put, aten._index_put_impl, aten._unsafe_index_put)
@@ -80,7 +111,13 @@ def index_put(
     places = tuple(slice(None) if index is None else index for index in indices)
     if accumulate:
         like = values.expand(x[places].shape)
-        return _accumulated(x, like, lambda a, b: aten.index_put_(a, indices, b, True))
+        total = _accumulated(
+            x.reshape(-1),
+            like.reshape(-1),
+            lambda a, b: aten.index_put_(a.view(x.shape), indices, b.view(like.shape), True).view(-1),
+            0,
+        )
+        return total.view(x.shape)
     result: Tensor = aten.index_put(x, indices, values)
     _check_written(result[places], values)
     return result
@@ -114,3 +151,18 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
         places = torch.arange(offset, offset + (count - 1) * step + 1, step, device=grad.device)
         total.index_copy_(dim, places, total.index_select(dim, places).add_(part))
     return total.to(grad.dtype)
+
+
+@exact(aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward, aten.upsample_nearest3d_backward)
+def upsample_nearest_backward(
+    grad: Tensor, output_size: list[int], input_size: list[int], *scales: float | None
+) -> Tensor:
+    """Each gradient goes to the element that it was copied from."""
+    axes = len(output_size)
+    for axis, count, size in zip(range(2, 2 + axes), output_size, input_size[2:], strict=True):
+        scale = scales[axis - 2] if len(scales) == axes else None
+        step = torch.tensor(1.0 / scale if scale else size / count, dtype=torch.float32)
+        places = torch.arange(count, dtype=torch.float32).mul(step).floor().clamp(max=size - 1).to(torch.int64)
+        start = grad.new_zeros([size if d == axis else n for d, n in enumerate(grad.shape)])
+        grad = index_add(start, axis, places.to(grad.device), grad)
+    return grad

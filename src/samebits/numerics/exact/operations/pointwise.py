@@ -29,14 +29,14 @@ def _enter(packet: Any, function: Callable[[Tensor], Tensor]) -> None:
     EXACT[packet] = lambda x: elementwise(function, _floated(x))
 
 
-for _name in ("exp", "expm1", "log", "log1p", "sigmoid", "tanh", "erf", "sin", "cos", "sqrt", "rsqrt"):
+for _name in ("exp", "expm1", "log", "log1p", "sigmoid", "tanh", "erf", "sin", "cos", "rsqrt"):
     _enter(getattr(aten, _name), getattr(elementary, _name))
-_enter(aten.log2, lambda x: elementary.log(x).div_(divisor(x, math.log(2.0))))
-_enter(aten.log10, lambda x: elementary.log(x).div_(divisor(x, math.log(10.0))))
-_enter(aten.exp2, lambda x: elementary.exp(x.mul(math.log(2.0))))
+_enter(aten.sqrt, elementary.root_of_float)
+_enter(aten.log2, lambda x: elementary.log(x).div_(divisor(x, elementary.LN2)))
+_enter(aten.log10, lambda x: elementary.log(x).div_(divisor(x, elementary.LN10)))
+_enter(aten.exp2, lambda x: elementary.exp(x.mul(elementary.LN2)))
 _enter(aten.tan, lambda x: elementary.sin(x).div_(elementary.cos(x)))
 _enter(aten.silu, lambda x: elementary.sigmoid(x).mul_(x))
-_enter(aten.erfc, lambda x: elementary.erf(x).neg_().add_(1.0))
 _enter(aten.log_sigmoid, lambda x: elementary.log1p(elementary.exp(x.abs().neg_())).neg_().add_(x.clamp(max=0.0)))
 
 
@@ -71,6 +71,7 @@ def sub(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
 def rsub(x: Tensor, y: Tensor | Number, alpha: Number = 1) -> Tensor:
     """Give y - alpha * x."""
     _check_types(x, y)
+    x = x.to(torch.result_type(x, y))
     x = x if alpha == 1 else torch.mul(x, alpha)
     return torch.sub(y, x) if isinstance(y, torch.Tensor) else torch.add(torch.neg(x), y)
 
@@ -136,12 +137,12 @@ def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
         return _power_of_tensors(x, y)
     assert isinstance(x, torch.Tensor)
     x = x.to(common)
-    if y == int(y) and abs(y) <= 64:
+    if abs(y) <= 64 and y == int(y):
         if y >= 0:
             return elementwise(lambda v: elementary.integer_power(v, int(y)), x)
         return elementwise(lambda v: torch.ones_like(v).div_(elementary.integer_power(v, -int(y))), x)
     if y == 0.5:
-        return elementwise(elementary.sqrt, x)
+        return elementwise(elementary.root_of_float, x)
     if y == -0.5:
         return elementwise(elementary.rsqrt, x)
     return elementwise(lambda v: elementary.power(v, torch.full_like(v, y)), x)
@@ -313,6 +314,30 @@ def addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Tensor:
 
 @exact(aten.lerp)
 def lerp(x: Tensor, y: Tensor, weight: Tensor | Number) -> Tensor:
-    """Give x + weight * (y - x), each rounded."""
+    """From the nearer end, as PyTorch does it: each step rounded."""
     _check_types(x, y, weight)
-    return y.sub(x).mul_(weight).add_(x)
+    from_x = x.add(y.sub(x).mul(weight))
+    from_y = y.sub(y.sub(x).mul(1 - weight))
+    return torch.where(abs(torch.as_tensor(weight, device=x.device)) < 0.5, from_x, from_y)
+
+
+@exact(aten._to_copy)
+def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """A conversion."""
+    found: Tensor = aten._to_copy(to_fit(x, dtype or x.dtype), dtype=dtype or x.dtype, **options)
+    return found
+
+
+@exact(aten.copy, aten.copy_)
+def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: ARG001
+    """What is written."""
+    return to_fit(source, x.dtype).to(x.dtype).expand(x.shape)
+
+
+def to_fit(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers that an integer type can hold: of others, and of NaN, devices make different integers."""
+    if not x.is_floating_point() or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return x
+    limits = torch.iinfo(dtype)
+    most = float(limits.max) if limits.bits < 64 else 2.0**63 - 1024
+    return x.to(torch.float64).nan_to_num(0.0).clamp(float(limits.min), most)

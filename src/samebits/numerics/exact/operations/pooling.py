@@ -44,7 +44,8 @@ def max_pool2d(
     geometry = _geometry(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     windows = windows_of(_batched(x, 2), geometry, -math.inf).flatten(-2)
     value = windows.amax(-1, keepdim=True)
-    place = first_equal(windows, value, -1)
+    inside = windows_of(torch.ones((1, 1, *geometry.size), device=x.device), geometry).flatten(-2) > 0
+    place = first_equal(windows, value, -1, inside)
     rows, columns = (torch.arange(n, device=x.device) for n in geometry.positions)
     (_kh, kw), (sh, sw), (ph, pw), (dh, dw) = geometry.kernel, geometry.stride, geometry.padding, geometry.dilation
     place = place.squeeze(-1)

@@ -9,6 +9,7 @@ import torch
 
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum, halved, power_of_two, shifter, snap_, top
+from samebits.numerics.exact.operations.pointwise import to_fit
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, exact, wide
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ def _shaped(total: Tensor, dims: tuple[int, ...], *, keepdim: bool) -> Tensor:
 
 
 def _of_type(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Integers as floating-point numbers if that is what is asked for."""
+    """Integers as floating-point numbers if that is what is asked for, and the other way round."""
     if x.is_complex() or (dtype is not None and dtype.is_complex):
         raise NotExactError("complex numbers have no exact version")
-    return x.to(dtype) if dtype is not None and not x.is_floating_point() else x
+    if dtype is None or dtype.is_floating_point == x.is_floating_point():
+        return x
+    return to_fit(x, dtype).to(dtype)
 
 
 def _count(x: Tensor, dims: tuple[int, ...]) -> int:
@@ -167,10 +170,19 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0 or x.numel() == 0:
         return torch.cumsum(x, dim, dtype=dtype)
-    values, bits, tops = wide(x), bits_of_sum(x.shape[dim]), top(x, dim)
-    values = snap_(values, shifter(tops, bits))
+    values = wide(x)
+    finite = values.isfinite()
+    known = torch.where(finite, values, 0.0)
+    bits, tops = bits_of_sum(x.shape[dim]), top(known, dim)
     unit = power_of_two(tops - bits)
-    return torch.cumsum(values.div(unit).to(torch.int64), dim).to(torch.float64).mul_(unit).to(dtype or x.dtype)
+    integers = snap_(known, shifter(tops, bits)).div_(unit).to(torch.int64)
+    sums = torch.cumsum(integers, dim).to(torch.float64).mul_(unit)
+    return or_not_finite(sums, torch.cumsum(torch.where(finite, 0.0, values), dim)).to(dtype or x.dtype)
+
+
+def or_not_finite(sums: Tensor, others: Tensor) -> Tensor:
+    """Sums of the finite terms, unless the sum of the others is infinite or NaN, whose sign devices choose."""
+    return torch.where(others.isnan(), math.nan, torch.where(others.isinf(), others, sums))
 
 
 @exact(aten.cumprod)
@@ -220,13 +232,14 @@ def _first(packet: Any, best: Any) -> None:
     EXACT[packet] = version
 
 
-def first_equal(x: Tensor, value: Tensor, dim: int) -> Tensor:
-    """The first index along ``dim`` at which ``x`` is ``value``, or both are NaN."""
+def first_equal(x: Tensor, value: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
+    """The first index along ``dim`` at which ``x`` is ``value``, or both are NaN; ``among`` says which may be taken."""
     count = x.shape[dim]
     shape = [1] * x.dim()
     shape[dim] = count
     places = torch.arange(count, device=x.device).view(shape)
-    return torch.where((x == value) | (x.isnan() & value.isnan()), places, count).amin(dim, keepdim=True)
+    found = (x == value) | (x.isnan() & value.isnan())
+    return torch.where(found if among is None else found & among, places, count).amin(dim, keepdim=True)
 
 
 _first(aten.max, torch.amax)
