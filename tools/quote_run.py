@@ -1,6 +1,6 @@
 """Put the table and the answers of the last `make repro` into the README and the first guide.
 
-    python tools/quote_run.py [reports/comparison.json]
+python tools/quote_run.py [reports/comparison.json]
 """
 
 from __future__ import annotations
