@@ -22,7 +22,7 @@ from samebits.runlog import LOGS, RunLog
 from samebits.tracking import comparison as comparing
 from samebits.tracking import delivery, sender, telemetry
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
-from samebits.tracking.delivery import deliver, sync
+from samebits.tracking.delivery import Delivery, deliver, sync
 from samebits.tracking.fetch import find_run_files
 from samebits.tracking.recorder import TIMES, record_all
 from samebits.tracking.restore import events
@@ -124,6 +124,25 @@ def test_a_run_is_delivered_whole(repository):
     dataset = run.inputs.dataset_inputs[0].dataset
     assert (dataset.name, dataset.digest) == ("vectors", ("5a" * 32)[:36])
     assert (repository / "mlartifacts").is_dir()
+
+
+def test_what_a_run_was_made_from_may_be_known_after_all_else_was_delivered(repository):
+    """A busy host starts the sender that writes it down late, while another one delivers the run."""
+    log = start("late")
+    finished = finish(log)
+    assert deliver(finished)
+    assert (Delivery(finished).done, Delivery(finished).final) == (True, False)
+    found = {
+        "git": {"commit": "a" * 40, "dirty": False},
+        "packages": {"torch": "2.13.0"},
+        "environment": {},
+        "patch": None,
+    }
+    write_json(finished.with_suffix(".provenance.json"), found)
+    assert not Delivery(finished).done
+    assert deliver(finished)
+    assert (Delivery(finished).done, Delivery(finished).final) == (True, True)
+    assert runs()[1][0].data.tags["git_commit"] == "a" * 40
 
 
 def test_losses_arrive_while_training_goes_on(repository):

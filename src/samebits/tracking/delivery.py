@@ -75,7 +75,17 @@ class Delivery:
     def done(self) -> bool:
         """Whether nothing is left to be delivered, or what is left was refused."""
         whole = self.state["ended"] and self.state["offset"] == self._log.stat().st_size
-        return whole or self.state["refused"] is not None
+        return (whole and not self._owes_provenance) or self.state["refused"] is not None
+
+    @property
+    def final(self) -> bool:
+        """Whether it is done and stays so: what a run was made from may come after all else was delivered."""
+        return self.done and bool(self.state["run_id"] is None or self.state["provenance"] or self.state["refused"])
+
+    @property
+    def _owes_provenance(self) -> bool:
+        there = self._log.with_suffix(".provenance.json").exists()
+        return there and self.state["run_id"] is not None and not self.state["provenance"]
 
     def _pending(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """Whole lines that were not delivered, each with the offset behind it; runs of losses as one event."""
@@ -105,6 +115,9 @@ class Delivery:
             for offset, event in itertools.islice(self._pending(), at_most):
                 self._record(event)
                 self.state["offset"] = offset
+                self._save()
+            if self.state["ended"] and self._owes_provenance:
+                self.state["provenance"] = self._record_provenance(Recorder(self.client, self.state["run_id"]))
                 self._save()
         except Exception as error:
             if not is_permanent(error):

@@ -93,9 +93,9 @@ class Sender:
 
     def _undelivered(self) -> list[Path]:
         """Logs that MLflow does not have whole, the oldest first."""
-        logs = [log for log in sorted(LOGS.glob("*.jsonl")) if log not in self._done]
-        self._done |= {log for log in logs if Delivery(log).done}
-        return [log for log in logs if log not in self._done]
+        deliveries = {log: Delivery(log) for log in sorted(LOGS.glob("*.jsonl")) if log not in self._done}
+        self._done |= {log for log, delivery in deliveries.items() if delivery.final}
+        return [log for log, delivery in deliveries.items() if not delivery.done]
 
     def _rest(self, spent: float, alive: list[Path]) -> float:
         """How long to leave trainings alone; the first delivery, which imports MLflow, is not held against it."""
