@@ -14,7 +14,7 @@ COMPILE := .venv/bin/uv pip compile --universal --python-version 3.11 --generate
 	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
 LOCKING := $(COMPILE) pyproject.toml --extra dev
 
-.PHONY: help repro verify test test-fast test-gpu screenshots bench docs lint format ui lock clean
+.PHONY: help repro verify up test test-fast test-gpu test-container screenshots bench docs lint format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -80,6 +80,12 @@ lint: $(STAMP)  ## ruff and mypy
 
 format: $(STAMP)  ## let ruff rewrite the sources
 	@$(RUN) ruff format . && $(RUN) ruff check --fix .
+
+up:  ## the pipeline in containers, with MLflow on http://localhost:5000; see docs/guides/containers.md
+	@sh tools/env.sh > .env && docker compose build && sh tools/env.sh > .env && docker compose up
+
+test-container: $(STAMP)  ## the tests that need a Docker engine
+	@$(RUN) exec python -m pytest tests/container
 
 ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000; PORT=N takes another port
 	@$(RUN) exec samebits ui --port $(PORT)

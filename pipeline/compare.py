@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from samebits.commands import HELP_OPTIONS
+from samebits.commands import HELP_OPTIONS, enter_container
 from samebits.compare import compare
 from samebits.errors import exit_on_error
 from samebits.files import write_json
@@ -27,6 +27,7 @@ from samebits.tracking.sender import hand_over
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(params_file: str, out_dir: str, no_tracking: bool, debug: bool) -> None:
     with exit_on_error(debug=debug):
+        enter_container()
         comparison, reports = {**compare(load_params(params_file)), "git": git_state()}, Path(out_dir)
         write_json(reports / "comparison.json", comparison)
         write_report(comparison, reports)

@@ -11,7 +11,7 @@ from typing import get_args
 
 import click
 
-from samebits.commands import HELP_OPTIONS
+from samebits.commands import HELP_OPTIONS, enter_container
 from samebits.errors import exit_on_error
 from samebits.params import load_params
 from samebits.params.schema import NumericsName, StrategyName
@@ -28,6 +28,7 @@ def main(
     strategy: str, numerics: NumericsName, params_file: str, data_dir: str, out_dir: str | None, debug: bool
 ) -> None:
     with exit_on_error(debug=debug):
+        enter_container()
         params = load_params(params_file)
         from samebits.evaluation import evaluate_run  # after the checks: importing torch takes seconds
 

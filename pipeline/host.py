@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from samebits.commands import HELP_OPTIONS
+from samebits.commands import HELP_OPTIONS, enter_container
 from samebits.data.user import sources
 from samebits.errors import UserError, exit_on_error
 from samebits.files import sha256_remembered, sha256_tree, write_json
@@ -27,6 +27,7 @@ MEMORY = Path(".samebits/hashes.json")
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(params_file: str, debug: bool) -> None:
     with exit_on_error(debug=debug):
+        enter_container()
         params = load_params(params_file)
         require_every_key(params, params_file)
         source = params.model.source

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from samebits.commands import HELP_OPTIONS
+from samebits.commands import HELP_OPTIONS, enter_container
 from samebits.data.prepare import prepare
 from samebits.errors import exit_on_error
 from samebits.params import load_params
@@ -21,6 +21,7 @@ from samebits.params import load_params
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 def main(params_file: str, out_dir: str, debug: bool) -> None:
     with exit_on_error(debug=debug):
+        enter_container()
         card = prepare(load_params(params_file), Path(out_dir))
         floor = "" if card.floor is None else f", floor {card.floor:.6f}"
         click.echo(f"{card.task}: {card.train.num_samples} + {card.test.num_samples} samples{floor}")

@@ -11,7 +11,7 @@ from typing import get_args
 
 import click
 
-from samebits.commands import HELP_OPTIONS
+from samebits.commands import HELP_OPTIONS, enter_container
 from samebits.errors import exit_on_error
 from samebits.params import load_params, with_num_devices
 from samebits.params.schema import NumericsName, StrategyName
@@ -39,6 +39,7 @@ def main(
     debug: bool,
 ) -> None:
     with exit_on_error(debug=debug):
+        enter_container()
         params = with_num_devices(load_params(params_file), num_devices, numerics)
         from samebits.launch import run_training  # after the checks: importing torch takes seconds
 

@@ -24,6 +24,8 @@ from samebits.provenance import versions
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+os.environ["SAMEBITS_RUNTIME"] = "host"  # but in tests/container, whether there is an engine or not
+
 ROOT = Path(__file__).resolve().parent.parent
 MODEL_OF_TASK = {"vectors": "mlp", "regression": "mlp", "images": "convnet", "tokens": "gpt"}
 

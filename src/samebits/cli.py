@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from samebits import __version__
-from samebits.commands import HELP_OPTIONS
+from samebits.commands import HELP_OPTIONS, require_repository
+from samebits.container.command import container
 from samebits.errors import HostError, UserError, exit_on_error
 
 if TYPE_CHECKING:
@@ -29,16 +29,6 @@ def main(context: click.Context, debug: bool) -> None:
     wrong, 3 this host cannot do it, 4 a worker failed, 130 and 143 after Ctrl-C and SIGTERM.
     """
     context.with_resource(exit_on_error(debug=debug))
-
-
-def require_repository() -> None:
-    """Refuse to work where no pipeline is: the local store would be made in the wrong folder.
-
-    Raises:
-        UserError: there is no params.yaml here.
-    """
-    if not Path("params.yaml").exists() and "MLFLOW_TRACKING_URI" not in os.environ:
-        raise UserError(f"{Path.cwd()} has no params.yaml", hint="run this at the root of the repository")
 
 
 @main.command()
@@ -235,6 +225,9 @@ def reproduce(
     click.echo(again.as_json(found, made, comparison) if as_json else say(comparison))
     required = require or ("bitwise" if found.run.record["numerics"] == "exact" else "tolerance")
     context.exit(int(not meets(comparison["grade"], required)))
+
+
+main.add_command(container)
 
 
 @main.group()

@@ -271,7 +271,12 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
         "nccl": _installed("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
         "numpy": _installed("numpy"),
         "libc": " ".join(platform.libc_ver()).strip() or None,
+        "in_container": bool(environ.get("SAMEBITS_CONTAINER")),
+        "image": environ.get("SAMEBITS_IMAGE") if environ.get("SAMEBITS_CONTAINER") else None,
+        "image_id": environ.get("SAMEBITS_IMAGE_ID") or None,
         "image_digest": environ.get("SAMEBITS_IMAGE_DIGEST"),
+        "image_base": environ.get("SAMEBITS_IMAGE_BASE"),
+        "container_toolkit": environ.get("SAMEBITS_CONTAINER_TOOLKIT"),
     }
     return facts
 

@@ -111,7 +111,7 @@ def shared_memory(gpus: int, folder: Path = Path("/dev/shm")) -> Finding:  # noq
     if not folder.is_dir():
         return warning(f"no {folder}: NCCL cannot start", hint) if gpus else skipped(f"no {folder}")
     usage = shutil.disk_usage(folder)
-    text = f"{_size(usage.free)} free of {_size(usage.total)} in {folder}"
+    text = f"{size(usage.free)} free of {size(usage.total)} in {folder}"
     if gpus and usage.free < MIN_SHARED_MEMORY:
         return warning(f"{text}: NCCL may fail with a bus error", hint)
     return ok(text)
@@ -136,15 +136,16 @@ def disk(folder: Path, *, name: str) -> Finding:
     if not os.access(folder, os.W_OK | os.X_OK):
         return failed("cannot be written to", "check the folder's owner, or whether it is mounted read-only", name=name)
     free = shutil.disk_usage(folder).free
-    text, hint = f"{_size(free)} free", "free some space; `make clean` and `dvc gc --workspace` remove what runs left"
+    text, hint = f"{size(free)} free", "free some space; `make clean` and `dvc gc --workspace` remove what runs left"
     if name != "disk":
         hint = "free some space, or set TMPDIR to a folder with more"
     if free < MIN_DISK:
-        return failed(f"{text}, needs {_size(MIN_DISK)}", hint, name=name)
+        return failed(f"{text}, needs {size(MIN_DISK)}", hint, name=name)
     if free < LOW_DISK:
         return warning(f"{text}, which a few checkpoints may fill", hint, name=name)
     return ok(text, name=name)
 
 
-def _size(count: float) -> str:
+def size(count: float) -> str:
+    """Bytes for people."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from samebits import __version__
 from samebits.doctor import machine, repository, software
+from samebits.doctor.containers import containers
 from samebits.doctor.finding import Finding, of_error
 from samebits.doctor.store import store
 from samebits.errors import HostError, UserError, WorkerError, from_exit_code
@@ -49,6 +50,7 @@ def host_findings(params_file: Path) -> Iterator[Finding]:
     yield from machine.disk(Path.cwd(), name="disk")
     yield from machine.disk(Path(tempfile.gettempdir()), name="temporary files")
     yield from store(tracking_uri())
+    yield from containers(gpus)
     yield from repository.git()
     yield from repository.dvc()
     yield from repository.params(params_file)

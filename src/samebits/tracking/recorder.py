@@ -114,7 +114,8 @@ class Recorder:
         host, card = event["host"], event["data"]
         tags = {
             "host_fingerprint": fingerprint(host),
-            "image_digest": host["image_digest"] or "",
+            **{name: host.get(name) or "" for name in ("image_id", "image_digest", "image_base", "container_toolkit")},
+            "in_container": bool(host.get("in_container")),
             "data_sha256": card["sha256"],
         }
         set_tags(self._client, self._id(), tags)

@@ -42,7 +42,9 @@ _LOCK = LOGS.parent / "sender.lock"
 def run(log: Path) -> None:
     """Note where ``log`` comes from; then deliver all logs, unless another sender is doing that."""
     os.nice(19)
-    write_json(log.with_suffix(".provenance.json"), capture(log.with_suffix(".patch")))
+    provenance = log.with_suffix(".provenance.json")
+    if not provenance.exists():  # else another sender, perhaps inside the container, was there when it began
+        write_json(provenance, capture(log.with_suffix(".patch")))
     with locked(_LOCK):
         if not Delivery(log).done:  # the sender before this one may have seen to it
             Sender().serve()

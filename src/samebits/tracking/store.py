@@ -33,11 +33,14 @@ def tracking_uri(environ: Mapping[str, str] = os.environ) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file."""
+    """Hold a lock file, which another user may have made."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(descriptor)
 
 
 @cache

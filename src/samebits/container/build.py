@@ -1,0 +1,37 @@
+"""Build the image through the engine's own builder."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.container.image import Variant, image_name
+from samebits.errors import HostError
+from samebits.provenance import git_state
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+
+def build_image(client: DockerClient, variant: Variant, *, base: str | None, torch_backend: str | None) -> str:
+    """Build from the Dockerfile in the working directory, show how it goes on stderr, and return the image's name.
+
+    Raises:
+        HostError: a step failed.
+    """
+    name = image_name(variant)
+    arguments = {"LOCK": variant, "REVISION": git_state()["commit"]}
+    if base:
+        arguments["BASE_IMAGE"] = base
+    if torch_backend:
+        arguments["TORCH_BACKEND"] = torch_backend
+    said = []
+    for event in client.api.build(path=str(Path.cwd()), tag=name, buildargs=arguments, rm=True, decode=True):
+        text = event.get("stream") or event.get("status", "")
+        said.append(text)
+        sys.stderr.write(text)
+        if "error" in event:
+            hint = "see the lines above; without the network, see docs/guides/containers.md"
+            raise HostError(f"the image could not be built: {str(event['error']).strip()}", hint=hint)
+    return name

@@ -1,0 +1,157 @@
+"""``samebits container``: the image, and commands inside it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+import click
+
+from samebits.commands import require_repository
+from samebits.container.image import Variant
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.images import Image
+
+PATH = click.Path(path_type=Path)
+AS_VARIANT = click.option(
+    "--lock", type=click.Choice(get_args(Variant)), help="Packages of which lock.  [default: gpu where there are GPUs]"
+)
+
+
+@click.group()
+def container() -> None:
+    """Build the image that experiments run in, and run commands inside it.
+
+    Stages run inside by themselves where an engine has the image; SAMEBITS_RUNTIME=auto|container|host decides.
+    """
+
+
+@container.command()
+@AS_VARIANT
+@click.option("--base", help="Base image in place of the Dockerfile's own.")
+@click.option("--torch-backend", help="Where torch's wheel comes from, as uv's option of that name: cpu, cu130, auto.")
+def build(lock: Variant | None, base: str | None, torch_backend: str | None) -> None:
+    """Build the image for the locks of this folder.
+
+    Wheels in the folder wheels/ are taken before those of an index.
+
+    \b
+    Examples:
+      samebits container build
+      samebits container build --lock cpu --base registry.example/cuda:13.0.2-base-ubuntu24.04
+    """
+    from samebits.container.build import build_image
+    from samebits.container.engine import connect
+
+    require_repository()
+    click.echo(build_image(connect(), lock or _variant(), base=base, torch_backend=torch_backend))
+
+
+@container.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True)
+def run(command: tuple[str, ...]) -> None:
+    """Run a COMMAND of this folder in the image, and end with its exit code.
+
+    \b
+    Examples:
+      samebits container run samebits doctor
+      samebits container run dvc repro
+      samebits container run python -m pytest tests/gpu
+    """
+    from samebits.container.stage import find_place, run_inside
+
+    sys.exit(run_inside(find_place(), list(command)))
+
+
+@container.command()
+def shell() -> None:
+    """A shell in the image, with this folder.
+
+    \b
+    Example:
+      samebits container shell
+    """
+    from samebits.container.shell import open_shell
+    from samebits.container.stage import find_place
+
+    sys.exit(open_shell(find_place()))
+
+
+@container.command()
+@AS_VARIANT
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def info(lock: Variant | None, as_json: bool) -> None:
+    """What is known of the image for these locks.
+
+    \b
+    Example:
+      samebits container info --json
+    """
+    from samebits.container.image import facts_of, wanted_image
+
+    name = wanted_image(lock or _variant())
+    _, image = _found(name)
+    facts = {"name": name, **asdict(facts_of(image)), "size_gib": round(image.attrs["Size"] / 2**30, 2)}
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+    else:
+        for key, value in facts.items():
+            click.echo(f"{key.replace('_', ' '):12} {value if value is not None else '-'}")
+
+
+@container.command()
+@click.argument("file", type=PATH)
+@AS_VARIANT
+def save(file: Path, lock: Variant | None) -> None:
+    """Keep the exact image as a FILE, with its id and SHA-256 beside it.
+
+    \b
+    Example:
+      samebits container save samebits-gpu.tar
+    """
+    from samebits.container.archive import save_image
+    from samebits.container.image import wanted_image
+
+    name = wanted_image(lock or _variant())
+    _, image = _found(name)
+    for path in save_image(image, name, file):
+        click.echo(path)
+
+
+@container.command()
+@click.argument("file", type=PATH)
+def load(file: Path) -> None:
+    """Bring back an image from a FILE that `samebits container save` wrote.
+
+    Its SHA-256 is checked first, and the id of what was loaded after that.
+
+    \b
+    Example:
+      samebits container load samebits-gpu.tar
+    """
+    from samebits.container.archive import load_image
+    from samebits.container.engine import connect
+
+    click.echo(load_image(connect(), file))
+
+
+def _variant() -> Variant:
+    from samebits.host import driver_facts
+
+    return "gpu" if driver_facts()["gpus"] else "cpu"
+
+
+def _found(name: str) -> tuple[DockerClient, Image]:
+    from samebits.container.engine import connect, find_image
+    from samebits.errors import HostError
+
+    client = connect()
+    image = find_image(client, name)
+    if image is None:
+        raise HostError(f"no image {name} for these locks", hint="`samebits container build` makes it")
+    return client, image

@@ -1,0 +1,116 @@
+"""Where a stage runs: in the image that fits the locks if that is possible here, else on the host, which is said."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from samebits.container.engine import connect, find_image, offers_gpus
+from samebits.container.image import wanted_image
+from samebits.container.mounts import folders
+from samebits.container.run import Job, run
+from samebits.errors import HostError, UserError
+from samebits.host import driver_facts
+from samebits.runlog import LOGS, start_sender
+from samebits.tracking.store import tracking_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from docker import DockerClient
+    from docker.models.images import Image
+
+Runtime = Literal["auto", "container", "host"]
+
+RUNTIME = "SAMEBITS_RUNTIME"
+INSIDE = "SAMEBITS_CONTAINER"
+"""Set in the image: there, everything runs where it is."""
+
+FIRST_STAGE = "host"
+"""The stage that runs at every ``dvc repro``, and so the one that says where all of them run."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The image that a command is to run in."""
+
+    client: DockerClient
+    image: Image
+    gpus: bool
+
+
+def wanted(environ: Mapping[str, str] = os.environ) -> Runtime:
+    """What SAMEBITS_RUNTIME asks for.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = environ.get(RUNTIME) or "auto"
+    for known in get_args(Runtime):
+        if value == known:
+            return known  # type: ignore[no-any-return]
+    raise UserError(f"{RUNTIME}: got {value!r}, accepts auto, container or host", hint=f"unset {RUNTIME}")
+
+
+def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> Place:
+    """The image for this host.
+
+    Raises:
+        HostError: no engine answers, it has no such image, or it does not offer this host's GPUs.
+    """
+    client = connect(environ)
+    gpus = bool(driver_facts(environ)["gpus"])
+    if gpus and not offers_gpus(client):
+        hint = "install the NVIDIA Container Toolkit: `samebits doctor` looks at it"
+        raise HostError("the Docker engine does not offer this host's GPUs", hint=hint)
+    name = wanted_image("gpu" if gpus else "cpu", root, environ)
+    image = find_image(client, name)
+    if image is None:
+        raise HostError(f"no image {name} for these locks", hint="`samebits container build` makes it")
+    return Place(client, image, gpus)
+
+
+def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.environ) -> None:
+    """Run this command in the container if that is where it belongs, and end with its exit code.
+
+    It comes back where the command is to run on.
+
+    Raises:
+        HostError: the container is asked for and cannot be had.
+    """
+    if environ.get(INSIDE):
+        return
+    runtime = wanted(environ)
+    if runtime == "host":
+        return
+    try:
+        place = find_place(environ=environ)
+    except HostError as error:
+        if runtime == "container":
+            raise
+        if Path(arguments[0]).stem == FIRST_STAGE or "DVC_STAGE" not in environ:
+            sys.stderr.write(f"on the host, not in the image: {error}, or set {RUNTIME}=host\n")
+        return
+    raise SystemExit(run_inside(place, ["python", *arguments]))
+
+
+def run_inside(place: Place, command: Sequence[str], *, interactive: bool = False) -> int:
+    """Run a command of this folder in the image, and have delivered what its sender leaves behind."""
+    cwd, uri = Path.cwd(), tracking_uri()
+    before = set(LOGS.glob("*.jsonl"))
+    job = Job(
+        command=command,
+        cwd=cwd,
+        mounts=folders(cwd, command, uri),
+        tracking_uri=uri,
+        gpus=place.gpus,
+        interactive=interactive,
+    )
+    try:
+        return run(place.client, place.image, job)
+    finally:
+        for log in set(LOGS.glob("*.jsonl")) - before:
+            start_sender(log)  # the one inside has ended with its container

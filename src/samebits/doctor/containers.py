@@ -1,0 +1,131 @@
+"""The container engine, its image, and what is reached from inside."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.container.engine import connect, find_image, offers_gpus, toolkit_version
+from samebits.container.image import facts_of, wanted_image
+from samebits.container.mounts import folders
+from samebits.container.run import Job, output
+from samebits.container.stage import INSIDE, RUNTIME
+from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
+from samebits.doctor.machine import LOW_DISK, MIN_DISK, size
+from samebits.errors import HostError
+from samebits.tracking.store import tracking_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from samebits.container.engine import DockerClient, Image
+
+FIRST_SAFE_TOOLKIT = (1, 17, 8)
+"""CVE-2025-23266: up to 1.17.7 a container can take the host over."""
+
+_MADE = ("data", "runs", "reports", ".dvc", ".samebits", "mlartifacts", "mlflow.db", "host.json", "dvc.lock")
+_ASK_STORE = (
+    "import json, sys; from dataclasses import asdict; from samebits.doctor.store import store; "
+    "print(json.dumps([asdict(found) for found in store(sys.argv[1])]))"
+)
+
+
+def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """All checks of containers; where there is no engine, one line."""
+    if environ.get(INSIDE):
+        yield skipped("this is the image", name="container")
+        return
+    try:
+        client = connect(environ)
+    except HostError as error:
+        wanted = environ.get(RUNTIME) == "container"
+        text, hint = error.message, f"{error.hint}, or set {RUNTIME}=host"
+        yield failed(text, hint, name="container") if wanted else skipped(f"{text}; stages run here", name="container")
+        yield from owner()
+        return
+    yield ok(f"Docker {client.version()['Version']}", name="container")
+    yield from engine_disk(client)
+    yield from toolkit(client, gpus)
+    name = wanted_image("gpu" if gpus else "cpu", environ=environ)
+    yield from image(client, name)
+    found = find_image(client, name)
+    if found is not None:
+        yield from inside(client, found, gpus > 0)
+    yield from owner()
+
+
+@check("image")
+def image(client: DockerClient, name: str) -> Finding:
+    """Whether there is an image for the locks of this folder."""
+    found = find_image(client, name)
+    if found is None:
+        return warning(f"no {name} for these locks, so stages run on the host", "samebits container build")
+    facts = facts_of(found)
+    return ok(f"{name}, {facts.image_id.removeprefix('sha256:')[:12]} on {facts.base or 'an unknown base'}")
+
+
+@check("container disk")
+def engine_disk(client: DockerClient) -> Finding:
+    """Room where the engine keeps images."""
+    root = Path(client.info()["DockerRootDir"])
+    if not os.access(root, os.R_OK):
+        return skipped(f"{root} cannot be looked at")
+    free = shutil.disk_usage(root).free
+    text, hint = f"{size(free)} free in {root}", "docker system prune removes what no container uses"
+    if free < MIN_DISK:
+        return failed(text, hint)
+    return warning(f"{text}, less than an image takes", hint) if free < LOW_DISK else ok(text)
+
+
+@check("toolkit")
+def toolkit(client: DockerClient, gpus: int) -> Finding:
+    """NVIDIA's Container Toolkit, which gives containers the GPUs."""
+    if not gpus:
+        return skipped("no GPU")
+    if not offers_gpus(client):
+        hint = "install nvidia-container-toolkit, then `nvidia-ctk runtime configure --runtime=docker`, restart Docker"
+        return failed("the engine does not offer the GPUs to containers", hint)
+    version = toolkit_version()
+    if version is None:
+        return ok("the engine offers the GPUs; nvidia-ctk does not say its version")
+    if tuple(map(int, version.split("."))) < FIRST_SAFE_TOOLKIT:
+        known = ".".join(map(str, FIRST_SAFE_TOOLKIT))
+        return warning(f"{version} lets a container take the host over (CVE-2025-23266)", f"install {known} or newer")
+    return ok(version)
+
+
+@check("inside")
+def inside(client: DockerClient, found: Image, gpus: bool) -> list[Finding]:
+    """What a container sees: GPUs, shared memory, and MLflow on a route of its API."""
+    uri, cwd = tracking_uri(), Path.cwd()
+
+    def said(*command: str) -> tuple[int, str]:
+        return output(client, found, Job(command, cwd, folders(cwd, [], uri), uri, gpus))
+
+    findings = []
+    if gpus:
+        code, text = said("nvidia-smi", "-L")
+        count = text.count("GPU ")
+        hint = "see `docker run --rm --gpus all IMAGE nvidia-smi`"
+        findings.append(ok(f"{count} GPUs") if code == 0 else failed(f"nvidia-smi ended with {code}: {text}", hint))
+    code, text = said("python", "-c", _ASK_STORE, uri)
+    if code:
+        hint = "samebits container shell"
+        return [*findings, failed(f"python ended with {code}: {text[-200:]}", hint)]
+    return [*findings, *(Finding(**{**entry, "name": "inside: mlflow"}) for entry in json.loads(text.splitlines()[-1]))]
+
+
+@check("owner")
+def owner(folder: Path = Path()) -> Finding:
+    """Whether what runs have made belongs to the caller."""
+    own = os.geteuid() if os.geteuid() else folder.stat().st_uid
+    files = (file for name in _MADE for top in [folder / name] if top.exists() for file in (top, *top.glob("*")))
+    others = [str(file) for file in files if file.lstat().st_uid != own]
+    if others:
+        hint = "sudo chown -R $USER . ; containers are to be started by Compose or samebits, which give your uid"
+        return warning(f"{others[0]} and {len(others) - 1} more do not belong to you" if others[1:] else
+                       f"{others[0]} does not belong to you", hint)  # fmt: skip
+    return ok("what runs have made is yours")

@@ -1,0 +1,170 @@
+"""A real engine, images of this tree, and clones that belong to an unprivileged user.
+
+SAMEBITS_TEST_BASE names the base of the CPU image, SAMEBITS_TEST_OTHER_BASE one with another Python and C library, and
+SAMEBITS_TEST_DOCKER the docker command; by default the Dockerfile's own base is pulled. With SAMEBITS_NEEDS_ENGINE
+nothing here is skipped.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import docker
+import pytest
+from docker.errors import DockerException
+from ruamel.yaml import YAML
+
+from conftest import ROOT, small
+
+UID = 4321  # nobody's on any host
+BIN = Path(sys.executable).parent
+DOCKER = os.environ.get("SAMEBITS_TEST_DOCKER", "docker")
+OWNER = "samebits.owner"
+
+
+@pytest.fixture(scope="session")
+def engine():
+    try:
+        client = docker.from_env(timeout=600)
+        client.ping()
+    except DockerException as error:
+        reason = f"no Docker engine: {error}"
+        if os.environ.get("SAMEBITS_NEEDS_ENGINE"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return client
+
+
+class Clone:
+    """The files of this tree in a repository of its own, with small parameters."""
+
+    def __init__(self, folder, **train):
+        self.folder = folder
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        for name in listed.stdout.split("\0"):
+            if name and (ROOT / name).is_file() and name != "dvc.lock":
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, folder / name)
+        self.params = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
+        chosen = small(**{"numerics": ["fast", "exact"], "repeats": 1, **train})
+        self.params["data"] |= chosen["data"]
+        self.params["train"] |= chosen["train"]
+        YAML().dump(self.params, folder / "params.yaml")
+        self.environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(folder / "src")}
+        for name in ("MLFLOW_TRACKING_URI", "SAMEBITS_RUNTIME", "SAMEBITS_IMAGE", "VIRTUAL_ENV"):
+            self.environ.pop(name, None)
+        for name in ("AUTHOR", "COMMITTER"):
+            self.environ |= {f"GIT_{name}_NAME": "test", f"GIT_{name}_EMAIL": "test@localhost"}
+        self("git", "init", "--quiet")
+        self("git", "add", "--all")
+        self("git", "commit", "--quiet", "--message", "test")
+
+    def run(self, *command, **environ):
+        return subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**self.environ, **environ},
+            capture_output=True,
+            text=True,
+            timeout=1200,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def __call__(self, *command, **environ):
+        done = self.run(*command, **environ)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    def samebits(self, *arguments, **environ):
+        return self("samebits", *arguments, **environ)
+
+    def append(self, name, text):
+        file = self.folder / name
+        file.write_text(file.read_text() + text)
+
+    def give_to(self, uid):
+        subprocess.run(["chown", "-R", f"{uid}:{uid}", str(self.folder)], check=True)
+
+    def exact(self):
+        """The bits of the exact runs, by file."""
+        return {
+            f"{strategy}/{name}": (self.folder / f"runs/{strategy}-exact" / name).read_bytes()
+            for strategy in ("single", "dp", "ddp")
+            for name in ("model.safetensors", "losses.csv")
+        }
+
+
+@pytest.fixture(scope="session")
+def clone(tmp_path_factory):
+    def make(name, **train):
+        return Clone(tmp_path_factory.mktemp(name), **train)
+
+    return make
+
+
+def build(made, variant, base):
+    """Build an image as a user does, and give its name; wheels that pip is told of are put where it looks for them."""
+    wheels = os.environ.get("PIP_FIND_LINKS")
+    if wheels and Path(wheels).is_dir():
+        shutil.copytree(wheels, made.folder / "wheels", dirs_exist_ok=True)
+    return made.samebits("container", "build", "--lock", variant, *(["--base", base] if base else [])).strip()
+
+
+@pytest.fixture(scope="session")
+def image(engine, clone):
+    """Name of the CPU image of this tree."""
+    return build(clone("build"), "cpu", os.environ.get("SAMEBITS_TEST_BASE"))
+
+
+def containers(engine):
+    return engine.containers.list(all=True, filters={"label": OWNER})
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Compose:
+    """One project of a clone's Compose files."""
+
+    def __init__(self, made, *overlays, **environ):
+        self.made, self.port = made, free_port()
+        files = [argument for name in ("docker-compose.yml", *overlays) for argument in ("-f", name)]
+        self.command = [DOCKER, "compose", "-p", f"test{self.port}", *files]
+        self.environ = {"SAMEBITS_PORT": str(self.port), **environ}
+        done = made.run("sh", "tools/env.sh")
+        (made.folder / ".env").write_text(done.stdout)
+
+    def __call__(self, *arguments):
+        return self.made(*self.command, *arguments, **self.environ)
+
+    def wait(self, service):
+        done = self.made.run(*self.command, "wait", service, **self.environ)
+        assert done.returncode == 0, self("logs", service)[-4000:]
+
+    def down(self):
+        self.made.run(*self.command, "down", "--volumes", "--timeout", "5", **self.environ)
+
+    def id_of(self, service):
+        return self("ps", "--all", "--quiet", service).strip()
+
+
+def wait_until(what, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.2)
+    return found
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
