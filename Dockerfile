@@ -2,31 +2,29 @@
 # torch's wheels carry CUDA's libraries, so the base flavour, which has the driver's interface alone, is enough.
 ARG BASE_IMAGE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:2ab6381d970b211fb93853796dc6707eb8a72575a375c422b17cf4d8b2641701
 
-FROM ${BASE_IMAGE} AS system
+FROM ${BASE_IMAGE}
 SHELL ["/bin/sh", "-euc"]
-# git is DVC's; libgomp is what NumPy's and torch's wheels may ask of a system.
+# git is DVC's.
 RUN export DEBIAN_FRONTEND=noninteractive; \
     apt-get update -qq; \
     apt-get install -y -qq --no-install-recommends ca-certificates git python3 python3-venv; \
     rm -rf /var/lib/apt/lists/*
 
 # Packages alone, from a lock: this layer stays until the lock changes. `wheels/` may hold files that no index has.
-FROM system AS packages
+# One stage, because a copy of these gigabytes from another would double them.
 ARG LOCK=gpu
 ARG TORCH_BACKEND=
-WORKDIR /build
-COPY requirements.uv.lock ./
+COPY requirements.uv.lock requirements.${LOCK}.lock wheels* /opt/locks/
 RUN python3 -m venv /opt/uv; \
-    /opt/uv/bin/pip install --quiet --no-cache-dir --disable-pip-version-check --require-hashes -r requirements.uv.lock
-COPY requirements.${LOCK}.lock wheels* ./wheels/
-RUN set -- --require-hashes --requirement "wheels/requirements.${LOCK}.lock" --find-links wheels; \
+    /opt/uv/bin/pip install --quiet --no-cache-dir --disable-pip-version-check --require-hashes \
+        --requirement /opt/locks/requirements.uv.lock; \
+    set -- --require-hashes --requirement "/opt/locks/requirements.${LOCK}.lock" --find-links /opt/locks; \
     [ -z "${TORCH_BACKEND}" ] || set -- --torch-backend "${TORCH_BACKEND}" "$@"; \
     /opt/uv/bin/uv venv --quiet --python python3 /opt/samebits; \
     /opt/uv/bin/uv pip install --quiet --no-cache --link-mode copy --compile-bytecode \
-        --python /opt/samebits/bin/python "$@"
+        --python /opt/samebits/bin/python "$@"; \
+    rm -rf /opt/uv
 
-FROM system
-COPY --from=packages /opt/samebits /opt/samebits
 # Any uid may run this: a home and a place for MLflow's store that everybody can write to, and a name for who has none.
 RUN install -d -m 1777 /home/samebits /mlflow; \
     printf '[safe]\n\tdirectory = *\n' > /etc/gitconfig
@@ -43,7 +41,6 @@ COPY src ./src
 RUN uv pip install --quiet --no-cache --offline --python /opt/samebits/bin/python --no-deps --no-build-isolation \
         --compile-bytecode --editable .
 ARG BASE_IMAGE
-ARG LOCK=gpu
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="samebits" \
       org.opencontainers.image.description="What DataParallel and DistributedDataParallel buy, and the same bits anywhere" \
