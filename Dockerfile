@@ -4,7 +4,8 @@ ARG BASE_IMAGE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:2ab6381d970b211fb93853
 
 FROM ${BASE_IMAGE}
 SHELL ["/bin/sh", "-euc"]
-# git is DVC's.
+# git is DVC's. Archives keep one version of a package, so none is named: the image's id says which it was.
+# hadolint ignore=DL3008
 RUN export DEBIAN_FRONTEND=noninteractive; \
     apt-get update -qq; \
     apt-get install -y -qq --no-install-recommends ca-certificates git python3 python3-venv; \

@@ -73,16 +73,22 @@ docs: .venv-docs/.installed  ## the documentation as pages, build/docs/index.htm
 	@.venv-docs/bin/python -m sphinx --builder html --fail-on-warning --keep-going --nitpicky --quiet docs build/docs
 	@echo build/docs/index.html
 
-lint: $(STAMP)  ## ruff and mypy
+.venv-lint/.installed: requirements.lint.lock tools/install.sh
+	@sh tools/install.sh "$(PYTHON)" requirements.lint.lock .venv-lint
+	@touch $@
+
+lint: $(STAMP) .venv-lint/.installed  ## ruff, mypy, hadolint and shellcheck
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
+	@.venv-lint/bin/hadolint Dockerfile .ci/*.Dockerfile
+	@.venv-lint/bin/shellcheck tools/*.sh $(filter-out %.Dockerfile,$(wildcard .ci/*))
 
 format: $(STAMP)  ## let ruff rewrite the sources
 	@$(RUN) ruff format . && $(RUN) ruff check --fix .
 
 up:  ## the pipeline in containers, with MLflow on http://localhost:5000; see docs/guides/containers.md
-	@sh tools/env.sh > .env && docker compose build && sh tools/env.sh > .env && docker compose up
+	@sh tools/env.sh > .env 2>/dev/null && docker compose build && sh tools/env.sh > .env && docker compose up
 
 test-container: $(STAMP)  ## the tests that need a Docker engine
 	@$(RUN) exec python -m pytest tests/container
@@ -95,6 +101,7 @@ lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer vers
 	$(LOCKING) --extra gpu $(LOCKFLAGS) -o requirements.gpu.lock
 	$(LOCKING) --extra cpu --extra bench -c requirements.cpu.lock $(LOCKFLAGS) -o $(BENCH_LOCK)
 	$(COMPILE) --group docs --constraints requirements.cpu.lock $(LOCKFLAGS) -o requirements.docs.lock
+	$(COMPILE) --group lint $(LOCKFLAGS) -o requirements.lint.lock
 	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 
 clean:  ## remove what the pipeline made; the environment stays

@@ -29,6 +29,6 @@ elif grep -q '+cpu' "$lock" && "$python" -c 'import platform, sys; sys.exit(not 
 fi
 echo "installing $lock into $venv" >&2
 "$uv" pip install --quiet --python "$venv/bin/python" "$@"
-# The pages are built without the package itself.
-[ "$venv" = .venv-docs ] ||
+# The pages are built, and files checked, without the package itself.
+[ "$venv" = .venv-docs ] || [ "$venv" = .venv-lint ] ||
     "$uv" pip install --quiet --python "$venv/bin/python" --no-deps --no-build-isolation --editable .

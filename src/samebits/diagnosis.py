@@ -38,10 +38,9 @@ def trial_step(
     before = state(model) if numerics.name == "exact" else {}
     outputs = numerics.outputs(numerics.module(model), batch)
     if before and (paths := written(before, state(model))):
-        raise UserError(
-            f"exact: model.{few(paths)}: written in forward, so its value depends on how shards are shared out",
-            hint="keep such state out of the model, or train with numerics fast alone",
-        )
+        from samebits.numerics.exact.module import written_in_forward  # fast does without these imports
+
+        raise written_in_forward(f"model.{few(paths)}")
     expected = (rows, *card.output_shape)
     if tuple(outputs.shape) != expected:
         raise UserError(

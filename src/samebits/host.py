@@ -271,14 +271,19 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> dict[str, object]:
         "nccl": _installed("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
         "numpy": _installed("numpy"),
         "libc": " ".join(platform.libc_ver()).strip() or None,
-        "in_container": bool(environ.get("SAMEBITS_CONTAINER")),
-        "image": environ.get("SAMEBITS_IMAGE") if environ.get("SAMEBITS_CONTAINER") else None,
-        "image_id": environ.get("SAMEBITS_IMAGE_ID") or None,
-        "image_digest": environ.get("SAMEBITS_IMAGE_DIGEST"),
-        "image_base": environ.get("SAMEBITS_IMAGE_BASE"),
-        "container_toolkit": environ.get("SAMEBITS_CONTAINER_TOOLKIT"),
+        **_container(environ),
     }
     return facts
+
+
+def _container(environ: Mapping[str, str]) -> dict[str, object]:
+    """The image that this runs in, as whoever started it says; an empty variable is one that is not known."""
+    names = ("image", "image_id", "image_digest", "image_base", "container_toolkit")
+    inside = bool(environ.get("SAMEBITS_CONTAINER"))
+    return {
+        "in_container": inside,
+        **{name: (environ.get(f"SAMEBITS_{name.upper()}") or None) if inside else None for name in names},
+    }
 
 
 def fingerprint(facts: Mapping[str, object]) -> str:

@@ -59,6 +59,11 @@ def offers_gpus(client: DockerClient) -> bool:
     )
 
 
+def is_rootless(client: DockerClient) -> bool:
+    """Whether the engine runs as an ordinary user."""
+    return any("rootless" in option for option in client.info().get("SecurityOptions") or [])
+
+
 def find_image(client: DockerClient, name: str) -> Image | None:
     """An image of the engine by name, digest or id; None if it is not there. Nothing is pulled."""
     from docker.errors import ImageNotFound

@@ -2,38 +2,57 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from samebits.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 _TEMPORARY = ".dvc/tmp/exps"  # where DVC runs experiments of a queue, in clones of the repository
+_SYSTEM = [Path(f"/{name}") for name in ("bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")]
+_USED = [
+    Path(f"/{name}") for name in ("", "home", "home/samebits", "opt", "opt/samebits", "opt/src", "run", "tmp", "var")
+]
 
 
-def folders(cwd: Path, arguments: Sequence[str], tracking_uri: str, files: Iterable[Path] = ()) -> list[Path]:
-    """Folders to mount for a command in ``cwd``: its repository, and what its arguments, store and data are in."""
-    wanted = [_repository(cwd), *_shared_git(cwd)]
+def folders(cwd: Path, arguments: Sequence[str], tracking_uri: str) -> list[Path]:
+    """Folders to mount for a command in ``cwd``: its repository, store and cache, and those of files it is told of.
+
+    It is told of them by its arguments, and by the parameters for the user's model and data.
+
+    Raises:
+        UserError: the repository or the store lies where it would hide the image's own files.
+    """
+    needed = [_repository(cwd), *_shared_git(cwd)]
     if tracking_uri.startswith("sqlite:///"):
-        wanted.append(Path(tracking_uri.removeprefix("sqlite:///")).parent)
-    wanted += [_existing(cwd / argument) for argument in arguments if "/" in argument]
-    wanted += [_existing(cwd / file) for file in files]
-    return outermost(wanted)
+        needed.append(Path(tracking_uri.removeprefix("sqlite:///")).parent)
+    for folder in needed:
+        if _is_the_images(folder.resolve()):
+            hint = "keep the repository and MLflow's store in folders of their own"
+            raise UserError(f"{folder} cannot be mounted: the image has its own", hint=hint)
+    named = [cwd / argument for argument in arguments if "/" in argument]
+    named += [path for path in _named_in(cwd, _params_file(arguments)) if os.path.exists(path)]  # noqa: PTH110 - too long a name is none
+    found = (_existing(path.resolve()) for path in [*named, *_caches(cwd)])
+    return outermost([*needed, *(folder for folder in found if not _is_the_images(folder))])
 
 
 def outermost(paths: Iterable[Path]) -> list[Path]:
-    """Paths without those that lie in another of them.
-
-    Raises:
-        UserError: one is the root of the file system.
-    """
+    """Paths without those that lie in another of them."""
     unique = sorted({path.resolve() for path in paths})
-    if Path("/") in unique:
-        raise UserError("the whole file system would be mounted", hint="keep the repository and its data in folders")
     return [path for path in unique if not any(other in path.parents for other in unique)]
+
+
+def _is_the_images(folder: Path) -> bool:
+    return folder in _USED or any(system in (folder, *folder.parents) for system in _SYSTEM)
 
 
 def _repository(cwd: Path) -> Path:
@@ -51,6 +70,43 @@ def _shared_git(cwd: Path) -> list[Path]:
     return [found] if found else []
 
 
+def _params_file(arguments: Sequence[str]) -> str:
+    """What ``--params`` says, or its default."""
+    for given, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        option, _, value = given.partition("=")
+        if option == "--params":
+            return value or following
+    return "params.yaml"
+
+
+def _named_in(cwd: Path, params_file: str) -> Iterator[Path]:
+    """Paths of the user's model and data; what is wrong with the file is told by the command itself."""
+    try:
+        raw = YAML(typ="safe").load(cwd / params_file)
+    except (OSError, YAMLError):
+        return
+    for section in ("model", "data"):
+        yield from (cwd / text for text in _texts(raw.get(section) if isinstance(raw, dict) else None))
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def _caches(cwd: Path) -> Iterator[Path]:
+    """A cache of DVC's that is elsewhere: results may be links into it."""
+    for name in ("config", "config.local"):
+        config = configparser.ConfigParser(interpolation=None)
+        with suppress(configparser.Error):
+            config.read(cwd / ".dvc" / name, encoding="utf-8")
+        if config.has_option("cache", "dir"):
+            yield cwd / ".dvc" / config.get("cache", "dir")
+
+
 def _git(cwd: Path, *arguments: str) -> Path | None:
     try:
         done = subprocess.run(["git", *arguments], cwd=cwd, capture_output=True, text=True, check=False)
@@ -61,7 +117,6 @@ def _git(cwd: Path, *arguments: str) -> Path | None:
 
 def _existing(path: Path) -> Path:
     """The folder that ``path`` is, or the nearest above it that is there."""
-    path = path.absolute()
-    while not path.is_dir():
+    while not os.path.isdir(path):  # noqa: PTH112 - too long a name is none
         path = path.parent
     return path

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from samebits.container.engine import toolkit_version
+from samebits.container.engine import is_rootless, toolkit_version
 from samebits.container.image import facts_of
 from samebits.errors import HostError, first_line
 
@@ -62,15 +62,20 @@ class Job:
     interactive: bool = False
 
 
-def owner_of(folder: Path) -> str:
-    """``uid:gid`` for a container: the caller's; of root the folder's owner, whose files these are."""
+def owner_of(folder: Path, *, rootless: bool = False) -> str:
+    """``uid:gid`` for a container: the caller's; of root the folder's owner, whose files these are.
+
+    To a rootless engine the caller is root inside, and any other number somebody else outside.
+    """
+    if rootless:
+        return "0:0"
     if os.geteuid() != 0:
         return f"{os.geteuid()}:{os.getegid()}"
     status = folder.stat()
     return f"{status.st_uid}:{status.st_gid}"
 
 
-def settings(job: Job, image: Image) -> dict[str, Any]:
+def settings(client: DockerClient, image: Image, job: Job) -> dict[str, Any]:
     """What the engine is asked for."""
     from docker.types import DeviceRequest, Mount, Ulimit
 
@@ -86,7 +91,7 @@ def settings(job: Job, image: Image) -> dict[str, Any]:
         "image": image.id,
         "command": list(job.command),
         "working_dir": str(job.cwd),
-        "user": owner_of(job.cwd),
+        "user": owner_of(job.cwd, rootless=is_rootless(client)),
         "environment": {
             **passed,
             **facts_of(image).environ(),
@@ -123,7 +128,7 @@ def run(client: DockerClient, image: Image, job: Job) -> int:
 
     sweep(client)
     try:
-        container = client.containers.create(**settings(job, image))
+        container = client.containers.create(**settings(client, image, job))
     except APIError as error:
         raise HostError(f"no container could be made: {first_line(str(error))}", hint="see `docker info`") from None
     try:
@@ -148,7 +153,7 @@ def run(client: DockerClient, image: Image, job: Job) -> int:
 
 def output(client: DockerClient, image: Image, job: Job) -> tuple[int, str]:
     """Exit code and output of a short command."""
-    container = client.containers.create(**settings(job, image))
+    container = client.containers.create(**settings(client, image, job))
     try:
         container.start()
         code = int(container.wait(timeout=120)["StatusCode"])
@@ -186,27 +191,35 @@ def _signals_passed_on(container: Container) -> Iterator[None]:
 
 
 def sweep(client: DockerClient) -> list[str]:
-    """Remove containers whose owner on this host has ended without doing so; their ids."""
+    """Remove containers whose owner has ended without doing so; their ids.
+
+    Of one that cannot be seen from here, the owner before the host's last start or in another namespace, only a
+    container that has ended is removed.
+    """
     from docker.errors import APIError
 
     swept = []
     for container in client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True):
-        host, pid, start = [*container.labels[OWNER].split(":"), "", ""][:3]
-        if host == _boot() and _identity(int(pid or 0)) != f"{host}:{pid}:{start}":
+        owner = container.labels[OWNER]
+        place, _, pid = owner.rpartition("/")[0].rpartition(":")
+        ended = _identity(pid) != owner if place == _place() else container.status == "exited"
+        if ended:
             with suppress(APIError):
                 container.remove(force=True, v=True)
                 swept.append(str(container.id))
     return swept
 
 
-def _identity(pid: int) -> str:
-    """A process of this host since its last start; other ones get the same number, but not the same time of start."""
+def _identity(pid: int | str) -> str:
+    """A process: where it runs, its number, and its time of start, because numbers come again."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
-    return f"{_boot()}:{pid}:{fields[19]}"
+    return f"{_place()}:{pid}/{fields[19]}"
 
 
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+def _place() -> str:
+    """Where process numbers are told apart: this host since its last start, and the namespace on it."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}:{Path('/proc/self/ns/pid').stat().st_ino}"

@@ -28,7 +28,7 @@ def open_shell(place: Place) -> int:
     sweep(place.client)
     cwd, uri = Path.cwd(), tracking_uri()
     job = Job(["bash"], cwd, folders(cwd, [], uri), uri, place.gpus, interactive=True)
-    container = place.client.containers.create(**settings(job, place.image))
+    container = place.client.containers.create(**settings(place.client, place.image, job))
     try:
         command = [docker, "start", "--attach", "--interactive", str(container.id)]
         return subprocess.run(command, check=False).returncode

@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
     from samebits.container.engine import DockerClient, Image
 
-FIRST_SAFE_TOOLKIT = (1, 17, 8)
-"""CVE-2025-23266: up to 1.17.7 a container can take the host over."""
+HOLES = [
+    ((1, 16, 2), "CVE-2024-0132", "a container can take the host over"),
+    ((1, 17, 4), "CVE-2025-23359", "a container can take the host over"),
+    ((1, 17, 8), "CVE-2025-23266", "a container can take the host over while it starts"),
+]
+"""Toolkit: the first version without a hole, the hole's number, and what it lets happen."""
 
 _MADE = ("data", "runs", "reports", ".dvc", ".samebits", "mlartifacts", "mlflow.db", "host.json", "dvc.lock")
 _ASK_STORE = (
@@ -91,9 +95,11 @@ def toolkit(client: DockerClient, gpus: int) -> Finding:
     version = toolkit_version()
     if version is None:
         return ok("the engine offers the GPUs; nvidia-ctk does not say its version")
-    if tuple(map(int, version.split("."))) < FIRST_SAFE_TOOLKIT:
-        known = ".".join(map(str, FIRST_SAFE_TOOLKIT))
-        return warning(f"{version} lets a container take the host over (CVE-2025-23266)", f"install {known} or newer")
+    numbers = tuple(map(int, version.split(".")))
+    holes = [f"{number}: {what}" for mended, number, what in HOLES if numbers < mended]
+    if holes:
+        newest = ".".join(map(str, HOLES[-1][0]))
+        return warning(f"{version} has known holes ({'; '.join(holes)})", f"install {newest} or newer")
     return ok(version)
 
 

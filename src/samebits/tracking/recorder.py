@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 BATCH = 1000  # points that MLflow takes in one call
 TIMES = ("training_seconds", "samples_per_sec", "step_time_ms", "step_time_p5_ms", "step_time_p95_ms")
+_HOST_TAGS = ("driver", "image_id", "image_digest", "image_base", "container_toolkit")
 _DIGEST = 36  # characters that MLflow keeps of a data set's hash
 
 
@@ -114,7 +115,7 @@ class Recorder:
         host, card = event["host"], event["data"]
         tags = {
             "host_fingerprint": fingerprint(host),
-            **{name: host.get(name) or "" for name in ("image_id", "image_digest", "image_base", "container_toolkit")},
+            **{name: host.get(name) or "" for name in _HOST_TAGS},
             "in_container": bool(host.get("in_container")),
             "data_sha256": card["sha256"],
         }

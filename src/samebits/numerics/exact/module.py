@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -70,10 +71,7 @@ class ExactModule(nn.Module):
         after = self._written(values)
         for name in before | after:
             if before.get(name) != after.get(name):
-                raise UserError(
-                    f"exact: {name}: written in forward, so its value depends on how shards are shared out",
-                    hint="keep such state out of the model, or train with numerics fast alone",
-                )
+                raise written_in_forward(name)
         return torch.stack(outputs)
 
     def _written(self, values: dict[str, Tensor]) -> dict[str, object]:
@@ -81,7 +79,7 @@ class ExactModule(nn.Module):
         found: dict[str, object] = {f"model.{name}": (id(t), t._version) for name, t in self.model.named_buffers()}
         found |= {f"model.{place}": value._version for place, value in values.items()}
         found["Python's random numbers"] = random.getstate()
-        found["NumPy's random numbers"] = str(np.random.get_state())  # noqa: NPY002
+        found["NumPy's random numbers"] = pickle.dumps(np.random.get_state())  # noqa: NPY002
         return found
 
     def _by_place(self) -> Iterator[tuple[str, Tensor]]:
@@ -144,6 +142,14 @@ def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]
         groups.setdefault(id(parameter), []).append(wide)
         owner._parameters[name], replaced[place] = wide, parameter
     return list(groups.values()), replaced
+
+
+def written_in_forward(name: str) -> UserError:
+    """The refusal of a model that keeps state from one shard to the next."""
+    return UserError(
+        f"exact: {name}: written in forward, so its value depends on how shards are shared out",
+        hint="keep such state out of the model, or train with numerics fast alone",
+    )
 
 
 def require_plain(model: nn.Module) -> None:

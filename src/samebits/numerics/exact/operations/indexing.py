@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _accumulated(
-    x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tensor], lanes: int | tuple[int, ...]
-) -> Tensor:
+def _accumulated(x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tensor], lanes: tuple[int, ...]) -> Tensor:
     """``put`` adds its second argument into its first; integers need no grid.
 
     Terms that may meet have a grid of their own: those that differ in ``lanes`` alone. What nothing is added to stays.
@@ -30,35 +28,25 @@ def _accumulated(
         return put(x.clone(), source)
     base, terms = wide(x), wide(source)
     touched = put(torch.zeros_like(base), torch.ones_like(terms)) > 0
-    base_known, terms_known = (
-        torch.where(touched & base.isfinite(), base, 0.0),
-        torch.where(terms.isfinite(), terms, 0.0),
-    )
-    size = put_largest(base_known, terms_known, lanes)
+    base_known = torch.where(touched & base.isfinite(), base, 0.0)
+    terms_known = torch.where(terms.isfinite(), terms, 0.0)
+    size = torch.maximum(_largest(base_known, lanes), _largest(terms_known, lanes))
     shift = shifter(top_of_magnitude(size), bits_of_sum(_count(base, lanes) + _count(terms, lanes)))
     total = put(snap_(base_known, shift), snap_(terms_known, shift))
     others = put(torch.where(base.isfinite(), 0.0, base), torch.where(terms.isfinite(), 0.0, terms))
     return torch.where(touched, or_not_finite(total, others), base).to(x.dtype)
 
 
-def put_largest(base: Tensor, terms: Tensor, lanes: int | tuple[int, ...]) -> Tensor:
+def _largest(x: Tensor, lanes: tuple[int, ...]) -> Tensor:
     """The largest magnitude of each lane, with ``lanes`` kept as axes of size 1."""
-    return torch.maximum(_largest(base, lanes), _largest(terms, lanes))
-
-
-def _largest(x: Tensor, lanes: int | tuple[int, ...]) -> Tensor:
     if x.numel():
         return x.abs().amax(lanes, keepdim=True)
-    shape = [1 if d in {lane % x.dim() for lane in _axes(lanes)} else n for d, n in enumerate(x.shape)]
+    shape = [1 if d in {lane % x.dim() for lane in lanes} else n for d, n in enumerate(x.shape)]
     return x.new_zeros(shape)
 
 
-def _axes(lanes: int | tuple[int, ...]) -> tuple[int, ...]:
-    return (lanes,) if isinstance(lanes, int) else lanes
-
-
-def _count(x: Tensor, lanes: int | tuple[int, ...]) -> int:
-    return math.prod(x.shape[lane] for lane in _axes(lanes)) if x.dim() else 1
+def _count(x: Tensor, lanes: tuple[int, ...]) -> int:
+    return math.prod(x.shape[lane] for lane in lanes) if x.dim() else 1
 
 
 @exact(aten.embedding_dense_backward)
@@ -75,14 +63,14 @@ def embedding_dense_backward(
     flat, rows = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
     if padding_idx >= 0:
         rows = torch.where((flat == padding_idx).unsqueeze(1), 0.0, rows)
-    return _accumulated(rows.new_zeros((num_weights, rows.shape[1])), rows, lambda a, b: a.index_add_(0, flat, b), 0)
+    return _accumulated(rows.new_zeros((num_weights, rows.shape[1])), rows, lambda a, b: a.index_add_(0, flat, b), (0,))
 
 
 @exact(aten.index_add)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """Sum."""
     terms = source if alpha == 1 else source.mul(alpha)
-    return _accumulated(x, terms, lambda a, b: a.index_add_(dim, index, b), dim)
+    return _accumulated(x, terms, lambda a, b: a.index_add_(dim, index, b), (dim,))
 
 
 @exact(aten.scatter_add)
@@ -115,7 +103,7 @@ def index_put(
             x.reshape(-1),
             like.reshape(-1),
             lambda a, b: aten.index_put_(a.view(x.shape), indices, b.view(like.shape), True).view(-1),
-            0,
+            (0,),
         )
         return total.view(x.shape)
     result: Tensor = aten.index_put(x, indices, values)
