@@ -10,8 +10,11 @@ BENCH_LOCK := requirements.bench.lock
 BENCH_STAMP := .venv-bench/.installed
 BENCH := PATH="$(CURDIR)/.venv-bench/bin:$$PATH" python
 RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
-COMPILE := .venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
-	$(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+COMPILE := .venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+# A folder with CPU wheels is for the CPU lock alone: uv would take them for CUDA's too.
+LINKS := $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+VARIANT := $(if $(filter gpu,$(TORCH)),GPU,CPU)
+COMPOSE := docker compose -f docker-compose.yml $(if $(filter cpu,$(TORCH)),-f docker-compose.cpu.yml)
 LOCKING := $(COMPILE) pyproject.toml --extra dev
 
 .PHONY: help repro verify up test test-fast test-gpu test-container screenshots bench docs lint format ui lock clean
@@ -88,7 +91,10 @@ format: $(STAMP)  ## let ruff rewrite the sources
 	@$(RUN) ruff format . && $(RUN) ruff check --fix .
 
 up:  ## the pipeline in containers, with MLflow on http://localhost:5000; see docs/guides/containers.md
-	@sh tools/env.sh > .env 2>/dev/null && docker compose build && sh tools/env.sh > .env && docker compose up
+	@sh tools/env.sh
+	@docker image inspect "$$(sed -n 's/^SAMEBITS_$(VARIANT)_IMAGE=//p' .env)" >/dev/null 2>&1 || \
+		{ $(COMPOSE) build && sh tools/env.sh; }
+	@$(COMPOSE) up
 
 test-container: $(STAMP)  ## the tests that need a Docker engine
 	@$(RUN) exec python -m pytest tests/container
@@ -97,10 +103,10 @@ ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000; PORT=N takes another po
 	@$(RUN) exec samebits ui --port $(PORT)
 
 lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer versions
-	$(LOCKING) --extra cpu $(LOCKFLAGS) -o requirements.cpu.lock
+	$(LOCKING) --extra cpu $(LINKS) $(LOCKFLAGS) -o requirements.cpu.lock
 	$(LOCKING) --extra gpu $(LOCKFLAGS) -o requirements.gpu.lock
-	$(LOCKING) --extra cpu --extra bench -c requirements.cpu.lock $(LOCKFLAGS) -o $(BENCH_LOCK)
-	$(COMPILE) --group docs --constraints requirements.cpu.lock $(LOCKFLAGS) -o requirements.docs.lock
+	$(LOCKING) --extra cpu --extra bench -c requirements.cpu.lock $(LINKS) $(LOCKFLAGS) -o $(BENCH_LOCK)
+	$(COMPILE) --group docs --constraints requirements.cpu.lock $(LINKS) $(LOCKFLAGS) -o requirements.docs.lock
 	$(COMPILE) --group lint $(LOCKFLAGS) -o requirements.lint.lock
 	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 

@@ -95,6 +95,13 @@ def test_python(version, status, monkeypatch):
     expect(one(software.python()), status, version, "make .venv PYTHON=" if status == "failed" else None)
 
 
+def test_the_gpu_lock_has_no_torch_but_cudas():
+    pins = [line for line in (ROOT / "requirements.gpu.lock").read_text().splitlines() if line.startswith("torch==")]
+    assert len(pins) == 1
+    assert "+cpu" not in pins[0]
+    assert ";" not in pins[0]  # for every Python
+
+
 def test_the_locks_of_this_repository_are_what_is_installed():
     expect(one(software.locks(host.torch_build(), ROOT)), "ok", "packages are as requirements.")
 

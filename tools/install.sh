@@ -22,9 +22,11 @@ fi
 # uv does not read pip's setting of a folder with wheels.
 links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
 set -- --require-hashes -r "$lock"
-if [ -n "$links" ]; then
+if ! grep -q '+cpu' "$lock"; then
+    : # CUDA's torch, or none: an index has it
+elif [ -n "$links" ]; then
     set -- --find-links "$links" "$@"
-elif grep -q '+cpu' "$lock" && "$python" -c 'import platform, sys; sys.exit(not (sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64"))'; then
+elif "$python" -c 'import platform, sys; sys.exit(not (sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64"))'; then
     set -- --torch-backend cpu "$@"
 fi
 echo "installing $lock into $venv" >&2
