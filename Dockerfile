@@ -4,11 +4,12 @@ ARG BASE_IMAGE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:2ab6381d970b211fb93853
 
 FROM ${BASE_IMAGE}
 SHELL ["/bin/sh", "-euc"]
-# git is DVC's. Archives keep one version of a package, so none is named: the image's id says which it was.
+# git is DVC's; the compilers are torch.compile's. Archives keep one version of a package, so none is named: the
+# image's id says which it was.
 # hadolint ignore=DL3008
 RUN export DEBIAN_FRONTEND=noninteractive; \
     apt-get update -qq; \
-    apt-get install -y -qq --no-install-recommends ca-certificates git python3 python3-venv; \
+    apt-get install -y -qq --no-install-recommends ca-certificates g++ git python3-dev python3-venv; \
     rm -rf /var/lib/apt/lists/*
 
 # Packages alone, from a lock: this layer stays until the lock changes. `wheels/` may hold files that no index has.
@@ -21,7 +22,7 @@ RUN python3 -m venv /opt/uv; \
         --requirement /opt/locks/requirements.uv.lock; \
     set -- --require-hashes --requirement "/opt/locks/requirements.${LOCK}.lock" --find-links /opt/locks; \
     [ -z "${TORCH_BACKEND}" ] || set -- --torch-backend "${TORCH_BACKEND}" "$@"; \
-    /opt/uv/bin/uv venv --quiet --python python3 /opt/samebits; \
+    /opt/uv/bin/uv venv --quiet --no-cache --python python3 /opt/samebits; \
     /opt/uv/bin/uv pip install --quiet --no-cache --link-mode copy --compile-bytecode \
         --python /opt/samebits/bin/python "$@"; \
     rm -rf /opt/uv

@@ -1,15 +1,23 @@
 """The image's name, what is mounted, and where a stage runs; without an engine. tests/container has one."""
 
+import os
+import resource
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
+import docker
 import pytest
 from ruamel.yaml import YAML
 
 from conftest import ROOT
 from samebits.container import image, mounts, stage
-from samebits.container.run import owner_of
+from samebits.container.engine import SOCKET, address_of, gpu_request
+from samebits.container.job import LIMITS, Job, owner_of, settings
+from samebits.doctor import containers
 from samebits.errors import HostError, UserError
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
@@ -24,13 +32,41 @@ def compose(name):
 # -- names -----------------------------------------------------------------------------------------------------
 
 
-def test_compose_and_the_kit_name_one_image():
-    done = subprocess.run(["sh", "tools/env.sh"], cwd=ROOT, capture_output=True, text=True, check=True)
-    values = dict(line.split("=", 1) for line in done.stdout.splitlines())
+NAMED = ("Dockerfile", "requirements.uv.lock", "requirements.cpu.lock", "requirements.gpu.lock")
+
+
+def compose_environment(folder, environ=None):
+    """What tools/env.sh tells Compose of a folder."""
+    for name in (*NAMED, "tools/env.sh"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    subprocess.run(["sh", "tools/env.sh"], cwd=folder, env=environ, capture_output=True, text=True, check=True)
+    return dict(line.split("=", 1) for line in (folder / ".env").read_text().splitlines())
+
+
+def test_compose_and_the_kit_name_one_image(tmp_path):
+    os.chown(tmp_path, 4321, 4321)
+    values = compose_environment(tmp_path)
     assert values["SAMEBITS_GPU_IMAGE"] == image.image_name("gpu", ROOT)
     assert values["SAMEBITS_CPU_IMAGE"] == image.image_name("cpu", ROOT)
-    assert f"{values['SAMEBITS_UID']}:{values['SAMEBITS_GID']}" == owner_of(ROOT)
-    assert Path(values["SAMEBITS_ROOT"]) == ROOT
+    assert f"{values['SAMEBITS_UID']}:{values['SAMEBITS_GID']}" == owner_of(tmp_path) == "4321:4321"
+    assert (tmp_path / ".env").stat().st_uid == 4321
+    assert (values["SAMEBITS_ROOT"], values["SAMEBITS_GIT"]) == (str(tmp_path), str(tmp_path))
+    assert [image.variant_of(values[f"SAMEBITS_{name}_IMAGE"]) for name in ("CPU", "GPU")] == ["cpu", "gpu"]
+    assert image.variant_of("samebits:changed") is None
+
+
+def test_two_clones_are_two_projects(tmp_path):
+    first, second = (compose_environment(tmp_path / name / "samebits") for name in ("alice", "bob"))
+    assert first["COMPOSE_PROJECT_NAME"] != second["COMPOSE_PROJECT_NAME"]
+
+
+def test_what_a_user_has_put_into_the_environment_stays(tmp_path):
+    (tmp_path / ".env").write_text("SAMEBITS_PORT=5001\nSAMEBITS_UID=77\nBASE_IMAGE=mirror/cuda@sha256:1\n")
+    values = compose_environment(tmp_path)
+    assert (values["SAMEBITS_PORT"], values["BASE_IMAGE"]) == ("5001", "mirror/cuda@sha256:1")
+    assert values["SAMEBITS_UID"] != "77"
+    assert compose_environment(tmp_path) == values
 
 
 def test_a_name_follows_what_decides_on_the_packages(tmp_path):
@@ -132,9 +168,198 @@ def test_a_worktree_sees_git(repository, tmp_path):
     assert mounts.folders(tmp_path / "tree", [], "http://mlflow:5000") == [repository / ".git", tmp_path / "tree"]
 
 
-def test_the_whole_file_system_is_never_mounted():
-    with pytest.raises(UserError, match="the whole file system"):
-        mounts.outermost([Path("/")])
+def test_files_that_the_parameters_name_are_mounted_also_behind_links(repository, tmp_path):
+    for name in ("far", "linked", "tensors", "model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (repository / "inside.npy").symlink_to(tmp_path / "linked/file")
+    params = {
+        "data": {"kwargs": {"inputs": str(tmp_path / "far/file"), "targets": "inside.npy", "split": "missing.npy"}},
+        "model": {"source": "../model", "name": f"{tmp_path}/tensors/file:x"},
+    }
+    YAML().dump(params, repository / "other.yaml")
+    expected = [tmp_path / name for name in ("far", "linked", "model", "repository", "tensors")]
+    for arguments in (["x.py", "--params", "other.yaml"], ["x.py", "--params=other.yaml"]):
+        assert mounts.folders(repository, arguments, "http://mlflow:5000") == expected
+    (repository / "params.yaml").write_text("data: [")
+    assert mounts.folders(repository, [], "http://mlflow:5000") == [repository]
+
+
+def test_a_cache_of_dvcs_that_is_elsewhere_is_mounted(repository, tmp_path):
+    (repository / ".dvc").mkdir()
+    (tmp_path / "cache").mkdir()
+    (repository / ".dvc/config.local").write_text("[cache]\n    dir = ../../cache\n    type = symlink\n")
+    assert mounts.folders(repository, [], "http://mlflow:5000") == [tmp_path / "cache", repository]
+
+
+@pytest.mark.parametrize("argument", ["/", "/tmp", "/etc/hosts", "/usr/bin/env", "/usr/none", "/dev/null", "x/" * 3000])
+def test_what_is_named_never_hides_the_images_own_files(argument, repository):
+    assert mounts.folders(repository, ["cat", argument], "http://mlflow:5000") == [repository]
+
+
+def test_a_file_in_a_folder_of_the_images_own_is_mounted_by_itself(repository):
+    with tempfile.NamedTemporaryFile(dir="/tmp") as file:
+        assert mounts.folders(repository, ["cat", file.name], "http://mlflow:5000") == [repository, Path(file.name)]
+
+
+@pytest.mark.parametrize("arguments", [["--out-dir", "/tmp/not/there"], ["--out-dir=/tmp/not/there"]])
+def test_a_result_that_would_stay_inside_is_refused(arguments, repository):
+    with pytest.raises(HostError, match="/tmp/not/there would not be seen outside: the image has a /tmp of its own"):
+        mounts.folders(repository, arguments, "http://mlflow:5000")
+
+
+def test_a_store_of_files_is_mounted(repository, tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert mounts.folders(repository, [], f"file://{tmp_path}/runs") == [repository, tmp_path / "runs"]
+
+
+def test_a_store_in_a_folder_of_the_images_own_is_refused(repository):
+    with pytest.raises(HostError, match="/tmp cannot be mounted: the image has its own"):
+        mounts.folders(repository, [], "sqlite:////tmp/mlflow.db")
+
+
+# -- what the engine is asked for ------------------------------------------------------------------------------
+
+
+def engine(*options, runtimes=("runc", "nvidia"), devices=()):
+    known = {
+        "SecurityOptions": list(options),
+        "Runtimes": {name: {} for name in runtimes},
+        "DiscoveredDevices": [{"Source": "cdi", "ID": device} for device in devices],
+    }
+    return SimpleNamespace(info=lambda: known)
+
+
+def asked(tmp_path, uri="http://mlflow:5000", *, gpus=0, client=None, **environ):
+    attrs = {"RepoDigests": ["registry.example/samebits@sha256:1"]}
+    made = SimpleNamespace(id="sha256:0", tags=["samebits:x"], labels={image.BASE_LABEL: "base"}, attrs=attrs)
+    return settings(client or engine(), made, Job(["true"], tmp_path, [tmp_path], uri, gpus, environ))
+
+
+def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
+    found = asked(tmp_path, gpus=2)
+    (request,) = found["device_requests"]
+    assert (request.count, request.capabilities) == (-1, [["gpu"]])
+    assert {limit.name: limit.hard for limit in found["ulimits"]} == LIMITS
+    assert found["environment"]["SAMEBITS_HOST_GPUS"] == "2"
+    assert "NVIDIA_VISIBLE_DEVICES" not in found["environment"]
+    assert (asked(tmp_path)["device_requests"], asked(tmp_path)["ulimits"]) == ([], [])
+    assert asked(tmp_path, SAMEBITS_SHM_SIZE="16g")["shm_size"] == "16g"
+
+
+def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    request = gpu_request(engine(runtimes=["runc"], devices=["nvidia.com/gpu=0", "nvidia.com/gpu=all"]))
+    assert (request.driver, request.device_ids) == ("cdi", ["nvidia.com/gpu=all"])
+    assert gpu_request(engine(runtimes=["runc"])) is None
+    assert gpu_request(SimpleNamespace(info=dict)) is None
+
+
+def test_what_an_engine_does_to_users_is_met(tmp_path):
+    os.chown(tmp_path, 4321, 4321)
+    plain = asked(tmp_path, gpus=1, client=engine("name=seccomp,profile=default"))
+    assert (plain["user"], plain["userns_mode"]) == ("4321:4321", None)
+    assert plain["security_opt"] == ["no-new-privileges:true"]
+    rootless = asked(tmp_path, gpus=1, client=engine("name=seccomp,profile=default", "name=rootless"))
+    assert rootless["user"] == "0:0"
+    assert {limit.name for limit in rootless["ulimits"]} == {"stack", "nofile"}
+    assert asked(tmp_path, client=engine("name=userns"))["userns_mode"] == "host"
+    assert "label=disable" in asked(tmp_path, client=engine("name=selinux"))["security_opt"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "mode"),
+    [
+        ("http://localhost:5000", "host"),
+        ("http://127.0.1.1:5000", "host"),
+        ("http://[::1]:5000", "host"),
+        ("http://0.0.0.0:5000", "host"),
+        ("http://mlflow:5000", "bridge"),
+        ("http://10.0.0.1:5000", "bridge"),
+        ("sqlite:///mlflow.db", "bridge"),
+    ],
+)
+def test_a_server_on_this_host_is_reached_by_its_network(uri, mode, tmp_path):
+    assert asked(tmp_path, uri)["network_mode"] == mode
+
+
+def test_variables_of_the_kits_parts_go_inside_and_no_others(tmp_path):
+    (tmp_path / "src").mkdir()
+    given = {
+        "NCCL_DEBUG": "INFO",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TRITON_CACHE_DIR": "/var/cache/of/the/host",
+        "SSL_CERT_FILE": str(tmp_path / "ca.crt"),
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "SAMEBITS_RUNTIME": "container",
+        "SAMEBITS_IMAGE": "mine",
+        "HOME": "/root",
+    }
+    assert asked(tmp_path, **given)["environment"] == {
+        "NCCL_DEBUG": "INFO",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "SSL_CERT_FILE": str(tmp_path / "ca.crt"),
+        "SAMEBITS_IMAGE": "samebits:x",
+        "SAMEBITS_IMAGE_ID": "sha256:0",
+        "SAMEBITS_IMAGE_DIGEST": "registry.example/samebits@sha256:1",
+        "SAMEBITS_IMAGE_BASE": "base",
+        "SAMEBITS_HOST_GPUS": "0",
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "PYTHONPATH": str(tmp_path / "src"),
+        "TINI_KILL_PROCESS_GROUP": "1",
+    }
+
+
+def test_the_engine_is_that_of_the_docker_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    assert address_of(os.environ) == SOCKET
+    (tmp_path / "config.json").write_text("{}")
+    docker.context.ContextAPI.create_context("mine", orchestrator=None, host="unix:///run/user/1000/docker.sock")
+    assert address_of({**os.environ, "DOCKER_CONTEXT": "mine"}) == "unix:///run/user/1000/docker.sock"
+    (tmp_path / "config.json").write_text('{"currentContext": "mine"}')
+    assert address_of(os.environ) == "unix:///run/user/1000/docker.sock"
+    assert address_of({**os.environ, "DOCKER_HOST": "unix:///other.sock"}) == "unix:///other.sock"
+
+
+def test_compose_is_told_what_the_engine_knows(tmp_path):
+    docker = tmp_path / "docker"
+    docker.write_text(
+        "#!/bin/sh\ncase $* in info*) echo '[name=rootless]';; *Digest*gpu-*) echo registry/x@sha256:1;; "
+        "*.Id*gpu-*) echo sha256:0;; *) exit 1;; esac\n"
+    )
+    toolkit = tmp_path / "nvidia-ctk"
+    toolkit.write_text("#!/bin/sh\necho 'NVIDIA Container Toolkit CLI version 1.18.1'\necho 'commit: 1.2.3'\n")
+    for script in (docker, toolkit):
+        script.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    values = compose_environment(tmp_path / "clone", environ)
+    assert (values["SAMEBITS_UID"], values["SAMEBITS_GID"]) == ("0", "0")
+    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    assert int(values["SAMEBITS_MEMLOCK"]) == (-1 if hard == resource.RLIM_INFINITY else hard)
+    assert values["SAMEBITS_GPU_IMAGE_ID"] == "sha256:0"
+    assert values["SAMEBITS_GPU_IMAGE_DIGEST"] == "registry/x@sha256:1"
+    assert values["SAMEBITS_CPU_IMAGE_ID"] == values["SAMEBITS_CPU_IMAGE_DIGEST"] == ""
+    assert values["SAMEBITS_CONTAINER_TOOLKIT"] == "1.18.1"
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "text"),
+    [
+        ("1.16.1", "warning", "CVE-2024-0132"),
+        ("1.17.7", "warning", "1.17.7 has known holes (CVE-2025-23266: "),
+        ("1.17.8", "ok", "1.17.8"),
+        ("1.20.0", "ok", "1.20.0"),
+        (None, "ok", "does not say its version"),
+    ],
+)
+def test_toolkits_with_known_holes_are_named(version, status, text, monkeypatch):
+    monkeypatch.setattr(containers, "toolkit_version", lambda: version)
+    (found,) = containers.toolkit(engine(), 2)
+    assert found.status == status
+    assert text in found.text
 
 
 # -- Dockerfile and Compose files ------------------------------------------------------------------------------

@@ -1,13 +1,19 @@
 #!/bin/sh
-# Print what docker-compose.yml cannot know: whose files these are, where they lie, which image fits the locks.
-# Usage: sh tools/env.sh > .env
+# Write .env, for what docker-compose.yml cannot know: whose files these are, where they lie, which image fits the locks.
+# Other lines of .env stay. Usage: sh tools/env.sh
 set -eu
 cd "$(dirname "$0")/.."
-uid=$(id -u) gid=$(id -g)
+root=$(pwd -P)
+uid=$(id -u) gid=$(id -g) memlock=-1
 # Files that root makes in somebody's clone belong to that somebody.
 [ "$uid" -ne 0 ] || { uid=$(stat -c %u .) gid=$(stat -c %g .); }
-# To a rootless engine the caller is root inside.
-case $(docker info --format '{{.SecurityOptions}}' 2>/dev/null) in *rootless*) uid=0 gid=0 ;; esac
+# To a rootless engine the caller is root inside, and limits cannot be raised.
+case $(docker info --format '{{.SecurityOptions}}' 2>/dev/null) in *rootless*)
+    uid=0 gid=0
+    limit=$(prlimit --noheadings --raw --output HARD --memlock)
+    [ "$limit" = unlimited ] || memlock=$limit
+    ;;
+esac
 tag() {
     printf '%s-%s' "$1" "$(cat Dockerfile requirements.uv.lock "requirements.$1.lock" | sha256sum | cut -c 1-12)"
 }
@@ -23,13 +29,19 @@ digest_of() {
 }
 gpu=samebits:$(tag gpu) cpu=samebits:$(tag cpu)
 toolkit=$(nvidia-ctk --version 2>/dev/null | sed -n 's/.* \([0-9]*\.[0-9]*\.[0-9]*\).*/\1/p' | head -n 1)
-[ -n "$(id_of "$gpu")$(id_of "$cpu")" ] ||
-    echo "no image yet: make .env again when it is built, so that runs record which it was (\`make up\` does)" >&2
-revision=$(git -c safe.directory="$(pwd)" rev-parse HEAD 2>/dev/null || echo unknown)
-cat <<END
+revision=$(git -c safe.directory="$root" rev-parse HEAD 2>/dev/null || echo unknown)
+# Of a worktree or a submodule, git's own folder is elsewhere.
+git=$(git -c safe.directory="$root" rev-parse --path-format=absolute --git-common-dir 2>/dev/null || echo "$root")
+ours='COMPOSE_PROJECT_NAME=|SAMEBITS_((UID|GID|ROOT|GIT|REVISION|MEMLOCK|CONTAINER_TOOLKIT)=|(GPU|CPU)_IMAGE)'
+new=$(mktemp .env.XXXXXX)
+trap 'rm -f "$new"' EXIT
+# A name of its own, because two clones in folders of one name would be one project.
+cat > "$new" <<END
+COMPOSE_PROJECT_NAME=samebits-$(printf %s "$root" | sha256sum | cut -c 1-8)
 SAMEBITS_UID=$uid
 SAMEBITS_GID=$gid
-SAMEBITS_ROOT=$(pwd -P)
+SAMEBITS_ROOT=$root
+SAMEBITS_GIT=$git
 SAMEBITS_GPU_IMAGE=$gpu
 SAMEBITS_GPU_IMAGE_ID=$(id_of "$gpu")
 SAMEBITS_GPU_IMAGE_DIGEST=$(digest_of "$gpu")
@@ -37,5 +49,9 @@ SAMEBITS_CPU_IMAGE=$cpu
 SAMEBITS_CPU_IMAGE_ID=$(id_of "$cpu")
 SAMEBITS_CPU_IMAGE_DIGEST=$(digest_of "$cpu")
 SAMEBITS_CONTAINER_TOOLKIT=$toolkit
+SAMEBITS_MEMLOCK=$memlock
 SAMEBITS_REVISION=$revision
 END
+[ ! -f .env ] || grep -Ev "^($ours)" .env >> "$new" || :
+chown "$uid:$gid" "$new" 2>/dev/null || :
+mv "$new" .env

@@ -20,11 +20,13 @@ from docker.errors import DockerException
 from ruamel.yaml import YAML
 
 from conftest import ROOT, small
+from samebits.container.image import image_name
+from samebits.container.owner import OWNER
 
 UID = 4321  # nobody's on any host
 BIN = Path(sys.executable).parent
 DOCKER = os.environ.get("SAMEBITS_TEST_DOCKER", "docker")
-OWNER = "samebits.owner"
+CPU = "docker-compose.cpu.yml"
 
 
 @pytest.fixture(scope="session")
@@ -57,7 +59,11 @@ class Clone:
         self.params["data"] |= chosen["data"]
         self.params["train"] |= chosen["train"]
         YAML().dump(self.params, folder / "params.yaml")
-        self.environ = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(folder / "src")}
+        self.environ = {
+            **os.environ,
+            "PATH": f"{BIN}:{Path(DOCKER).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(folder / "src"),
+        }
         for name in ("MLFLOW_TRACKING_URI", "SAMEBITS_RUNTIME", "SAMEBITS_IMAGE", "VIRTUAL_ENV"):
             self.environ.pop(name, None)
         for name in ("AUTHOR", "COMMITTER"):
@@ -109,18 +115,40 @@ def clone(tmp_path_factory):
     return make
 
 
-def build(made, variant, base):
-    """Build an image as a user does, and give its name; wheels that pip is told of are put where it looks for them."""
+def add_wheels(made):
+    """Put wheels that pip is told of where a build looks for them."""
     wheels = os.environ.get("PIP_FIND_LINKS")
     if wheels and Path(wheels).is_dir():
         shutil.copytree(wheels, made.folder / "wheels", dirs_exist_ok=True)
-    return made.samebits("container", "build", "--lock", variant, *(["--base", base] if base else [])).strip()
 
 
 @pytest.fixture(scope="session")
 def image(engine, clone):
-    """Name of the CPU image of this tree."""
-    return build(clone("build"), "cpu", os.environ.get("SAMEBITS_TEST_BASE"))
+    """Name of the CPU image of this tree, which Compose has built."""
+    made = clone("build")
+    add_wheels(made)
+    for name in ("data/leaked", "secrets/leaked", "runs/leaked", ".env.local", "src/.env"):
+        (made.folder / name).parent.mkdir(exist_ok=True)
+        (made.folder / name).write_text("SENTINEL")
+    base = os.environ.get("SAMEBITS_TEST_BASE")
+    Compose(made, CPU, **({"BASE_IMAGE": base} if base else {}))("build")
+    return image_name("cpu", made.folder)
+
+
+@pytest.fixture(scope="session")
+def other_image(engine, clone):
+    """Builds an image from a clone through the SDK, with another Python and C library where there is a base for that.
+
+    The GPU lock's packages come from an index alone, for every Python.
+    """
+    base = os.environ.get("SAMEBITS_TEST_OTHER_BASE")
+
+    def make(made):
+        arguments = ["--lock", "gpu", "--base", base] if base else ["--lock", "cpu"]
+        return made.samebits("container", "build", *arguments).strip()
+
+    make(clone("other"))
+    return make
 
 
 def containers(engine):
@@ -139,10 +167,9 @@ class Compose:
     def __init__(self, made, *overlays, **environ):
         self.made, self.port = made, free_port()
         files = [argument for name in ("docker-compose.yml", *overlays) for argument in ("-f", name)]
-        self.command = [DOCKER, "compose", "-p", f"test{self.port}", *files]
+        self.command = [DOCKER, "compose", *files]
         self.environ = {"SAMEBITS_PORT": str(self.port), **environ}
-        done = made.run("sh", "tools/env.sh")
-        (made.folder / ".env").write_text(done.stdout)
+        made("sh", "tools/env.sh")
 
     def __call__(self, *arguments):
         return self.made(*self.command, *arguments, **self.environ)

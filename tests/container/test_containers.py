@@ -1,30 +1,37 @@
 """The image, Compose and the SDK's runner against a real Docker engine."""
 
+import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 
+import numpy as np
 import pytest
 from container_tools import (
+    CPU,
     UID,
     Compose,
-    build,
     clone,  # noqa: F401 - a fixture
     containers,
     engine,  # noqa: F401
     image,  # noqa: F401
+    other_image,  # noqa: F401
     read,
     wait_until,
 )
+from ruamel.yaml import YAML
+
+from conftest import ROOT
+from samebits.container.owner import OWNER, identity, sweep
 
 pytestmark = [pytest.mark.container, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-CPU = "docker-compose.cpu.yml"
+POSTGRES = "docker-compose.postgres.yml"
 RUNS = [f"{strategy}-{numerics} x{2 if strategy == 'ddp' else 1}" for numerics in ("fast", "exact")
         for strategy in ("single", "dp", "ddp")]  # fmt: skip
 
@@ -34,30 +41,44 @@ RUNS = [f"{strategy}-{numerics} x{2 if strategy == 'ddp' else 1}" for numerics i
 
 def test_the_image_says_what_it_is_made_of(engine, image):
     found = engine.images.get(image)
-    labels = found.labels
-    assert labels["samebits.lock"] == "cpu"
-    assert labels["org.opencontainers.image.base.name"] == (os.environ.get("SAMEBITS_TEST_BASE") or labels[
-        "org.opencontainers.image.base.name"])  # fmt: skip
-    assert len(labels["org.opencontainers.image.revision"]) == 40
+    base = re.search(r"^ARG BASE_IMAGE=(.+)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)[1]
+    assert found.labels["samebits.lock"] == "cpu"
+    assert found.labels["org.opencontainers.image.base.name"] == os.environ.get("SAMEBITS_TEST_BASE", base)
+    assert re.fullmatch(r"[0-9a-f]{40}", found.labels["org.opencontainers.image.revision"])
     assert found.attrs["Config"]["User"] == "1000:1000"
 
 
 def test_nothing_of_git_data_or_secrets_is_in_it(engine, image):
-    command = ["sh", "-c", "find / -xdev \\( -name .git -o -name .env -o -name dvc.lock -o -name postgres_password \\)"]
-    assert engine.containers.run(image, command, user="0", remove=True).decode().split() == []
+    """The folder that it was built from has them; see the fixture."""
+    find = (
+        "find / -xdev '(' -name .git -o -name .env -o -name dvc.lock -o -name leaked ')'; grep -rl SENTINEL /opt /home"
+    )
+    found = engine.containers.run(image, ["sh", "-c", f"{find} || :"], user="0", remove=True)
+    assert found.decode().split() == []
 
 
-def test_an_edit_of_the_code_rebuilds_no_packages(engine, image, clone):
+def test_what_the_compiler_makes_runs_in_it(image, clone):
+    made = clone("compiled", numerics=["fast"], compile=True, strategies=["single"])
+    for script in (["prepare.py"], ["train.py", "--strategy", "single", "--numerics", "fast", "--no-tracking"]):
+        made("python", f"pipeline/{script[0]}", *script[1:], SAMEBITS_RUNTIME="container")
+    assert read(made.folder, "runs/single-fast/run.json")["not_applied"] == {}
+
+
+def test_an_edit_of_the_code_rebuilds_no_packages(engine, other_image, clone):
     made = clone("edit")
+    before = engine.images.get(other_image(made)).attrs["RootFS"]["Layers"]
     made.append("src/samebits/__init__.py", "# edited\n")
-    before = engine.images.get(image).attrs["RootFS"]["Layers"]
-    assert build(made, "cpu", os.environ.get("SAMEBITS_TEST_BASE")) == image
-    after = engine.images.get(image).attrs["RootFS"]["Layers"]
+    after = engine.images.get(other_image(made)).attrs["RootFS"]["Layers"]
     same = sum(a == b for a, b in zip(before, after, strict=True))
     assert len(before) - 3 <= same < len(before)
 
 
 # -- Compose ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlays", [(), (CPU,), (POSTGRES,), (CPU, POSTGRES)])
+def test_compose_accepts_its_files(overlays, clone):
+    assert Compose(clone("files"), *overlays)("config", "--quiet") == ""
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +118,7 @@ def test_the_runs_are_on_the_server_with_metrics_and_artifacts(finished):
 
 
 def test_what_it_made_belongs_to_the_clones_owner(finished):
-    made = [path for path in finished.made.folder.rglob("*") if path.name != ".env"]
-    assert {path.lstat().st_uid for path in made} == {UID}
+    assert {path.lstat().st_uid for path in finished.made.folder.rglob("*")} == {UID}
     assert (finished.made.folder / "reports/index.html").exists()
 
 
@@ -107,8 +127,12 @@ def test_no_process_is_root_and_nothing_is_granted(finished, engine):
     uids = {row[0] for row in server.top(ps_args="-eo uid,pid")["Processes"]}
     assert uids == {str(UID)}
     for service in ("mlflow", "experiment"):
-        host = engine.containers.get(finished.id_of(service)).attrs["HostConfig"]
+        attrs = engine.containers.get(finished.id_of(service)).attrs
+        host = attrs["HostConfig"]
+        assert attrs["Config"]["User"] == f"{UID}:{UID}"
         assert (host["Privileged"], host["CapDrop"], host["ReadonlyRootfs"]) == (False, ["ALL"], True)
+        assert host["SecurityOpt"] == ["no-new-privileges:true"]
+        assert "docker.sock" not in str(attrs["Mounts"])
 
 
 def test_another_host_header_is_refused(finished):
@@ -126,19 +150,49 @@ def test_the_port_answers_on_loopback_alone(finished):
             assert probe.connect_ex((address, finished.port)) != 0
 
 
-def test_other_commands_run_in_the_same_place(finished):
-    command = [
-        "run",
-        "--rm",
-        "--no-deps",
-        "-T",
-        "experiment",
-        "samebits",
-        "compare",
-        "runs/single-exact",
-        "runs/dp-exact",
-    ]
-    assert finished(*command).splitlines()[0] == "bitwise"
+def test_experiments_run_in_the_same_place(finished):
+    run = ["run", "--rm", "--no-deps", "-T", "experiment"]
+    said = finished(*run, "samebits", "compare", "runs/single-exact", "runs/dp-exact")
+    assert said.splitlines()[0] == "bitwise"
+    lines = finished(*run, "samebits", "doctor", "--json")
+    found = {finding["name"]: finding["status"] for finding in json.loads(lines)["findings"]}
+    assert (found["mlflow"], found["container"], found["params"]) == ("ok", "skipped", "ok")
+    refused = finished.made.run(*finished.command, *run, "python", "pipeline/train.py", "--strategy", "none")
+    assert refused.returncode == 2
+    finished(*run, "dvc", "exp", "run", "--set-param", "train.numerics=[fast]", "--set-param",
+             "train.strategies=[single]", "--set-param", "train.optimizer.lr=0.05")  # fmt: skip
+    assert read(finished.made.folder, "runs/single-fast/run.json")["params"]["train"]["optimizer"]["lr"] == 0.05
+
+
+def test_compose_and_the_sdk_tell_a_run_the_same_of_its_image(image, clone, finished):
+    made = clone("same")
+    made("python", "pipeline/host.py", SAMEBITS_RUNTIME="container")
+    assert read(made.folder, "host.json") == read(finished.made.folder, "host.json")
+
+
+def test_ctrl_c_ends_the_training_before_its_container(image, clone, engine):
+    made = clone("interrupted", epochs=5000)
+    made.give_to(UID)
+    project = Compose(made, CPU)
+    try:
+        up = subprocess.Popen(
+            [*project.command, "up", "--no-build"],
+            cwd=made.folder,
+            env={**made.environ, **project.environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        wait_until(lambda: list((made.folder / ".samebits/resume").glob("*/0*")), seconds=300)
+        os.killpg(up.pid, signal.SIGINT)  # as a terminal does
+        up.communicate(timeout=120)
+        states = {name: engine.containers.get(project.id_of(name)).status for name in ("mlflow", "experiment")}
+        assert set(states.values()) == {"exited"}
+        project("up", "--detach", "--no-build", "--wait", "mlflow")
+        found = ask(project.port, "runs/search", {"experiment_ids": ["1"]})["runs"]
+        assert [run["info"]["status"] for run in found] == ["KILLED"]
+    finally:
+        project.down()
 
 
 # -- stages of dvc repro on the host ---------------------------------------------------------------------------
@@ -147,13 +201,13 @@ def test_other_commands_run_in_the_same_place(finished):
 @pytest.fixture(scope="module")
 def on_the_host(clone):
     """The bits of the exact runs, trained on the host."""
-    made = clone("host")
+    made = clone("host", numerics=["exact"])
     made("dvc", "repro", SAMEBITS_RUNTIME="host")
     return made
 
 
 def test_stages_in_the_container_have_the_bits_of_the_host(image, clone, on_the_host, engine):
-    made = clone("inside")
+    made = clone("inside", numerics=["exact"])
     made("dvc", "repro", SAMEBITS_RUNTIME="container")
     assert made.exact() == on_the_host.exact()
     here, there = read(made.folder, "host.json"), read(on_the_host.folder, "host.json")
@@ -162,17 +216,39 @@ def test_stages_in_the_container_have_the_bits_of_the_host(image, clone, on_the_
     assert containers(engine) == []
 
 
-def test_another_python_and_c_library_have_the_bits_of_the_host(clone, on_the_host, engine):
-    base = os.environ.get("SAMEBITS_TEST_OTHER_BASE")
-    if base is None:
+def test_another_python_and_c_library_have_the_bits_of_the_host(clone, other_image, on_the_host):
+    if "SAMEBITS_TEST_OTHER_BASE" not in os.environ:
         pytest.skip("SAMEBITS_TEST_OTHER_BASE names no base")
-    made = clone("other")
-    name = build(made, "gpu", base)
-    made("dvc", "repro", SAMEBITS_RUNTIME="container", SAMEBITS_IMAGE=name)
+    made = clone("elsewhere", numerics=["exact"])
+    made("dvc", "repro", SAMEBITS_RUNTIME="container", SAMEBITS_IMAGE=other_image(made))
     here, there = read(made.folder, "host.json"), read(on_the_host.folder, "host.json")
     assert here["python"] != there["python"]
     assert here["libc"] != there["libc"]
     assert made.exact() == on_the_host.exact()
+
+
+def test_a_changed_image_makes_the_trainings_stale_and_nothing_else(image, clone, on_the_host, engine):
+    made = clone("stale")
+    made("dvc", "repro", "train@single-fast", SAMEBITS_RUNTIME="container")
+    same = made("dvc", "repro", "train@single-fast", SAMEBITS_RUNTIME="container")
+    assert "Stage 'train@single-fast' didn't change, skipping" in same
+    context = io.BytesIO(f"FROM {image}\nLABEL changed=1\n".encode())
+    engine.images.build(fileobj=context, tag="samebits:changed", rm=True)
+    changed = made("dvc", "repro", "train@single-fast", SAMEBITS_RUNTIME="container", SAMEBITS_IMAGE="samebits:changed")
+    assert "Stage 'prepare' didn't change, skipping" in changed
+    assert "Running stage 'train@single-fast'" in changed
+
+
+def test_files_outside_the_repository_are_seen_inside(image, clone, tmp_path):
+    rows = np.random.default_rng(0)
+    np.save(tmp_path / "inputs.npy", rows.normal(size=(600, 128)).astype("float32"))
+    np.save(tmp_path / "targets.npy", rows.integers(0, 10, 600))
+    made = clone("outside")
+    names = {name: str(tmp_path / f"{name}.npy") for name in ("inputs", "targets")}
+    made.params["data"] = {"task": "file", "num_samples": 500, "test_samples": 100, "kwargs": names}
+    YAML().dump(made.params, made.folder / "params.yaml")
+    made("python", "pipeline/prepare.py", SAMEBITS_RUNTIME="container")
+    assert read(made.folder, "data/card.json")["task"] == "file"
 
 
 def test_by_default_the_image_is_used_where_it_is_there(image, clone):
@@ -184,6 +260,25 @@ def test_by_default_the_image_is_used_where_it_is_there(image, clone):
     assert "on the host, not in the image: no image samebits:cpu-" in said
     assert "`samebits container build` makes it" in said
     assert read(made.folder, "host.json")["in_container"] is False
+    said = made.run("python", "pipeline/host.py", SAMEBITS_IMAGE=image).stderr
+    assert said.strip() == f"{image} is not of the locks here: `samebits container build`, or `make up`"
+
+
+def test_results_never_stay_behind_in_a_container(image, clone, tmp_path):
+    made = clone("behind", numerics=["fast"])
+    command = ["python", "pipeline/compare.py", "--no-tracking"]
+    done = made.run(*command, f"--out-dir={tmp_path}/reports", SAMEBITS_RUNTIME="container")
+    assert (done.returncode, "runs/" in done.stderr) == (2, True)  # it ran, and found no runs
+    done = made.run(*command, "--out-dir", "/tmp/not-there", SAMEBITS_RUNTIME="container")
+    assert (done.returncode, "would not be seen outside" in done.stderr) == (3, True)
+
+
+def test_fewer_gpus_than_on_the_host_are_an_error(image, clone):
+    done = clone("gpus").run(
+        "samebits", "container", "run", "env", "SAMEBITS_HOST_GPUS=8", "python", "pipeline/host.py"
+    )
+    assert done.returncode == 3
+    assert f"8 GPUs on the host, 0 for torch in {image}" in done.stderr
 
 
 def test_exit_codes_and_errors_come_out(image, clone):
@@ -231,6 +326,34 @@ def test_a_runner_that_is_killed_leaves_what_the_next_one_removes(image, clone, 
     assert containers(engine) == []
 
 
+def test_only_what_has_surely_lost_its_owner_is_removed(image, engine):
+    mine = identity(os.getpid()).split(":")
+    labels = {
+        "of this process": mine,
+        "of a process that has ended": [*mine[:3], "1", "1"],
+        "of another user": ["12345", *mine[1:3], "1", "1"],
+        "of another namespace": [*mine[:2], "1", "1", "1"],
+        "of before the host's start": [mine[0], "boot", *mine[2:]],
+    }
+    made = {name: engine.containers.create(image, "true", labels={OWNER: ":".join(parts)})
+            for name, parts in labels.items()}  # fmt: skip
+    try:
+        removed = sweep(engine)
+        swept = {name for name, container in made.items() if container.id in removed}
+    finally:
+        for container in containers(engine):
+            container.remove(force=True)
+    assert swept == {"of a process that has ended", "of before the host's start"}
+
+
+def test_what_the_engine_refuses_is_told(image, clone):
+    made = clone("refused")
+    done = made.run("samebits", "container", "run", "true", SAMEBITS_SHM_SIZE="many")
+    assert (done.returncode, done.stderr.count("error: ")) == (3, 1), done.stderr
+    done = made.run("samebits", "container", "run", "no-such-command")
+    assert done.returncode in (3, 127)
+
+
 # -- the rest of the command -----------------------------------------------------------------------------------
 
 
@@ -239,11 +362,8 @@ def test_an_image_is_kept_as_a_file_and_comes_back(image, clone, engine, tmp_pat
     small = engine.images.get(os.environ.get("SAMEBITS_TEST_BASE") or image)
     small.tag("samebits", "kept")
     file = tmp_path / "kept.tar"
-    code = (
-        "import sys, docker; from pathlib import Path; from samebits.container.archive import save_image; "
-        "save_image(docker.from_env(timeout=600).images.get('samebits:kept'), 'samebits:kept', Path(sys.argv[1]))"
-    )
-    made(sys.executable, "-c", code, str(file))
+    said = made.samebits("container", "save", str(file), SAMEBITS_IMAGE="samebits:kept")
+    assert said.split() == [str(file), f"{file}.json"]
     engine.images.remove("samebits:kept")
     assert made.samebits("container", "load", str(file)).strip() == "samebits:kept"
     assert engine.images.get("samebits:kept").id == small.id == read(tmp_path, "kept.tar.json")["id"]
@@ -261,6 +381,8 @@ def test_the_doctor_looks_inside(image, clone):
     assert found["container"]["text"].startswith("Docker ")
     assert found["image"]["text"].startswith(image)
     assert found["inside: mlflow"]["status"] == "ok"
+    assert found["inside: shared memory"]["text"].startswith("8.0 GiB free")
+    assert found["container disk"]["status"] in ("ok", "warning")
     assert found["owner"]["status"] == "ok"
 
 
@@ -271,9 +393,11 @@ def test_mlflow_keeps_its_runs_in_postgresql(image, clone, engine):
     name = os.environ.get("SAMEBITS_TEST_POSTGRES")
     made = clone("postgres")
     (made.folder / "secrets").mkdir()
-    (made.folder / "secrets/postgres_password").write_text("a-word")
+    secret = made.folder / "secrets/postgres_password"
+    secret.write_text("a-word")
     made.give_to(UID)
-    project = Compose(made, CPU, "docker-compose.postgres.yml", **({"POSTGRES_IMAGE": name} if name else {}))
+    secret.chmod(0o640)
+    project = Compose(made, CPU, POSTGRES, **({"POSTGRES_IMAGE": name} if name else {}))
     try:
         project("up", "--detach", "--no-build", "--wait", "mlflow")
         run = ask(project.port, "runs/create", {"experiment_id": "0"})["run"]["info"]["run_id"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from samebits.container.image import facts_of
@@ -22,12 +21,19 @@ def record_of(file: Path) -> Path:
 
 
 def save_image(image: Image, name: str, file: Path) -> list[Path]:
-    """Write the image with its name to ``file``, and its id, digests and SHA-256 beside it."""
+    """Write the image with its name to ``file``, and its id, digests, layers and SHA-256 beside it."""
     with atomic(file) as temporary, temporary.open("wb") as stream:
-        for chunk in image.save(named=name):
+        for chunk in image.save(named=name if name in image.tags else bool(image.tags)):
             stream.write(chunk)
     facts = facts_of(image)
-    record = {"name": name, "id": facts.image_id, "digest": facts.digest, "base": facts.base, "sha256": sha256(file)}
+    record = {
+        "name": name,
+        "id": facts.image_id,
+        "digest": facts.digest,
+        "base": facts.base,
+        "layers": _layers(image),
+        "sha256": sha256(file),
+    }
     write_json(record_of(file), record)
     return [file, record_of(file)]
 
@@ -49,6 +55,10 @@ def load_image(client: DockerClient, file: Path) -> str:
         )
     with file.open("rb") as stream:
         (image, *_) = client.images.load(stream)
-    if image.id != record["id"]:
-        raise UserError(f"{file}: image {image.id}, expected {record['id']}", hint=json.dumps(record["name"]))
+    if _layers(image) != record["layers"]:  # its id depends on the engine's way of keeping images
+        raise UserError(f"{file}: holds another image than {record['name']}", hint="copy both files again")
     return str(record["name"])
+
+
+def _layers(image: Image) -> list[str]:
+    return [str(layer) for layer in image.attrs["RootFS"]["Layers"]]

@@ -26,10 +26,11 @@ def build_image(client: DockerClient, variant: Variant, *, base: str | None, tor
         arguments["BASE_IMAGE"] = base
     if torch_backend:
         arguments["TORCH_BACKEND"] = torch_backend
-    said = []
-    for event in client.api.build(path=str(Path.cwd()), tag=name, buildargs=arguments, rm=True, decode=True):
+    events = client.api.build(
+        path=str(Path.cwd()), tag=name, buildargs=arguments, rm=True, forcerm=True, decode=True, use_config_proxy=True
+    )
+    for event in events:
         text = event.get("stream") or event.get("status", "")
-        said.append(text)
         sys.stderr.write(text)
         if "error" in event:
             hint = "see the lines above; without the network, see docs/guides/containers.md"

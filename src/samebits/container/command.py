@@ -63,9 +63,10 @@ def run(command: tuple[str, ...]) -> None:
       samebits container run dvc repro
       samebits container run python -m pytest tests/gpu
     """
-    from samebits.container.stage import find_place, run_inside
+    from samebits.container.stage import find_place, job_for, run_inside
 
-    sys.exit(run_inside(find_place(), list(command)))
+    place = find_place()
+    sys.exit(run_inside(place, job_for(place, command)))
 
 
 @container.command()

@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
     from docker import DockerClient as DockerClient
     from docker.models.images import Image as Image
+    from docker.types import DeviceRequest
 
-SOCKET = Path("/var/run/docker.sock")
+SOCKET = "unix:///var/run/docker.sock"
 _SECONDS = 30
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
-    """A client of the engine that DOCKER_HOST names, or of this host's own.
+    """A client of the engine that DOCKER_HOST or docker's context names, or of this host's own.
 
     Raises:
         HostError: none answers, or it is another host's, which has not this host's files.
     """
-    address = environ.get("DOCKER_HOST") or f"unix://{SOCKET}"
+    address = address_of(environ)
     if not address.startswith("unix://"):
         raise HostError(
             f"the Docker engine {address} is another host's, which has not this folder",
@@ -45,23 +46,43 @@ def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
     except DockerException as error:
         hint = "add yourself to the group docker and log in again" if "ermission" in str(error) else "start Docker"
         raise HostError(f"no Docker engine answers at {socket}: {first_line(str(error))}", hint=hint) from None
+    client.api.timeout = None  # type: ignore[assignment] # none: a start with eight GPUs, or an image of several GB, takes its time
     return client
 
 
-def offers_gpus(client: DockerClient) -> bool:
-    """Whether containers can get NVIDIA GPUs: through a runtime, a hook or a device interface (CDI)."""
+def address_of(environ: Mapping[str, str] = os.environ) -> str:
+    """Where the ``docker`` command finds its engine too."""
+    if address := environ.get("DOCKER_HOST"):
+        return address
+    config = Path(environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+    if "DOCKER_CONTEXT" not in environ and not config.exists():
+        return SOCKET
+    from docker.context import ContextAPI
+    from docker.errors import DockerException
+
+    try:
+        context = ContextAPI.get_context(environ.get("DOCKER_CONTEXT"))
+    except (DockerException, OSError, ValueError):
+        return SOCKET
+    return str(context.Host).removeprefix("http+") if context and context.Host else SOCKET
+
+
+def traits(client: DockerClient) -> set[str]:
+    """What an engine does to processes: ``rootless``, ``userns``, ``selinux`` and others, by its own names."""
+    options = client.info().get("SecurityOptions") or []
+    return {part.removeprefix("name=") for option in options for part in option.split(",")}
+
+
+def gpu_request(client: DockerClient) -> DeviceRequest | None:
+    """How all NVIDIA GPUs are asked for: of the runtime, its hook, or a device interface (CDI); None if they cannot."""
+    from docker.types import DeviceRequest
+
     info = client.info()
-    devices = [str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []]
-    return (
-        "nvidia" in (info.get("Runtimes") or {})
-        or any(device.startswith("nvidia.com/gpu") for device in devices)
-        or shutil.which("nvidia-container-runtime-hook") is not None
-    )
-
-
-def is_rootless(client: DockerClient) -> bool:
-    """Whether the engine runs as an ordinary user."""
-    return any("rootless" in option for option in client.info().get("SecurityOptions") or [])
+    if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
+        return DeviceRequest(count=-1, capabilities=[["gpu"]])
+    if any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or []):
+        return DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
+    return None
 
 
 def find_image(client: DockerClient, name: str) -> Image | None:

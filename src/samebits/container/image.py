@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +33,12 @@ def image_name(variant: Variant, root: Path = Path()) -> str:
     for name in ("Dockerfile", "requirements.uv.lock", f"requirements.{variant}.lock"):
         digest.update((root / name).read_bytes())
     return f"samebits:{variant}-{digest.hexdigest()[:12]}"
+
+
+def variant_of(name: str) -> Variant | None:
+    """The lock that an image's name speaks of; None if it is not a name of the locks."""
+    found = re.fullmatch(r"samebits:(cpu|gpu)-[0-9a-f]{12}", name)
+    return cast("Variant", found[1]) if found else None
 
 
 def wanted_image(variant: Variant, root: Path = Path(), environ: Mapping[str, str] = os.environ) -> str:

@@ -8,11 +8,12 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from samebits.errors import UserError
+from samebits.errors import HostError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,25 +25,23 @@ _USED = [
 ]
 
 
-def folders(cwd: Path, arguments: Sequence[str], tracking_uri: str) -> list[Path]:
-    """Folders to mount for a command in ``cwd``: its repository, store and cache, and those of files it is told of.
+def folders(cwd: Path, arguments: Sequence[str], tracking_uri: str, files: Iterable[Path] = ()) -> list[Path]:
+    """What to mount for a command in ``cwd``: its repository, store and cache, ``files``, and what it is told of.
 
-    It is told of them by its arguments, and by the parameters for the user's model and data.
+    It is told of files by its arguments, and by the parameters for the user's model and data.
 
     Raises:
-        UserError: the repository or the store lies where it would hide the image's own files.
+        HostError: something that is needed lies where the image has files of its own.
     """
-    needed = [_repository(cwd), *_shared_git(cwd)]
-    if tracking_uri.startswith("sqlite:///"):
-        needed.append(Path(tracking_uri.removeprefix("sqlite:///")).parent)
+    needed = [_repository(cwd), *_shared_git(cwd), *_store(tracking_uri)]
     for folder in needed:
         if _is_the_images(folder.resolve()):
             hint = "keep the repository and MLflow's store in folders of their own"
-            raise UserError(f"{folder} cannot be mounted: the image has its own", hint=hint)
-    named = [cwd / argument for argument in arguments if "/" in argument]
-    named += [path for path in _named_in(cwd, _params_file(arguments)) if os.path.exists(path)]  # noqa: PTH110 - too long a name is none
-    found = (_existing(path.resolve()) for path in [*named, *_caches(cwd)])
-    return outermost([*needed, *(folder for folder in found if not _is_the_images(folder))])
+            raise HostError(f"{folder} cannot be mounted: the image has its own", hint=hint)
+    named = [cwd / value for argument in arguments if "/" in (value := _value(argument))]
+    named += [path for path in _named_in(cwd, _params_file(arguments)) if _is_there(path)]
+    found = [_seen(path.resolve()) for path in [*named, *_caches(cwd)]]
+    return outermost([*needed, *files, *(path for path in found if path is not None)])
 
 
 def outermost(paths: Iterable[Path]) -> list[Path]:
@@ -51,8 +50,40 @@ def outermost(paths: Iterable[Path]) -> list[Path]:
     return [path for path in unique if not any(other in path.parents for other in unique)]
 
 
+def _seen(path: Path) -> Path | None:
+    """What to mount so that ``path`` is seen inside; None for what the image has its own of."""
+    folder = path
+    while not os.path.isdir(folder):  # noqa: PTH112 - too long a name is none
+        folder = folder.parent
+    if not _is_the_images(folder):
+        return folder
+    if path == folder or any(system in (path, *path.parents) for system in _SYSTEM):
+        return None
+    if _is_there(path):
+        return path
+    hint = "make the folder first, or name one elsewhere"
+    raise HostError(f"{path} would not be seen outside: the image has a {folder} of its own", hint=hint)
+
+
+def _is_there(path: Path) -> bool:
+    return os.path.exists(path)  # noqa: PTH110 - too long a name is none
+
+
 def _is_the_images(folder: Path) -> bool:
     return folder in _USED or any(system in (folder, *folder.parents) for system in _SYSTEM)
+
+
+def _store(tracking_uri: str) -> list[Path]:
+    """The folder of a store that is files."""
+    scheme, _, rest = tracking_uri.partition(":")
+    if scheme == "sqlite":
+        return [Path(rest.removeprefix("///")).parent]
+    return [Path(urlsplit(tracking_uri).path)] if scheme == "file" else []
+
+
+def _value(argument: str) -> str:
+    """An argument, or what follows ``--option=``."""
+    return argument.partition("=")[2] if argument.startswith("--") and "=" in argument else argument
 
 
 def _repository(cwd: Path) -> Path:
@@ -72,7 +103,7 @@ def _shared_git(cwd: Path) -> list[Path]:
 
 def _params_file(arguments: Sequence[str]) -> str:
     """What ``--params`` says, or its default."""
-    for given, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for given, following in zip(arguments, [*arguments[1:], "params.yaml"], strict=False):
         option, _, value = given.partition("=")
         if option == "--params":
             return value or following
@@ -86,7 +117,8 @@ def _named_in(cwd: Path, params_file: str) -> Iterator[Path]:
     except (OSError, YAMLError):
         return
     for section in ("model", "data"):
-        yield from (cwd / text for text in _texts(raw.get(section) if isinstance(raw, dict) else None))
+        for text in _texts(raw.get(section) if isinstance(raw, dict) else None):
+            yield from (cwd / text, cwd / text.rpartition(":")[0])  # a tensor of a file, or a function of a module
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -113,10 +145,3 @@ def _git(cwd: Path, *arguments: str) -> Path | None:
     except FileNotFoundError:
         return None
     return Path(done.stdout.strip()) if done.returncode == 0 and done.stdout.strip() else None
-
-
-def _existing(path: Path) -> Path:
-    """The folder that ``path`` is, or the nearest above it that is there."""
-    while not os.path.isdir(path):  # noqa: PTH112 - too long a name is none
-        path = path.parent
-    return path

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.container.mounts import folders
-from samebits.container.run import Job, settings, sweep
+from samebits.container.engine import address_of
+from samebits.container.run import made
+from samebits.container.stage import job_for
 from samebits.errors import HostError
-from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:
     from samebits.container.stage import Place
@@ -25,12 +25,8 @@ def open_shell(place: Place) -> int:
     docker = shutil.which("docker")
     if docker is None:
         raise HostError("the docker command is not installed", hint="install it, or use `samebits container run`")
-    sweep(place.client)
-    cwd, uri = Path.cwd(), tracking_uri()
-    job = Job(["bash"], cwd, folders(cwd, [], uri), uri, place.gpus, interactive=True)
-    container = place.client.containers.create(**settings(place.client, place.image, job))
-    try:
+    job = job_for(place, ["bash"], interactive=True)
+    with made(place.client, place.image, job) as container:
         command = [docker, "start", "--attach", "--interactive", str(container.id)]
-        return subprocess.run(command, check=False).returncode
-    finally:
-        container.remove(force=True, v=True)
+        environ = {**os.environ, "DOCKER_HOST": address_of()}
+        return subprocess.run(command, env=environ, check=False).returncode

@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.container.engine import connect, find_image, offers_gpus, toolkit_version
+from samebits.container.engine import connect, find_image, gpu_request, toolkit_version
 from samebits.container.image import facts_of, wanted_image
-from samebits.container.mounts import folders
-from samebits.container.run import Job, output
-from samebits.container.stage import INSIDE, RUNTIME
+from samebits.container.run import output
+from samebits.container.stage import INSIDE, RUNTIME, Place, job_for
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.doctor.machine import LOW_DISK, MIN_DISK, size
-from samebits.errors import HostError
+from samebits.errors import HostError, first_line
 from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from samebits.container.engine import DockerClient, Image
+    from samebits.container.engine import DockerClient
 
 HOLES = [
     ((1, 16, 2), "CVE-2024-0132", "a container can take the host over"),
@@ -31,9 +31,10 @@ HOLES = [
 """Toolkit: the first version without a hole, the hole's number, and what it lets happen."""
 
 _MADE = ("data", "runs", "reports", ".dvc", ".samebits", "mlartifacts", "mlflow.db", "host.json", "dvc.lock")
-_ASK_STORE = (
-    "import json, sys; from dataclasses import asdict; from samebits.doctor.store import store; "
-    "print(json.dumps([asdict(found) for found in store(sys.argv[1])]))"
+_LOOK = (
+    "import json, sys; from dataclasses import asdict; from samebits.doctor import machine, store; "
+    "found = machine.shared_memory(int(sys.argv[1])) + store.store(sys.argv[2]); "
+    "print(json.dumps([asdict(finding) for finding in found]))"
 )
 
 
@@ -57,7 +58,7 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
     yield from image(client, name)
     found = find_image(client, name)
     if found is not None:
-        yield from inside(client, found, gpus > 0)
+        yield from inside(Place(client, found, gpus))
     yield from owner()
 
 
@@ -68,16 +69,19 @@ def image(client: DockerClient, name: str) -> Finding:
     if found is None:
         return warning(f"no {name} for these locks, so stages run on the host", "samebits container build")
     facts = facts_of(found)
-    return ok(f"{name}, {facts.image_id.removeprefix('sha256:')[:12]} on {facts.base or 'an unknown base'}")
+    base = facts.base or "an unknown base"
+    pinned = "" if "@sha256:" in base else ", a base without a digest"
+    return ok(f"{name}, {facts.image_id.removeprefix('sha256:')[:12]} on {base}{pinned}")
 
 
 @check("container disk")
 def engine_disk(client: DockerClient) -> Finding:
     """Room where the engine keeps images."""
     root = Path(client.info()["DockerRootDir"])
-    if not os.access(root, os.R_OK):
-        return skipped(f"{root} cannot be looked at")
-    free = shutil.disk_usage(root).free
+    try:
+        free = shutil.disk_usage(root).free
+    except OSError as error:  # an engine in a machine of its own
+        return skipped(f"{root} cannot be looked at: {error.strerror}")
     text, hint = f"{size(free)} free in {root}", "docker system prune removes what no container uses"
     if free < MIN_DISK:
         return failed(text, hint)
@@ -89,7 +93,7 @@ def toolkit(client: DockerClient, gpus: int) -> Finding:
     """NVIDIA's Container Toolkit, which gives containers the GPUs."""
     if not gpus:
         return skipped("no GPU")
-    if not offers_gpus(client):
+    if gpu_request(client) is None:
         hint = "install nvidia-container-toolkit, then `nvidia-ctk runtime configure --runtime=docker`, restart Docker"
         return failed("the engine does not offer the GPUs to containers", hint)
     version = toolkit_version()
@@ -104,24 +108,29 @@ def toolkit(client: DockerClient, gpus: int) -> Finding:
 
 
 @check("inside")
-def inside(client: DockerClient, found: Image, gpus: bool) -> list[Finding]:
+def inside(place: Place) -> list[Finding]:
     """What a container sees: GPUs, shared memory, and MLflow on a route of its API."""
-    uri, cwd = tracking_uri(), Path.cwd()
 
     def said(*command: str) -> tuple[int, str]:
-        return output(client, found, Job(command, cwd, folders(cwd, [], uri), uri, gpus))
+        return output(place.client, place.image, job_for(place, command))
 
     findings = []
-    if gpus:
+    if place.gpus:
         code, text = said("nvidia-smi", "-L")
-        count = text.count("GPU ")
-        hint = "see `docker run --rm --gpus all IMAGE nvidia-smi`"
-        findings.append(ok(f"{count} GPUs") if code == 0 else failed(f"nvidia-smi ended with {code}: {text}", hint))
-    code, text = said("python", "-c", _ASK_STORE, uri)
+        seen = text.count("GPU ")
+        hint = "see `samebits container run nvidia-smi -L`, and restart Docker"
+        if code:
+            findings.append(failed(f"nvidia-smi ended with {code}: {first_line(text)}", hint))
+        elif seen < place.gpus:
+            findings.append(failed(f"{seen} of {place.gpus} GPUs are seen in the image", hint))
+        else:
+            findings.append(ok(f"{seen} {'GPU' if seen == 1 else 'GPUs'}"))
+    code, text = said("python", "-c", _LOOK, str(place.gpus), tracking_uri())
     if code:
         hint = "samebits container shell"
         return [*findings, failed(f"python ended with {code}: {text[-200:]}", hint)]
-    return [*findings, *(Finding(**{**entry, "name": "inside: mlflow"}) for entry in json.loads(text.splitlines()[-1]))]
+    found = [Finding(**entry) for entry in json.loads(text.splitlines()[-1])]
+    return [*findings, *(replace(finding, name=f"inside: {finding.name}") for finding in found)]
 
 
 @check("owner")
