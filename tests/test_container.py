@@ -244,7 +244,10 @@ def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
     assert found["environment"]["SAMEBITS_HOST_GPUS"] == "2"
     assert "NVIDIA_VISIBLE_DEVICES" not in found["environment"]
     assert (asked(tmp_path)["device_requests"], asked(tmp_path)["ulimits"]) == ([], [])
-    assert asked(tmp_path, SAMEBITS_SHM_SIZE="16g")["shm_size"] == "16g"
+    assert asked(tmp_path)["shm_size"] == 8 * 2**30
+    assert asked(tmp_path, SAMEBITS_SHM_SIZE="16g")["shm_size"] == 16 * 2**30
+    with pytest.raises(UserError, match="SAMEBITS_SHM_SIZE: got 'many', accepts bytes, or k, m or g of them"):
+        asked(tmp_path, SAMEBITS_SHM_SIZE="many")
 
 
 def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):

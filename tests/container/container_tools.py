@@ -129,7 +129,7 @@ def image(engine, clone):
     add_wheels(made)
     for name in ("data/leaked", "secrets/leaked", "runs/leaked", ".env.local", "src/.env"):
         (made.folder / name).parent.mkdir(exist_ok=True)
-        (made.folder / name).write_text("SENTINEL")
+        (made.folder / name).write_text("do-not-leak-me")
     base = os.environ.get("SAMEBITS_TEST_BASE")
     Compose(made, CPU, **({"BASE_IMAGE": base} if base else {}))("build")
     return image_name("cpu", made.folder)

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from samebits.container.engine import gpu_request, toolkit_version, traits
 from samebits.container.image import facts_of
 from samebits.container.owner import OWNER, identity
+from samebits.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +67,11 @@ def owner_of(folder: Path, *, rootless: bool = False) -> str:
 
 
 def settings(client: DockerClient, image: Image, job: Job) -> dict[str, Any]:
-    """What the engine is asked for."""
+    """What the engine is asked for.
+
+    Raises:
+        UserError: SAMEBITS_SHM_SIZE is no size.
+    """
     from docker.types import Mount
 
     known = traits(client)
@@ -88,7 +93,7 @@ def settings(client: DockerClient, image: Image, job: Job) -> dict[str, Any]:
         "cap_drop": ["ALL"],
         # Relabelling what is mounted would change files of the host's, so that SELinux keeps out instead.
         "security_opt": ["no-new-privileges:true", *(["label=disable"] if "selinux" in known else [])],
-        "shm_size": job.environ.get("SAMEBITS_SHM_SIZE", "8g"),
+        "shm_size": _shared_memory(job.environ),
         "ulimits": _limits(rootless=rootless) if job.gpus else [],
         "network_mode": "host" if _is_here(job.tracking_uri) else "bridge",
         "device_requests": [gpu_request(client)] if job.gpus else [],
@@ -119,6 +124,18 @@ def _is_passed(name: str, value: str, mounts: Sequence[Path]) -> bool:
         return False
     path = Path(value)
     return not path.is_absolute() or any(mount in (path, *path.parents) for mount in mounts)
+
+
+def _shared_memory(environ: Mapping[str, str]) -> int:
+    """Bytes of /dev/shm: NCCL needs more than Docker's 64 MB."""
+    from docker.errors import DockerException
+    from docker.utils import parse_bytes
+
+    size = environ.get("SAMEBITS_SHM_SIZE") or "8g"
+    try:
+        return int(parse_bytes(size))
+    except DockerException:
+        raise UserError(f"SAMEBITS_SHM_SIZE: got {size!r}, accepts bytes, or k, m or g of them", hint="16g") from None
 
 
 def _limits(*, rootless: bool) -> list[Any]:
