@@ -66,6 +66,7 @@ bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up
 	@$(BENCH) benchmarks/repro.py
 	@$(BENCH) benchmarks/tracking.py
 	@$(BENCH) benchmarks/sender.py
+	@docker info >/dev/null 2>&1 && $(BENCH) benchmarks/container.py || echo "no Docker engine: benchmarks/container.py left out"
 	@$(BENCH) tools/benchmark_page.py
 
 .venv-docs/.installed: requirements.docs.lock tools/install.sh

@@ -76,6 +76,8 @@ def test_a_name_follows_what_decides_on_the_packages(tmp_path):
     (tmp_path / "requirements.cpu.lock").write_text("other")
     assert image.image_name("cpu", tmp_path) != before
     assert image.wanted_image("cpu", tmp_path, {image.IMAGE: "mine:1"}) == "mine:1"
+    with pytest.raises(HostError, match=r"no requirements\.gpu\.lock here, which an image is made from"):
+        image.image_name("gpu", tmp_path)
 
 
 # -- where a stage runs ----------------------------------------------------------------------------------------

@@ -258,7 +258,7 @@ def test_an_edit_makes_stale_what_it_can_change(file, stale, repository):
 
 
 def test_another_host_or_an_edited_model_retrains(repository):
-    repository("dvc", "repro", "host", SAMEBITS_IMAGE_DIGEST="sha256:other")
+    repository("dvc", "repro", "host", SAMEBITS_CONTAINER="1", SAMEBITS_IMAGE_DIGEST="sha256:other")
     assert {f"train@{name}" for name in RUNS} < repository.stale()
     repository("dvc", "repro", "host")
     assert repository.stale() == set()

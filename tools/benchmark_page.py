@@ -166,6 +166,15 @@ def quality(result: Result) -> Iterator[str]:
 
 
 # name of the result -> title, what was done, its tables
+def container(result: Result) -> Iterator[str]:
+    """Seconds of a stage in both places, and how many more in the image."""
+    yield from table("stage", "on the host", "in the image", "more", "rounds")
+    for name, taken in result["seconds"].items():
+        yield row(
+            name, *(middle(taken[place]) for place in ("host", "container", "more")), str(taken["more"]["rounds"])
+        )
+
+
 SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "loop": (
         "The loop against others",
@@ -229,6 +238,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "Where the time of `make repro` goes",
         "A new clone, a warm package cache, the default `params.yaml`. A stage lasts until DVC announces the next.",
         repro,
+    ),
+    "container": (
+        "What a container costs",
+        "Wall seconds of a stage's command, in turns; one epoch of the default model.",
+        container,
     ),
 }
 

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 
@@ -102,7 +103,7 @@ def ask(port, route, body=None, host=None):
         return json.load(answer)
 
 
-def test_the_runs_are_on_the_server_with_metrics_and_artifacts(finished):
+def test_the_runs_are_on_the_server_with_metrics_and_artifacts(finished, engine, image):
     experiment = ask(finished.port, "experiments/get-by-name?experiment_name=samebits")["experiment"]
     found = ask(finished.port, "runs/search", {"experiment_ids": [experiment["experiment_id"]], "max_results": 50})
     runs = {run["info"]["run_name"]: run for run in found["runs"]}
@@ -112,6 +113,7 @@ def test_the_runs_are_on_the_server_with_metrics_and_artifacts(finished):
         tags = {tag["key"]: tag["value"] for tag in runs[name]["data"]["tags"]}
         assert {"loss", "eval_loss", "training_seconds"} <= metrics
         assert (tags["in_container"], len(tags["git_commit"])) == ("True", 40)
+        assert tags["image_id"] == engine.images.get(image).id
         files = ask(finished.port, f"artifacts/list?run_id={runs[name]['info']['run_id']}")["files"]
         assert {"model.safetensors", "losses.csv"} <= {file["path"] for file in files}
 
@@ -169,6 +171,13 @@ def test_compose_and_the_sdk_tell_a_run_the_same_of_its_image(image, clone, fini
     assert read(made.folder, "host.json") == read(finished.made.folder, "host.json")
 
 
+def test_the_doctor_reaches_a_server_of_this_host_from_inside(image, clone, finished):
+    uri = f"http://localhost:{finished.port}"
+    done = clone("reach").run("samebits", "doctor", "--json", MLFLOW_TRACKING_URI=uri)
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert (found["inside: mlflow"]["status"], found["inside: mlflow"]["text"]) == ("ok", f"{uri} answers")
+
+
 def test_ctrl_c_ends_the_training_before_its_container(image, clone, engine):
     made = clone("interrupted", epochs=5000)
     made.give_to(UID)
@@ -212,7 +221,12 @@ def test_stages_in_the_container_have_the_bits_of_the_host(image, clone, on_the_
     here, there = read(made.folder, "host.json"), read(on_the_host.folder, "host.json")
     assert (here["in_container"], there["in_container"]) == (True, False)
     assert here["image_id"] == engine.images.get(image).id
+    assert read(made.folder, "runs/single-exact/run.json")["host"] == here
     assert containers(engine) == []
+    said = made.samebits("container", "run", "samebits", "verify")
+    assert [line.split(",")[0] for line in said.splitlines()][-3:] == [
+        f"{strategy}-exact: bitwise" for strategy in ("single", "dp", "ddp")
+    ]
 
 
 def test_another_python_and_c_library_have_the_bits_of_the_host(clone, other_image, on_the_host):
@@ -278,6 +292,39 @@ def test_fewer_gpus_than_on_the_host_are_an_error(image, clone):
     )
     assert done.returncode == 3
     assert f"8 GPUs on the host, 0 for torch in {image}" in done.stderr
+
+
+def test_output_comes_while_the_command_goes_on(image, clone):
+    command = ["samebits", "container", "run", "sh", "-c", "echo first; read -r line < wait; echo $line >&2"]
+    made = clone("live")
+    os.mkfifo(made.folder / "wait")
+    process = subprocess.Popen(
+        command, cwd=made.folder, env=made.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "first\n"
+    assert process.poll() is None
+    (made.folder / "wait").write_text("second\n")
+    assert process.communicate(timeout=60) == ("", "second\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "signals", "code"),
+    [
+        ("trap 'exit 9' TERM; echo up; sleep 60 & wait", [signal.SIGHUP], 9),  # a terminal that is gone
+        ("trap '' INT TERM; echo up; sleep 60", [signal.SIGTERM, signal.SIGTERM], 137),  # no patience
+    ],
+)
+def test_other_signals(script, signals, code, image, clone, engine):
+    made = clone("signals")
+    command = ["samebits", "container", "run", "sh", "-c", script]
+    process = subprocess.Popen(command, cwd=made.folder, env=made.environ, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "up\n"
+    for signum in signals:
+        process.send_signal(signum)
+        time.sleep(0.5)  # two at once would be one
+    process.communicate(timeout=60)
+    assert process.returncode == code
+    assert containers(engine) == []
 
 
 def test_exit_codes_and_errors_come_out(image, clone):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+from samebits.errors import HostError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -28,10 +30,17 @@ def image_name(variant: Variant, root: Path = Path()) -> str:
     """``samebits:VARIANT-DIGEST``, whose digest is that of the files that decide what is installed.
 
     ``tools/env.sh`` makes the same name for Compose.
+
+    Raises:
+        HostError: they are not here.
     """
     digest = hashlib.sha256()
     for name in ("Dockerfile", "requirements.uv.lock", f"requirements.{variant}.lock"):
-        digest.update((root / name).read_bytes())
+        try:
+            digest.update((root / name).read_bytes())
+        except FileNotFoundError:
+            hint = f"run this at the root of the repository, or name an image in {IMAGE}"
+            raise HostError(f"no {name} here, which an image is made from", hint=hint) from None
     return f"samebits:{variant}-{digest.hexdigest()[:12]}"
 
 
@@ -42,7 +51,11 @@ def variant_of(name: str) -> Variant | None:
 
 
 def wanted_image(variant: Variant, root: Path = Path(), environ: Mapping[str, str] = os.environ) -> str:
-    """The image that a stage should run in."""
+    """The image that a stage should run in.
+
+    Raises:
+        HostError: there is nothing here that it could be made from.
+    """
     return environ.get(IMAGE) or image_name(variant, root)
 
 

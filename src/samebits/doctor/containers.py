@@ -54,11 +54,15 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
     yield ok(f"Docker {client.version()['Version']}", name="container")
     yield from engine_disk(client)
     yield from toolkit(client, gpus)
-    name = wanted_image("gpu" if gpus else "cpu", environ=environ)
-    yield from image(client, name)
-    found = find_image(client, name)
-    if found is not None:
-        yield from inside(Place(client, found, gpus))
+    try:
+        name = wanted_image("gpu" if gpus else "cpu", environ=environ)
+    except HostError as error:
+        yield skipped(error.message, name="image")
+    else:
+        yield from image(client, name)
+        found = find_image(client, name)
+        if found is not None:
+            yield from inside(Place(client, found, gpus))
     yield from owner()
 
 
