@@ -21,33 +21,42 @@ from samebits.container.stage import find_place
 from samebits.errors import exit_on_error
 
 PARAMS = {"train": {"repeats": 1, "epochs": 1}}
+SAMEBITS = str(Path(sys.executable).with_name("samebits"))
+LOOP = ("-c", "for _ in range(50_000_000): pass")
 STAGES = {
-    "host": ("host.py", "--params", "params.yaml"),
-    "prepare": ("prepare.py", "--params", "small.yaml"),
-    "train, single": ("train.py", "--strategy", "single", "--no-tracking", "--params", "small.yaml"),
+    "host": ("pipeline/host.py",),
+    "prepare": ("pipeline/prepare.py", "--params", "small.yaml"),
+    "train, single": ("pipeline/train.py", "--strategy", "single", "--no-tracking", "--params", "small.yaml"),
 }
+
+
+def commands() -> dict[str, dict[str, tuple[str, ...]]]:
+    """By what they do and where."""
+    stages = {name: dict.fromkeys(("host", "container"), (sys.executable, *stage)) for name, stage in STAGES.items()}
+    loop = {"host": (sys.executable, *LOOP), "container": (SAMEBITS, "container", "run", "python", *LOOP)}
+    return {**stages, "an empty loop in Python": loop}
 
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=10, show_default=True, help="Times each is started.")
 def main(rounds: int) -> None:
-    with exit_on_error(), tempfile.TemporaryDirectory() as name:
+    with exit_on_error(), tempfile.TemporaryDirectory() as scratch:
         image = find_place(ROOT).image.tags[0]
-        folder = Path(name) / "clone"
+        folder = Path(scratch) / "clone"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(folder)], check=True)
         YAML().dump(PARAMS, folder / "small.yaml")
         places = {
             place: {**os.environ, "SAMEBITS_RUNTIME": place, "PYTHONPATH": str(folder / "src")}
             for place in ("host", "container")
         }
-        seconds: dict[str, dict[str, list[float]]] = {stage: {place: [] for place in places} for stage in STAGES}
+        known = commands()
+        seconds: dict[str, dict[str, list[float]]] = {name: {place: [] for place in places} for name in known}
         for number in range(rounds + 1):
-            for stage, command in STAGES.items():
+            for name, command in known.items():
                 for place in in_turn([*places], number):
-                    script = f"pipeline/{command[0]}"
-                    spent = run(sys.executable, script, *command[1:], folder=folder, environ=places[place])
+                    spent = run(*command[place], folder=folder, environ=places[place])
                     if number:  # the first fills the page cache
-                        seconds[stage][place].append(spent)
+                        seconds[name][place].append(spent)
     found = {}
     for stage, taken in seconds.items():
         more = [inside - outside for inside, outside in zip(taken["container"], taken["host"], strict=True)]
