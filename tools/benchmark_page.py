@@ -242,7 +242,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "container": (
         "What a container costs",
         "Wall seconds of a stage's command, in turns; one epoch of the default model. The image has its own Python;\n"
-        "where the host's was built without optimizations, what is mostly imports takes less time inside, see the loop.",
+        "where the host's was built without optimizations, what is mostly imports is faster inside, see the loop.",
         container,
     ),
 }
