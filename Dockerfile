@@ -27,9 +27,10 @@ RUN python3 -m venv /opt/uv; \
         --python /opt/samebits/bin/python "$@"; \
     rm -rf /opt/uv
 
-# Any uid may run this: a home and a place for MLflow's store that everybody can write to, and a name for who has none.
+# Any uid may run this: a home and a place for MLflow's store that everybody can write to, and a name for who has none,
+# also for git, which DVC's experiments are kept in.
 RUN install -d -m 1777 /home/samebits /mlflow; \
-    printf '[safe]\n\tdirectory = *\n' > /etc/gitconfig
+    printf '[safe]\n\tdirectory = *\n[user]\n\tname = samebits\n\temail = samebits@localhost\n' > /etc/gitconfig
 ENV PATH=/opt/samebits/bin:$PATH \
     HOME=/home/samebits \
     USER=samebits \

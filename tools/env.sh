@@ -53,5 +53,8 @@ SAMEBITS_MEMLOCK=$memlock
 SAMEBITS_REVISION=$revision
 END
 [ ! -f .env ] || grep -Ev "^($ours)" .env >> "$new" || :
+# Without a GPU plain `docker compose` takes the overlay that does without.
+grep -q '^COMPOSE_FILE=' "$new" || nvidia-smi -L >/dev/null 2>&1 ||
+    echo "COMPOSE_FILE=docker-compose.yml:docker-compose.cpu.yml" >> "$new"
 chown "$uid:$gid" "$new" 2>/dev/null || :
 mv "$new" .env

@@ -250,7 +250,8 @@ def sync() -> None:
 
     require_repository()
     count, problems = deliver()
-    click.echo(f"{count} {'log' if count == 1 else 'logs'} delivered")
+    if count or not problems:
+        click.echo(f"{count} {'log' if count == 1 else 'logs'} delivered" if count else "nothing is left to deliver")
     for log, problem in problems.items():
         click.echo(f"{log}: {problem}", err=True)
     if problems:

@@ -145,7 +145,7 @@ def other_image(engine, clone):
 
     def make(made):
         arguments = ["--lock", "gpu", "--base", base] if base else ["--lock", "cpu"]
-        return made.samebits("container", "build", *arguments).strip()
+        return made.samebits("container", "build", "--rebuild", *arguments).strip()
 
     make(clone("other"))
     return make

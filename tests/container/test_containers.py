@@ -160,6 +160,7 @@ def test_experiments_run_in_the_same_place(finished):
     assert (found["mlflow"], found["container"], found["params"]) == ("ok", "skipped", "ok")
     refused = finished.made.run(*finished.command, *run, "python", "pipeline/train.py", "--strategy", "none")
     assert refused.returncode == 2
+    finished("run", "--rm", "-T", "--user", "0:0", "experiment", "git", "var", "GIT_AUTHOR_IDENT")  # also of root
     finished(*run, "dvc", "exp", "run", "--set-param", "train.numerics=[fast]", "--set-param",
              "train.strategies=[single]", "--set-param", "train.optimizer.lr=0.05")  # fmt: skip
     assert read(finished.made.folder, "runs/single-fast/run.json")["params"]["train"]["optimizer"]["lr"] == 0.05
@@ -274,7 +275,10 @@ def test_by_default_the_image_is_used_where_it_is_there(image, clone):
     assert "`samebits container build` makes it" in said
     assert read(made.folder, "host.json")["in_container"] is False
     said = made.run("python", "pipeline/host.py", SAMEBITS_IMAGE=image).stderr
-    assert said.strip() == f"{image} is not of the locks here: `samebits container build`, or `make up`"
+    assert said.splitlines() == [
+        f"in the image {image}",
+        f"warning: {image} is not of the locks here. hint: `samebits container build`, or `make up`",
+    ]
 
 
 def test_results_never_stay_behind_in_a_container(image, clone, tmp_path):
@@ -413,6 +417,8 @@ def test_an_image_is_kept_as_a_file_and_comes_back(image, clone, engine, tmp_pat
     said = made.samebits("container", "save", str(file), SAMEBITS_IMAGE="samebits:kept")
     assert said.split() == [str(file), f"{file}.json"]
     engine.images.remove("samebits:kept")
+    missing = made.run("samebits", "container", "info", SAMEBITS_IMAGE="samebits:kept")
+    assert "no image samebits:kept, which SAMEBITS_IMAGE names" in missing.stderr
     assert made.samebits("container", "load", str(file)).strip() == "samebits:kept"
     assert engine.images.get("samebits:kept").id == small.id == read(tmp_path, "kept.tar.json")["id"]
     with file.open("ab") as stream:

@@ -44,9 +44,11 @@ def load_image(client: DockerClient, file: Path) -> str:
     Raises:
         UserError: a file is missing or damaged, or holds another image than it says.
     """
-    record: dict[str, Any] = read_json(record_of(file), made_by="samebits container save")
     if not file.exists():
         raise UserError(f"{file}: no such file", hint="name the file that `samebits container save` wrote")
+    if not record_of(file).exists():
+        raise UserError(f"{record_of(file)}: no such file", hint="copy it too: the hashes are in it")
+    record: dict[str, Any] = read_json(record_of(file), made_by="samebits container save")
     found = sha256(file)
     if found != record["sha256"]:
         raise UserError(

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from docker import DockerClient
 
 
-def build_image(client: DockerClient, variant: Variant, *, base: str | None, torch_backend: str | None) -> str:
-    """Build from the Dockerfile in the working directory, show how it goes on stderr, and return the image's name.
+def build_image(client: DockerClient, variant: Variant, *, base: str | None, torch_backend: str | None) -> None:
+    """Build from the Dockerfile in the working directory, and show how it goes on stderr.
 
     Raises:
         HostError: a step failed.
@@ -35,4 +35,3 @@ def build_image(client: DockerClient, variant: Variant, *, base: str | None, tor
         if "error" in event:
             hint = "see the lines above; without the network, see docs/guides/containers.md"
             raise HostError(f"the image could not be built: {str(event['error']).strip()}", hint=hint)
-    return name

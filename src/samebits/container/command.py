@@ -34,8 +34,9 @@ def container() -> None:
 @container.command()
 @AS_VARIANT
 @click.option("--base", help="Base image in place of the Dockerfile's own.")
+@click.option("--rebuild", is_flag=True, help="Also where there is one; its trainings are then stale.")
 @click.option("--torch-backend", help="Where torch's wheel comes from, as uv's option of that name: cpu, cu130, auto.")
-def build(lock: Variant | None, base: str | None, torch_backend: str | None) -> None:
+def build(lock: Variant | None, base: str | None, rebuild: bool, torch_backend: str | None) -> None:
     """Build the image for the locks of this folder.
 
     Wheels in the folder wheels/ are taken before those of an index.
@@ -46,16 +47,23 @@ def build(lock: Variant | None, base: str | None, torch_backend: str | None) -> 
       samebits container build --lock cpu --base registry.example/cuda:13.0.2-base-ubuntu24.04
     """
     from samebits.container.build import build_image
-    from samebits.container.engine import connect
+    from samebits.container.engine import connect, find_image
+    from samebits.container.image import image_name
 
     require_repository()
-    click.echo(build_image(connect(), lock or _variant(), base=base, torch_backend=torch_backend))
+    client, variant = connect(), lock or _variant()
+    name = image_name(variant)
+    if find_image(client, name) is None or rebuild:
+        build_image(client, variant, base=base, torch_backend=torch_backend)
+    else:
+        click.echo("it is there already; --rebuild makes another", err=True)
+    click.echo(name)
 
 
 @container.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.argument("command", nargs=-1, required=True)
 def run(command: tuple[str, ...]) -> None:
-    """Run a COMMAND of this folder in the image, and end with its exit code.
+    """Run a COMMAND of this folder in the image, without input, and end with its exit code.
 
     \b
     Examples:
@@ -149,10 +157,10 @@ def _variant() -> Variant:
 
 def _found(name: str) -> tuple[DockerClient, Image]:
     from samebits.container.engine import connect, find_image
-    from samebits.errors import HostError
+    from samebits.container.image import missing
 
     client = connect()
     image = find_image(client, name)
     if image is None:
-        raise HostError(f"no image {name} for these locks", hint="`samebits container build` makes it")
+        raise missing(name)
     return client, image

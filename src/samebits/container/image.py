@@ -59,6 +59,13 @@ def wanted_image(variant: Variant, root: Path = Path(), environ: Mapping[str, st
     return environ.get(IMAGE) or image_name(variant, root)
 
 
+def missing(name: str, environ: Mapping[str, str] = os.environ) -> HostError:
+    """What is said where the engine does not have an image."""
+    if environ.get(IMAGE):
+        return HostError(f"no image {name}, which {IMAGE} names", hint=f"load or pull it, or unset {IMAGE}")
+    return HostError(f"no image {name} for these locks", hint="`samebits container build` makes it")
+
+
 @dataclass(frozen=True)
 class ImageFacts:
     """What a run records of its image; ``digest`` is the registry's, None for one that was built here."""

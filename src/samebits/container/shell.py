@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 from samebits.container.engine import address_of
 from samebits.container.run import made
 from samebits.container.stage import job_for
-from samebits.errors import HostError
+from samebits.errors import HostError, UserError
 
 if TYPE_CHECKING:
     from samebits.container.stage import Place
@@ -21,7 +22,10 @@ def open_shell(place: Place) -> int:
 
     Raises:
         HostError: the ``docker`` command is not installed.
+        UserError: this is no terminal.
     """
+    if not sys.stdin.isatty():
+        raise UserError("a shell needs a terminal", hint="`samebits container run COMMAND` does without")
     docker = shutil.which("docker")
     if docker is None:
         raise HostError("the docker command is not installed", hint="install it, or use `samebits container run`")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
 from samebits.container.engine import connect, find_image, gpu_request
-from samebits.container.image import image_name, variant_of, wanted_image
+from samebits.container.image import image_name, missing, variant_of, wanted_image
 from samebits.container.job import GPUS, TRUST, Job
 from samebits.container.mounts import folders
 from samebits.container.run import run
@@ -70,7 +70,7 @@ def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> 
     name = wanted_image("gpu" if gpus else "cpu", root, environ)
     image = find_image(client, name)
     if image is None:
-        raise HostError(f"no image {name} for these locks", hint="`samebits container build` makes it")
+        raise missing(name, environ)
     return Place(client, image, gpus)
 
 
@@ -109,6 +109,8 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
         if first or "DVC_STAGE" not in environ:
             sys.stderr.write(f"on the host, not in the image: {error}, or set {RUNTIME}=host\n")
         return
+    if first:
+        sys.stderr.write(f"in the image {place.image.tags[0] if place.image.tags else place.image.id}\n")
     raise SystemExit(run_inside(place, job))
 
 
@@ -120,7 +122,7 @@ def _look_around(environ: Mapping[str, str], *, say: bool) -> None:
         raise HostError(f"{gpus} GPUs on the host, {count_gpus(environ)} for torch in {name}", hint=hint)
     variant = variant_of(name)
     if say and variant and name != image_name(variant):
-        sys.stderr.write(f"{name} is not of the locks here: `samebits container build`, or `make up`\n")
+        sys.stderr.write(f"warning: {name} is not of the locks here. hint: `samebits container build`, or `make up`\n")
 
 
 def run_inside(place: Place, job: Job) -> int:

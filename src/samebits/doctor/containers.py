@@ -144,7 +144,7 @@ def owner(folder: Path = Path()) -> Finding:
     files = (file for name in _MADE for top in [folder / name] if top.exists() for file in (top, *top.glob("*")))
     others = [str(file) for file in files if file.lstat().st_uid != own]
     if others:
-        hint = "sudo chown -R $USER . ; containers are to be started by Compose or samebits, which give your uid"
+        hint = f"sudo chown -R {own} . ; run DVC as their owner, and containers by Compose or samebits"
         return warning(f"{others[0]} and {len(others) - 1} more do not belong to you" if others[1:] else
                        f"{others[0]} does not belong to you", hint)  # fmt: skip
     return ok("what runs have made is yours")
