@@ -165,7 +165,6 @@ def quality(result: Result) -> Iterator[str]:
         yield row(f"{case['model']}, {case['task']}", str(case["steps"]), *losses, difference, again)
 
 
-# name of the result -> title, what was done, its tables
 def container(result: Result) -> Iterator[str]:
     """Seconds of a stage in both places, and how many more in the image."""
     yield from table("stage", "on the host", "in the image", "more", "rounds")
@@ -175,6 +174,7 @@ def container(result: Result) -> Iterator[str]:
         )
 
 
+# name of the result -> title, what was done, its tables
 SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "loop": (
         "The loop against others",

@@ -6,21 +6,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.container.image import Variant, image_name
 from samebits.errors import HostError
 from samebits.provenance import git_state
 
 if TYPE_CHECKING:
     from docker import DockerClient
 
+    from samebits.container.image import Variant
 
-def build_image(client: DockerClient, variant: Variant, *, base: str | None, torch_backend: str | None) -> None:
+
+def build_image(
+    client: DockerClient, name: str, variant: Variant, *, base: str | None, torch_backend: str | None
+) -> None:
     """Build from the Dockerfile in the working directory, and show how it goes on stderr.
 
     Raises:
         HostError: a step failed.
     """
-    name = image_name(variant)
     arguments = {"LOCK": variant, "REVISION": git_state()["commit"]}
     if base:
         arguments["BASE_IMAGE"] = base

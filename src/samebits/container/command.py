@@ -14,7 +14,6 @@ from samebits.commands import require_repository
 from samebits.container.image import Variant
 
 if TYPE_CHECKING:
-    from docker import DockerClient
     from docker.models.images import Image
 
 PATH = click.Path(path_type=Path)
@@ -54,7 +53,7 @@ def build(lock: Variant | None, base: str | None, rebuild: bool, torch_backend: 
     client, variant = connect(), lock or _variant()
     name = image_name(variant)
     if find_image(client, name) is None or rebuild:
-        build_image(client, variant, base=base, torch_backend=torch_backend)
+        build_image(client, name, variant, base=base, torch_backend=torch_backend)
     else:
         click.echo("it is there already; --rebuild makes another", err=True)
     click.echo(name)
@@ -101,10 +100,9 @@ def info(lock: Variant | None, as_json: bool) -> None:
     Example:
       samebits container info --json
     """
-    from samebits.container.image import facts_of, wanted_image
+    from samebits.container.image import facts_of
 
-    name = wanted_image(lock or _variant())
-    _, image = _found(name)
+    name, image = _found(lock)
     facts = {"name": name, **asdict(facts_of(image)), "size_gib": round(image.attrs["Size"] / 2**30, 2)}
     if as_json:
         click.echo(json.dumps(facts, indent=2))
@@ -124,10 +122,8 @@ def save(file: Path, lock: Variant | None) -> None:
       samebits container save samebits-gpu.tar
     """
     from samebits.container.archive import save_image
-    from samebits.container.image import wanted_image
 
-    name = wanted_image(lock or _variant())
-    _, image = _found(name)
+    name, image = _found(lock)
     for path in save_image(image, name, file):
         click.echo(path)
 
@@ -137,7 +133,7 @@ def save(file: Path, lock: Variant | None) -> None:
 def load(file: Path) -> None:
     """Bring back an image from a FILE that `samebits container save` wrote.
 
-    Its SHA-256 is checked first, and the id of what was loaded after that.
+    Its SHA-256 is checked first, and the layers of what was loaded after that.
 
     \b
     Example:
@@ -155,12 +151,10 @@ def _variant() -> Variant:
     return "gpu" if driver_facts()["gpus"] else "cpu"
 
 
-def _found(name: str) -> tuple[DockerClient, Image]:
-    from samebits.container.engine import connect, find_image
-    from samebits.container.image import missing
+def _found(lock: Variant | None) -> tuple[str, Image]:
+    """The wanted image and its name."""
+    from samebits.container.engine import connect
+    from samebits.container.image import require_image, wanted_image
 
-    client = connect()
-    image = find_image(client, name)
-    if image is None:
-        raise missing(name)
-    return client, image
+    name = wanted_image(lock or _variant())
+    return name, require_image(connect(), name)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
+from samebits.container.engine import find_image
 from samebits.errors import HostError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from docker import DockerClient
     from docker.models.images import Image
 
 Variant = Literal["cpu", "gpu"]
@@ -59,11 +61,18 @@ def wanted_image(variant: Variant, root: Path = Path(), environ: Mapping[str, st
     return environ.get(IMAGE) or image_name(variant, root)
 
 
-def missing(name: str, environ: Mapping[str, str] = os.environ) -> HostError:
-    """What is said where the engine does not have an image."""
+def require_image(client: DockerClient, name: str, environ: Mapping[str, str] = os.environ) -> Image:
+    """The image of that name.
+
+    Raises:
+        HostError: the engine does not have it.
+    """
+    image = find_image(client, name)
+    if image is not None:
+        return image
     if environ.get(IMAGE):
-        return HostError(f"no image {name}, which {IMAGE} names", hint=f"load or pull it, or unset {IMAGE}")
-    return HostError(f"no image {name} for these locks", hint="`samebits container build` makes it")
+        raise HostError(f"no image {name}, which {IMAGE} names", hint=f"load or pull it, or unset {IMAGE}")
+    raise HostError(f"no image {name} for these locks", hint="`samebits container build` makes it")
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from samebits.container.engine import connect, find_image, gpu_request
-from samebits.container.image import image_name, missing, variant_of, wanted_image
+from samebits.container.engine import connect, gpu_request
+from samebits.container.image import image_name, require_image, variant_of, wanted_image
 from samebits.container.job import GPUS, TRUST, Job
 from samebits.container.mounts import folders
 from samebits.container.run import run
@@ -68,10 +68,7 @@ def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> 
         hint = "install the NVIDIA Container Toolkit: `samebits doctor` looks at it"
         raise HostError("the Docker engine does not offer this host's GPUs", hint=hint)
     name = wanted_image("gpu" if gpus else "cpu", root, environ)
-    image = find_image(client, name)
-    if image is None:
-        raise missing(name, environ)
-    return Place(client, image, gpus)
+    return Place(client, require_image(client, name, environ), gpus)
 
 
 def job_for(place: Place, command: Sequence[str], *, interactive: bool = False) -> Job:

@@ -21,7 +21,7 @@ from samebits.tracking.store import tracking_uri
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from samebits.container.engine import DockerClient
+    from samebits.container.engine import DockerClient, Image
 
 HOLES = [
     ((1, 16, 2), "CVE-2024-0132", "a container can take the host over"),
@@ -59,17 +59,16 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
     except HostError as error:
         yield skipped(error.message, name="image")
     else:
-        yield from image(client, name)
         found = find_image(client, name)
+        yield from image(found, name)
         if found is not None:
             yield from inside(Place(client, found, gpus))
     yield from owner()
 
 
 @check("image")
-def image(client: DockerClient, name: str) -> Finding:
+def image(found: Image | None, name: str) -> Finding:
     """Whether there is an image for the locks of this folder."""
-    found = find_image(client, name)
     if found is None:
         return warning(f"no {name} for these locks, so stages run on the host", "samebits container build")
     facts = facts_of(found)
