@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -52,6 +53,17 @@ def small(task: str = "vectors", *, model: dict[str, Any] | None = None, **train
         "model": model or {"name": MODEL_OF_TASK[task]},
         "train": {"numerics": ["fast"], "global_batch_size": 64, "epochs": 1, "repeats": 1, **train},
     }
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy the files of this tree that git has or would take, but for ``dvc.lock``."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    for name in listed.stdout.split("\0"):
+        if name and (ROOT / name).is_file() and name != "dvc.lock":
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
 
 
 def wait_for(what: Callable[[], Any], *, seconds: float = 60) -> Any:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-ROOT = Path(__file__).resolve().parent.parent
+from conftest import ROOT, copy_sources
+
 PARAMS = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
 PARAMS["data"] |= {"num_samples": 1024, "test_samples": 256}
 PARAMS["model"] = {"name": "mine:make", "kwargs": {"width": 16}, "source": "mine.py"}
@@ -39,13 +40,7 @@ class Repository:
             self.environ |= {f"GIT_{name}_NAME": "test", f"GIT_{name}_EMAIL": "test@localhost"}
 
     def fill(self) -> None:
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        for name in listed.stdout.split("\0"):
-            if name and (ROOT / name).is_file() and name != "dvc.lock":
-                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, self.folder / name)
+        copy_sources(self.folder)
         self.write_params(PARAMS)
         (self.folder / "mine.py").write_text(MODEL)
         self("git", "init", "--quiet")

@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import docker
@@ -19,7 +18,7 @@ import pytest
 from docker.errors import DockerException
 from ruamel.yaml import YAML
 
-from conftest import ROOT, small
+from conftest import ROOT, copy_sources, small
 from samebits.container.image import image_name
 from samebits.container.owner import OWNER
 
@@ -47,13 +46,7 @@ class Clone:
 
     def __init__(self, folder, **train):
         self.folder = folder
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        for name in listed.stdout.split("\0"):
-            if name and (ROOT / name).is_file() and name != "dvc.lock":
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, folder / name)
+        copy_sources(folder)
         self.params = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
         chosen = small(**{"numerics": ["fast", "exact"], "repeats": 1, **train})
         self.params["data"] |= chosen["data"]
@@ -183,14 +176,6 @@ class Compose:
 
     def id_of(self, service):
         return self("ps", "--all", "--quiet", service).strip()
-
-
-def wait_until(what, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.2)
-    return found
 
 
 def read(folder, name):

@@ -23,11 +23,10 @@ from container_tools import (
     image,  # noqa: F401
     other_image,  # noqa: F401
     read,
-    wait_until,
 )
 from ruamel.yaml import YAML
 
-from conftest import ROOT
+from conftest import ROOT, wait_for
 from samebits.container.owner import OWNER, identity, sweep
 
 pytestmark = [pytest.mark.container, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -192,7 +191,7 @@ def test_ctrl_c_ends_the_training_before_its_container(image, clone, engine):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        wait_until(lambda: list((made.folder / ".samebits/resume").glob("*/0*")), seconds=300)
+        wait_for(lambda: list((made.folder / ".samebits/resume").glob("*/0*")), seconds=300)
         os.killpg(up.pid, signal.SIGINT)  # as a terminal does
         up.communicate(timeout=120)
         states = {name: engine.containers.get(project.id_of(name)).status for name in ("mlflow", "experiment")}
@@ -346,7 +345,7 @@ def test_a_signal_ends_the_training_and_leaves_no_container(signum, code, image,
     process = subprocess.Popen(
         command, cwd=made.folder, env={**made.environ, "SAMEBITS_RUNTIME": "container"}, stderr=subprocess.PIPE
     )
-    wait_until(lambda: list((made.folder / ".samebits/resume").glob("*/0*")))
+    wait_for(lambda: list((made.folder / ".samebits/resume").glob("*/0*")), seconds=120)
     process.send_signal(signum)
     process.communicate(timeout=120)
     assert process.returncode == code
@@ -357,8 +356,9 @@ def test_a_signal_ends_the_training_and_leaves_no_container(signum, code, image,
         "print(*[r.info.status for r in c.search_runs([e])])"
     )
     uri = f"sqlite:///{made.folder}/mlflow.db"
-    found = wait_until(
-        lambda: made("python", "-W", "ignore", "-c", query, MLFLOW_TRACKING_URI=uri).split() == ["KILLED"]
+    found = wait_for(
+        lambda: made("python", "-W", "ignore", "-c", query, MLFLOW_TRACKING_URI=uri).split() == ["KILLED"],
+        seconds=120,
     )
     assert found
 
@@ -368,7 +368,7 @@ def test_a_runner_that_is_killed_leaves_what_the_next_one_removes(image, clone, 
     process = subprocess.Popen(
         ["samebits", "container", "run", "sleep", "600"], cwd=made.folder, env=made.environ, stderr=subprocess.PIPE
     )
-    wait_until(lambda: [c for c in containers(engine) if c.status == "running"])
+    wait_for(lambda: [c for c in containers(engine) if c.status == "running"], seconds=120)
     process.kill()
     process.communicate()
     assert len(containers(engine)) == 1
