@@ -13,9 +13,13 @@ RUN := PATH="$(CURDIR)/.venv/bin:$$PATH"
 COMPILE := .venv/bin/uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 # A folder with CPU wheels is for the CPU lock alone: uv would take them for CUDA's too.
 LINKS := $(if $(PIP_FIND_LINKS),--find-links "$(PIP_FIND_LINKS)")
+# Two workers, each of which takes whole modules: long ones first, by tests/conftest.py.
+TWO := -n 2 --dist loadscope --no-loadscope-reorder
 LOCKING := $(COMPILE) pyproject.toml --extra dev
+# Where Python may not keep its bytecode, every stage compiles torch again, for seconds.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help repro verify up test test-fast test-gpu test-container screenshots bench docs lint format ui lock clean
+.PHONY: help repro verify up test test-all coverage faults test-gpu gpu-check rehearse test-container screenshots bench docs lint audit sbom format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,24 +37,48 @@ $(BENCH_STAMP): $(BENCH_LOCK) requirements.uv.lock pyproject.toml
 	@touch $@
 
 repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
-	@$(RUN) exec dvc repro
+	@$(RUN) dvc repro
+	@echo && sed '/^|/,$$d' reports/comparison.md
 	@echo "Table: reports/comparison.md. Report: reports/index.html. Runs in MLflow: make ui. Elsewhere: docs/guides/first-run.md."
 
 verify: $(STAMP)  ## train the exact runs again and compare their bits with dvc.lock
 	@$(RUN) exec samebits verify
 
-test: $(STAMP)  ## run all tests that this host can run
-	@$(RUN) exec python -m pytest
+test: $(STAMP)  ## the tests that take minutes: every promise once
+	@$(RUN) exec python -m pytest -m "not slow and not container" $(TWO)
 
-test-fast: $(STAMP)  ## the tests that take seconds
-	@$(RUN) exec python -m pytest -m "not slow"
+test-all: $(STAMP)  ## all tests that this host can run
+	@$(RUN) python -m pytest $(if $(ONLY),-m "$(ONLY)") $(TWO)
+	@! nvidia-smi -L >/dev/null 2>&1 || { $(RUN) python -m pytest $(if $(ONLY),-m "$(ONLY)") tests/gpu || test $$? -eq 5; }  # 5: ONLY left none of them
+
+coverage: $(STAMP)  ## which lines of the library test-all reaches, also in stages and workers; takes longer than it
+	@$(RUN) coverage erase
+	@$(RUN) coverage run -m pytest $(TWO) --timeout 900
+	@$(RUN) coverage combine --quiet
+	@$(RUN) coverage report
+	@$(RUN) python tools/excepts.py
 
 test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU
 	@$(RUN) python -m pytest tests/gpu
 
+gpu-check: $(STAMP)  ## all of it on a host with GPUs, into gpu-check.json, a file to send back; ONLY=tests is one step
+	@$(RUN) exec python tools/gpu_check.py $(if $(ONLY),--only $(ONLY))
+
+.venv-gpu/.installed: requirements.gpu.lock tools/install.sh
+	@sh tools/install.sh "$(PYTHON)" requirements.gpu.lock .venv-gpu
+	@touch $@
+
+rehearse: .venv-gpu/.installed  ## trainings on CUDA tensors without a GPU; needs a C compiler, and several GB for CUDA's PyTorch
+	@command -v cc gcc clang >/dev/null || { echo "error: no C compiler. hint: apt install gcc" >&2; exit 3; }
+	@PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" exec python -m pytest tests/rehearsal -n 2 --dist loadscope
+
+faults: $(STAMP)  ## kill, damage and fill up whatever can be, for MINUTES=10; ONLY=kills/17 does one of them again
+	@$(RUN) PYTHONPATH=tools exec python -m faults --minutes $(or $(MINUTES),10) --seed $(or $(SEED),0) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
+
 screenshots: $(STAMP)  ## the guide's pictures, from a real MLflow server and Chromium
 	@mkdir -p docs/guides/images
-	@$(RUN) SAMEBITS_SCREENSHOTS="$(CURDIR)/docs/guides/images" python -m pytest tests/test_browser.py
+	@$(RUN) SAMEBITS_SCREENSHOTS="$(CURDIR)/docs/guides/images" python -m pytest tests/system/test_browser.py
 
 bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up, tracking, memory; writes benchmarks/results
 	@$(BENCH) benchmarks/loop.py
@@ -61,9 +89,12 @@ bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up
 	@$(BENCH) benchmarks/quality.py
 	@$(BENCH) benchmarks/startup.py
 	@$(BENCH) benchmarks/memory.py
+	@$(BENCH) benchmarks/memory_forecast.py
 	@$(BENCH) benchmarks/repro.py
 	@$(BENCH) benchmarks/tracking.py
 	@$(BENCH) benchmarks/sender.py
+	@$(BENCH) benchmarks/explain.py || echo "benchmarks/explain.py is left out: see above"
+	@$(BENCH) benchmarks/scale.py
 	@$(BENCH) benchmarks/container.py || echo "benchmarks/container.py is left out: see above"
 	@$(BENCH) tools/benchmark_page.py
 
@@ -79,12 +110,27 @@ docs: .venv-docs/.installed  ## the documentation as pages, build/docs/index.htm
 	@sh tools/install.sh "$(PYTHON)" requirements.lint.lock .venv-lint
 	@touch $@
 
-lint: $(STAMP) .venv-lint/.installed  ## ruff, mypy, hadolint and shellcheck
+lint: $(STAMP) .venv-lint/.installed  ## ruff and mypy; hadolint, shellcheck, manifests, and what the hosting site reads
 	@$(RUN) ruff check .
 	@$(RUN) ruff format --check .
 	@$(RUN) mypy
 	@.venv-lint/bin/hadolint Dockerfile .ci/*.Dockerfile
 	@.venv-lint/bin/shellcheck tools/*.sh $(filter-out %.Dockerfile,$(wildcard .ci/*))
+	@PYTHONPATH=tests .venv/bin/python tests/cluster/print_manifests.py | .venv-lint/bin/python tools/check_manifests.py
+	@.venv-lint/bin/zizmor --offline --quiet .github
+	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml
+	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+	@.venv-lint/bin/check-jsonschema --quiet --default-filetype yaml --builtin-schema vendor.citation-file-format CITATION.cff
+
+audit: .venv-lint/.installed  ## known vulnerabilities of what the locks hold, as far as the package index tells
+	@.venv-lint/bin/python tools/audit.py
+
+sbom: .venv-lint/.installed  ## what the locks hold, as CycloneDX: build/sbom/*.cdx.json
+	@mkdir -p build/sbom
+	@for lock in requirements.*.lock; do .venv-lint/bin/cyclonedx-py requirements --pyproject pyproject.toml \
+		--output-reproducible --output-file "build/sbom/$${lock%.lock}.cdx.json" "$$lock" || exit; done
+	@ls build/sbom/*
 
 format: $(STAMP)  ## let ruff rewrite the sources
 	@$(RUN) ruff format . && $(RUN) ruff check --fix .
@@ -96,7 +142,7 @@ up:  ## the pipeline in containers, with MLflow on http://localhost:5000; see do
 	@docker compose up
 
 test-container: $(STAMP)  ## the tests that need a Docker engine
-	@$(RUN) exec python -m pytest tests/container
+	@$(RUN) exec python -m pytest tests/system/container
 
 ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000; PORT=N takes another port
 	@$(RUN) exec samebits ui --port $(PORT)

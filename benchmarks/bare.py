@@ -8,36 +8,39 @@ from __future__ import annotations
 
 import copy
 import gc
-import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional as F
 
-from common import Variant, interleave, ratio_of, show, verdict
-from samebits.data.batches import Batches, equal_parts, load_split
-from samebits.data.card import read_card
+from common import MLP, VECTORS, Variant, interleave, ratio_of, result_of, show, verdict
 from samebits.data.prepare import prepare
-from samebits.launch import launch
-from samebits.models.build import build_model
-from samebits.numerics.fast import FastNumerics
-from samebits.params import Params, parse_params
-from samebits.placement import Placement, place
-from samebits.progress import Progress
-from samebits.strategies import make_strategy
-from samebits.trainer import Snapshot, Trainable, train, warm_up
+from samebits.params import parse_params
+from samebits.records.card import read_card
+from samebits.training.loop import Snapshot, train, warm_up
+from samebits.training.placement import place
+from samebits.training.setup import Setup
+from samebits.training.strategies import make_strategy
+from samebits.workers.worker import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from torch import Tensor, nn
 
-    from samebits.data.batches import Batch
-    from samebits.strategies import Strategy
+    from samebits.params import Params
+    from samebits.params.schema import StrategyName
+    from samebits.records.run import Placement
+    from samebits.training.batches import Data
+    from samebits.training.loop import Trainable
+    from samebits.training.split import BatchSplit
+    from samebits.workers.rank import Reporter
 
 # name -> model, global batch, steps of a slice
 CASES = {
@@ -45,7 +48,7 @@ CASES = {
     "mlp at batch 256": ("mlp", 256, 128),
     "wide_mlp at batch 256": ("wide_mlp", 256, 2),
 }
-OPTIMIZER = {"lr": 0.01, "momentum": 0.9}
+OPTIMIZER: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}
 LAUNCHER = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
 TOLERANCE = 1e-5  # by which losses of the same work may differ
 
@@ -54,21 +57,19 @@ TOLERANCE = 1e-5  # by which losses of the same work may differ
 class Setting:
     """What a loop is given.
 
-    ``order`` lists the rows of ``data`` that this rank feeds, ``rows`` of them at each step. ``losses`` takes those of
-    the loop's last run under its name.
+    ``order`` lists the rows of ``data`` that this rank feeds, (steps, samples). ``losses`` takes those of the loop's
+    last run under its name.
     """
 
     model: nn.Module
-    data: Batch
+    data: Data
     order: Tensor
-    rows: int
     clock: Callable[[], float]
     losses: dict[str, list[float]]
 
-    @property
-    def steps(self) -> int:
-        """Steps of a run."""
-        return len(self.order) // self.rows
+
+Loop = Callable[[Setting, str], Variant]
+"""Makes a loop to time from what it is given and its name."""
 
 
 def resetting(model: nn.Module, then: Callable[[], None]) -> Callable[[], None]:
@@ -76,14 +77,14 @@ def resetting(model: nn.Module, then: Callable[[], None]) -> Callable[[], None]:
     initial = Snapshot(model)
 
     def reset() -> None:
-        torch.use_deterministic_algorithms(False)
+        torch.set_deterministic_debug_mode("default")
         initial.restore()
         then()
 
     return reset
 
 
-def bare(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[Setting, str], Variant]:
+def bare(wrap: Callable[[nn.Module], nn.Module]) -> Loop:
     """The least that trains: all data in memory, whole batches by indexing; no schedule, no clock, no tracker."""
 
     def make(setting: Setting, name: str) -> Variant:
@@ -92,107 +93,97 @@ def bare(wrap: Callable[[nn.Module], nn.Module]) -> Callable[[Setting, str], Var
         inputs, targets = setting.data
 
         def run() -> None:
-            found = []
-            for step in range(setting.steps):
-                rows = setting.order[step * setting.rows : (step + 1) * setting.rows]
+            losses = []
+            for step in range(len(setting.order)):
+                rows = setting.order[step]
                 x, y = inputs[rows], targets[rows]
                 optimizer.zero_grad()
                 loss = F.cross_entropy(module(x), y)
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
-                found.append(loss.detach())
-            setting.losses[name] = torch.stack(found).tolist()
+                losses.append(loss.detach())
+            setting.losses[name] = torch.stack(losses).tolist()
 
         return Variant(run, resetting(setting.model, optimizer.state.clear))
 
     return make
 
 
-def kit(job: Trainable, setting: Setting) -> Variant:
+def kit(trainable: Trainable, steps: int, losses: dict[str, list[float]]) -> Variant:
     """The kit's own loop, with its schedule, its clock and a tracker that shows nothing."""
 
     def run() -> None:
-        tracker = Progress("", setting.steps, shown=False)
-        setting.losses["kit"] = train(job, setting.steps, step_seconds=1e-3, tracker=tracker).losses
+        tracker = Progress("", steps, shown=False)
+        losses["kit"] = train(trainable, steps, step_seconds=1e-3, tracker=tracker).losses
 
     def reset() -> None:
-        torch.use_deterministic_algorithms(True)
-        job.reset()
+        torch.set_deterministic_debug_mode("error")
+        trainable.reset()
 
     return Variant(run, reset)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """What the workers measure, and the folder in which rank 0 leaves it."""
+    """What the workers measure, with the data in ``folder``."""
 
     params: Params
     placement: Placement
+    split: BatchSplit
     folder: Path
     rounds: int
-    loops: Mapping[str, Callable[[Setting, str], Variant]]
+    loops: Mapping[str, Loop]
     clock: Callable[[], float]
 
 
-def work(task: Task, _: Path) -> None:
-    """Run in each worker."""
+def work(task: Task, _: Reporter) -> dict[str, list[float]]:
+    """Run in each worker; the seconds of each variant's slices."""
+    card = read_card(task.folder / "card.json")
     strategy = make_strategy(task.placement, task.params.train)
-    strategy.setup()
+    setup = Setup(task.params, "fast", card, split=task.split, strategy=strategy)
+    setup.enter_process()
     if strategy.world_size == 1:
         for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
             del os.environ[name]  # else a peer takes itself for one of several and sets its own threads
-    measure(task, strategy)
+    seconds = measure(task, setup)
     gc.collect()  # the wrappers must be gone before their process group
     strategy.close()
+    return seconds
 
 
-def measure(task: Task, strategy: Strategy) -> None:
-    params = task.params
-    card = read_card(task.folder / "card.json")
-    data = load_split(task.folder, card, "train")
-    numerics = FastNumerics(params.train, strategy.device, card.loss)
-    numerics.configure()
-    batches = Batches(
-        data,
-        card,
-        seed=params.seed,
-        global_batch_size=params.train.global_batch_size,
-        layout=equal_parts(params.train.global_batch_size, rank=strategy.rank, ranks=strategy.world_size),
-        device=strategy.device,
-    )
-    model = build_model(params.model, card, params.seed)
-    order = torch.cat([batches._rows(step, 0) for step in range(params.total_steps)])
-
-    def setting() -> Setting:
-        return Setting(copy.deepcopy(model), data, order, batches.rows, task.clock, losses)
-
+def measure(task: Task, setup: Setup) -> dict[str, list[float]]:
+    """Time every loop in turns, once all have shown that they do the same work."""
+    strategy, steps = setup.strategy, task.params.total_steps
+    model, data = setup.build(), setup.load(task.folder)
+    batches = setup.batches(data)
+    order = torch.stack([batches._rows(step, 0) for step in range(steps)])
     losses: dict[str, list[float]] = {}
-    job = Trainable(copy.deepcopy(model), batches, strategy, numerics, params)
-    warm_up(job, 3)
-    variants = {"kit": kit(job, setting())}
-    variants |= {name: make(setting(), name) for name, make in task.loops.items()}
+
+    trainable = setup.trainable(setup.place(copy.deepcopy(model)), batches)
+    warm_up(trainable, 3)
+    variants = {"kit": kit(trainable, steps, losses)}
+    for name, make in task.loops.items():
+        variants[name] = make(Setting(copy.deepcopy(model), data, order, task.clock, losses), name)
     interleave(variants, 3, strategy, task.clock)
-    ours = strategy.total(torch.tensor(losses["kit"])) / strategy.world_size
+    means = {name: strategy.all_reduce(torch.tensor(values)) / strategy.world_size for name, values in losses.items()}
     for name in task.loops:
-        apart = float((strategy.total(torch.tensor(losses[name])) / strategy.world_size - ours).abs().max())
+        apart = float((means[name] - means["kit"]).abs().max())
         assert apart <= TOLERANCE, f"{name} does not do the same work: its losses differ by {apart}"
     assert torch.get_num_threads() == 1, "a loop has set the number of threads"
     gc.freeze()  # so that collecting before each slice looks at new objects alone
-    seconds = interleave(variants, task.rounds, strategy, task.clock)
-    if strategy.rank == 0:
-        (task.folder / "seconds.json").write_text(json.dumps(seconds))
+    return interleave(variants, task.rounds, strategy, task.clock)
 
 
 def against(
-    strategy: str, loops: Mapping[str, Callable[[Setting, str], Variant]], rounds: int, clock: Callable[[], float]
+    strategy: StrategyName, loops: Mapping[str, Loop], rounds: int, clock: Callable[[], float]
 ) -> dict[str, Any]:
     """Measure every case on two CPU devices at most; print and return the ratio of the kit to each loop."""
     results = {}
     for name, (model, batch, steps) in CASES.items():
         params = parse_params(
             {
-                "data": {"num_samples": batch * steps, "test_samples": 64},
-                "model": {"name": model},
+                "data": {**VECTORS, "num_samples": batch * steps, "test_samples": 64},
+                "model": MLP if model == "mlp" else {"name": model},
                 "train": {
                     "num_devices": 2,
                     "oversubscribe": True,
@@ -203,11 +194,19 @@ def against(
                 },
             }
         )
-        placement = place(strategy, params.train, gpus=0, cores=2)
+        placement, split = place(strategy, params, "fast", gpus=0, cores=2)
         with tempfile.TemporaryDirectory() as folder:
             prepare(params, Path(folder))
-            launch(work, Task(params, placement, Path(folder), rounds, loops, clock), placement.world_size)
-            seconds = json.loads((Path(folder) / "seconds.json").read_text())
+            task = Task(
+                params=params,
+                placement=placement,
+                split=split,
+                folder=Path(folder),
+                rounds=rounds,
+                loops=loops,
+                clock=clock,
+            )
+            seconds = result_of(partial(work, task), placement.world_size)
         over = {}
         for loop in loops:
             ratio = ratio_of(seconds["kit"], seconds[loop])

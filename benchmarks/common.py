@@ -7,29 +7,47 @@ ratios are formed within a round, and the median is given with a distribution-fr
 from __future__ import annotations
 
 import gc
+import json
 import math
 import os
 import re
 import statistics
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import click
+
 from samebits.files import write_json
-from samebits.host import fingerprint, host_facts
-from samebits.provenance import git_state, versions
+from samebits.host import host_facts
+from samebits.records.provenance import git_state, versions
+from samebits.workers.processes import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from samebits.provenance import GitState
-    from samebits.strategies import Strategy
+    from samebits.records.provenance import GitState
+    from samebits.training.strategies import Strategy
+    from samebits.workers.rank import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent
 FEWEST_ROUNDS = 6  # below, not even the range is a 95% interval of the median
 RESULTS = ROOT / "benchmarks" / "results"
+
+# What the cases were from the first measurement on, so that results compare; the defaults of params.yaml may change.
+VECTORS: dict[str, Any] = {"task": "vectors", "kwargs": {"features": 128}}
+MLP: dict[str, Any] = {"name": "mlp", "kwargs": {"hidden": [256, 128]}}
+BATCH, LEARNING_RATE = 256, 0.1
+
+with_out_dir = click.option(
+    "--out-dir",
+    default=RESULTS,
+    type=click.Path(path_type=Path),
+    help="Write OUT_DIR/HOST/NAME.json.  [default: benchmarks/results]",
+)
 
 
 class Ratio(TypedDict):
@@ -99,8 +117,8 @@ def interleave(
             gc.collect()  # nobody pays for what another left behind
             strategy.barrier()
             started = clock()
-            own = variants[name].run()
-            seconds[name] += strategy.maximum([clock() - started if own is None else own])
+            counted = variants[name].run()
+            seconds[name] += strategy.max_over_ranks([clock() - started if counted is None else counted])
     return seconds
 
 
@@ -139,31 +157,44 @@ def run(*command: str, folder: Path, environ: Mapping[str, str] = os.environ) ->
     return seconds
 
 
+def result_of(work: Callable[[Reporter], Any], workers: int = 1) -> Any:
+    """What ``work`` gives in the first of so many workers, as plain data: a launch itself hands nothing back."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "result.json"
+
+        def run_work(reporter: Reporter) -> None:
+            result = work(reporter)
+            if os.environ["RANK"] == "0":
+                write_json(file, result)
+
+        launch(run_work, workers)
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
 def _git() -> GitState:
     """The commit, and whether anything but results was changed on top of it: the benchmark before writes some."""
     outputs = [":(top,exclude)benchmarks/results", ":(top,exclude)docs/reference", ":(top,exclude)dvc.lock"]
     done = subprocess.run(
         ["git", "status", "--porcelain", "--", ":/", *outputs], cwd=ROOT, capture_output=True, check=False
     )
-    return {**git_state(), "dirty": bool(done.stdout)}
+    return git_state().model_copy(update={"dirty": bool(done.stdout)})
 
 
-def save(name: str, record: dict[str, Any]) -> Path:
-    """Write ``results/<host>/<name>.json`` with the host's facts, the commit and the versions beside the figures."""
+def save(out_dir: Path, name: str, record: dict[str, Any]) -> Path:
+    """Write ``OUT_DIR/HOST/NAME.json`` with the host's facts, the commit and the versions beside the figures."""
     facts = host_facts()
-    cpu: Any = facts["cpu"]
-    gpus: Any = facts["gpus"]
-    device = f"{len(gpus)}x-{gpus[0]['name']}" if gpus else f"{cpu['model']}-{cpu['cores']}-cores"
+    cpu, gpus = facts.cpu, facts.gpus
+    device = f"{len(gpus)}x-{gpus[0].name}" if gpus else f"{cpu.model}-{cpu.cores}-cores"
     host = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    path = RESULTS / host / f"{name}.json"
+    path = out_dir / host / f"{name}.json"
     write_json(
         path,
         {
             "benchmark": name,
             **record,
-            "host": facts,
-            "host_fingerprint": fingerprint(facts),
-            "git": _git(),
+            "host": facts.model_dump(mode="json"),
+            "host_fingerprint": facts.fingerprint,
+            "git": _git().model_dump(mode="json"),
             "versions": versions(),
         },
     )

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, in_turn, middle_of, run, save, show_middle
+from common import ROOT, in_turn, middle_of, run, save, show_middle, with_out_dir
 from samebits.container.stage import find_place
 from samebits.errors import exit_on_error
 
@@ -39,7 +39,8 @@ def commands() -> dict[str, dict[str, tuple[str, ...]]]:
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=10, show_default=True, help="Times each is started.")
-def main(rounds: int) -> None:
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
     with exit_on_error(), tempfile.TemporaryDirectory() as scratch:
         image = find_place(ROOT).image.tags[0]
         folder = Path(scratch) / "clone"
@@ -57,21 +58,17 @@ def main(rounds: int) -> None:
                     spent = run(*command[place], folder=folder, environ=places[place])
                     if number:  # the first fills the page cache
                         seconds[name][place].append(spent)
-    found = {}
+    middles = {}
     for stage, taken in seconds.items():
         more = [inside - outside for inside, outside in zip(taken["container"], taken["host"], strict=True)]
-        found[stage] = {
+        middles[stage] = {
             "host": middle_of(taken["host"]),
             "container": middle_of(taken["container"]),
             "more": middle_of(more),
         }
-        show_middle(f"{stage}: more in the container", found[stage]["more"])
-    print(
-        save(
-            "container",
-            {"question": "wall seconds of a stage in the image and on the host", "image": image, "seconds": found},
-        )
-    )
+        show_middle(f"{stage}: more in the container", middles[stage]["more"])
+    question = "wall seconds of a stage in the image and on the host"
+    print(save(out_dir, "container", {"question": question, "image": image, "seconds": middles}))
 
 
 if __name__ == "__main__":

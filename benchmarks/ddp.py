@@ -9,20 +9,25 @@ from __future__ import annotations
 
 import time
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 from torch.nn.parallel import DistributedDataParallel
 
 from bare import against, bare
-from common import save
+from common import save, with_out_dir
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=60, show_default=True, help="Slices of each.")
-def main(rounds: int) -> None:
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
     wrap = partial(DistributedDataParallel, gradient_as_bucket_view=True)
     cases = against("ddp", {"bare": bare(wrap)}, rounds, time.perf_counter)
-    print(save("ddp", {"question": "wall time of the kit's ddp over a bare DDP script", "cases": cases}))
+    print(save(out_dir, "ddp", {"question": "wall time of the kit's ddp over a bare DDP script", "cases": cases}))
 
 
 if __name__ == "__main__":

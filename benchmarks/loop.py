@@ -6,21 +6,27 @@ python benchmarks/loop.py
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
 from bare import against, bare
-from common import save
+from common import save, with_out_dir
 from peers import available
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=60, show_default=True, help="Slices of each.")
-def main(rounds: int) -> None:
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
     peers, packages = available()
     loops = {"bare": bare(lambda model: model), **peers}
     cases = against("single", loops, rounds, time.process_time)
-    print(save("loop", {"question": "CPU time of the kit's loop over others", "packages": packages, "cases": cases}))
+    record = {"question": "CPU time of the kit's loop over others", "packages": packages, "cases": cases}
+    print(save(out_dir, "loop", record))
 
 
 if __name__ == "__main__":

@@ -13,41 +13,54 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import torch
 
-from common import ROOT, middle_of, ratio_of, save, show_middle
+from common import ROOT, VECTORS, middle_of, ratio_of, result_of, save, show_middle, with_out_dir
 from samebits.data.prepare import prepare
-from samebits.files import read_json, write_json
-from samebits.launch import launch
-from samebits.memory import peak_gib
 from samebits.params import parse_params
-from samebits.placement import place
-from samebits.strategies import make_strategy
-from samebits.worker import Job, work
+from samebits.records.run import read_run
+from samebits.training.meters import peak_gib
+from samebits.training.placement import place
+from samebits.training.strategies import SingleDeviceStrategy
+from samebits.workers.worker import Job, train_as_rank
 
 if TYPE_CHECKING:
     from samebits.params import Params
+    from samebits.workers.rank import Reporter
 
 # name -> model, its hidden widths, global batch, steps
 CASES = {"mlp at batch 256": ("mlp", (256, 128), 256, 128), "wide_mlp at batch 256": ("wide_mlp", (4096, 4096), 256, 4)}
 
 
-def life(job: Job, scratch: Path) -> None:
-    """Run in the worker."""
-    work(job, scratch)
-    (peak,) = peak_gib(make_strategy(job.placement, job.params.train))
-    write_json(job.out_dir / "life.json", {"gib": peak})
+def life(job: Job, reporter: Reporter) -> float:
+    """Run in the worker; the GiB that it took at the most until its end."""
+    train_as_rank(job, reporter)
+    (peak,) = peak_gib(SingleDeviceStrategy(torch.device("cpu")))
+    return peak
 
 
 def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
     """MiB at the most while a worker trains, and until it ends."""
-    placement = place("single", params.train, gpus=0, cores=1)
-    launch(life, Job(params, placement, "fast", folder, folder, "memory", None), 1)
-    training = read_json(folder / "timing.json", made_by="the kit")["peak_memory_gib"]["device0"]
-    return 1024 * training, 1024 * read_json(folder / "life.json", made_by="the kit")["gib"]
+    placement, split = place("single", params, "fast", gpus=0, cores=1)
+    job = Job(
+        params=params,
+        numerics="fast",
+        placement=placement,
+        split=split,
+        data_dir=folder,
+        out_dir=folder,
+        key="memory",
+        checkpoints=folder / "checkpoints",
+    )
+    whole = result_of(partial(life, job))
+    training = read_run(folder).timing.peak_memory_gib["device0"]
+    assert training, "the kernel does not say it"
+    return 1024 * training, 1024 * whole
 
 
 def resident() -> float:
@@ -58,13 +71,14 @@ def resident() -> float:
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=7, show_default=True, help="Trainings of each kind.")
-def main(rounds: int) -> None:
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
     results = {}
     for name, (model, hidden, batch, steps) in CASES.items():
         params = parse_params(
             {
-                "data": {"num_samples": batch * steps, "test_samples": 64},
-                "model": {"name": model},
+                "data": {**VECTORS, "num_samples": batch * steps, "test_samples": 64},
+                "model": {"name": model, "kwargs": {"hidden": hidden}},
                 "train": {"global_batch_size": batch, "epochs": 1, "repeats": 1},
             }
         )
@@ -86,7 +100,9 @@ def main(rounds: int) -> None:
         for kind, values in mib.items():
             show_middle(f"  {kind}", middle_of(values), "MiB")
         results[name] = {"ratio": ratio, "mib": {kind: middle_of(values) for kind, values in mib.items()}}
-    print(save("memory", {"question": "peak resident memory of a worker over a bare script", "cases": results}))
+    print(
+        save(out_dir, "memory", {"question": "peak resident memory of a worker over a bare script", "cases": results})
+    )
 
 
 if __name__ == "__main__":

@@ -15,20 +15,20 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from bare import OPTIMIZER, Setting, resetting
+from bare import OPTIMIZER, resetting
 from common import Variant
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor
+
+    from bare import Loop, Setting
 
 
 def _loader(setting: Setting) -> DataLoader[Any]:
     """The tutorials' loader, with the order in place of ``shuffle=True``."""
-    return DataLoader(
-        TensorDataset(*setting.data), batch_size=setting.rows, sampler=setting.order.tolist(), num_workers=0
-    )
+    _, rows = setting.order.shape
+    sampler = setting.order.flatten().tolist()
+    return DataLoader(TensorDataset(*setting.data), batch_size=rows, sampler=sampler, num_workers=0)
 
 
 def dataloader(setting: Setting, name: str) -> Variant:
@@ -37,14 +37,14 @@ def dataloader(setting: Setting, name: str) -> Variant:
     optimizer = torch.optim.SGD(model.parameters(), **OPTIMIZER)
 
     def run() -> None:
-        found = []
+        losses = []
         for inputs, targets in loader:
             loss = F.cross_entropy(model(inputs), targets)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             optimizer.zero_grad()
-            found.append(loss.detach())
-        setting.losses[name] = torch.stack(found).tolist()
+            losses.append(loss.detach())
+        setting.losses[name] = torch.stack(losses).tolist()
 
     return Variant(run, resetting(model, optimizer.state.clear))
 
@@ -58,14 +58,14 @@ def accelerate(setting: Setting, name: str) -> Variant:
     model, optimizer, loader = accelerator.prepare(setting.model, plain, _loader(setting))
 
     def run() -> None:
-        found = []
+        losses = []
         for inputs, targets in loader:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(inputs), targets)
             accelerator.backward(loss)
             optimizer.step()
-            found.append(loss.detach())
-        setting.losses[name] = torch.stack(found).tolist()
+            losses.append(loss.detach())
+        setting.losses[name] = torch.stack(losses).tolist()
 
     return Variant(run, resetting(setting.model, plain.state.clear))
 
@@ -78,7 +78,7 @@ def lightning(setting: Setting, name: str) -> Variant:
     import lightning as pl
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    found: list[Tensor] = []
+    losses: list[Tensor] = []
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -88,7 +88,7 @@ def lightning(setting: Setting, name: str) -> Variant:
         def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
             inputs, targets = batch
             loss = F.cross_entropy(self.model(inputs), targets)
-            found.append(loss.detach())
+            losses.append(loss.detach())
             return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -121,20 +121,20 @@ def lightning(setting: Setting, name: str) -> Variant:
         ]
 
     def run() -> float:
-        found.clear()
+        losses.clear()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on loaders without workers, which read from memory here
             trainers[0].fit(module, loader)
-        setting.losses[name] = torch.stack(found).tolist()
+        setting.losses[name] = torch.stack(losses).tolist()
         return clock.spent
 
     return Variant(run, resetting(setting.model, make_trainer))
 
 
-PEERS = {"dataloader": dataloader, "lightning": lightning, "accelerate": accelerate}
+PEERS: dict[str, Loop] = {"dataloader": dataloader, "lightning": lightning, "accelerate": accelerate}
 
 
-def available() -> tuple[dict[str, Callable[[Setting, str], Variant]], dict[str, str]]:
+def available() -> tuple[dict[str, Loop], dict[str, str]]:
     """The peers that can run here; and of each that is a package its version, or why it cannot."""
     loops, packages = dict(PEERS), {}
     for package in ("lightning", "accelerate"):

@@ -8,7 +8,6 @@ Each is trained by the pipeline's own scripts, under ``single``.
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +16,8 @@ from typing import Any
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, run, save
+from common import BATCH, LEARNING_RATE, ROOT, run, save, with_out_dir
+from samebits.records.run import Evaluation, read_run
 
 CASES = {
     "vectors": ("vectors", "mlp"),
@@ -33,6 +33,7 @@ def measure(task: str, model: str, folder: Path) -> dict[str, Any]:
     """Test losses in both numerics, and what the exact training counted."""
     params = YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     params["data"]["task"], params["model"]["name"], params["train"]["repeats"] = task, model, 1
+    params["train"]["global_batch_size"], params["train"]["optimizer"]["lr"] = BATCH, LEARNING_RATE
     YAML().dump(params, folder / "params.yaml")
 
     def stage(name: str, *arguments: str) -> None:
@@ -42,31 +43,33 @@ def measure(task: str, model: str, folder: Path) -> dict[str, Any]:
     losses: dict[str, float] = {}
     for numerics in NUMERICS:
         stage("train", "--strategy", "single", "--numerics", numerics, "--no-tracking")
-        stage("evaluate", "--strategy", "single", "--numerics", numerics)
-        out = folder / "runs" / f"single-{numerics}"
-        losses[numerics] = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))["eval_loss"]
-    record = json.loads((folder / "runs/single-exact/run.json").read_text(encoding="utf-8"))
-    steps = len(record["measurement"]["step_ms"])
+        stage("evaluate", f"runs/single-{numerics}", "--out-dir", "evaluation")
+        evaluation = Evaluation.read(folder / f"evaluation/single-{numerics}.json", made_by="evaluate.py")
+        losses[numerics] = evaluation.eval_loss
+    exact = read_run(folder / "runs/single-exact")
+    assert exact.record.arithmetic
     return {
         "task": task,
         "model": model,
-        "steps": steps,
+        "steps": len(exact.losses),
         "eval_loss": losses,
         "relative_difference": losses["exact"] / losses["fast"] - 1,
-        "weights_sha256": record["weights_sha256"],
-        **record["arithmetic"],
+        "weights_sha256": exact.record.weights_sha256,
+        **exact.record.arithmetic.model_dump(),
     }
 
 
 @click.command(help=__doc__)
 @click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)), help="These alone.")
-def main(names: tuple[str, ...]) -> None:
+@with_out_dir
+def main(names: tuple[str, ...], out_dir: Path) -> None:
     cases = []
     for name in names or CASES:
         with TemporaryDirectory(prefix="samebits-") as folder:
-            cases.append(found := measure(*CASES[name], Path(folder)))
-        print(f"{name}: {found['eval_loss']}, {found['relative_difference']:+.3%}", flush=True)
-    print(save("quality", {"question": "whether exact learns what fast learns", "cases": cases}))
+            case = measure(*CASES[name], Path(folder))
+        cases.append(case)
+        print(f"{name}: {case['eval_loss']}, {case['relative_difference']:+.3%}", flush=True)
+    print(save(out_dir, "quality", {"question": "whether exact learns what fast learns", "cases": cases}))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import click
 
-from common import ROOT, middle_of, run, save, show_middle
+from common import ROOT, middle_of, run, save, show_middle, with_out_dir
 
 INSTALL, REST = "install (make .venv)", "DVC before the first stage"
 
@@ -27,7 +27,7 @@ def environment() -> dict[str, str]:
     """This process's, without the environment that it runs in, and without the make that may have called it."""
     here = str(Path(sys.executable).parent)
     path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != here)
-    hidden = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "VIRTUAL_ENV", "MLFLOW_TRACKING_URI")
+    hidden = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "VIRTUAL_ENV", "PYTHONPATH", "MLFLOW_TRACKING_URI")
     return {name: value for name, value in os.environ.items() if name not in hidden} | {"PATH": path}
 
 
@@ -47,10 +47,10 @@ def stages(folder: Path) -> list[tuple[str, float]]:
         said = []
         for line in process.stdout:
             said.append(line)
-            if found := re.search(r"Running stage '([^']+)'", line):
-                marks.append((found[1], time.perf_counter()))
-            elif found := re.search(r"Stage '([^']+)' is cached", line):  # as its inputs were another's, bit by bit
-                marks.append((f"{found[1]} (from DVC's cache)", time.perf_counter()))
+            if match := re.search(r"Running stage '([^']+)'", line):
+                marks.append((match[1], time.perf_counter()))
+            elif match := re.search(r"Stage '([^']+)' is cached", line):  # as its inputs were another's, bit by bit
+                marks.append((f"{match[1]} (from DVC's cache)", time.perf_counter()))
     if process.returncode or len(marks) == 1:
         raise SystemExit(f"make repro ended with {process.returncode}:\n{''.join(said)}")
     marks.append(("", time.perf_counter()))
@@ -59,19 +59,20 @@ def stages(folder: Path) -> list[tuple[str, float]]:
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=3, show_default=True, help="Clones.")
-def main(rounds: int) -> None:
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
     seconds: dict[str, list[float]] = {}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still be in there
             folder = Path(name) / "clone"
             run("git", "clone", "--quiet", str(ROOT), str(folder), folder=ROOT)
-            found = [(INSTALL, run("make", ".venv", folder=folder, environ=environment())), *stages(folder)]
-        for what, value in [*found, ("total", sum(value for _, value in found))]:
+            parts = [(INSTALL, run("make", ".venv", folder=folder, environ=environment())), *stages(folder)]
+        for what, value in [*parts, ("total", sum(value for _, value in parts))]:
             seconds.setdefault(what, []).append(value)
-    parts = [{"what": what, "seconds": middle_of(values)} for what, values in seconds.items()]
+    record = [{"what": what, "seconds": middle_of(values)} for what, values in seconds.items()]
     for what, values in seconds.items():
         show_middle(what, middle_of(values))
-    print(save("repro", {"question": "where the wall time of make repro goes", "parts": parts}))
+    print(save(out_dir, "repro", {"question": "where the wall time of make repro goes", "parts": record}))
 
 
 if __name__ == "__main__":

@@ -19,12 +19,10 @@ from typing import Any
 import click
 from safetensors.numpy import load_file, save_file
 
-from common import save
-from samebits.metrics import relative_difference
-from samebits.records import read_run
-from samebits.verdict import Tolerance, compare_runs
+from common import BATCH, LEARNING_RATE, MLP, ROOT, VECTORS, save, with_out_dir
+from samebits.records.run import read_run, relative_difference
+from samebits.results.verdict import Tolerance, compare_runs
 
-ROOT = Path(__file__).resolve().parent.parent
 ADAMW = {"name": "adamw", "lr": 0.001, "momentum": 0.0, "weight_decay": 0.0}
 CASES: dict[str, dict[str, Any]] = {
     "mlp, SGD": {},
@@ -68,17 +66,14 @@ class Case:
 
     def judge(self, name: str) -> dict[str, Any]:
         """The verdict on a training against ``single``, and the share of the tolerance that it used at most."""
-        reference, other = read_run(self.folder / "single"), read_run(self.folder / name)
-        found = compare_runs(reference, other)
-        losses = found["losses"]
-        twins = [run.record["rounding"] for run in (reference, other)]
-        limits = Tolerance([reference.record["params"]["train"]["precision"]], twins).losses(losses["steps"])
-        pairs = zip(reference.losses, other.losses, limits, strict=True)
+        reference, run = read_run(self.folder / "single"), read_run(self.folder / name)
+        verdict = compare_runs(reference, run)
+        losses, twins = verdict.losses, [reference.record.rounding, run.record.rounding]
+        limits = Tolerance([reference.record.params.train.precision], twins).losses(losses.steps)
+        pairs = zip(reference.losses, run.losses, limits, strict=True)
         return {
-            "grade": found["grade"],
-            "steps": losses["steps"],
-            "first_beyond": losses["first_beyond"],
-            "largest_relative": losses["largest_relative"],
+            "grade": verdict.grade,
+            **losses.model_dump(include={"steps", "first_beyond", "largest_relative"}),
             "tolerance_used": max(relative_difference(a, b) / limit for a, b, limit in pairs),
         }
 
@@ -108,15 +103,19 @@ class Case:
 
 @click.command(help=__doc__)
 @click.option("--precision", "precisions", multiple=True, default=["fp32", "bf16"], show_default=True)
-def main(precisions: tuple[str, ...]) -> None:
+@click.option("--case", "names", multiple=True, type=click.Choice(list(CASES)), help="These alone.")
+@with_out_dir
+def main(precisions: tuple[str, ...], names: tuple[str, ...], out_dir: Path) -> None:
     cases = {}
-    for name, changes in CASES.items():
+    for name in names or CASES:
+        changes = CASES[name]
         for precision in precisions:
             raw = {
-                "data": {"num_samples": 16384, "test_samples": 64, **changes.get("data", {})},
-                "model": changes.get("model", {"name": "mlp"}),
+                "data": {"num_samples": 16384, "test_samples": 64, **changes.get("data", VECTORS)},
+                "model": changes.get("model", MLP),
                 "train": {
-                    "optimizer": {},
+                    "global_batch_size": BATCH,
+                    "optimizer": {"lr": LEARNING_RATE},
                     **changes.get("train", {}),
                     "precision": precision,
                     "repeats": 2,
@@ -124,12 +123,14 @@ def main(precisions: tuple[str, ...]) -> None:
                 },
             }
             with tempfile.TemporaryDirectory() as folder:
-                found = Case(Path(folder), raw).measure()
-            cases[f"{name}, {precision}"] = found
-            for other, verdict in found.items():
+                verdicts = Case(Path(folder), raw).measure()
+            cases[f"{name}, {precision}"] = verdicts
+            for what, verdict in verdicts.items():
                 beyond = f", beyond at step {verdict['first_beyond']}" if verdict["first_beyond"] else ""
-                print(f"{name}, {precision}: {other}: {verdict['grade']}{beyond}, {verdict['tolerance_used']:.0%} used")
-    print(save("rounding", {"question": "what verdicts say of rounding and of small mistakes", "cases": cases}))
+                print(f"{name}, {precision}: {what}: {verdict['grade']}{beyond}, {verdict['tolerance_used']:.0%} used")
+    print(
+        save(out_dir, "rounding", {"question": "what verdicts say of rounding and of small mistakes", "cases": cases})
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main(file: str, batch: int, steps: int, *hidden: int) -> None:
     for step in range(steps):
         rows = order[step * batch : (step + 1) * batch]
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs[rows]), targets[rows]).backward()
+        F.cross_entropy(model(inputs[rows]), targets[rows]).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     status = Path("/proc/self/status").read_text(encoding="ascii")
     print(next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:")))

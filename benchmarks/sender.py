@@ -2,15 +2,13 @@
 
     python benchmarks/sender.py
 
-The sender leaves young trainings alone. Beside an older one it is measured within one training of some minutes, from
-the times of its own log: the sender is stopped and goes on in turns, and adjacent turns are compared, which a host's
-drift hardly touches.
+It is measured within one training of some minutes, from the times of its own log: the sender is stopped and goes on in
+turns, and adjacent turns are compared, which a host's drift hardly touches.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
 import subprocess
 import time
@@ -21,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 
-from common import ratio_of, save, show, verdict
-from samebits.tracking.sender import DELAY
+from common import ratio_of, save, show, verdict, with_out_dir
+from samebits.records.log import Losses, parse_event
 from tracking import DELIVERY_SECONDS, PYTHON, WAYS, Bench, stores, wait_for_delivery
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TURN_SECONDS = 10.0  # several deliveries, and a host's drift within it is small
-READY_SECONDS = 30.0  # the sender has imported MLflow and found its pace
+READY_SECONDS = 30.0  # the sender has imported MLflow
 
 
 @dataclass(frozen=True)
@@ -54,10 +52,10 @@ def wait_for_log(folder: Path) -> Path:
 
 def segments_of(log: Path) -> list[Segment]:
     """What lies between one line of losses and the next."""
-    events = [json.loads(line) for line in log.read_text().splitlines()]
-    losses = [event for event in events if event["event"] == "losses"]
+    events = [parse_event(line, log) for line in log.read_bytes().splitlines(keepends=True)]
+    losses = [event for event in events if isinstance(event, Losses)]
     return [
-        Segment(before["time_ms"] / 1000, after["time_ms"] / 1000, len(after["losses"]))
+        Segment(before.time_ms / 1000, after.time_ms / 1000, len(after.losses))
         for before, after in itertools.pairwise(losses)
     ]
 
@@ -66,7 +64,7 @@ def sender_of(folder: Path) -> psutil.Process:
     """The process that delivers what is logged in ``folder``."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if "samebits.tracking" in process.cmdline() and process.cwd() == str(folder):
+            if "samebits.tracking.sender" in process.cmdline() and process.cwd() == str(folder):
                 return process
     raise SystemExit(f"no sender in {folder}")
 
@@ -100,7 +98,6 @@ def train_in_turns(bench: Bench, epochs: int, way: str) -> tuple[list[Segment], 
     The first turn lasts until the sender is ready, and in the next it is stopped.
     """
     folder, arguments, environ = bench.command(epochs, way)
-    environ[DELAY] = "0"
     command = subprocess.Popen([PYTHON, *arguments], cwd=folder, env=environ, stdout=subprocess.DEVNULL)
     log = wait_for_log(folder)
     turns, sender = [time.time()], sender_of(folder)
@@ -115,11 +112,12 @@ def train_in_turns(bench: Bench, epochs: int, way: str) -> tuple[list[Segment], 
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=15, show_default=True, help="Pairs of turns.")
-def main(rounds: int) -> None:
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
     long = READY_SECONDS + (2 * rounds + 1) * TURN_SECONDS
     with stores() as (bench, of_epoch):
-        found = {way: beside(bench, round(long / of_epoch), way) for way in WAYS[1:]}
-    print(save("sender", {"question": "what the sender costs a training beside it", "stores": found}))
+        costs = {way: beside(bench, round(long / of_epoch), way) for way in WAYS[1:]}
+    print(save(out_dir, "sender", {"question": "what the sender costs a training beside it", "stores": costs}))
 
 
 if __name__ == "__main__":

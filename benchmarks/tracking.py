@@ -28,11 +28,26 @@ from typing import TYPE_CHECKING, Any
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, in_turn, middle_of, ratio_of, run, save, show, show_middle, verdict
-from samebits.files import read_json
-from samebits.runlog import RunLog
+from common import (
+    BATCH,
+    LEARNING_RATE,
+    MLP,
+    ROOT,
+    VECTORS,
+    in_turn,
+    middle_of,
+    ratio_of,
+    run,
+    save,
+    show,
+    show_middle,
+    verdict,
+    with_out_dir,
+)
+from samebits.records.log import RunLog
+from samebits.records.run import read_run
 from samebits.tracking.delivery import Delivery
-from samebits.trainer import SEGMENT_SECONDS
+from samebits.training.loop import SEGMENT_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +107,7 @@ def wait_for_delivery(folder: Path) -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"{log} was not delivered:\n{log.with_suffix('.sender.log').read_text()}")
         time.sleep(0.2)
-    if refused := Delivery(log).state["refused"]:
+    if refused := Delivery(log).state.refused:
         raise SystemExit(f"MLflow refused {log}: {refused}")
 
 
@@ -129,24 +144,27 @@ class Bench:
         cpu = children_seconds() - cpu
         if way != "off":
             wait_for_delivery(folder)
-        timing = read_json(folder / "runs/single-fast/timing.json", made_by="train.py")
-        return timing["training_seconds"], wall, cpu
+        return read_run(folder / "runs/single-fast").timing.training_seconds, wall, cpu
 
 
 def write_params(folder: Path, epochs: int) -> None:
-    params = {"data": {"num_samples": SAMPLES}, "train": {"epochs": epochs, "repeats": 1}}
+    params = {
+        "data": {**VECTORS, "num_samples": SAMPLES},
+        "model": MLP,
+        "train": {"global_batch_size": BATCH, "optimizer": {"lr": LEARNING_RATE}, "epochs": epochs, "repeats": 1},
+    }
     YAML().dump(params, folder / "params.yaml")
 
 
 def measure(bench: Bench, epochs: int, rounds: int) -> dict[str, Any]:
     """Paired ratios of all seconds to those without tracking."""
-    found: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in KINDS}
+    by_kind: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in KINDS}
     for number in range(rounds):
         for way in in_turn(WAYS, number):
-            for kind, seconds in zip(KINDS, bench.train(epochs, way), strict=True):
-                found[kind][way].append(seconds)
+            for kind, spent in zip(KINDS, bench.train(epochs, way), strict=True):
+                by_kind[kind][way].append(spent)
     record: dict[str, Any] = {"epochs": epochs}
-    for kind, seconds in found.items():
+    for kind, seconds in by_kind.items():
         over = {way: ratio_of(seconds[way], seconds["off"]) for way in WAYS[1:]}
         for way, ratio in over.items():
             show(f"{kind} of {statistics.median(seconds['off']):.1f} s, {way} over off", ratio)
@@ -157,7 +175,7 @@ def measure(bench: Bench, epochs: int, rounds: int) -> dict[str, Any]:
     return record
 
 
-def own_cost(folder: Path, step_seconds: float, rounds: int) -> dict[str, Any]:
+def cost_of_log(folder: Path, step_seconds: float, rounds: int) -> dict[str, Any]:
     """What the training itself does for its tracker: lines in a local log, one for each segment."""
     steps = max(1, round(SEGMENT_SECONDS / step_seconds))
     log, seconds = RunLog(folder / "cost.jsonl"), []
@@ -191,11 +209,13 @@ def stores() -> Iterator[tuple[Bench, float]]:
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=10, show_default=True, help="Trainings of each kind.")
-def main(rounds: int) -> None:
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
     with stores() as (bench, of_epoch):
         lengths = {length: measure(bench, round(seconds / of_epoch) + 1, rounds) for length, seconds in LENGTHS.items()}
-        cost = own_cost(bench.folder, of_epoch / (SAMPLES / 256), rounds)
-    print(save("tracking", {"question": "what MLflow costs a training", "lengths": lengths, "own_cost": cost}))
+        cost = cost_of_log(bench.folder, of_epoch / (SAMPLES / BATCH), rounds)
+    record = {"question": "what MLflow costs a training", "lengths": lengths, "own_cost": cost}
+    print(save(out_dir, "tracking", record))
 
 
 if __name__ == "__main__":

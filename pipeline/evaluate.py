@@ -1,42 +1,36 @@
-"""Stage evaluate: the loss and accuracy of a trained model on the whole test split.
+"""Stage evaluate: the loss and accuracy of trained models on the whole test split.
 
 \b
 Examples:
-  python pipeline/evaluate.py --strategy ddp
-  python pipeline/evaluate.py --strategy dp --out-dir /tmp/try
+  python pipeline/evaluate.py
+  python pipeline/evaluate.py /tmp/try --out-dir /tmp/try/evaluation
 """
 
 from pathlib import Path
-from typing import get_args
 
 import click
 
-from samebits.commands import HELP_OPTIONS, enter_container
-from samebits.errors import exit_on_error
-from samebits.params import load_params
-from samebits.params.schema import NumericsName, StrategyName
+from samebits.numerics.environment import prepare_environment
+from samebits.params import Params
+from samebits.stages import stage
 
 
-@click.command(help=__doc__, context_settings=HELP_OPTIONS)
-@click.option("--strategy", type=click.Choice(get_args(StrategyName)), required=True, help="Which run to evaluate.")
-@click.option("--numerics", type=click.Choice(get_args(NumericsName)), default="fast", show_default=True)
-@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@stage
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
-@click.option("--out-dir", default=None, help="Folder of the run.  [default: runs/STRATEGY-NUMERICS]")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
-def main(
-    strategy: str, numerics: NumericsName, params_file: str, data_dir: str, out_dir: str | None, debug: bool
-) -> None:
-    with exit_on_error(debug=debug):
-        enter_container()
-        params = load_params(params_file)
-        from samebits.evaluation import evaluate_run  # after the checks: importing torch takes seconds
+@click.option("--out-dir", default="reports/evaluation", show_default=True, help="Folder for a file of each run.")
+def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) -> None:
+    prepare_environment()
+    from samebits.workers.launch import evaluate_in_worker  # after the checks: importing torch takes seconds
 
-        out = Path(out_dir or f"runs/{strategy}-{numerics}")
-        result = evaluate_run(params, numerics, data_dir=Path(data_dir), out_dir=out)
-        above = result["above_floor"]
+    train = params.train
+    names = [f"{strategy}-{numerics}" for numerics in train.numerics for strategy in train.strategies]
+    for folder in runs or [Path("runs") / name for name in names]:
+        file = Path(out_dir) / f"{folder.name}.json"
+        evaluation = evaluate_in_worker(params, data_dir=Path(data_dir), run_dir=folder, file=file)
+        above = evaluation.above_floor
         floor = "" if above is None else f", {100 * above:+.1f}% over the floor"
-        click.echo(f"{out.name}: loss {result['eval_loss']:.4f}{floor}")
+        click.echo(f"{folder.name}: loss {evaluation.eval_loss:.4f}{floor}")
 
 
 if __name__ == "__main__":

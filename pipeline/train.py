@@ -6,55 +6,90 @@ Examples:
   python pipeline/train.py --strategy dp --num-devices 2 --out-dir /tmp/try --no-tracking
 """
 
+import os
+import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
 import click
 
-from samebits.commands import HELP_OPTIONS, enter_container
-from samebits.errors import exit_on_error
-from samebits.params import load_params, with_num_devices
+from samebits.errors import from_exit_code
+from samebits.host.rendezvous import find_nodes
+from samebits.numerics.environment import prepare_environment
+from samebits.params import Params, with_num_devices
 from samebits.params.schema import NumericsName, StrategyName
-from samebits.runlog import start_sender
-from samebits.summary import describe_run, notes_of
+from samebits.stages import say_what_stays_unused, stage
 
 
-@click.command(help=__doc__, context_settings=HELP_OPTIONS)
+@stage
 @click.option("--strategy", type=click.Choice(get_args(StrategyName)), required=True, help="How to use the devices.")
 @click.option("--numerics", type=click.Choice(get_args(NumericsName)), default="fast", show_default=True)
 @click.option("--num-devices", default=None, help="In place of train.num_devices: auto or a number.")
-@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
 @click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
 @click.option("--out-dir", default=None, help="Folder to write.  [default: runs/STRATEGY-NUMERICS]")
+@click.option("--steps", type=click.IntRange(min=1), default=None, help="End after so many steps.")
 @click.option("--no-tracking", is_flag=True, help="Leave no trace in MLflow.")
-@click.option("--debug", is_flag=True, help="Show tracebacks.")
+@click.option("--nodes", type=int, default=None, help="How many machines, if nobody else tells: see the guide.")
+@click.option("--node-rank", type=int, default=None, help="Which of them this is, from 0.")
+@click.option("--master", default=None, help="Node 0's HOST or HOST:PORT.")
+@click.option("--trace", is_flag=True, help="Also write some steps as OUT_DIR/trace.json.gz, for Perfetto.")
+@click.option("--no-checkpoints", is_flag=True, help="Neither go on from a checkpoint nor write any.")
 def main(
+    params: Params,
     strategy: StrategyName,
     numerics: NumericsName,
     num_devices: str | None,
-    params_file: str,
     data_dir: str,
     out_dir: str | None,
+    steps: int | None,
     no_tracking: bool,
-    debug: bool,
+    nodes: int | None,
+    node_rank: int | None,
+    master: str | None,
+    trace: bool,
+    no_checkpoints: bool,
 ) -> None:
-    with exit_on_error(debug=debug):
-        enter_container()
-        params = with_num_devices(load_params(params_file), num_devices, numerics)
-        from samebits.launch import run_training  # after the checks: importing torch takes seconds
+    here = find_nodes(nodes, node_rank, master)
+    params = with_num_devices(params, num_devices or here.num_devices, numerics)
+    prepare_environment()
+    if here.several:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a machine that is gone is said in our own words
+    from samebits.records.run import read_run  # after the checks: importing torch takes seconds
+    from samebits.results.text import describe_run, notes_of
+    from samebits.tracking.sender import start_sender
+    from samebits.training.checkpoints import FOLDER
+    from samebits.workers.launch import run_training
 
-        out = Path(out_dir or f"runs/{strategy}-{numerics}")
-        run_training(
-            params,
-            strategy,
-            numerics,
-            data_dir=Path(data_dir),
-            out_dir=out,
-            start_sender=None if no_tracking else start_sender,
-        )
-        click.echo(describe_run(out))
-        for note in notes_of(out):
-            click.echo(note, err=True)
+    if "DVC_STAGE" not in os.environ:  # else the stage host has said it
+        say_what_stays_unused()
+    out = Path(out_dir or f"runs/{strategy}-{numerics}")
+    run_training(
+        params,
+        strategy,
+        numerics,
+        data_dir=Path(data_dir),
+        out_dir=out,
+        start_sender=None if no_tracking else start_sender,
+        checkpoints=None if no_checkpoints else FOLDER,
+        steps=steps,
+        trace=trace,
+        nodes=here,
+        prepare=partial(make_data, data_dir),
+    )
+    if here.rank == 0:
+        run = read_run(out)
+        click.echo("\n".join([describe_run(run), *notes_of(run)]))
+
+
+def make_data(folder: str) -> None:
+    """Run stage prepare on this machine, in a process of its own: what computes cannot be forked from any more."""
+    params_file = click.get_current_context().params["params_file"]
+    script = Path(__file__).with_name("prepare.py")
+    done = subprocess.run([sys.executable, script, "--params", params_file, "--out-dir", folder], stdout=sys.stderr)
+    if done.returncode:
+        raise from_exit_code(done.returncode, "stage prepare failed on this machine", hint="see above")
 
 
 if __name__ == "__main__":

@@ -2,56 +2,124 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pynvml
 import pytest
 from ruamel.yaml import YAML
 
+import nvml
 from samebits import host
 from samebits.data.prepare import prepare
+from samebits.errors import HostError
+from samebits.host import devices, facts
+from samebits.numerics.environment import ENVIRONMENT, prepare_environment
 from samebits.params import Params, parse_params
-from samebits.provenance import versions
+from samebits.records.provenance import versions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-os.environ["SAMEBITS_RUNTIME"] = "host"  # but in tests/container, whether there is an engine or not
+os.environ["SAMEBITS_RUNTIME"] = "host"  # but in tests/system/container, whether there is an engine or not
+for name in ("SAMEBITS_LAUNCHER", "SAMEBITS_LAUNCH", "SLURM_STEP_ID", "PET_NNODES", "TORCHELASTIC_RUN_ID"):
+    os.environ.pop(name, None)  # of the job that runs the tests: their stages would take it for their own
+for signum in {signal.SIGINT, signal.SIGHUP}:
+    if signal.getsignal(signum) == signal.SIG_IGN:  # in a job in the background: its programs would ignore it too
+        signal.signal(signum, signal.SIG_DFL)
 
+pytest_plugins = ["running"]
 ROOT = Path(__file__).resolve().parent.parent
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else, which root alone can")
+LONGEST_FIRST = (
+    "system/container/test_containers.py",
+    "system/test_pipeline.py",
+    "system/test_browser.py",
+    "tracking/test_tracking.py",
+    "workers/test_train.py",
+    "numerics/test_exact.py",
+    "doctor/test_doctor.py",
+    "test_cli.py",
+    "training/test_evaluation.py",
+    "numerics/test_exact_operations.py",
+)
+SET_HERE: set[str] = set()
+"""Variables that this session has set for itself, and that stages are to set by themselves."""
 MODEL_OF_TASK = {"vectors": "mlp", "regression": "mlp", "images": "convnet", "tokens": "gpt"}
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide GPUs from every session but one of ``tests/gpu`` alone.
+
+    Elsewhere tests say what happens on a CPU. A session is all or nothing, because a process that has started CUDA
+    does not look again at what is visible.
+    """
+    paths = [Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args]
+    if not all(path.is_relative_to(ROOT / "tests/gpu") for path in paths):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    else:
+        SET_HERE.update(ENVIRONMENT.keys() - os.environ.keys())
+        prepare_environment()  # before torch is imported: this process calls CUDA too, where a stage would
+
+
+def in_exclusive_mode() -> bool:
+    """Whether a GPU takes one process alone."""
+    with devices.nvml() as problem, suppress(HostError, pynvml.NVMLError):
+        handles = [] if problem else [one.gpu for one in devices.chosen(os.environ) if isinstance(one, devices.Device)]
+        return any(pynvml.nvmlDeviceGetComputeMode(handle) != pynvml.NVML_COMPUTEMODE_DEFAULT for handle in handles)
+    return False
+
+
+def visible_gpus() -> tuple[int, str]:
+    """How many GPUs tests may use, in words too; none, and why, where one of them cannot be read."""
+    try:
+        count = host.count_gpus()
+    except HostError as error:
+        return 0, f"no GPUs: {error.message}"
+    return count, f"{count} GPUs visible"
 
 
 def pytest_report_header() -> list[str]:
     known = ", ".join(f"{name} {version}" for name, version in versions().items())
-    return [known, f"host: {host.count_gpus()} GPUs, {host.count_cores()} cores"]
+    return [known, f"host: {visible_gpus()[1]}, {host.count_cores()} cores"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs more GPUs than there are, and say so."""
-    gpus = host.count_gpus()
+    """Skip what needs more GPUs than there are, and say so; let long modules begin first, so that workers end together.
+
+    A worker takes a whole module, and ``--no-loadscope-reorder`` keeps them in this order. What makes a CUDA context in
+    pytest's own process comes last: it would keep the stages from a GPU in exclusive mode.
+    """
+    order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: (bool(item.get_closest_marker("cuda_here")), order.get(item.path, len(order))))
+    gpus, said = visible_gpus()
     for item in items:
         if mark := item.get_closest_marker("gpus"):
             needed = int(mark.args[0])
             if gpus < needed:
-                item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPU, this host has {gpus}"))
+                item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPUs, {said}; see `make test-gpu`"))
+            elif item.get_closest_marker("shares_a_gpu") and in_exclusive_mode():
+                item.add_marker(pytest.mark.skip(reason="GPUs are in exclusive mode, nvidia-smi -c 0 ends that"))
 
 
 def small(task: str = "vectors", *, model: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
     """Parameters of a training of 8 steps, as read from YAML."""
+    kwargs = {"features": 128} if task == "vectors" else {}
     return {
-        "data": {"task": task, "num_samples": 512, "test_samples": 200},
+        "data": {"task": task, "num_samples": 512, "test_samples": 200, "kwargs": kwargs},
         "model": model or {"name": MODEL_OF_TASK[task]},
-        "train": {"numerics": ["fast"], "global_batch_size": 64, "epochs": 1, "repeats": 1, **train},
+        "train": {"numerics": ["fast"], "global_batch_size": 64, "epochs": 1, "repeats": 1, "prolong_s": 0.0, **train},
     }
 
 
@@ -66,7 +134,7 @@ def copy_sources(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
 
 
-def wait_for(what: Callable[[], Any], *, seconds: float = 60) -> Any:
+def wait_for(what: Callable[[], Any], *, seconds: float = 120) -> Any:
     """What ``what`` gives once that is true."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
@@ -75,13 +143,27 @@ def wait_for(what: Callable[[], Any], *, seconds: float = 60) -> Any:
     return found
 
 
+@pytest.fixture(scope="module", autouse=True)
+def torch_as_it_starts() -> None:
+    """No module finds the switches that another one's trainings have set in this process.
+
+    But one thread: threads that wait for each other over tensors as small as here take six times as long.
+    """
+    if torch := sys.modules.get("torch"):  # not imported for this: that takes seconds, and many tests need none
+        torch.set_num_threads(1)
+        torch.set_deterministic_debug_mode("default")
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    if kernels := sys.modules.get("samebits.numerics.kernels"):
+        kernels.choose_kernels(fused=True)
+
+
 @pytest.fixture(scope="session")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Params], Path]:
     """Prepare each data set once."""
     made: dict[str, Path] = {}
 
     def get(params: Params) -> Path:
-        key = params.data.model_dump_json()
+        key = json.dumps(params.data_identity)
         if key not in made:
             made[key] = tmp_path_factory.mktemp(params.data.task)
             prepare(params, made[key])
@@ -145,7 +227,7 @@ class Stage:
         return subprocess.run(
             [sys.executable, self.script(name), *arguments],
             cwd=self.folder,
-            env={**os.environ, **environ},
+            env={**{name: value for name, value in os.environ.items() if name not in SET_HERE}, **environ},
             capture_output=True,
             text=True,
             timeout=240,
@@ -161,78 +243,47 @@ def stage(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, stage_server
     return Stage(tmp_path, stage_server, tmp_path_factory.mktemp("output"))
 
 
-class FakeNVML:
-    """Stands in for NVML on a host without GPUs: two GPUs, one of which cannot tell its memory."""
+@pytest.fixture
+def repo(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that DVC takes for its own, which is the current one, without a server of MLflow's."""
+    (stage.folder / ".dvc").mkdir()
+    (stage.folder / ".dvc/config").touch()
+    monkeypatch.chdir(stage.folder)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return stage.folder
 
-    NVMLError = pynvml.NVMLError
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, gpus: int = 2) -> None:
-        self.gpus, self.shut_down = gpus, 0
-        self.init_error: int | None = None
-        self.used_percent, self.utilization = 0.0, 0
-        self.p2p: dict[int, int | None] = {}  # status by capability; None where NVML cannot tell
-        self.links: dict[int, list[int]] = {}  # 1 for a link that is up, by GPU
-        monkeypatch.setattr(host, "pynvml", self)
-        monkeypatch.setattr(host, "torch_build", lambda: {"version": "2.13.0+cu130", "cuda": "13.0"})
-        monkeypatch.setattr(host, "_multiprocessors", lambda gpus: [108] * gpus)
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for NVML, ``tools/nvml``."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler that is called cc, which the stand-in for NVML is built by")
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
 
-    def __getattr__(self, name: str) -> Any:
-        """NVML's constants; a function that is not faked is one that this driver does not have."""
-        if name.startswith("NVML_"):
-            return getattr(pynvml, name)
 
-        def missing(*_: object) -> Any:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+@pytest.fixture
+def gpu_host(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """Make this process, and those that it starts, one on a host of ``tools/nvml/hosts``, with more lines about it.
 
-        return missing
+    The build of torch says that it is for CUDA, and what it would tell of the GPUs is made up: it is the CPU's.
+    Calls of NVML are written to the file that is returned.
+    """
 
-    def nvmlInit(self) -> None:
-        if self.init_error is not None:
-            raise pynvml.NVMLError(self.init_error)
+    def be(name: str, *lines: str, cuda: str | None = nvml.CUDA, **environ: str) -> Path:
+        text = nvml.HOSTS[name].read_text()
+        file, calls = tmp_path / "gpu-host.txt", tmp_path / "nvml-calls.txt"
+        file.write_text("\n".join([text, *lines, ""]))
+        calls.unlink(missing_ok=True)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        settings = {**nvml.environ(nvml_library, file, cuda=cuda), "STAND_IN_NVML_LOG": str(calls), **environ}
+        for key, value in settings.items():
+            monkeypatch.setenv(key, value)
+        monkeypatch.setattr(runpy, "run_path", runpy.run_path)
+        runpy.run_path(str(nvml.TOLD / "sitecustomize.py"))  # as a process does that is started
+        monkeypatch.setattr(facts, "_multiprocessors", lambda gpus: [108] * gpus)
+        monkeypatch.setattr(pynvml, "nvmlLib", ctypes.CDLL(str(nvml_library)))
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        return calls
 
-    def nvmlShutdown(self) -> None:
-        self.shut_down += 1
-
-    def nvmlDeviceGetCount(self) -> int:
-        return self.gpus
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        return index
-
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return f"GPU-{handle}"
-
-    def nvmlSystemGetDriverVersion(self) -> str:
-        return "580.1"
-
-    def nvmlSystemGetCudaDriverVersion(self) -> int:
-        return 13000
-
-    def nvmlDeviceGetName(self, handle: int) -> bytes:
-        return b"NVIDIA Test"
-
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        if handle == 1:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return SimpleNamespace(total=80 * 2**30, used=80 * 2**30 * self.used_percent / 100)
-
-    def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(gpu=self.utilization)
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: int) -> tuple[int, int]:
-        return (9, 0)
-
-    def nvmlDeviceGetNumGpuCores(self, handle: int) -> int:
-        return 6912
-
-    def nvmlDeviceGetP2PStatus(self, first: int, second: int, capability: int) -> int:
-        status = self.p2p.get(capability)
-        if status is None:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        return status
-
-    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
-        links = self.links.get(handle, [])
-        if link >= len(links):
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return links[link]
+    yield be
+    pynvml._nvmlGetFunctionPointer_cache.clear()

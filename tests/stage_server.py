@@ -10,33 +10,23 @@ import json
 import os
 import runpy
 import sys
-import traceback
+from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch._dynamo  # noqa: F401 - a training in fast numerics would import it, for seconds
 
-import samebits.evaluation
-import samebits.launch  # noqa: F401
+import samebits.workers.launch  # noqa: F401
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "tools"))
+import forked
 
 
 def run(request: dict[str, Any]) -> NoReturn:
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(f"{request['output']}/{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.chdir(request["folder"])
+    forked.settle(request["folder"], f"{request['output']}/stdout", f"{request['output']}/stderr")
     os.environ.update(request["environ"])
     sys.argv = [request["script"], *request["arguments"]]
-    code = 0
-    try:
-        runpy.run_path(request["script"], run_name="__main__")
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - what a fresh interpreter would print and end with
-        traceback.print_exc()
-        code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    forked.run(partial(runpy.run_path, request["script"], run_name="__main__"))
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 import ast
 import re
 import runpy
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from samebits.report.table import COLUMNS
-from samebits.report.text import LABELS
+from samebits.results.table import COLUMNS
+from samebits.results.text import LABELS
+from samples import comparison, run_files, run_record
+from test_architecture import ANYBODY, MAY_IMPORT, OF_THE_LOOSE
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,6 +38,13 @@ def test_the_page_of_the_benchmarks_is_what_their_results_say():
     assert made["quoted"](text) == text, "run `python tools/benchmark_page.py`"
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler that is called cc")
+def test_the_doctors_lines_on_gpu_hosts_are_what_it_says():
+    made = runpy.run_path(str(ROOT / "tools/gpu_hosts.py"))
+    written = made["GUIDE"].read_text()
+    assert written == made["filled"](written), "run `python tools/gpu_hosts.py`"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_and_commands_lead_somewhere(page):
     text = page.read_text()
@@ -52,6 +62,43 @@ def test_the_tree_of_the_readme_exists():
     for line in tree.strip().splitlines():
         folder = ROOT / "src/samebits" if line.startswith("  ") else ROOT
         assert (folder / line.split()[0]).exists(), line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_a_page_names_exist(page):
+    for name in re.findall(r"`((?:[a-z_-]+/)+[a-z_]+\.py)`", page.read_text()):
+        assert (ROOT / name).exists() or (ROOT / "src/samebits" / name).exists(), name
+
+
+def test_contributing_says_who_may_import_whom():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = [line.split(" | ") for line in text.partition("| room |")[2].partition("\n\n")[0].splitlines()[2:]]
+    table = {room.strip("| `"): set(re.findall(r"`(\w+)`", rooms[-1])) for room, *rooms in rows}
+    assert table == {room: OF_THE_LOOSE.get(room, rooms) for room, rooms in MAY_IMPORT.items() if room != "__init__"}
+    assert set(list(table)[-len(ANYBODY) :]) == ANYBODY
+    *names, last = (f"`{room}`" for room in sorted(ANYBODY))
+    assert f"any room but the last four may import {', '.join(names)} and {last}." in " ".join(text.split())
+
+
+def test_a_run_is_quoted_where_the_pages_have_room_for_it(tmp_path, monkeypatch):
+    quoting = runpy.run_path(str(ROOT / "tools/quote_run.py"))
+    pages = {name: tmp_path / quoting[name].name for name in ("README", "GUIDE")}
+    for name, page in pages.items():
+        page.write_text(quoting[name].read_text())
+    for folder in ("runs/ddp-fast", "tried"):
+        run_files(tmp_path / folder, run_record("ddp"))
+    comparison().write(tmp_path / "comparison.json")
+    monkeypatch.chdir(tmp_path)
+    quoting["main"].__globals__.update(pages)
+    quoting["main"]("comparison.json", "tried")
+    readme, guide = (page.read_text() for page in pages.values())
+    assert "| single-hash |\n<!-- /result -->" in readme
+    assert "<!-- answers -->\n```text\nFastest here is single-fast: " in guide
+    assert "--no-tracking\nddp-fast: " in guide
+    assert "/tmp/try\nbitwise\n  losses: bitwise, all 2 steps\n" in guide
+    assert [len(page.read_text().split("```")) for page in pages.values()] == [
+        len(quoting[name].read_text().split("```")) for name in pages
+    ]
 
 
 def said(folder):

@@ -1,10 +1,16 @@
 import json
 import math
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 
 from samebits.errors import HostError, Interrupted, UserError, WorkerError, exit_on_error, from_exit_code
-from samebits.files import atomic, read_json, sha256_tree, write_json, write_text
+from samebits.files import atomic, read_json, remove, scratch_folder, sha256, sha256_tree, write_json, write_text
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -25,12 +31,122 @@ def test_a_full_or_read_only_disk_is_the_hosts_fault(number, message, tmp_path):
         raise OSError(number, "as the kernel says it")
 
 
-@pytest.mark.parametrize(("text", "message"), [(None, "no such file"), ("{", "cannot be read"), ("\xff", "cannot be")])
+@pytest.mark.parametrize(("number", "kind"), [(28, HostError), (30, HostError), (5, HostError), (20, UserError)])
+def test_what_a_library_in_rust_says_of_the_disk_is_the_disks_error(number, kind, tmp_path):
+    with pytest.raises(kind), atomic(tmp_path / "file"):
+        raise SafetensorError(f"Error while serializing: I/O error: as the kernel says it (os error {number})")
+    with pytest.raises(SafetensorError), atomic(tmp_path / "file"):
+        raise SafetensorError("invalid header")
+
+
+def test_what_went_wrong_is_told_and_not_that_tidying_up_did(tmp_path, monkeypatch):
+    def refuse(self, missing_ok=False):
+        raise PermissionError(13, "tidying up failed")
+
+    with pytest.raises(HostError, match="no space left"), atomic(tmp_path / "file"):  # noqa: PT012
+        monkeypatch.setattr(Path, "unlink", refuse)
+        raise OSError(28, "full")
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from samebits.files import scratch_folder
+
+with scratch_folder(Path(sys.argv[1])):
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def one_killed_of_two(code, path):
+    """Two processes that run ``code`` on a path; the first is killed, and the second lives on in the block."""
+    processes = []
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"ready\n"
+        processes.append(process)
+    processes[0].kill()
+    processes[0].communicate()
+    try:
+        yield
+    finally:
+        processes[1].kill()
+        processes[1].communicate()
+
+
+def test_the_folders_of_killed_processes_go_and_nobody_elses(tmp_path):
+    (tmp_path / "other").mkdir()
+    with one_killed_of_two(KILLED, tmp_path):
+        assert len(list(tmp_path.iterdir())) == 3
+        with scratch_folder(tmp_path) as folder:
+            assert len(list(tmp_path.iterdir())) == 3
+            assert folder.is_dir()
+        assert not folder.exists()
+        assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_folder_of_one_that_is_killed_meanwhile_goes_too(tmp_path):
+    with scratch_folder(tmp_path):
+        process = subprocess.Popen([sys.executable, "-c", KILLED, tmp_path], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        process.communicate()
+        assert len(list(tmp_path.iterdir())) == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+WRITES = """
+import sys, time
+from pathlib import Path
+from samebits.files import atomic
+
+with atomic(Path(sys.argv[1])) as temporary:
+    temporary.write_text("half")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_killed_writers_left_goes_and_what_others_write_stays(tmp_path):
+    file = tmp_path / "file[1].json"
+    with one_killed_of_two(WRITES, file):
+        write_json(tmp_path / "another.json", {})
+        (unfinished,) = (path for path in tmp_path.iterdir() if path.name != "another.json")
+        assert (unfinished / file.name).read_text() == "half"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "no such file"), ("{", "cannot be read"), ("\xff", "cannot be"), ("[" * 100_000, "cannot be read")],
+)
 def test_a_missing_or_damaged_file_names_the_command_that_makes_it(text, message, tmp_path):
     if text is not None:
         (tmp_path / "x.json").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match=rf"x\.json: {message}.*run `make it`|{message}.*`make it`"):
         read_json(tmp_path / "x.json", made_by="make it")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+def test_what_is_no_regular_file_is_refused_before_it_is_opened(make, tmp_path):
+    make(tmp_path / "x.json")
+    with pytest.raises(
+        UserError, match=r"x\.json: cannot be read: (expected a regular file|Too many levels of symb.*)\. "
+    ):
+        read_json(tmp_path / "x.json", made_by="make it")
+    with pytest.raises(OSError, match=r"expected a regular file|Too many levels"):
+        sha256(tmp_path / "x.json")
+
+
+def test_a_folder_of_thousands_of_levels_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"\.\.\.: nested too deeply\. hint: name another folder"):
+        write_text(tmp_path / ("x/" * 1800) / "file", "")
+
+
+def test_a_message_is_one_line_of_what_a_terminal_can_show():
+    error = UserError("a\x1b[2J\0b\x07\x9bc\nd\ud800\u202eé–", hint="run \x1b]0;x\x07")
+    assert str(error) == r"a\x1b[2J\x00b\x07\x9bc d\ud800\u202eé–. hint: run \x1b]0;x\x07"
 
 
 def test_the_hash_of_a_folder_is_of_its_names_and_bytes(tmp_path):
@@ -76,3 +192,16 @@ def test_what_is_not_expected_keeps_its_traceback():
 def test_errors_cross_processes(code, kind):
     error = from_exit_code(code, "wrong", "right it")
     assert (type(error), str(error)) == (kind, "wrong. hint: right it")
+
+
+@pytest.mark.parametrize("code", [130, 143])
+def test_a_stop_crosses_processes(code):
+    error = from_exit_code(code, "wrong", "right it")
+    assert (type(error), error.exit_code) == (Interrupted, code)
+
+
+def test_what_cannot_be_removed_is_told(tmp_path):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=r"folder: .*directory"):
+        remove(tmp_path / "folder")
+    remove(tmp_path / "nothing")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from samebits.report.plots import svg_of
+from samebits.results.plots import svg_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,10 +50,10 @@ def ratio(entry: dict[str, Any]) -> str:
     return f"{interval(entry['ratio'])}, {entry['verdict']}"
 
 
-def interval(found: dict[str, Any]) -> str:
+def interval(values: dict[str, Any]) -> str:
     """A ratio with its interval."""
-    low, high = found["interval"]
-    return f"{found['median']:.3f} ({low:.3f} to {high:.3f})"
+    low, high = values["interval"]
+    return f"{values['median']:.3f} ({low:.3f} to {high:.3f})"
 
 
 def middle(values: dict[str, Any], digits: int = 2) -> str:
@@ -64,10 +65,10 @@ def middle(values: dict[str, Any], digits: int = 2) -> str:
 def loops(result: Result) -> Iterator[str]:
     """Ratios to each loop, and every loop's time of a step."""
     cases = result["cases"]
-    others = list(next(iter(cases.values()))["over"])
-    yield from table("case", *(f"over {name}" for name in others))
+    peers = list(next(iter(cases.values()))["over"])
+    yield from table("case", *(f"over {peer}" for peer in peers))
     for name, case in cases.items():
-        yield row(name, *(ratio(case["over"][other]) for other in others))
+        yield row(name, *(ratio(case["over"][peer]) for peer in peers))
     yield ""
     yield from table("milliseconds of a step", *next(iter(cases.values()))["ms_per_step"])
     for name, case in cases.items():
@@ -93,21 +94,20 @@ def tracking(result: Result) -> Iterator[str]:
 def sender(result: Result) -> Iterator[str]:
     """Ratios of steps with and without the sender beside them."""
     yield from table("store", "a step, over one without the sender", "lost at its start", "pairs of turns")
-    for way, found in result["stores"].items():
-        count = found["ratio"]["rounds"]
-        yield row(way, ratio(found), f"{found['lost_at_start_seconds']:.1f} s", str(count))
+    for way, entry in result["stores"].items():
+        count = entry["ratio"]["rounds"]
+        yield row(way, ratio(entry), f"{entry['lost_at_start_seconds']:.1f} s", str(count))
 
 
 def rounding(result: Result) -> Iterator[str]:
     """Verdicts, and the share of the tolerance that was used at most."""
     names = list(next(iter(result["cases"].values())))
     yield from table("case", *names)
-    for name, found in result["cases"].items():
+    for name, verdicts in result["cases"].items():
         cells = []
-        for other in names:
-            judged = found[other]
-            beyond = f" at step {judged['first_beyond']}" if judged["first_beyond"] else ""
-            cells.append(f"{judged['grade']}{beyond} ({judged['tolerance_used']:.2g})")
+        for verdict in (verdicts[name] for name in names):
+            beyond = f" at step {verdict['first_beyond']}" if verdict["first_beyond"] else ""
+            cells.append(f"{verdict['grade']}{beyond} ({verdict['tolerance_used']:.2g})")
         yield row(name, *cells)
 
 
@@ -124,6 +124,14 @@ def memory(result: Result) -> Iterator[str]:
     yield from table("case", *(f"{kind}, MiB" for kind in kinds), "kit, training, over bare")
     for name, case in result["cases"].items():
         yield row(name, *(f"{case['mib'][kind]['median']:.0f}" for kind in kinds), interval(case["ratio"]))
+
+
+def memory_forecast(result: Result) -> Iterator[str]:
+    """Samples, and how far the forecast was off."""
+    yield from table("case", "forecast", "fits, freed at once", "fits, as usual", "forecast over the first")
+    for name, case in result["cases"].items():
+        counts = (f"{case[kind]:,}" for kind in ("forecast", "at once", "as usual"))
+        yield row(name, *counts, f"{case['error, at once']:+.1%}")
 
 
 def repro(result: Result) -> Iterator[str]:
@@ -147,13 +155,24 @@ def exact(result: Result) -> Iterator[str]:
     yield from table("case", "exact, ms", "fast, ms", "over fast fp32", "over plain float64", "rounds")
     for name, case in cases.items():
         times = (middle(case["milliseconds"][kind], 1) for kind in ("exact", "fast"))
-        over = {other: case["over"][other]["ratio"] for other in ("fast", "float64")}
-        yield row(name, *times, *(interval(found) for found in over.values()), str(over["fast"]["rounds"]))
+        over = [case["over"][reference]["ratio"] for reference in ("fast", "float64")]
+        yield row(name, *times, *map(interval, over), str(over[0]["rounds"]))
     yield ""
-    parts = {"outputs": "forward", "loss": "loss", "backward": "backward", "settled": "windows", "step": "optimizer"}
-    yield from table("milliseconds of an exact step", *parts.values())
+    yield from table("milliseconds of an exact step", *dict.fromkeys(PARTS.values()))
     for name, case in cases.items():
-        yield row(name, *(middle(case["parts_ms"][part]) for part in parts))
+        yield row(name, *(middle(case["parts_ms"][part]) for part in PARTS if part in case["parts_ms"]))
+
+
+PARTS = {
+    "forward": "forward",
+    "outputs": "forward",
+    "loss": "loss",
+    "backward": "backward",
+    "accepts_grads": "windows",
+    "settled": "windows",
+    "step": "optimizer",
+}
+"""The parts of an exact step in words, by the method's name, also by its former one, which older results have."""
 
 
 def quality(result: Result) -> Iterator[str]:
@@ -174,6 +193,66 @@ def container(result: Result) -> Iterator[str]:
         )
 
 
+def nodes(result: Result) -> Iterator[str]:
+    """The ratio of steps and the seconds around them; then each link."""
+    yield from table("what", "two machines", "one machine", "two over one, or more", "rounds")
+    steps, other = result["step_ms"], result["other_seconds"]
+    rounds = str(result["step_ratio"]["rounds"])
+    yield row(
+        "a step, ms", *(middle(steps[which], 1) for which in ("two", "one")), interval(result["step_ratio"]), rounds
+    )
+    yield row(
+        "all but the steps, s", *(middle(other[which]) for which in ("two", "one")), middle(other["difference"]), rounds
+    )
+    yield ""
+    yield from table("link", "step, ms", "without network, ms", "the link alone, ms", "speed-up", "bound")
+    for rate, figures in result["links"].items():
+        times = (f"{figures[name]:.1f}" for name in ("step_ms", "without_network_ms", "link_ms"))
+        yield row(rate, *times, *(f"{figures[name]:.2f}x" for name in ("speedup", "bound")))
+
+
+def scale(result: Result) -> Iterator[str]:
+    """Predicted and measured steps of each case."""
+    yield from table("case", "scaling", "predicted, ms", "measured, ms", "error")
+    for name, case in result["cases"].items():
+        for kind in ("strong", "weak"):
+            figures = case[kind]
+            said = f"{figures['predicted_ms']:.1f} ({figures['low_ms']:.1f} to {figures['high_ms']:.1f})"
+            yield row(name, kind, said, f"{figures['measured_ms']:.1f}", f"{figures['error']:+.1%}")
+    yield f"\nThe largest error is {result['largest_error']:.1%}."
+
+
+def explain(result: Result) -> Iterator[str]:
+    """Each planting with what was named and gained, the confusion matrix, sound trainings, and sums of parts."""
+    yield from table("planted", "severity", "named first", "share of a step", "gain predicted", "gain obtained")
+    for one in sorted(result["results"], key=lambda one: (one["planting"], one["severity"])):
+        named = one["named"] or "nothing"
+        right = named if one["named"] == one["cause"] else f"**{named}**"
+        share = f"{one['share']:.0%}" if one.get("share") else "–"
+        gains = ("–", "–")
+        if "obtained" in one:
+            low, high = one["range"]
+            gains = (f"{one['predicted']:.2f} ({low:.2f} to {high:.2f})", f"{one['obtained']:.2f}")
+        yield row(one["planting"], str(one["severity"]), right, share, *gains)
+    right = sum(one["named"] == one["cause"] for one in result["results"])
+    errors = [one["error"] for one in result["results"] if "error" in one]
+    yield f"\nNamed right: {right} of {len(result['results'])}. Gain predicted against obtained: median error"
+    yield f"{median(errors):.1%} of {len(errors)}. All of it took {result['seconds'] / 60:.0f} minutes.\n"
+    columns = sorted({named for _, named, _ in result["confusion"]})
+    yield from table("planted, below; named, right", *columns)
+    counts = {(cause, named): count for cause, named, count in result["confusion"]}
+    for cause in sorted({cause for cause, _, _ in result["confusion"]}):
+        yield row(cause, *(str(counts.get((cause, named), "")) for named in columns))
+    yield ""
+    yield from table("sound training", "named")
+    for one in result["sound"]:
+        yield row(one["training"], ", ".join(one["named"]) or "nothing")
+    yield ""
+    yield from table("model", "strategy", "a step, ms", "sum of its parts, over that")
+    for one in result["parts"]:
+        yield row(one["model"], one["strategy"], f"{one['step_ms']:.2f}", f"{one['parts_over_plain']:.3f}")
+
+
 # name of the result -> title, what was done, its tables
 SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "loop": (
@@ -192,12 +271,11 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "Tracking",
         "A training of `mlp` as a user's command, with tracking off, into SQLite, and to a server on the same host,\n"
         "by wall time: `training` is what `timing.json` says, `command` the whole of `pipeline/train.py`. CPU time is\n"
-        "the command's without the sender and the server. The sender leaves young trainings alone (180 s on a CPU),\n"
-        "and these are.",
+        "the command's without the sender and the server.",
         tracking,
     ),
     "sender": (
-        "The sender beside an older training",
+        "The sender beside a training",
         "Within one training of `mlp`, some 600 steps a second, the sender is stopped and goes on in turns of ten\n"
         "seconds, which are compared. Its start, mostly the import of MLflow, is given in seconds of the training.",
         sender,
@@ -234,15 +312,45 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "has touched fewer of the libraries' pages, and its launcher waits beside it with its own, partly the same.",
         memory,
     ),
+    "memory_forecast": (
+        "The largest batch, forecast and tried",
+        "Global batches of one CPU device with so much memory beside the process itself. The C library gives freed\n"
+        "memory back at once, or keeps it as it usually does: see [What fits](../guides/memory.md).",
+        memory_forecast,
+    ),
     "repro": (
         "Where the time of `make repro` goes",
         "A new clone, a warm package cache, the default `params.yaml`. A stage lasts until DVC announces the next.",
         repro,
     ),
+    "nodes": (
+        "What a second machine costs",
+        "The default model with one worker on each of two machines, beside two workers on one, on the same two cores,\n"
+        "in turns. The machines are network namespaces of one host, joined by a bridge in its memory. Then their link\n"
+        "is slowed down. Alone, it needs the bytes of all gradients over its rate.",
+        nodes,
+    ),
+    "explain": (
+        "Explanations of planted causes",
+        "Each cause is planted at three severities, in shuffled order; what `samebits explain` names first is beside\n"
+        "it, in bold where it is another. Its advice is followed, and the gain in samples per second is measured in\n"
+        "trainings that take turns. [How a step is explained](../concepts/explanations.md) says how.",
+        explain,
+    ),
+    "scale": (
+        "Projections from 1 and 2 devices against 4",
+        "The [cost model](../concepts/dp-and-ddp.md#fitted-to-a-host) fitted to steps of 1 and 2 simulated devices,\n"
+        "and what it says of 4, with its range. A device computes by sleeping, so that 4 of them fit on fewer cores;\n"
+        "the time is the least of several turns. In the first cases a link's bandwidth and latency are waited for. In\n"
+        "those with a link, gloo reduces real gradients between network namespaces whose links are slowed down.\n"
+        "All-reduces of three sizes between 2 devices were measured too.",
+        scale,
+    ),
     "container": (
         "What a container costs",
-        "Wall seconds of a stage's command, in turns; one epoch of the default model. The image has its own Python;\n"
-        "where the host's was built without optimizations, what is mostly imports is faster inside, see the loop.",
+        "Wall seconds of a stage's command, in turns; one epoch of the default model. The image has its own Python\n"
+        "and its packages' bytecode. A host that keeps none (`PYTHONDONTWRITEBYTECODE`, and packages installed\n"
+        "without it) compiles torch again in each process; there, what is mostly imports is faster inside.",
         container,
     ),
 }
@@ -274,7 +382,8 @@ def cost(result: Result) -> Iterator[str]:
     """The ratios alone."""
     yield from table("model, batch of 256", "over fast fp32", "over plain float64")
     for name, case in result["cases"].items():
-        yield row(name.partition(" at ")[0], *(interval(case["over"][other]["ratio"]) for other in ("fast", "float64")))
+        over = (case["over"][reference]["ratio"] for reference in ("fast", "float64"))
+        yield row(name.partition(" at ")[0], *map(interval, over))
 
 
 QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {
@@ -312,13 +421,13 @@ def page() -> str:
 
 def plot_loops(axes: Axes, result: Result) -> None:
     """A point with its interval for each case and loop."""
-    names = [(case, other) for case, record in result["cases"].items() for other in record["over"]]
-    for position, (case, other) in enumerate(reversed(names)):
-        found = result["cases"][case]["over"][other]["ratio"]
-        middle, (low, high) = found["median"], found["interval"]
+    names = [(case, peer) for case, record in result["cases"].items() for peer in record["over"]]
+    for position, (case, peer) in enumerate(reversed(names)):
+        values = result["cases"][case]["over"][peer]["ratio"]
+        middle, (low, high) = values["median"], values["interval"]
         axes.errorbar(middle, position, xerr=[[middle - low], [high - middle]], fmt="o", color="#0072B2", capsize=3)
     axes.axvline(1, color="0.35", linestyle=":")
-    axes.set_yticks(range(len(names)), [f"{case}: {other}" for case, other in reversed(names)])
+    axes.set_yticks(range(len(names)), [f"{case}: {peer}" for case, peer in reversed(names)])
     axes.set(xlabel="CPU time of the kit's loop over the other's", xlim=(0, None))
 
 

@@ -1,23 +1,41 @@
 #!/bin/sh
 # Make an environment and install one lock into it. Usage: tools/install.sh PYTHON LOCK FOLDER
 # uv is taken from the PATH, else installed into the environment by pip, from its own lock.
+# Exit code 3: this host cannot run what the lock holds.
 set -eu
 python=$1 lock=$2 venv=$3
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || {
     echo "error: $("$python" --version 2>&1) found, 3.11 to 3.13 needed. hint: make PYTHON=python3.12 ..." >&2
     exit 3
 }
+# CUDA's packages are gigabytes, which a driver of an older major version cannot run. No nvidia-smi, as on a login node
+# or in the build of an image, says nothing. The CPU lock has such packages too, for platforms without a CPU build.
+needs=
+grep -q '+cpu' "$lock" || needs=$(sed -n 's/^nvidia-[a-z]*-cu\([0-9][0-9]*\)==.*/\1/p' "$lock" | head -n 1)
+runs=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Z ]*Version: *\([0-9][0-9.]*\).*/\1/p' | head -n 1)
+if [ -n "$needs" ] && [ -n "$runs" ] && [ "${runs%%.*}" -lt "$needs" ]; then
+    echo "error: $lock is for CUDA $needs, and the driver here runs up to CUDA $runs." \
+        "hint: make TORCH=cpu ..., or install a newer driver" >&2
+    exit 3
+fi
 if command -v uv >/dev/null 2>&1; then
     uv=uv
     [ -x "$venv/bin/python" ] || uv venv --quiet --python "$python" "$venv"
 else
     uv=$venv/bin/uv
-    [ -x "$venv/bin/python" ] || "$python" -m venv "$venv" || {
-        echo "error: $python cannot make a virtual environment. hint: apt install python3-venv, or install uv" >&2
-        exit 3
+    [ -x "$venv/bin/python" ] || "$python" -m venv --without-pip "$venv"
+    [ -x "$uv" ] || {
+        # Python's own pip installs into the environment: to make a pip in there first takes seconds.
+        if "$python" -c 'import pip' 2>/dev/null; then
+            set -- "$python" -m pip --python "$venv/bin/python"
+        elif "$venv/bin/python" -m ensurepip >/dev/null 2>&1; then
+            set -- "$venv/bin/python" -m pip
+        else
+            echo "error: $python has no pip. hint: apt install python3-pip, or install uv" >&2
+            exit 3
+        fi
+        "$@" install --quiet --disable-pip-version-check --require-hashes -r requirements.uv.lock
     }
-    [ -x "$uv" ] || "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes \
-        -r requirements.uv.lock
 fi
 # uv does not read pip's setting of a folder with wheels.
 links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}

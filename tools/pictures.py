@@ -15,7 +15,7 @@ import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from samebits.report.plots import svg_of
+from samebits.results.plots import svg_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -219,7 +219,7 @@ def table() -> str:
 def page(text: str) -> str:
     """The page's text with the table that the model gives."""
     marked = re.compile(r"(<!-- example -->\n).*?(<!-- /example -->)", re.DOTALL)
-    return marked.sub(lambda found: f"{found[1]}\n{table()}\n\n{found[2]}", text)
+    return marked.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", text)
 
 
 if __name__ == "__main__":

@@ -1,37 +1,58 @@
 """Put the table and the answers of the last `make repro` into the README and the first guide.
 
-python tools/quote_run.py [reports/comparison.json]
+python tools/quote_run.py [reports/comparison.json [FOLDER]]
+
+FOLDER is what the guide's training by hand left; with it the guide's lines on that are what its commands print.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import textwrap
 from pathlib import Path
 
-from samebits.report.table import markdown
-from samebits.report.text import answers
+from samebits.records.run import read_run
+from samebits.results.comparison import MADE_BY, Comparison
+from samebits.results.table import markdown
+from samebits.results.text import answers, describe_run, notes_of, say_comparison
+from samebits.results.verdict import compare_runs, settings_that_differ
 
 ROOT = Path(__file__).resolve().parent.parent
+README, GUIDE = ROOT / "README.md", ROOT / "docs/guides/first-run.md"
 
 
-def replace(path: Path, pattern: str, text: str) -> None:
-    """Replace the one place that matches, keeping what the first and the last group caught."""
-    before = path.read_text(encoding="utf-8")
-    after, count = re.subn(pattern, lambda found: found[1] + text + found[2], before, flags=re.DOTALL)
-    assert count == 1, f"{path}: {count} places"
-    path.write_text(after, encoding="utf-8")
+def replace(path: Path, before: str, after: str, text: str) -> None:
+    """Put ``text`` between two marks, of which the first occurs once."""
+    head, rest = path.read_text(encoding="utf-8").split(before)
+    _, tail = rest.split(after, maxsplit=1)
+    path.write_text(f"{head}{before}{text}{after}{tail}", encoding="utf-8")
 
 
-def main(comparison: str = "reports/comparison.json") -> None:
-    """Fill both."""
-    read = json.loads(Path(comparison).read_text(encoding="utf-8"))
-    table = "".join(f"{line}\n" for line in markdown(read).splitlines() if line.startswith("|"))
-    replace(ROOT / "README.md", r"(<!-- result -->\n).*?(<!-- /result -->)", table)
-    said = "".join(f"{textwrap.fill(answer, 115)}\n" for answer in answers(read))
-    replace(ROOT / "docs/guides/first-run.md", r"(AMD EPYC and no GPU:\n\n```text\n).*?(```)", said)
+def quote_comparison(comparison: Comparison) -> None:
+    """The table for the README, the answers for the guide."""
+    table = "".join(f"{line}\n" for line in markdown(comparison).splitlines() if line.startswith("|"))
+    replace(README, "<!-- result -->\n", "<!-- /result -->", table)
+    said = "".join(f"{textwrap.fill(answer, 115)}\n" for answer in answers(comparison))
+    replace(GUIDE, "<!-- answers -->\n```text\n", "```\n<!-- /answers -->", said)
+
+
+def quote_training(folder: Path) -> None:
+    """What the guide's training by hand and its comparison with the pipeline's print."""
+    run = read_run(folder)
+    reference = read_run(Path("runs") / run.name)
+    same = say_comparison(compare_runs(reference, run), settings_that_differ(reference, run))
+    command, compare = re.findall(r"^\$ (?:python pipeline/train|samebits compare runs/\S+ /tmp).*\n",
+                                  GUIDE.read_text(encoding="utf-8"), flags=re.MULTILINE)  # fmt: skip
+    replace(GUIDE, command, compare, "".join(f"{line}\n" for line in [describe_run(run), *notes_of(run)]))
+    replace(GUIDE, compare, "```", f"{same}\n")
+
+
+def main(comparison: str = "reports/comparison.json", folder: str | None = None) -> None:
+    """Fill them."""
+    quote_comparison(Comparison.read(Path(comparison), made_by=MADE_BY))
+    if folder:
+        quote_training(Path(folder))
 
 
 if __name__ == "__main__":

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from samebits import __version__
-from samebits.commands import HELP_OPTIONS, require_repository
 from samebits.container.command import container
-from samebits.errors import HostError, UserError, exit_on_error
+from samebits.errors import UserError, exit_on_error
+from samebits.files import scratch_folder
+from samebits.params import require_repository
+from samebits.params.schema import StrategyName
+from samebits.results.scaling.command import scale
+from samebits.stages import HELP_OPTIONS, options_of
+from samebits.tracking.command import compare, explain, track
 
 if TYPE_CHECKING:
-    from samebits.verdict import Require
+    from samebits.cluster.launch import Engine
+    from samebits.cluster.settings import Kind
+    from samebits.host.rendezvous import Nodes
+    from samebits.results.verdict import Require
 
 
 @click.group(context_settings=HELP_OPTIONS)
@@ -44,38 +52,10 @@ def ui(port: int) -> None:
       samebits ui
       samebits ui --port 5001
     """
-    from samebits.tracking.serve import serve
+    from samebits.tracking.ui import serve
 
     require_repository()
     serve(port)
-
-
-@main.command("compare", short_help="Say whether two trainings are the same.")
-@click.argument("a")
-@click.argument("b")
-@click.option("--require", type=click.Choice(["bitwise", "tolerance"]), help="Exit with 1 if the verdict is worse.")
-@click.option("--json", "as_json", is_flag=True, help="The verdicts as JSON.")
-@click.pass_context
-def compare_two(context: click.Context, a: str, b: str, require: Require | None, as_json: bool) -> None:
-    """Say whether two trainings are the same: bitwise, within tolerance, or diverged.
-
-    A and B are folders of runs or ids of MLflow runs. What differs between their settings and hosts is listed.
-
-    \b
-    Examples:
-      samebits compare runs/single-fast runs/ddp-fast
-      samebits compare runs/ddp-fast 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b --require tolerance
-    """
-    from samebits.tracking.fetch import find_run_files
-    from samebits.verdict import compare_runs, meets, say
-
-    with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
-        scratch = [Path(folder) / name for name in ("a", "b")]
-        for path in scratch:
-            path.mkdir()
-        found = compare_runs(*(find_run_files(name, path) for name, path in zip((a, b), scratch, strict=True)))
-    click.echo(json.dumps({"a": a, "b": b, **found}, indent=2) if as_json else say(found))
-    context.exit(int(not meets(found["grade"], require)))
 
 
 @main.command(short_help="Make the report again from comparison.json.")
@@ -91,40 +71,38 @@ def report(comparison: str, out_dir: str | None) -> None:
       samebits report
       samebits report downloads/comparison.json --out-dir /tmp/report
     """
-    from samebits.files import read_json
-    from samebits.report.page import write_report
+    from samebits.results.comparison import MADE_BY, Comparison
+    from samebits.results.page import write_report
 
     path = Path(comparison)
-    read, folder = read_json(path, made_by="python pipeline/compare.py"), Path(out_dir or path.parent)
-    write_report(read, folder)
+    folder = Path(out_dir or path.parent)
+    write_report(Comparison.read(path, made_by=MADE_BY), folder)
     click.echo(folder / "index.html")
-
-
-@main.command(short_help="Print the shell's completion code.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(context: click.Context, shell: str) -> None:
-    """Print the shell code that completes samebits' commands and options.
-
-    \b
-    Examples:
-      echo 'eval "$(samebits completion bash)"' >> ~/.bashrc
-      samebits completion fish > ~/.config/fish/completions/samebits.fish
-    """
-    from click.shell_completion import get_completion_class
-
-    made = get_completion_class(shell)
-    assert made is not None
-    click.echo(made(context.find_root().command, {}, "samebits", "_SAMEBITS_COMPLETE").source())
 
 
 @main.command()
 @click.option("--model", "with_model", is_flag=True, help="Also run one batch of the model under each strategy.")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="A safetensors file to try on the model; --model.")
+@click.option("--memory", "with_memory", is_flag=True, help="Also find the largest global batch that fits.")
+@click.option("--memory-gib", type=click.FloatRange(min=0.0), help="On devices with so much, in place of what is free.")
+@click.option("--nodes", "over_nodes", is_flag=True, help="Of all machines, on each of which this is started.")
 @click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def doctor(with_model: bool, checkpoint: Path | None, params_file: str, as_json: bool) -> None:
+def doctor(
+    with_model: bool,
+    checkpoint: Path | None,
+    with_memory: bool,
+    memory_gib: float | None,
+    over_nodes: bool,
+    params_file: str,
+    as_json: bool,
+) -> None:
     """Tell what this host, this repository and the model lack for a training, and what to do about it.
+
+    With --nodes, the machines of a Slurm allocation, or those of torchrun's variables, meet. The first one prints the
+    lines of all beside each other, what differs between them, and how fast each pair of them talks.
+
+    With --memory, the largest batch is forecast from small ones, and then tried, for each strategy of params.yaml.
 
     Exit codes: 0 nothing failed; 2 params.yaml or the model is wrong; 3 the host or its software is.
 
@@ -133,14 +111,51 @@ def doctor(with_model: bool, checkpoint: Path | None, params_file: str, as_json:
       samebits doctor
       samebits doctor --model --json
       samebits doctor --checkpoint runs/ddp-fast/model.safetensors
+      samebits doctor --memory --memory-gib 24
+      salloc --nodes=2 samebits doctor --nodes
     """
+    from samebits.cluster.launch import ending_told, ran_in_allocation
     from samebits.doctor.visit import visit
+    from samebits.numerics.environment import prepare_environment
 
-    visit(Path(params_file), with_model=with_model or checkpoint is not None, checkpoint=checkpoint, as_json=as_json)
+    with_model = with_model or checkpoint is not None
+    with_memory = with_memory or memory_gib is not None
+    if over_nodes and (with_model or with_memory):
+        option = "--model" if with_model else "--memory"
+        raise UserError(f"--nodes and {option}: each has a look of its own", hint="give one of them at a time")
+    if over_nodes and ran_in_allocation(["-c", _AGAIN, *sys.argv[1:]], os.environ):
+        return
+    with ending_told(os.environ):
+        nodes = _several_nodes() if over_nodes else None
+        prepare_environment()
+        visit(
+            Path(params_file),
+            with_model=with_model,
+            checkpoint=checkpoint,
+            as_json=as_json,
+            nodes=nodes,
+            with_memory=with_memory,
+            limit=None if memory_gib is None else int(memory_gib * 2**30),
+        )
+
+
+_AGAIN = "from samebits.cli import main; main()"
+
+
+def _several_nodes() -> Nodes:
+    """The machines that this is started on. Raises UserError: there is one."""
+    from samebits.host.rendezvous import find_nodes
+
+    nodes = find_nodes()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # how machines are joined is said in our own words
+    if not nodes.several:
+        hint = "salloc --nodes=2 samebits doctor --nodes, or set PET_NNODES and the like on each machine"
+        raise UserError("--nodes: this was started on one machine alone", hint=hint)
+    return nodes
 
 
 @main.command()
-@click.option("--strategy", "only", type=click.Choice(["single", "dp", "ddp"]), help="This one alone.")
+@click.option("--strategy", "only", type=click.Choice(get_args(StrategyName)), help="This one alone.")
 @click.option("--num-devices", help="In place of train.num_devices: auto or a number.")
 @click.option("--quick", is_flag=True, help="The first steps alone, compared with the losses in runs/.")
 @click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
@@ -157,22 +172,20 @@ def verify(context: click.Context, only: str | None, num_devices: str | None, qu
       samebits verify --quick
     """
     from samebits.params import load_params, with_num_devices
-    from samebits.verify import stale
-    from samebits.verify import verify as results
+    from samebits.results import verify as results
 
     require_repository()
     params = with_num_devices(load_params(params_file), num_devices, "exact")
     strategies = [strategy for strategy in params.train.strategies if only in (None, strategy)]
     if not strategies:
         raise UserError(f"--strategy: {only} is not in train.strategies", hint="choose one that is")
-    params = params.model_copy(update={"train": params.train.model_copy(update={"repeats": 1})})
-    for name in stale(strategies):
+    for name in results.stale(strategies):
         click.echo(f"dvc.lock is older than {name}", err=True)
     same = True
-    with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
-        for found in results(params, strategies, Path(folder), quick=quick):
-            click.echo(found.text)
-            same = same and found.same
+    with scratch_folder(Path(".samebits")) as folder:  # where a container sees it too
+        for verified in results.verify(params, strategies, folder, quick=quick):
+            click.echo(verified.text)
+            same = same and verified.same
     context.exit(int(not same))
 
 
@@ -205,54 +218,52 @@ def reproduce(
       samebits reproduce 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b
       samebits reproduce 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b --num-devices 4 --yes
     """
-    from samebits import reproduce as again
-    from samebits.tracking.fetch import fetch_run
-    from samebits.tracking.reproduction import log_reproduction
-    from samebits.verdict import compare_runs, meets, say
+    from samebits.results.text import say_comparison
+    from samebits.results.verdict import meets
+    from samebits.tracking.reproduce import reproduce as train_again
 
-    with tempfile.TemporaryDirectory(prefix="samebits-") as folder:
-        scratch = Path(folder)
-        original = scratch / "original"
-        original.mkdir()
-        found = again.recorded(run, fetch_run(run, original))
-        click.echo("\n".join(found.describe()), err=True)
-        if not yes and not agreed("run it?"):
-            raise UserError("nothing was run", hint="answer y, or give --yes")
-        with again.worktree(found, scratch) as tree:
-            made = again.train_again(found, tree, scratch / "again", num_devices=num_devices)
-            comparison = compare_runs(found.run, made)
-            log_reproduction(run, made, comparison, again.as_json(found, made, comparison))
-    click.echo(again.as_json(found, made, comparison) if as_json else say(comparison))
-    required = require or ("bitwise" if found.run.record["numerics"] == "exact" else "tolerance")
-    context.exit(int(not meets(comparison["grade"], required)))
+    def confirm(what: str) -> bool:
+        click.echo(what, err=True)
+        return yes or agreed("run it?")
+
+    with scratch_folder(Path(".samebits")) as folder:
+        reproduction = train_again(run, folder, num_devices=num_devices, confirm=confirm)
+    verdict = reproduction.verdict
+    click.echo(reproduction.as_json() if as_json else say_comparison(verdict, reproduction.differences))
+    required = require or ("bitwise" if reproduction.original.record.numerics == "exact" else "tolerance")
+    context.exit(int(not meets(verdict.grade, required)))
 
 
-main.add_command(container)
+@main.command(
+    "launch", context_settings={"allow_interspersed_args": False}, short_help="Train on a cluster's machines."
+)
+@click.option("--dry-run", is_flag=True, help="Print what would be started, and start nothing.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Machines, in place of nodes in cluster.toml.")
+@click.option("--kind", type=click.Choice(["Job", "TrainJob"]), help="For Kubernetes, in place of kind there.")
+@click.argument("engine", type=click.Choice(["slurm", "kubernetes"]))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def launch_training(
+    engine: Engine, arguments: tuple[str, ...], dry_run: bool, nodes: int | None, kind: Kind | None
+) -> None:
+    """Run a training on the machines of a cluster.
 
-
-@main.group()
-def track() -> None:
-    """Deliver local logs to MLflow."""
-
-
-@track.command()
-def sync() -> None:
-    """Deliver every log that MLflow does not have whole.
-
-    Needed where a server was away for longer than the sender waits, and no training was started since. Runs that
-    have begun nowhere go to the store that MLFLOW_TRACKING_URI names now.
+    ARGUMENTS are those of pipeline/train.py; what stands before ENGINE is for the launch. Slurm is waited for, and the
+    exit code is the training's. For kubernetes there is --dry-run alone, which prints a Job or a TrainJob.
+    cluster.toml says what the cluster wants to know: see the guide of several machines.
 
     \b
-    Example:
-      MLFLOW_TRACKING_URI=http://mlflow.example:5000 samebits track sync
+    Examples:
+      samebits launch slurm --strategy ddp --numerics exact
+      samebits launch --dry-run --nodes 4 slurm --strategy ddp
+      samebits launch --dry-run kubernetes --strategy ddp | kubectl apply -f -
     """
-    from samebits.tracking.delivery import sync as deliver
+    from samebits.cluster.launch import SCRIPT, launch
 
     require_repository()
-    count, problems = deliver()
-    if count or not problems:
-        click.echo(f"{count} {'log' if count == 1 else 'logs'} delivered" if count else "nothing is left to deliver")
-    for log, problem in problems.items():
-        click.echo(f"{log}: {problem}", err=True)
-    if problems:
-        raise HostError(f"{len(problems)} could not be delivered", hint="see above; is MLFLOW_TRACKING_URI right?")
+    options = options_of(SCRIPT, arguments)
+    text = launch(engine, arguments, options, nodes=nodes, kind=kind, dry_run=dry_run, environ=os.environ)
+    click.echo(text, nl=False)
+
+
+for command in (container, compare, explain, scale, track):
+    main.add_command(command)

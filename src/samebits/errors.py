@@ -1,14 +1,16 @@
 """Errors that a user can act on, and how a program ends with one.
 
 Exit codes are part of the interface: 0 done; 1 the verdict is worse than asked for; 2 the user's input is
-wrong; 3 the host cannot do it; 4 a worker failed; 130 and 143 after SIGINT and SIGTERM.
+wrong; 3 the host cannot do it; 4 a worker failed; 129, 130 and 143 after SIGHUP, SIGINT and SIGTERM.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-class SamebitsError(Exception):
-    """An expected failure: what happened, and what to do about it.
+_LONGEST = 1000  # characters of a message
+
+
+class WithHint(BaseException):
+    """An expected end: what happened, and what to do about it.
 
     Args:
         message: names the thing, what it was and what was expected; no final full stop.
@@ -33,11 +38,34 @@ class SamebitsError(Exception):
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = one_line(message)
+        self.hint = one_line(hint)
 
     def __str__(self) -> str:
         return f"{self.message}. hint: {self.hint}"
+
+
+class SamebitsError(WithHint, Exception):
+    """An expected failure."""
+
+
+def without_password(text: str) -> str:
+    """A text in which no address has its password: ``http://user:***@host``."""
+    return re.sub(r"(://[^/\s:@]*):[^/\s@]*@", r"\1:***@", text)
+
+
+def one_line(text: str) -> str:
+    """A text as one line of a terminal: without passwords, not too long, and its control characters written out.
+
+    It may be somebody else's, such as an exception's of the model, or hold the name of a file or of a key.
+    """
+    text = printable(without_password(" ".join(text.split())))
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+
+
+def printable(text: str) -> str:
+    """A text whose control characters are written out, those among them that turn the direction of a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 class UserError(SamebitsError, ValueError):
@@ -58,8 +86,15 @@ class WorkerError(SamebitsError):
     exit_code = 4
 
 
-class Interrupted(SamebitsError):  # noqa: N818 - nobody erred
-    """A signal ended the work; ``signum`` gives the exit code 128 + signum."""
+class CollectiveError(WorkerError):
+    """A rank waited in vain for another, whose failure is the cause."""
+
+
+class Interrupted(WithHint):
+    """A signal ended the work; ``signum`` gives the exit code 128 + signum.
+
+    As KeyboardInterrupt, it is no Exception: whoever goes on after a failure must not go on after a signal.
+    """
 
     def __init__(self, signum: int) -> None:
         name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
@@ -70,7 +105,12 @@ class Interrupted(SamebitsError):  # noqa: N818 - nobody erred
 
 def first_line(text: str) -> str:
     """The first line of a message, without its full stop."""
-    return text.strip().split("\n", maxsplit=1)[0].rstrip(".")
+    return (text.strip() or "no message").splitlines()[0].rstrip(".")
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, in one line; without the path that an OSError ends in, which messages begin with."""
+    return first_line(getattr(error, "strerror", None) or str(error))
 
 
 def last_line(text: str) -> str:
@@ -85,10 +125,10 @@ def few(names: Sequence[str], limit: int = 3) -> str:
 
 def place_of(error: BaseException) -> str | None:
     """``file.py:12``, the innermost line of the user's own code that an error came through; None if there is none."""
-    own = Path(__file__).parent
+    package = Path(__file__).parent
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if file.is_file() and own not in file.parents and not _INSTALLED.search(frame.filename):
+        if file.is_file() and package not in file.parents and not _INSTALLED.search(frame.filename):
             here = Path.cwd()
             return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{frame.lineno}"
     return None
@@ -99,17 +139,52 @@ _INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/pipeline/\w+\.py$
 _BY_EXIT_CODE: dict[int, type[SamebitsError]] = {2: UserError, 3: HostError, 4: WorkerError}
 
 
-def from_exit_code(exit_code: int, message: str, hint: str) -> SamebitsError:
+def from_exit_code(exit_code: int, message: str, hint: str) -> SamebitsError | Interrupted:
     """Rebuild an error that crossed a process boundary as plain data."""
+    if exit_code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return Interrupted(exit_code - 128)
     return _BY_EXIT_CODE.get(exit_code, WorkerError)(message, hint=hint)
 
 
 @contextmanager
-def exit_on_error(*, debug: bool = False) -> Iterator[None]:
-    """Turn expected errors into one line on stderr and the right exit code; others keep their traceback."""
+def _interrupted_by_signals() -> Iterator[None]:
+    """Raise Interrupted where Python would end by a signal's default action; Ctrl-C has its own exception."""
+
+    def interrupt(signum: int, _: object) -> None:
+        raise Interrupted(signum)
+
+    def once_more(swallowed: sys.UnraisableHookArgs) -> None:
+        if isinstance(swallowed.exc_value, Interrupted | KeyboardInterrupt):  # it came while an object went away
+            signum = getattr(swallowed.exc_value, "signum", signal.SIGINT)
+            threading.Timer(0.05, os.kill, [os.getpid(), signum]).start()  # once Python is out of here
+        else:
+            usual(swallowed)
+
+    usual = sys.unraisablehook
+    ours = (signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    signals = [signum for signum in ours if signal.getsignal(signum) == signal.SIG_DFL]
+    for signum in signals:
+        signal.signal(signum, interrupt)
+    if signals:
+        sys.unraisablehook = once_more
     try:
         yield
-    except SamebitsError as error:
+    finally:
+        sys.unraisablehook = usual
+        for signum in signals:
+            signal.signal(signum, signal.SIG_DFL)
+
+
+@contextmanager
+def exit_on_error(*, debug: bool = False) -> Iterator[None]:
+    """Turn expected errors into one line on stderr and the right exit code; others keep their traceback.
+
+    A signal that asks the program to end is such an error too, so that it leaves nothing behind.
+    """
+    try:
+        with _interrupted_by_signals():
+            yield
+    except WithHint as error:
         if debug:
             sys.stderr.write(error.traceback or traceback.format_exc())
         sys.stderr.write(f"error: {error}\n")

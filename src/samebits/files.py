@@ -1,42 +1,161 @@
-"""Small files, written whole or not at all."""
+"""Small files, written whole or not at all, and records: JSON files with a schema."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+import re
+import shutil
+import stat
+import tempfile
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from samebits.errors import HostError, UserError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from safetensors import SafetensorError
+
+from samebits.errors import HostError, UserError, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
+_SCRATCH = "samebits-scratch-"
+_UNFINISHED = ".samebits.tmp"
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path`` that takes its place when the block ends well.
+    """Give a temporary path that takes the place of ``path`` when the block ends well.
+
+    It lies in a folder of its own, beside ``path``, because some libraries write to yet another file first. Those that
+    processes left there that were killed are removed.
 
     Raises:
-        HostError: the disk is full or the folder cannot be written.
+        UserError: a file stands where a folder is needed, or a folder where the file is.
+        HostError: the disk is full, or the folder cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    make_folder(path.parent)
+    remove_unfinished(path.parent)
+
+    def make() -> Path:
+        return Path(tempfile.mkdtemp(_UNFINISHED, f".{path.name}.", path.parent))
+
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())  # some libraries write for the owner alone
-        temporary.replace(path)
+        with _claimed(make) as folder, disk_errors():
+            try:
+                temporary = folder / path.name
+                yield temporary
+                temporary.chmod(0o666 & ~_umask())  # some libraries write for the owner alone
+                temporary.replace(path)
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise HostError(f"{path}: no space left on the device", hint="free some disk space") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise HostError(f"{path}: cannot be written: {error.strerror}", hint="check the folder's owner") from error
-        raise
+        raise _explained(error, path) from error
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what ``atomic`` left in a folder in processes that were killed."""
+    _remove_abandoned(folder, f".*{_UNFINISHED}")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, unless they are there. Raises what ``atomic`` does."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _explained(error, path) from error
+    except RecursionError:
+        raise UserError(f"{str(path)[:80]}...: nested too deeply", hint="name another folder") from None
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it is there. Raises what ``atomic`` does."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _explained(error, path) from error
+
+
+def _explained(error: OSError, path: Path) -> UserError | HostError:
+    if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+        return UserError(
+            f"{path}: {error.filename or path} is in the way: {error.strerror}", hint="name another folder"
+        )
+    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+        return UserError(f"{str(path)[:80]}...: {error.strerror}", hint="name another folder")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return HostError(f"{path}: no space left on the device", hint="free some disk space")
+    return HostError(f"{path}: cannot be written: {error.strerror}", hint="check the folder's owner and its disk")
+
+
+@contextmanager
+def scratch_folder(within: Path | None = None) -> Iterator[Path]:
+    """A folder that is removed at the end of the block, under ``within`` or where the host keeps temporary files.
+
+    Those of processes that were killed are removed first, and at the end those that lived on for a while.
+    """
+    root = within or Path(tempfile.gettempdir())
+    make_folder(root)
+    _remove_abandoned(root, f"{_SCRATCH}*")
+    with _claimed(lambda: Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=root))) as folder:
+        try:
+            yield folder.resolve()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            _remove_abandoned(root, f"{_SCRATCH}*")
+
+
+@contextmanager
+def _claimed(make: Callable[[], Path]) -> Iterator[Path]:
+    """A temporary folder with a lock, held by this process and those forked from it: somebody needs it."""
+    lock = None
+    while lock is None:
+        folder = make()
+        lock = _lock_of(folder)
+    try:
+        yield folder
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(lock)
+
+
+def _lock_of(folder: Path) -> int | None:
+    """Lock a folder that was just made; None if it was taken for abandoned before it had its lock."""
+    with suppress(FileNotFoundError):
+        fd = os.open(folder, os.O_RDONLY)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(fd), folder.stat()):
+                return fd
+        os.close(fd)
+    return None
+
+
+def _remove_abandoned(root: Path, pattern: str) -> None:
+    """Remove the folders that this user's processes left and that no living one has a lock on."""
+    for path in root.glob(pattern):
+        with suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            try:
+                if os.fstat(fd).st_uid == os.getuid():
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(path)
+            finally:
+                os.close(fd)
+
+
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise the disk's errors, which safetensors raises in its own way, as the OSError that they are."""
+    try:
+        yield
+    except SafetensorError as error:
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        raise
 
 
 def _umask() -> int:
@@ -57,36 +176,104 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
+def regular(path: Path) -> Path:
+    """The path itself, if a regular file is there.
+
+    Raises:
+        OSError: there is none, or a folder, a pipe or a device: to open or to read such a one may never end.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("expected a regular file")
+    return path
+
+
+class DamagedError(UserError):
+    """A file cannot be read as what it is to be; another version's can."""
+
+
 def read_json(path: Path, *, made_by: str) -> Any:
     """Read a JSON file that an earlier stage wrote.
 
     Raises:
-        UserError: the file is missing or damaged; the hint names ``made_by``, the command that writes it.
+        UserError: the file is missing; the hint names ``made_by``, the command that writes it.
+        DamagedError: it holds no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(regular(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path}: no such file", hint=f"run `{made_by}` first") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read: {error}", hint=f"delete it and run `{made_by}` again") from None
+    except (OSError, ValueError, RecursionError) as error:
+        hint = f"delete it and run `{made_by}` again"
+        raise DamagedError(f"{path}: cannot be read: {reason(error)}", hint=hint) from None
+
+
+class Part(BaseModel):
+    """A frozen part of a record; unknown keys, NaN and infinity are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, value: object, path: Path, *, made_by: str) -> Self:
+        """Check what was read from ``path``.
+
+        Raises:
+            UserError: it is not such a part; the message names the first key that is wrong.
+        """
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            key = ".".join(map(str, first["loc"])) or "the file"
+            raise UserError(f"{path}: {key}: {first['msg']}", hint=f"run `{made_by}` again") from None
+
+
+class Record(Part):
+    """A JSON file of its own, which says by which schema it was written."""
+
+    SCHEMA: ClassVar[int] = 1
+
+    def write(self, path: Path) -> None:
+        """Write the file whole, its schema first."""
+        write_json(path, {"schema": self.SCHEMA, **self.model_dump(mode="json")})
+
+    @classmethod
+    def read(cls, path: Path, *, made_by: str) -> Self:
+        """Read what ``write`` wrote; ``made_by`` is the command that writes such a file.
+
+        Raises:
+            UserError: the file is missing or damaged, or was written by another version of samebits.
+        """
+        raw = read_json(path, made_by=made_by)
+        schema = raw.pop("schema", None) if isinstance(raw, dict) else None
+        if schema != cls.SCHEMA:
+            wrote = "no schema, so it is foreign or older" if schema is None else f"schema {schema}"
+            hint = f"run `{made_by}` again, or use the version of samebits that wrote it"
+            raise UserError(f"{path}: {wrote}; this version reads schema {cls.SCHEMA}", hint=hint)
+        return cls.parse(raw, path, made_by=made_by)
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as stream:
+    """SHA-256 of a file's bytes, in hexadecimal. Raises OSError: it cannot be read, or is no regular file."""
+    with regular(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+_HASHES = TypeAdapter(dict[str, tuple[int, int, str]])
 
 
 def sha256_remembered(path: Path, memory: Path) -> str:
     """SHA-256 of a file that may be large; read again only if its size or time of change is another."""
-    known = json.loads(memory.read_text(encoding="utf-8")) if memory.exists() else {}
+    try:
+        known = _HASHES.validate_python(read_json(memory, made_by="nothing"))
+    except ValueError:  # missing or damaged: what is forgotten is read again
+        known = {}
     state = path.stat()
-    stamp = [state.st_size, state.st_mtime_ns]
+    stamp = (state.st_size, state.st_mtime_ns)
     name = str(path.resolve())
-    if known.get(name, [None])[:2] != stamp:
-        known[name] = [*stamp, sha256(path)]
+    if name not in known or known[name][:2] != stamp:
+        known[name] = (*stamp, sha256(path))
         write_json(memory, known)
-    return str(known[name][2])
+    return known[name][2]
 
 
 def sha256_tree(path: Path) -> str:

@@ -1,23 +1,56 @@
-"""Write the golden hashes again, after a change that is meant to change bits: python tests/golden/make.py."""
+"""Write golden files again, after a change that is meant to change bits.
+
+python tests/golden/make.py [models] [data] [operations]   (all of them by default, which takes minutes)
+"""
 
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "numerics")]
 
-from exact_probe import MODELS, train  # noqa: E402 - found by the line above
+import operations_probe  # noqa: E402 - found by the line above
+from conftest import MODEL_OF_TASK, small  # noqa: E402
+from exact_probe import MODELS, train  # noqa: E402
+from samebits.data.prepare import prepare  # noqa: E402
+from samebits.params import parse_params  # noqa: E402
 
 
-def main():
-    found = {}
+def models():
+    """Hashes of trained weights by model, optimizer and way to feed shards."""
+    hashes = {}
     for model in MODELS:
         for optimizer in ("sgd", "adamw"):
-            found[f"{model} {optimizer} whole"] = train(model, optimizer)[0]
-            found[f"{model} {optimizer} by shards"] = train(model, optimizer, whole=False)[0]
-    (HERE / "exact.json").write_text(json.dumps(found, indent=2) + "\n")
+            hashes[f"{model} {optimizer} whole"] = train(model, optimizer)[0]
+            hashes[f"{model} {optimizer} by shards"] = train(model, optimizer, whole=False)[0]
+    return hashes
 
+
+def data():
+    """Hashes of prepared data by task."""
+    with TemporaryDirectory() as folder:
+        return {task: prepare(parse_params(small(task)), Path(folder)).sha256 for task in MODEL_OF_TASK}
+
+
+def operations():
+    """A line for each operation of PyTorch's test database: its name, and hashes of its inputs and results."""
+    hashes = operations_probe.golden(operations_probe.probe_in({}))
+    return "".join(f"{name} {inputs} {results}\n" for name, (inputs, results) in sorted(hashes.items()))
+
+
+def as_json(hashes):
+    return json.dumps(hashes, indent=2) + "\n"
+
+
+FILES = {
+    "models": ("exact.json", lambda: as_json(models())),
+    "data": ("data.json", lambda: as_json(data())),
+    "operations": ("operations.txt", operations),
+}
 
 if __name__ == "__main__":
-    main()
+    for name in sys.argv[1:] or FILES:
+        file, text = FILES[name]
+        (HERE / file).write_text(text())

@@ -1,6 +1,9 @@
 """Exact numerics on real GPUs: the CPU's bits."""
 
 import json
+import subprocess
+import sys
+from itertools import product
 
 import pytest
 import torch
@@ -10,22 +13,33 @@ from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.files import sha256
 from samebits.host import count_gpus
 from samebits.numerics.exact import elementary
-from samebits.numerics.exact.products import matmul
+from samebits.numerics.exact.grid import matmul
+from samebits.params import parse_params
+from samebits.records.card import read_card
+from samebits.training.checkpoints import Checkpoints
+from samebits.training.meters import StepClock
+from samebits.training.placement import place
+from samebits.training.setup import Setup
+from samebits.training.strategies import make_strategy
+from samebits.training.weights import weights_digest
 
 pytestmark = pytest.mark.gpus(1)
 GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())
 
 
+@pytest.mark.cuda_here
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 @pytest.mark.parametrize("model", exact_probe.MODELS)
 @pytest.mark.parametrize("whole", [True, False])
 def test_the_golden_hashes_of_the_cpu(model, optimizer, whole):
-    found = exact_probe.train(model, optimizer, 2, whole=whole, device="cuda")[0]
-    assert found == GOLDEN[f"{model} {optimizer} {'whole' if whole else 'by shards'}"]
+    weights, _ = exact_probe.train(model, optimizer, 2, whole=whole, device="cuda")
+    assert weights == GOLDEN[f"{model} {optimizer} {'whole' if whole else 'by shards'}"]
 
 
+@pytest.mark.cuda_here
 @pytest.mark.parametrize(
-    "name", ["exp", "expm1", "log", "tanh", "erf", "sin", "cos", "sqrt", "rsqrt", "sigmoid", "gelu"]
+    "name",
+    ["exp", "expm1", "log", "tanh", "erf", "sin", "cos", "sqrt", "rsqrt", "sigmoid", "gelu", "log1p", "gelu_slope"],
 )
 def test_functions_have_the_bits_of_the_cpu(name):
     bits = torch.arange(0, 2**32, 9973, dtype=torch.int64).to(torch.int32)
@@ -36,7 +50,8 @@ def test_functions_have_the_bits_of_the_cpu(name):
     assert torch.equal(here.nan_to_num(0.0).view(torch.int64), there.nan_to_num(0.0).view(torch.int64))
 
 
-@pytest.mark.parametrize("shape", [(64, 1000, 32), (1, 1, 1), (257, 4097, 3)])
+@pytest.mark.cuda_here
+@pytest.mark.parametrize("shape", [(64, 1000, 32), (1, 1, 1), (257, 4097, 3), (768, 8192, 640)])
 def test_products_have_the_bits_of_the_cpu(shape):
     torch.manual_seed(0)
     rows, terms, columns = shape
@@ -44,32 +59,96 @@ def test_products_have_the_bits_of_the_cpu(shape):
     assert torch.equal(matmul(a, b), matmul(a.cuda(), b.cuda()).cpu())
 
 
-def run(stage, strategy, data, out, *arguments, **environ):
-    options = [
-        "--strategy",
-        strategy,
-        "--numerics",
-        "exact",
-        "--no-tracking",
-        "--data-dir",
-        str(data),
-        "--out-dir",
-        out,
-    ]
-    done = stage.fresh("train", *options, *arguments, **environ)
+@pytest.mark.timeout(1800)
+def test_every_operation_has_the_bits_of_the_cpu():
+    """All that exact computes of PyTorch's own test database, forward and backward; in a process of its own, because
+    the database freezes PyTorch's switches."""
+    script = ROOT / "tests/numerics/operations_on_gpu.py"
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["computed"] > 3000
+    assert found["different"] == {}
+
+
+def trainable(params, folder, device):
+    card = read_card(folder / "card.json")
+    placement, split = place("single", params, "exact", gpus=int(device == "cuda"), cores=1)
+    setup = Setup(params, "exact", card, split=split, strategy=make_strategy(placement, params.train))
+    setup.enter_process()
+    made = setup.trainable(setup.place(setup.build()), setup.batches(setup.load(folder)))
+    made.reset()
+    return made
+
+
+def steps(made, start, stop):
+    return made.mean_losses(made.run(start, made.rates(start, stop), StepClock(made.strategy.device)))
+
+
+@pytest.mark.cuda_here
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("first", "then"), [("cpu", "cuda"), ("cuda", "cpu"), ("cuda", "cuda")])
+def test_a_checkpoint_goes_on_on_another_device(first, then, optimizer, data_dir, tmp_path):
+    raw = small("tokens", numerics=["exact"], optimizer={"name": optimizer, "lr": 0.003}, clip_grad_norm=1.0)
+    params = parse_params(raw)
+    folder = data_dir(params)
+    whole = trainable(params, folder, "cpu")
+    expected = steps(whole, 0, 8)
+    begun, kept = trainable(params, folder, first), Checkpoints("one", 0, tmp_path)
+    losses = steps(begun, 0, 4)
+    tensors, record = begun.state_dict()
+    kept.save(4, tensors, {"state": record})
+    tensors, record = kept.load(4)
+    other = trainable(params, folder, then)
+    other.load_state_dict(tensors, record["state"])
+    assert losses + steps(other, 4, 8) == expected
+    assert weights_digest(other.model) == weights_digest(whole.model)
+    kept.delete()
+
+
+def train(stage, strategy, data, *arguments, **environ):
+    """Hashes of weights and losses."""
+    options = ["--strategy", strategy, "--numerics", "exact", "--no-tracking", "--data-dir", str(data)]
+    done = stage.fresh("train", *options, "--out-dir", "out", *arguments, **environ)
     assert done.returncode == 0, done.stderr
-    return [sha256(stage.folder / out / name) for name in ("model.safetensors", "losses.csv")]
+    return [sha256(stage.folder / "out" / name) for name in ("model.safetensors", "losses.csv")]
 
 
+@pytest.fixture(scope="module")
+def of_the_cpu():
+    """Hashes by task, each made once."""
+    return {}
+
+
+MORE = "one more than there are"
+
+
+@pytest.mark.shares_a_gpu
+@pytest.mark.parametrize(("strategy", "count"), [("single", 1), ("ddp", 1), *product(("dp", "ddp"), (2, 3, MORE))])
 @pytest.mark.parametrize("task", list(MODEL_OF_TASK))
-def test_trainings_have_the_bits_of_the_cpu(task, stage, data_dir):
+def test_trainings_have_the_bits_of_the_cpu(task, strategy, count, stage, data_dir, of_the_cpu):
     """Also when DataParallel and DistributedDataParallel share GPUs, in numbers that do not divide the shards."""
     params = stage.write_params(small(task, oversubscribe=True, optimizer={"name": "adamw", "lr": 0.003}))
     data = data_dir(params)
-    expected = run(stage, "single", data, "cpu", CUDA_VISIBLE_DEVICES="")
-    assert run(stage, "single", data, "gpu") == expected
-    for strategy in ("dp", "ddp"):
-        for count in sorted({2, 3, count_gpus() + 1}):
-            if count <= 8:
-                found = run(stage, strategy, data, f"{strategy}{count}", "--num-devices", str(count))
-                assert found == expected, (strategy, count)
+    if task not in of_the_cpu:
+        of_the_cpu[task] = train(stage, "single", data, CUDA_VISIBLE_DEVICES="")
+    number = count_gpus() + 1 if count == MORE else count
+    if count == MORE and number <= 3:
+        pytest.skip(f"{number} devices are another case")
+    if number > params.exact.shards:
+        pytest.skip(f"{number} devices are more than there are shards")
+    arguments = () if strategy == "single" else ("--num-devices", str(number))
+    assert train(stage, strategy, data, *arguments) == of_the_cpu[task]
+
+
+@pytest.mark.parametrize("task", list(MODEL_OF_TASK))
+def test_an_evaluation_has_the_bits_of_the_cpu(task, stage, data_dir):
+    params = stage.write_params(small(task))
+    data = data_dir(params)
+    train(stage, "single", data)
+    found = []
+    for environ in ({"CUDA_VISIBLE_DEVICES": ""}, {}):
+        done = stage.fresh("evaluate", "out", "--data-dir", str(data), **environ)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads((stage.folder / "reports/evaluation/out.json").read_text()))
+    assert found[0] == found[1]

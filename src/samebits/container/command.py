@@ -10,8 +10,19 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from samebits.commands import require_repository
-from samebits.container.image import Variant
+from samebits.container.engine import connect, find_image
+from samebits.container.image import (
+    Variant,
+    build_image,
+    facts_of,
+    image_name,
+    load_image,
+    require_image,
+    save_image,
+    wanted_image,
+)
+from samebits.host import count_visible
+from samebits.params import require_repository
 
 if TYPE_CHECKING:
     from docker.models.images import Image
@@ -45,10 +56,6 @@ def build(lock: Variant | None, base: str | None, rebuild: bool, torch_backend: 
       samebits container build
       samebits container build --lock cpu --base registry.example/cuda:13.0.2-base-ubuntu24.04
     """
-    from samebits.container.build import build_image
-    from samebits.container.engine import connect, find_image
-    from samebits.container.image import image_name
-
     require_repository()
     client, variant = connect(), lock or _variant()
     name = image_name(variant)
@@ -70,10 +77,10 @@ def run(command: tuple[str, ...]) -> None:
       samebits container run dvc repro
       samebits container run python -m pytest tests/gpu
     """
-    from samebits.container.stage import find_place, job_for, run_inside
+    from samebits.container.stage import command_for, find_place, run_inside
 
     place = find_place()
-    sys.exit(run_inside(place, job_for(place, command)))
+    sys.exit(run_inside(place, command_for(place, command)))
 
 
 @container.command()
@@ -84,10 +91,11 @@ def shell() -> None:
     Example:
       samebits container shell
     """
-    from samebits.container.shell import open_shell
-    from samebits.container.stage import find_place
+    from samebits.container.run import run_at_terminal
+    from samebits.container.stage import command_for, find_place
 
-    sys.exit(open_shell(find_place()))
+    place = find_place()
+    sys.exit(run_at_terminal(place.client, place.image, command_for(place, ["bash"], interactive=True)))
 
 
 @container.command()
@@ -100,9 +108,7 @@ def info(lock: Variant | None, as_json: bool) -> None:
     Example:
       samebits container info --json
     """
-    from samebits.container.image import facts_of
-
-    name, image = _found(lock)
+    name, image = _present_image(lock)
     facts = {"name": name, **asdict(facts_of(image)), "size_gib": round(image.attrs["Size"] / 2**30, 2)}
     if as_json:
         click.echo(json.dumps(facts, indent=2))
@@ -121,9 +127,7 @@ def save(file: Path, lock: Variant | None) -> None:
     Example:
       samebits container save samebits-gpu.tar
     """
-    from samebits.container.archive import save_image
-
-    name, image = _found(lock)
+    name, image = _present_image(lock)
     for path in save_image(image, name, file):
         click.echo(path)
 
@@ -139,22 +143,14 @@ def load(file: Path) -> None:
     Example:
       samebits container load samebits-gpu.tar
     """
-    from samebits.container.archive import load_image
-    from samebits.container.engine import connect
-
     click.echo(load_image(connect(), file))
 
 
 def _variant() -> Variant:
-    from samebits.host import driver_facts
-
-    return "gpu" if driver_facts()["gpus"] else "cpu"
+    return "gpu" if count_visible() else "cpu"
 
 
-def _found(lock: Variant | None) -> tuple[str, Image]:
-    """The wanted image and its name."""
-    from samebits.container.engine import connect
-    from samebits.container.image import require_image, wanted_image
-
+def _present_image(lock: Variant | None) -> tuple[str, Image]:
+    """The image that stages run in, and its name."""
     name = wanted_image(lock or _variant())
     return name, require_image(connect(), name)

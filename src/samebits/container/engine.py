@@ -26,7 +26,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
     """A client of the engine that DOCKER_HOST or docker's context names, or of this host's own.
 
     Raises:
-        HostError: none answers, or it is another host's, which has not this host's files.
+        HostError: none answers, or it is another host's, which has not this host's files; or see ``address_of``.
     """
     address = address_of(environ)
     if not address.startswith("unix://"):
@@ -34,8 +34,8 @@ def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
             f"the Docker engine {address} is another host's, which has not this folder",
             hint="unset DOCKER_HOST, or run samebits on that host",
         )
-    socket = Path(address.removeprefix("unix://"))
-    if not socket.exists():
+    socket = address.removeprefix("unix://")
+    if not os.path.exists(socket):  # noqa: PTH110 - Path.exists raises where a folder above is closed to the caller
         raise HostError(f"no Docker engine: {socket} is not there", hint="install and start Docker")
     import docker
     from docker.errors import DockerException
@@ -44,26 +44,31 @@ def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
         client = docker.DockerClient(base_url=address, timeout=_SECONDS)
         client.ping()
     except DockerException as error:
-        hint = "add yourself to the group docker and log in again" if "ermission" in str(error) else "start Docker"
+        allowed = os.access(socket, os.R_OK | os.W_OK)
+        hint = "start Docker" if allowed else "add yourself to the group docker and log in again"
         raise HostError(f"no Docker engine answers at {socket}: {first_line(str(error))}", hint=hint) from None
     client.api.timeout = None  # type: ignore[assignment] # none: a start with eight GPUs, or an image of several GB, takes its time
     return client
 
 
 def address_of(environ: Mapping[str, str] = os.environ) -> str:
-    """Where the ``docker`` command finds its engine too."""
+    """Address of the engine that the ``docker`` command would talk to.
+
+    Raises:
+        HostError: docker's context cannot be read.
+    """
     if address := environ.get("DOCKER_HOST"):
         return address
     config = Path(environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
     if "DOCKER_CONTEXT" not in environ and not config.exists():
         return SOCKET
     from docker.context import ContextAPI
-    from docker.errors import DockerException
 
     try:
         context = ContextAPI.get_context(environ.get("DOCKER_CONTEXT"))
-    except (DockerException, OSError, ValueError):
-        return SOCKET
+    except Exception as error:  # noqa: BLE001 - the SDK raises no less of a damaged one
+        text = f"docker's context cannot be read: {first_line(str(error))}"
+        raise HostError(text, hint="see `docker context ls`, or set DOCKER_HOST") from None
     return str(context.Host).removeprefix("http+") if context and context.Host else SOCKET
 
 
@@ -96,10 +101,10 @@ def find_image(client: DockerClient, name: str) -> Image | None:
 
 
 def toolkit_version() -> str | None:
-    """Version of the installed toolkit, None if it does not say."""
+    """Version of NVIDIA's Container Toolkit on this host, None if it does not say."""
     try:
         done = subprocess.run(["nvidia-ctk", "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r"(\d+\.\d+\.\d+)", done.stdout)
-    return found[1] if found else None
+    match = re.search(r"\d+\.\d+\.\d+", done.stdout)
+    return match[0] if match else None

@@ -1,16 +1,19 @@
-"""Which image fits this repository's locks, and what is known of an image."""
+"""The image that fits this repository's locks: its name, its build, what is known of it, and it as a file."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
 from samebits.container.engine import find_image
-from samebits.errors import HostError
+from samebits.errors import HostError, UserError, first_line, reason
+from samebits.files import Part, atomic, read_json, regular, sha256, write_json
+from samebits.records.provenance import git_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,25 +51,36 @@ def image_name(variant: Variant, root: Path = Path()) -> str:
 
 def variant_of(name: str) -> Variant | None:
     """The lock that an image's name speaks of; None if it is not a name of the locks."""
-    found = re.fullmatch(r"samebits:(cpu|gpu)-[0-9a-f]{12}", name)
-    return cast("Variant", found[1]) if found else None
+    match = re.fullmatch(r"samebits:(cpu|gpu)-[0-9a-f]{12}", name)
+    return cast("Variant", match[1]) if match else None
 
 
 def wanted_image(variant: Variant, root: Path = Path(), environ: Mapping[str, str] = os.environ) -> str:
-    """The image that a stage should run in.
-
-    Raises:
-        HostError: there is nothing here that it could be made from.
-    """
+    """The image that a stage should run in. Raises HostError: there is nothing here that it could be made from."""
     return environ.get(IMAGE) or image_name(variant, root)
 
 
-def require_image(client: DockerClient, name: str, environ: Mapping[str, str] = os.environ) -> Image:
-    """The image of that name.
+def build_image(
+    client: DockerClient, name: str, variant: Variant, *, base: str | None, torch_backend: str | None
+) -> None:
+    """Build from the Dockerfile here, and show how it goes on stderr. Raises HostError: a step failed."""
+    arguments = {"LOCK": variant, "REVISION": git_state().told}
+    if base:
+        arguments["BASE_IMAGE"] = base
+    if torch_backend:
+        arguments["TORCH_BACKEND"] = torch_backend
+    events = client.api.build(
+        path=str(Path.cwd()), tag=name, buildargs=arguments, rm=True, forcerm=True, decode=True, use_config_proxy=True
+    )
+    for event in events:
+        sys.stderr.write(event.get("stream") or event.get("status", ""))
+        if "error" in event:
+            hint = "see the lines above; without the network, see docs/guides/containers.md"
+            raise HostError(f"the image could not be built: {str(event['error']).strip()}", hint=hint)
 
-    Raises:
-        HostError: the engine does not have it.
-    """
+
+def require_image(client: DockerClient, name: str, environ: Mapping[str, str] = os.environ) -> Image:
+    """The image of that name. Raises HostError: the engine does not have it."""
     image = find_image(client, name)
     if image is not None:
         return image
@@ -75,7 +89,7 @@ def require_image(client: DockerClient, name: str, environ: Mapping[str, str] = 
     raise HostError(f"no image {name} for these locks", hint="`samebits container build` makes it")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageFacts:
     """What a run records of its image; ``digest`` is the registry's, None for one that was built here."""
 
@@ -102,3 +116,86 @@ def facts_of(image: Image) -> ImageFacts:
         lock=labels.get(LOCK_LABEL),
         revision=labels.get(REVISION_LABEL),
     )
+
+
+def record_of(file: Path) -> Path:
+    """Where ``save_image`` keeps the SHA-256 of its file and the image's id."""
+    return file.with_name(f"{file.name}.json")
+
+
+class SavedImage(Part):
+    """What is known of an image that was written to a file: whose hash and layers it has."""
+
+    name: str
+    id: str
+    digest: str | None
+    base: str | None
+    layers: tuple[str, ...]
+    sha256: str
+
+
+def save_image(image: Image, name: str, file: Path) -> list[Path]:
+    """Write the image with its name to ``file``, and its id, digests, layers and SHA-256 beside it.
+
+    The exact image is kept so because registries delete old ones.
+    """
+    with atomic(file) as temporary, temporary.open("wb") as stream:
+        for chunk in image.save(named=name if name in image.tags else bool(image.tags)):
+            stream.write(chunk)
+    facts = facts_of(image)
+    record = SavedImage(
+        name=name,
+        id=facts.image_id,
+        digest=facts.digest,
+        base=facts.base,
+        layers=_layers(image),
+        sha256=sha256(file),
+    )
+    write_json(record_of(file), record.model_dump(mode="json"))
+    return [file, record_of(file)]
+
+
+def load_image(client: DockerClient, file: Path) -> str:
+    """Load what ``save_image`` wrote, and return its name.
+
+    Raises:
+        UserError: a file is missing or damaged, or holds no image, or another than it says.
+        HostError: the engine has no room for it.
+    """
+    from docker.errors import DockerException
+
+    named = "name the file that `samebits container save` wrote"
+    try:
+        regular(file)
+        record = _read_record(record_of(file))
+        digest = sha256(file)
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file", hint=named) from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {reason(error)}", hint=named) from None
+    if digest != record.sha256:
+        raise UserError(
+            f"{file}: SHA-256 {digest[:12]}, expected {record.sha256[:12]}: it is not whole",
+            hint="copy it again",
+        )
+    try:
+        with file.open("rb") as stream:
+            images = client.images.load(stream)
+    except DockerException as error:
+        if "no space left" in str(error):
+            raise HostError(f"{file}: the engine has no space left for it", hint="see `docker system df`") from None
+        raise UserError(f"{file}: the engine takes no image from it: {first_line(str(error))}", hint=named) from None
+    if [_layers(image) for image in images] != [record.layers]:  # an id depends on the engine's way of keeping images
+        raise UserError(f"{file}: holds another image than {record.name}", hint="copy both files again")
+    return record.name
+
+
+def _read_record(path: Path) -> SavedImage:
+    if not path.exists():
+        raise UserError(f"{path}: no such file", hint="copy it too: the hashes are in it")
+    made_by = "samebits container save"
+    return SavedImage.parse(read_json(path, made_by=made_by), path, made_by=made_by)
+
+
+def _layers(image: Image) -> tuple[str, ...]:
+    return tuple(str(layer) for layer in image.attrs["RootFS"]["Layers"])

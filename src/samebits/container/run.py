@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from samebits.container.job import Job, settings
-from samebits.container.owner import sweep
-from samebits.errors import HostError, first_line
+from samebits.container.engine import address_of
+from samebits.container.spec import ContainerCommand, create_arguments, sweep
+from samebits.errors import HostError, UserError, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,20 +27,20 @@ _PASSED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, sign
 
 
 @contextmanager
-def made(client: DockerClient, image: Image, job: Job) -> Iterator[Container]:
+def _new_container(client: DockerClient, image: Image, command: ContainerCommand) -> Iterator[Container]:
     """A container that is gone afterwards; the engine's errors become HostError."""
     from docker.errors import APIError
     from requests import RequestException
 
     sweep(client)
     try:
-        container = client.containers.create(**settings(client, image, job))
+        container = client.containers.create(**create_arguments(client, image, command))
     except (APIError, RequestException) as error:
         raise HostError(f"no container could be made: {_why(error)}", hint="see `docker info`") from None
     try:
         yield container
     except (APIError, RequestException) as error:
-        hint = "`samebits doctor` looks at the toolkit" if job.gpus else "`samebits doctor` looks at the engine"
+        hint = "`samebits doctor` looks at the toolkit" if command.gpus else "`samebits doctor` looks at the engine"
         raise HostError(f"the container could not be run: {_why(error)}", hint=hint) from None
     finally:
         with suppress(APIError, RequestException):
@@ -48,13 +51,9 @@ def _why(error: Exception) -> str:
     return first_line(str(getattr(error, "explanation", None) or error))
 
 
-def run(client: DockerClient, image: Image, job: Job) -> int:
-    """Run a command and return its exit code; its output goes to ours.
-
-    Raises:
-        HostError: the engine cannot start it.
-    """
-    with made(client, image, job) as container, _signals_passed_on(container) as relay:
+def run(client: DockerClient, image: Image, command: ContainerCommand) -> int:
+    """Run a command and return its exit code; its output goes to ours. Raises HostError: the engine cannot start it."""
+    with _new_container(client, image, command) as container, _Relay(container) as relay:
         # Before the start: attached to a container that has ended, one would wait for ever.
         parts = container.attach(stream=True, demux=True)
         container.start()
@@ -67,28 +66,31 @@ def run(client: DockerClient, image: Image, job: Job) -> int:
         return int(container.wait()["StatusCode"])
 
 
-def output(client: DockerClient, image: Image, job: Job) -> tuple[int, str]:
-    """Exit code and output of a short command.
-
-    Raises:
-        HostError: the engine cannot start it.
-    """
-    with made(client, image, job) as container:
+def output(client: DockerClient, image: Image, command: ContainerCommand) -> tuple[int, str]:
+    """Exit code and output of a short command. Raises HostError: the engine cannot start it."""
+    with _new_container(client, image, command) as container:
         container.start()
         code = int(container.wait(timeout=120)["StatusCode"])
         return code, container.logs().decode(errors="replace").strip()
 
 
-@contextmanager
-def _signals_passed_on(container: Container) -> Iterator[_Relay]:
-    relay = _Relay(container)
-    before = {signum: signal.signal(signum, relay) for signum in _PASSED_ON}
-    try:
-        yield relay
-    finally:
-        relay.timer.cancel()
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+def run_at_terminal(client: DockerClient, image: Image, command: ContainerCommand) -> int:
+    """Run an interactive command at this terminal and return its exit code.
+
+    The SDK has no terminal, so the ``docker`` command starts the container that the SDK makes.
+
+    Raises:
+        HostError: the ``docker`` command is not installed.
+        UserError: this is no terminal.
+    """
+    if not sys.stdin.isatty():
+        raise UserError("a shell needs a terminal", hint="`samebits container run COMMAND` does without")
+    docker = shutil.which("docker")
+    if docker is None:
+        raise HostError("the docker command is not installed", hint="install it, or use `samebits container run`")
+    with _new_container(client, image, command) as container:
+        start = [docker, "start", "--attach", "--interactive", str(container.id)]
+        return subprocess.run(start, env={**os.environ, "DOCKER_HOST": address_of()}, check=False).returncode
 
 
 class _Relay:
@@ -98,15 +100,24 @@ class _Relay:
         self._container = container
         self._waiting: int | None = None  # a signal that came before there was a command
         self._first = True
-        self.timer = threading.Timer(GRACE_SECONDS, self._send, [signal.SIGKILL])
-        self.timer.daemon = True
+        self._timer = threading.Timer(GRACE_SECONDS, self._send, [signal.SIGKILL])
+        self._timer.daemon = True
+
+    def __enter__(self) -> Self:
+        self._before = {signum: signal.signal(signum, self) for signum in _PASSED_ON}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
 
     def __call__(self, signum: int, _: object) -> None:
         if self._first:
             self._first = False
             self._waiting = _PASSED_ON[signal.Signals(signum)]
             self.start()
-            self.timer.start()
+            self._timer.start()
         else:
             self._send(signal.SIGKILL)
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from samebits.container.engine import connect, gpu_request
 from samebits.container.image import image_name, require_image, variant_of, wanted_image
-from samebits.container.job import GPUS, TRUST, Job
-from samebits.container.mounts import folders
 from samebits.container.run import run
+from samebits.container.spec import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
 from samebits.errors import HostError, UserError
-from samebits.host import count_gpus, driver_facts
-from samebits.runlog import LOGS, start_sender
+from samebits.host import count_present, count_visible, torch_build
+from samebits.host.rendezvous import find_nodes
+from samebits.params import load_params
+from samebits.params.sections import FileData
+from samebits.records.log import LOGS
+from samebits.tracking.delivery import sync
+from samebits.tracking.sender import start_sender
 from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from docker import DockerClient
     from docker.models.images import Image
@@ -34,26 +39,27 @@ FIRST_STAGE = "host"
 """The stage that runs at every ``dvc repro``, and so the one that says where all of them run."""
 
 
+_PATH_OPTIONS = ("--params", "--data-dir", "--out-dir")
+
+
 @dataclass(frozen=True)
 class Place:
-    """The image that a command is to run in."""
+    """The engine and the image that a command is to run in, and how many GPUs it is given: all of the host's, or none.
+
+    CUDA_VISIBLE_DEVICES chooses among them inside, as it would here.
+    """
 
     client: DockerClient
     image: Image
     gpus: int
 
 
-def wanted(environ: Mapping[str, str] = os.environ) -> Runtime:
-    """What SAMEBITS_RUNTIME asks for.
-
-    Raises:
-        UserError: it is something else.
-    """
+def requested_runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
+    """What SAMEBITS_RUNTIME asks for, auto if it is not set. Raises UserError: it is something else."""
     value = environ.get(RUNTIME) or "auto"
-    for known in get_args(Runtime):
-        if value == known:
-            return known  # type: ignore[no-any-return]
-    raise UserError(f"{RUNTIME}: got {value!r}, accepts auto, container or host", hint=f"unset {RUNTIME}")
+    if value not in get_args(Runtime):
+        raise UserError(f"{RUNTIME}: got {value!r}, accepts auto, container or host", hint=f"unset {RUNTIME}")
+    return cast("Runtime", value)
 
 
 def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> Place:
@@ -63,7 +69,7 @@ def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> 
         HostError: no engine answers, it has no such image, or it does not offer this host's GPUs.
     """
     client = connect(environ)
-    gpus = len(driver_facts(environ)["gpus"])
+    gpus = count_present() if count_visible(environ) else 0
     if gpus and gpu_request(client) is None:
         hint = "install the NVIDIA Container Toolkit: `samebits doctor` looks at it"
         raise HostError("the Docker engine does not offer this host's GPUs", hint=hint)
@@ -71,15 +77,41 @@ def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> 
     return Place(client, require_image(client, name, environ), gpus)
 
 
-def job_for(place: Place, command: Sequence[str], *, interactive: bool = False) -> Job:
-    """A command of this folder.
+def command_for(place: Place, argv: Sequence[str], *, interactive: bool = False) -> ContainerCommand:
+    """A command of this folder, with all that it is to see.
 
     Raises:
         HostError: something that it needs cannot be mounted.
+        UserError: a path that it names would not be seen inside.
     """
     cwd, uri = Path.cwd(), tracking_uri()
-    trusted = [Path(os.environ[name]) for name in TRUST if os.environ.get(name) and Path(os.environ[name]).is_file()]
-    return Job(command, cwd, folders(cwd, command, uri, trusted), uri, place.gpus, interactive=interactive)
+    certificates = [Path(os.environ[name]) for name in TRUST if os.environ.get(name)]
+    mounts = mounts_of(cwd, uri, certificates=[file for file in certificates if file.is_file()])
+    for name, path in named_paths(argv).items():
+        if not is_seen(path.resolve(), mounts):
+            hint = f"add a folder that holds it to {MOUNTS}, or set {RUNTIME}=host"
+            raise UserError(f"{name}: {path} is not mounted in the container", hint=hint)
+    return ContainerCommand(
+        argv=argv, cwd=cwd, mounts=mounts, tracking_uri=uri, gpus=place.gpus, interactive=interactive
+    )
+
+
+def named_paths(argv: Sequence[str]) -> dict[str, Path]:
+    """The paths that options of the stages' scripts and keys of the parameters name, by option or key."""
+    paths = {}
+    for argument, following in zip(argv, [*argv[1:], ""], strict=True):
+        option, _, value = argument.partition("=")
+        if option in _PATH_OPTIONS:
+            paths[option] = Path(value or following)
+    with suppress(UserError):  # what is wrong with the file is said by the command, inside
+        params = load_params(paths.get("--params", "params.yaml"))
+        if params.model.source:
+            paths["model.source"] = Path(params.model.source)
+        if isinstance(params.data, FileData):
+            for key in ("inputs", "targets", "split"):
+                if reference := getattr(params.data.kwargs, key):
+                    paths[f"data.kwargs.{key}"] = Path(reference.partition(":")[0])  # file.safetensors:tensor
+    return paths
 
 
 def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.environ) -> None:
@@ -89,17 +121,18 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
 
     Raises:
         HostError: the container is asked for and cannot be had, or does not show the host's GPUs.
+        UserError: a path that it names would not be seen inside.
     """
     first = Path(arguments[0]).stem == FIRST_STAGE
     if environ.get(INSIDE):
         _look_around(environ, say=first)
         return
-    runtime = wanted(environ)
+    runtime = requested_runtime(environ)
     if runtime == "host":
         return
     try:
         place = find_place(environ=environ)
-        job = job_for(place, ["python", *arguments])
+        command = _among_nodes(command_for(place, ["python", *arguments]), environ)
     except HostError as error:
         if runtime == "container":
             raise
@@ -108,25 +141,52 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
         return
     if first:
         sys.stderr.write(f"in the image {place.image.tags[0] if place.image.tags else place.image.id}\n")
-    raise SystemExit(run_inside(place, job))
+    raise SystemExit(run_inside(place, command))
+
+
+def _among_nodes(command: ContainerCommand, environ: Mapping[str, str]) -> ContainerCommand:
+    """A command that finds the other machines of its training, if there are any, also without Slurm's commands."""
+    nodes = find_nodes(environ=environ)
+    if nodes.several:
+        return replace(command, several_nodes=True, environ={**command.environ, **nodes.environ()})
+    return replace(command, several_nodes=any(one.partition("=")[0] == "--nodes" for one in command.argv))
 
 
 def _look_around(environ: Mapping[str, str], *, say: bool) -> None:
     """Inside: whether the GPUs are here, and whether the image is that of the locks."""
-    name, gpus = environ.get("SAMEBITS_IMAGE", "the image"), environ.get(GPUS)
-    if gpus is not None and count_gpus(environ) != int(gpus):
+    name, given = environ.get("SAMEBITS_IMAGE", "the image"), environ.get(GPUS)
+    usable = count_present() if torch_build()["cuda"] else 0
+    if given is not None and usable != int(given):
         hint = "see `samebits container run nvidia-smi -L`, and whether the image is of the GPU lock"
-        raise HostError(f"{gpus} GPUs on the host, {count_gpus(environ)} for torch in {name}", hint=hint)
+        raise HostError(f"{given} GPUs on the host, {usable} for torch in {name}", hint=hint)
     variant = variant_of(name)
     if say and variant and name != image_name(variant):
         sys.stderr.write(f"warning: {name} is not of the locks here. hint: `samebits container build`, or `make up`\n")
 
 
-def run_inside(place: Place, job: Job) -> int:
-    """Run a job in the image, and have delivered what its sender leaves behind."""
+def run_inside(place: Place, command: ContainerCommand) -> int:
+    """Run a command in the image, and have delivered what its sender leaves behind."""
     before = set(LOGS.glob("*.jsonl"))
     try:
-        return run(place.client, place.image, job)
+        return run(place.client, place.image, command)
     finally:
         for log in set(LOGS.glob("*.jsonl")) - before:
             start_sender(log)  # the one inside has ended with its container
+
+
+@contextmanager
+def delivered(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Where a container ends with this process, and the sender in it, deliver first what the block leaves behind.
+
+    As in a pod. Elsewhere somebody outside does, or the sender has the time.
+    """
+    if not environ.get(INSIDE) or os.getpid() != 1:
+        yield
+        return
+    before = set(LOGS.glob("*.jsonl"))
+    try:
+        yield
+    finally:
+        if set(LOGS.glob("*.jsonl")) - before and find_nodes(environ=environ).rank == 0:
+            for log, problem in sync()[1].items():
+                sys.stderr.write(f"{log}: {problem}. hint: samebits track sync\n")

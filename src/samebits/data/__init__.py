@@ -1,1 +1,1 @@
-"""Synthetic data sets with a known floor, the same bytes on every host, and how batches are fed."""
+"""Synthetic data sets with a known floor, the same bytes on every host, and a user's own arrays."""

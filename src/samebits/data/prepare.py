@@ -4,56 +4,40 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from samebits.data.card import Card
-from samebits.data.teachers import (
-    CHUNK,
-    ImagesTeacher,
-    RegressionTeacher,
-    Samples,
-    Teacher,
-    TokensTeacher,
-    VectorsTeacher,
-)
+from samebits.data import teachers
 from samebits.data.user import UserData
-from samebits.files import atomic, sha256, write_json
-from samebits.numerics.random import Stream
-from samebits.params import data as data_sections
+from samebits.errors import HostError
+from samebits.files import atomic, make_folder, sha256, write_json
+from samebits.numerics.portable.random import Stream
+from samebits.params import sections
+from samebits.records.card import signed_card
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.params import Params
+    from samebits.records.card import Card
 
 
-def make_teacher(params: Params) -> Teacher:
+def make_teacher(params: Params) -> teachers.Teacher:
     """The teacher of the task that ``params.data`` names."""
-    data, seed = params.data, params.seed
-    match data:
-        case data_sections.VectorsData():
-            return VectorsTeacher(seed, data.kwargs)
-        case data_sections.RegressionData():
-            return RegressionTeacher(seed, data.kwargs)
-        case data_sections.ImagesData():
-            return ImagesTeacher(seed, data.kwargs)
-        case data_sections.TokensData():
-            return TokensTeacher(seed, data.kwargs)
-        case data_sections.FileData():
+    match params.data:
+        case sections.VectorsData(kwargs=kwargs):
+            return teachers.VectorsTeacher(params.seed, kwargs)
+        case sections.RegressionData(kwargs=kwargs):
+            return teachers.RegressionTeacher(params.seed, kwargs)
+        case sections.ImagesData(kwargs=kwargs):
+            return teachers.ImagesTeacher(params.seed, kwargs)
+        case sections.TokensData(kwargs=kwargs):
+            return teachers.TokensTeacher(params.seed, kwargs)
+        case sections.FileData():
             raise AssertionError("a user's own data has no teacher")
-
-
-def _draw_split(teacher: Teacher, stream: Stream, count: int) -> Samples:
-    parts = [teacher.draw(stream, min(CHUNK, count - start)) for start in range(0, count, CHUNK)]
-    return Samples(
-        np.concatenate([part.inputs for part in parts]),
-        np.concatenate([part.targets for part in parts]),
-        np.concatenate([part.floor for part in parts]),
-        np.concatenate([part.teacher_loss for part in parts]),
-    )
 
 
 def prepare(params: Params, folder: Path) -> Card:
@@ -63,16 +47,16 @@ def prepare(params: Params, folder: Path) -> Card:
 
     Raises:
         UserError: the user's own data is not what ``params.data`` says.
+        HostError: the disk has no room for it.
     """
     match params.data:
-        case data_sections.FileData() as data:
+        case sections.FileData() as data:
             fields = _write_user_data(data, folder)
         case _:
             fields = _write_drawn_data(params, folder)
     hashes = [fields[split]["sha256"] for split in ("train", "test")]
-    card = Card.model_validate(
-        {"task": params.data.task, "sha256": hashlib.sha256("".join(hashes).encode()).hexdigest(), **fields}
-    )
+    digest = hashlib.sha256("".join(hashes).encode()).hexdigest()
+    card = signed_card(task=params.data.task, made_from=params.data_identity, sha256=digest, **fields)
     write_json(folder / "card.json", card.model_dump(mode="json"))
     return card
 
@@ -82,12 +66,24 @@ def _split(path: Path, count: int, floor: float | None, teacher_loss: float | No
     return {"file": path.name, "num_samples": count, "sha256": sha256(path), **losses}
 
 
+def _check_room(needed: int, folder: Path) -> None:
+    make_folder(folder)
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        text = f"{folder}: the data set would take {needed / 2**30:,.1f} GiB, and {free / 2**30:,.1f} GiB are free"
+        raise HostError(text, hint="lower data.num_samples, or free some disk space")
+
+
 def _write_drawn_data(params: Params, folder: Path) -> dict[str, Any]:
     """Means are taken with ``math.fsum``, which rounds once whatever the order."""
     data, teacher = params.data, make_teacher(params)
+    one = teacher.draw(Stream(params.seed, data.task, "size"), 1)
+    _check_room((data.num_samples + data.test_samples) * (one.inputs.nbytes + one.targets.nbytes), folder)
     splits = {}
     for name, count in (("train", data.num_samples), ("test", data.test_samples)):
-        samples = _draw_split(teacher, Stream(params.seed, data.task, name), count)
+        stream, starts = Stream(params.seed, data.task, name), range(0, count, teachers.CHUNK)
+        parts = [teacher.draw(stream, min(teachers.CHUNK, count - start)) for start in starts]
+        samples = teachers.Samples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
         path = folder / f"{name}.safetensors"
         with atomic(path) as temporary:
             save_file({"inputs": samples.inputs, "targets": samples.targets}, temporary)
@@ -107,20 +103,20 @@ def _write_drawn_data(params: Params, folder: Path) -> dict[str, Any]:
     }
 
 
-def _write_user_data(data: data_sections.FileData, folder: Path) -> dict[str, Any]:
-    own = UserData(data)
-    own.write(folder)
+def _write_user_data(data: sections.FileData, folder: Path) -> dict[str, Any]:
+    arrays = UserData(data)
+    arrays.write(folder)
     counts = {"train": data.num_samples, "test": data.test_samples}
     splits = {name: _split(folder / f"{name}.safetensors", count, None, None) for name, count in counts.items()}
     return {
-        "loss": "cross_entropy" if own.classification else "mse",
-        "input_shape": own.inputs.shape[1:],
-        "input_dtype": own.input_dtype,
+        "loss": "cross_entropy" if arrays.classification else "mse",
+        "input_shape": arrays.inputs.shape[1:],
+        "input_dtype": arrays.input_dtype,
         "input_scale": data.kwargs.input_scale,
         "input_offset": data.kwargs.input_offset,
-        "target_shape": own.target_shape,
-        "target_dtype": "int64" if own.classification else "float32",
-        "num_classes": own.num_classes,
+        "target_shape": arrays.target_shape,
+        "target_dtype": "int64" if arrays.classification else "float32",
+        "num_classes": arrays.num_classes,
         "floor": None,
         **splits,
     }

@@ -1,34 +1,33 @@
 """The synthetic tasks: each draws samples from a teacher whose own loss, the floor, is known.
 
 Integer draws from Philox, exact integer products in float64, and elementary functions from
-``numerics.elementary``: the bytes are a function of seed and parameters alone.
+``numerics.portable``: the bytes are a function of seed and parameters alone.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from samebits.numerics import elementary
-from samebits.numerics.random import Stream
+from samebits.numerics.portable import elementary
+from samebits.numerics.portable.random import Stream
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from samebits.params.data import ImagesKwargs, RegressionKwargs, TokensKwargs, VectorsKwargs
+    from samebits.params.sections import ImagesKwargs, RegressionKwargs, TokensKwargs, VectorsKwargs
 
 CHUNK = 8192  # samples drawn at a time, which bounds memory; part of the data's definition
 Loss = Literal["cross_entropy", "mse"]
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Some samples, and the teacher's expected (``floor``) and realised loss on each."""
+class Samples(NamedTuple):
+    """Samples, and the teacher's expected (``floor``) and realised loss on each, in nats or squares."""
 
     inputs: NDArray[np.generic]
     targets: NDArray[np.generic]
@@ -36,32 +35,19 @@ class Samples:
     teacher_loss: NDArray[np.float64]
 
 
-class Teacher(Protocol):
-    """Draws samples of one task."""
+class Teacher(ABC):
+    """Draws samples of one task: with ``num_classes``, None for real numbers, and a ``loss`` whose floor is known.
 
-    @property
-    def loss(self) -> Loss:
-        """What the floor is measured in."""
-        ...
+    A model is fed 8-bit inputs as ``Card`` says, by ``input_scale`` and ``input_offset``.
+    """
 
-    @property
-    def num_classes(self) -> int | None:
-        """Classes of a target, None for real numbers."""
-        ...
+    loss: Loss = "cross_entropy"
+    num_classes: int | None
+    input_scale, input_offset = 1.0, 0.0
 
-    @property
-    def input_scale(self) -> float:
-        """Of 8-bit inputs, see ``Card``."""
-        ...
-
-    @property
-    def input_offset(self) -> float:
-        """Of 8-bit inputs, see ``Card``."""
-        ...
-
+    @abstractmethod
     def draw(self, stream: Stream, count: int) -> Samples:
         """The next ``count`` samples of ``stream``."""
-        ...
 
 
 _SUM_STD = math.sqrt(4 * (256**2 - 1) / 12)  # of the sum of four octets
@@ -76,19 +62,17 @@ def _bell(stream: Stream, rows: int, width: int) -> NDArray[np.float64]:
     return total - 510.0
 
 
-class _Linear:
+class _Linear(Teacher):
     """Inputs and the products of a fixed linear teacher, scaled to unit variance."""
 
-    input_scale, input_offset = 1.0, 0.0
-
-    def __init__(self, seed: int, task: str, features: int, outputs: int) -> None:
+    def __init__(self, seed: int, task: str, *, features: int, outputs: int) -> None:
         self.features = features
         draws = Stream(seed, task, "teacher").below(255, features * outputs)
         self.weights = (draws - 127).astype(np.float64).reshape(features, outputs)
         self.scale = 1.0 / (_SUM_STD * math.sqrt((255**2 - 1) / 12) * math.sqrt(features))
 
     def products(self, stream: Stream, count: int) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-        """Inputs of standard deviation 1.15, and the teacher's outputs of about 1."""
+        """Inputs (count, features) of standard deviation 1.15, and outputs (count, outputs) of about 1."""
         integers = _bell(stream, count, self.features)
         outputs = np.multiply(integers @ self.weights, self.scale)  # exact integers: any order of summation
         return (integers / 128.0).astype(np.float32), outputs
@@ -97,10 +81,10 @@ class _Linear:
 class VectorsTeacher(_Linear):
     """Labels sampled from the softmax of a linear teacher; the floor is that softmax's entropy."""
 
-    loss: Loss = "cross_entropy"
+    num_classes: int
 
     def __init__(self, seed: int, kwargs: VectorsKwargs) -> None:
-        super().__init__(seed, "vectors", kwargs.features, kwargs.classes)
+        super().__init__(seed, "vectors", features=kwargs.features, outputs=kwargs.classes)
         self.num_classes = kwargs.classes
 
     def draw(self, stream: Stream, count: int) -> Samples:
@@ -119,18 +103,19 @@ class VectorsTeacher(_Linear):
         log_total = elementary.log(total)
         chosen = np.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
         floor = np.subtract(log_total, np.divide(expected, total))
-        return Samples(inputs, labels.astype(np.int64), floor, np.subtract(log_total, chosen))
+        teacher_loss = np.subtract(log_total, chosen)
+        return Samples(inputs=inputs, targets=labels.astype(np.int64), floor=floor, teacher_loss=teacher_loss)
 
 
 class RegressionTeacher(_Linear):
     """A linear teacher plus noise of known variance; the floor is that variance."""
 
-    loss: Loss = "mse"
+    loss = "mse"
     num_classes = None
     noise_scale = 2.0**-8
 
     def __init__(self, seed: int, kwargs: RegressionKwargs) -> None:
-        super().__init__(seed, "regression", kwargs.features, kwargs.outputs)
+        super().__init__(seed, "regression", features=kwargs.features, outputs=kwargs.outputs)
         self.outputs = kwargs.outputs
         self.variance = float(Fraction(4 * (256**2 - 1), 12) * Fraction(self.noise_scale) ** 2)
 
@@ -142,14 +127,18 @@ class RegressionTeacher(_Linear):
         realised = squares[:, 0].copy()
         for k in range(1, self.outputs):
             realised = np.add(realised, squares[:, k])
-        targets = np.add(outputs, noise).astype(np.float32)
-        return Samples(inputs, targets, np.full(count, self.variance), np.divide(realised, self.outputs))
+        return Samples(
+            inputs=inputs,
+            targets=np.add(outputs, noise).astype(np.float32),
+            floor=np.full(count, self.variance),
+            teacher_loss=np.divide(realised, self.outputs),
+        )
 
 
-class ImagesTeacher:
+class ImagesTeacher(Teacher):
     """Blocky class patterns plus noise as 8-bit pixels, some labels flipped; the floor is the flips' entropy."""
 
-    loss: Loss = "cross_entropy"
+    num_classes: int
     input_scale, input_offset = 2.0**-6, 128.0
     contrast = 24
 
@@ -172,16 +161,19 @@ class ImagesTeacher:
         noise = (octets[..., 0].astype(np.int16) + octets[..., 1] - 255) >> 2
         inputs = np.clip(self.patterns[classes] + noise, 0, 255).astype(np.uint8)
         flip = stream.below(100, count) < self.flip_percent
-        other = (classes + 1 + stream.below(self.num_classes - 1, count)) % self.num_classes
-        realised = np.where(flip, self.loss_flipped, self.loss_kept)
-        return Samples(inputs, np.where(flip, other, classes), np.full(count, self.floor), realised)
+        replacement = (classes + 1 + stream.below(self.num_classes - 1, count)) % self.num_classes
+        return Samples(
+            inputs=inputs,
+            targets=np.where(flip, replacement, classes),
+            floor=np.full(count, self.floor),
+            teacher_loss=np.where(flip, self.loss_flipped, self.loss_kept),
+        )
 
 
-class TokensTeacher:
+class TokensTeacher(Teacher):
     """A Markov source over a small vocabulary; the floor is its entropy rate over the sequence."""
 
-    loss: Loss = "cross_entropy"
-    input_scale, input_offset = 1.0, 0.0
+    num_classes: int
 
     def __init__(self, seed: int, kwargs: TokensKwargs) -> None:
         size, self.length = kwargs.vocab_size, kwargs.seq_len
@@ -225,5 +217,9 @@ class TokensTeacher:
             flat = np.searchsorted(self.cumulative, self.starts[state] + points, side="right")
             tokens[:, k + 1] = flat - state * self.num_classes
             realised = np.add(realised, self.losses[state, tokens[:, k + 1]])
-        inputs, targets = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
-        return Samples(inputs, targets, np.full(count, self.floor), np.divide(realised, self.length))
+        return Samples(
+            inputs=np.ascontiguousarray(tokens[:, :-1]),
+            targets=np.ascontiguousarray(tokens[:, 1:]),
+            floor=np.full(count, self.floor),
+            teacher_loss=np.divide(realised, self.length),
+        )

@@ -1,24 +1,138 @@
-"""The ``file`` task: a user's own arrays, checked and split, in the form that trainings read."""
+"""The ``file`` task: a user's own arrays, read in pieces, checked and split, in the form that trainings read."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from safetensors import safe_open
 
-from samebits.data.arrays import Source, SplitWriter, normalised, open_source
-from samebits.errors import UserError
+from samebits.errors import UserError, reason
+from samebits.files import atomic, regular
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from samebits.params.data import FileData
+    from samebits.params.sections import FileData
 
 ROWS = 4096  # read at a time
 _TRAIN, _TEST = 0, 1
+_NAMES = {"float32": "F32", "int64": "I64", "uint8": "U8"}
+_READ_BY_NUMPY = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "F32", "F64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """An array on disk: ``read(start, stop)`` gives rows of it; ``key`` is what params.yaml calls it."""
+
+    key: str
+    path: Path
+    shape: tuple[int, ...]
+    read: Callable[[int, int], NDArray[Any]]
+
+
+def open_source(key: str, reference: str) -> Source:
+    """Open ``file.npy``, or ``file.safetensors:tensor``. Raises UserError: there is none, or it cannot be read."""
+    name, _, tensor = reference.partition(":")
+    path = Path(name)
+    try:
+        regular(path)
+        if path.suffix == ".npy":
+            array = np.lib.format.open_memmap(path, mode="r")  # np.load would also open a zip, or a pickle
+            return Source(key=key, path=path, shape=array.shape, read=lambda start, stop: np.asarray(array[start:stop]))
+        if path.suffix == ".safetensors":
+            return _open_safetensors(key, path, tensor)
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{key}: {path}: no such file", hint="give the path from the repository's root") from None
+    except Exception as error:  # noqa: BLE001 - NumPy evaluates a header, whatever that says
+        hint = "write it again with numpy.save"
+        raise UserError(f"{key}: {path}: cannot be read: {reason(error)}", hint=hint) from None
+    hint = "save it with numpy.save, or with safetensors and give file.safetensors:name"
+    raise UserError(f"{key}: {path}: neither .npy nor .safetensors", hint=hint)
+
+
+def _open_safetensors(key: str, path: Path, tensor: str) -> Source:
+    file = safe_open(path, framework="numpy")
+    names = sorted(file.keys())  # type: ignore[no-untyped-call]
+    if not names:
+        raise UserError(f"{key}: {path}: holds no tensor", hint="save the arrays into it")
+    if tensor not in names:
+        got = repr(tensor) if tensor else "no name of a tensor"
+        raise UserError(f"{key}: {path}: got {got}, accepts {', '.join(names)}", hint=f"write {path}:{names[0]}")
+    piece = file.get_slice(tensor)  # type: ignore[no-untyped-call]
+    if (kind := piece.get_dtype()) not in _READ_BY_NUMPY:
+        raise UserError(f"{key}: {path}: {tensor} holds {kind}, expected numbers of NumPy's", hint="save it as float32")
+    shape = tuple(piece.get_shape())
+    rows = shape[0] if shape else 0
+    return Source(key=key, path=path, shape=shape, read=lambda start, stop: np.asarray(piece[start : min(stop, rows)]))
+
+
+def normalised(source: Source, start: int, rows: NDArray[Any], *, integers: bool) -> NDArray[Any]:
+    """Rows as they are stored: float32, 64-bit integers, or (without ``integers``) bytes as they are.
+
+    Raises:
+        UserError: a value is not finite, or the type is not a number's; ``start`` is the first row's number.
+    """
+    kind = rows.dtype.kind
+    if kind == "u" and rows.dtype.itemsize == 1 and not integers:
+        return rows
+    if kind in "iub":
+        return rows.astype("<i8")
+    if kind != "f":
+        raise UserError(f"{source.key}: {source.path} holds {rows.dtype}, expected numbers", hint="convert it")
+    with np.errstate(over="ignore"):
+        converted = rows.astype("<f4")
+    finite = np.isfinite(converted).all(axis=tuple(range(1, converted.ndim)))
+    if not finite.all():
+        row = start + int(np.argmin(finite))
+        hint = "clean the data; float32 reaches to 3.4e38"
+        raise UserError(f"{source.key}: {source.path}: row {row} holds a value that is not finite", hint=hint)
+    return converted
+
+
+def write_split(
+    path: Path, shapes: dict[str, tuple[int, ...]], dtypes: dict[str, str], pieces: Iterable[dict[str, NDArray[Any]]]
+) -> None:
+    """Write ``inputs`` and ``targets`` row by row into a safetensors file, without holding them in memory.
+
+    The pieces fill the shapes exactly.
+    """
+    # The widest type first, so that every tensor is aligned.
+    order = sorted(shapes, key=lambda name: (-np.dtype(dtypes[name]).itemsize, name))
+    header: dict[str, dict[str, Any]] = {}
+    offset = 0
+    for name in order:
+        size = int(np.prod(shapes[name], dtype=np.int64)) * np.dtype(dtypes[name]).itemsize
+        entry = {"dtype": _NAMES[dtypes[name]], "shape": list(shapes[name])}
+        header[name] = {**entry, "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    start = 8 + len(text)
+    with atomic(path) as temporary:
+        with temporary.open("wb") as stream:
+            stream.write(len(text).to_bytes(8, "little") + text)
+            stream.truncate(start + offset)
+        regions = {}
+        for name in order:
+            kind, begin = np.dtype(dtypes[name]).newbyteorder("<"), start + header[name]["data_offsets"][0]
+            regions[name] = np.memmap(temporary, kind, mode="r+", offset=begin, shape=shapes[name])
+        row = 0
+        for piece in pieces:
+            count = len(piece[order[0]])
+            for name, values in piece.items():
+                regions[name][row : row + count] = values
+            row += count
+        assert row == shapes[order[0]][0]
+        for region in regions.values():
+            region.flush()
 
 
 class UserData:
@@ -62,7 +176,7 @@ class UserData:
             marks[wanted[_TRAIN] : wanted[_TRAIN] + wanted[_TEST]] = _TEST
         else:
             source = open_source("data.kwargs.split", kwargs.split)
-            values = source.read(0, rows)
+            values = source.read(0, rows) if source.shape == (rows,) else np.zeros(0)
             if values.shape != (rows,) or values.dtype.kind not in "iub" or not np.isin(values, (0, 1)).all():
                 hint = "0 marks a row for training, 1 one for testing"
                 raise UserError(f"data.kwargs.split: expected {rows} zeros and ones", hint=hint)
@@ -70,20 +184,21 @@ class UserData:
             for mark, count in wanted.items():
                 marks[np.flatnonzero(marks == mark)[count:]] = -1
         for mark, key in ((_TRAIN, "data.num_samples"), (_TEST, "data.test_samples")):
-            found = int((marks == mark).sum())
-            if found < wanted[mark]:
-                raise UserError(f"{key}: got {wanted[mark]}, the files have {found} such rows", hint="lower it")
+            count = int((marks == mark).sum())
+            if count < wanted[mark]:
+                raise UserError(f"{key}: got {wanted[mark]}, the files have {count} such rows", hint="lower it")
         return marks
 
     def write(self, folder: Path) -> None:
-        """Write both splits and learn the number of classes."""
-        for name, mark, count in (
-            ("train", _TRAIN, self._data.num_samples),
-            ("test", _TEST, self._data.test_samples),
-        ):
+        """Write ``train.safetensors`` and ``test.safetensors``, which shows the number of classes.
+
+        Raises:
+            UserError: a value is not finite, or a target is no class.
+        """
+        for name, mark, count in (("train", _TRAIN, self._data.num_samples), ("test", _TEST, self._data.test_samples)):
             shapes = {"inputs": (count, *self.inputs.shape[1:]), "targets": (count, *self.target_shape)}
             dtypes = {"inputs": self.input_dtype, "targets": "int64" if self.classification else "float32"}
-            SplitWriter(folder / f"{name}.safetensors", shapes, dtypes).write(self._rows(mark))
+            write_split(folder / f"{name}.safetensors", shapes, dtypes, self._rows(mark))
 
     def _rows(self, mark: int) -> Iterator[dict[str, NDArray[Any]]]:
         for start in range(0, self.inputs.shape[0], ROWS):
@@ -109,7 +224,7 @@ class UserData:
 
 
 def sources(data: FileData) -> dict[str, Source]:
-    """The files that a ``file`` task reads, by their keys."""
+    """The arrays that a ``file`` task reads, by their keys in ``data.kwargs``."""
     references = {"inputs": data.kwargs.inputs, "targets": data.kwargs.targets, "split": data.kwargs.split}
     return {
         key: open_source(f"data.kwargs.{key}", reference)

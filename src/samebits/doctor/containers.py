@@ -9,10 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from samebits.container.engine import connect, find_image, gpu_request, toolkit_version
 from samebits.container.image import facts_of, wanted_image
 from samebits.container.run import output
-from samebits.container.stage import INSIDE, RUNTIME, Place, job_for
+from samebits.container.stage import INSIDE, RUNTIME, Place, command_for
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.doctor.machine import LOW_DISK, MIN_DISK, size
 from samebits.errors import HostError, first_line
@@ -23,18 +25,15 @@ if TYPE_CHECKING:
 
     from samebits.container.engine import DockerClient, Image
 
-HOLES = [
-    ((1, 16, 2), "CVE-2024-0132", "a container can take the host over"),
-    ((1, 17, 4), "CVE-2025-23359", "a container can take the host over"),
-    ((1, 17, 8), "CVE-2025-23266", "a container can take the host over while it starts"),
-]
-"""Toolkit: the first version without a hole, the hole's number, and what it lets happen."""
+BULLETINS = "https://www.nvidia.com/en-us/security/"
+MIN_TOOLKIT = "1.17.8"
+"""The first toolkit in which a container cannot take the host over while it starts (CVE-2025-23266)."""
 
-_MADE = ("data", "runs", "reports", ".dvc", ".samebits", "mlartifacts", "mlflow.db", "host.json", "dvc.lock")
-_LOOK = (
+_RUN_FILES = ("data", "runs", "reports", ".dvc", ".samebits", "mlartifacts", "mlflow.db", "host.json", "dvc.lock")
+_LOOK_INSIDE = (
     "import json, sys; from dataclasses import asdict; from samebits.doctor import machine, store; "
-    "found = machine.shared_memory(int(sys.argv[1])) + store.store(sys.argv[2]); "
-    "print(json.dumps([asdict(finding) for finding in found]))"
+    "findings = machine.shared_memory(int(sys.argv[1])) + store.store(sys.argv[2]); "
+    "print(json.dumps([asdict(finding) for finding in findings]))"
 )
 
 
@@ -46,9 +45,11 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
     try:
         client = connect(environ)
     except HostError as error:
-        wanted = environ.get(RUNTIME) == "container"
-        text, hint = error.message, f"{error.hint}, or set {RUNTIME}=host"
-        yield failed(text, hint, name="container") if wanted else skipped(f"{text}; stages run here", name="container")
+        text = error.message
+        if environ.get(RUNTIME) == "container":
+            yield failed(text, f"{error.hint}, or set {RUNTIME}=host", name="container")
+        else:
+            yield skipped(f"{text}; stages run here", name="container")
         yield from owner()
         return
     yield ok(f"Docker {client.version()['Version']}", name="container")
@@ -59,19 +60,19 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
     except HostError as error:
         yield skipped(error.message, name="image")
     else:
-        found = find_image(client, name)
-        yield from image(found, name)
-        if found is not None:
-            yield from inside(Place(client, found, gpus))
+        present = find_image(client, name)
+        yield from image(present, name)
+        if present is not None:
+            yield from inside(Place(client, present, gpus))
     yield from owner()
 
 
 @check("image")
-def image(found: Image | None, name: str) -> Finding:
+def image(present: Image | None, name: str) -> Finding:
     """Whether there is an image for the locks of this folder."""
-    if found is None:
+    if present is None:
         return warning(f"no {name} for these locks, so stages run on the host", "samebits container build")
-    facts = facts_of(found)
+    facts = facts_of(present)
     base = facts.base or "an unknown base"
     pinned = "" if "@sha256:" in base else ", a base without a digest"
     return ok(f"{name}, {facts.image_id.removeprefix('sha256:')[:12]} on {base}{pinned}")
@@ -102,11 +103,9 @@ def toolkit(client: DockerClient, gpus: int) -> Finding:
     version = toolkit_version()
     if version is None:
         return ok("the engine offers the GPUs; nvidia-ctk does not say its version")
-    numbers = tuple(map(int, version.split(".")))
-    holes = [f"{number}: {what}" for mended, number, what in HOLES if numbers < mended]
-    if holes:
-        newest = ".".join(map(str, HOLES[-1][0]))
-        return warning(f"{version} has known holes ({'; '.join(holes)})", f"install {newest} or newer")
+    if Version(version) < Version(MIN_TOOLKIT):
+        text = f"{version} is older than {MIN_TOOLKIT}: a container may take the host over"
+        return warning(text, f"install the newest; NVIDIA's bulletins: {BULLETINS}")
     return ok(version)
 
 
@@ -114,36 +113,35 @@ def toolkit(client: DockerClient, gpus: int) -> Finding:
 def inside(place: Place) -> list[Finding]:
     """What a container sees: GPUs, shared memory, and MLflow on a route of its API."""
 
-    def said(*command: str) -> tuple[int, str]:
-        return output(place.client, place.image, job_for(place, command))
+    def look(*command: str) -> tuple[int, str]:
+        return output(place.client, place.image, command_for(place, command))
 
     findings = []
     if place.gpus:
-        code, text = said("nvidia-smi", "-L")
-        seen = text.count("GPU ")
+        code, listing = look("nvidia-smi", "-L")
+        seen = sum(line.startswith("GPU ") for line in listing.splitlines())
         hint = "see `samebits container run nvidia-smi -L`, and restart Docker"
         if code:
-            findings.append(failed(f"nvidia-smi ended with {code}: {first_line(text)}", hint))
+            findings.append(failed(f"nvidia-smi ended with {code}: {first_line(listing)}", hint))
         elif seen < place.gpus:
             findings.append(failed(f"{seen} of {place.gpus} GPUs are seen in the image", hint))
         else:
             findings.append(ok(f"{seen} {'GPU' if seen == 1 else 'GPUs'}"))
-    code, text = said("python", "-c", _LOOK, str(place.gpus), tracking_uri())
+    code, text = look("python", "-c", _LOOK_INSIDE, str(place.gpus), tracking_uri())
     if code:
-        hint = "samebits container shell"
-        return [*findings, failed(f"python ended with {code}: {text[-200:]}", hint)]
-    found = [Finding(**entry) for entry in json.loads(text.splitlines()[-1])]
-    return [*findings, *(replace(finding, name=f"inside: {finding.name}") for finding in found)]
+        return [*findings, failed(f"python ended with {code}: {text[-200:]}", "samebits container shell")]
+    answers = [Finding(**answer) for answer in json.loads(text.splitlines()[-1])]
+    return [*findings, *(replace(answer, name=f"inside: {answer.name}") for answer in answers)]
 
 
 @check("owner")
 def owner(folder: Path = Path()) -> Finding:
-    """Whether what runs have made belongs to the caller."""
-    own = os.geteuid() if os.geteuid() else folder.stat().st_uid
-    files = (file for name in _MADE for top in [folder / name] if top.exists() for file in (top, *top.glob("*")))
-    others = [str(file) for file in files if file.lstat().st_uid != own]
-    if others:
-        hint = f"sudo chown -R {own} . ; run DVC as their owner, and containers by Compose or samebits"
-        return warning(f"{others[0]} and {len(others) - 1} more do not belong to you" if others[1:] else
-                       f"{others[0]} does not belong to you", hint)  # fmt: skip
+    """Whether what runs have written belongs to the caller, or, for root, to the folder's owner."""
+    uid = os.geteuid() if os.geteuid() else folder.stat().st_uid
+    files = (file for name in _RUN_FILES for top in [folder / name] if top.exists() for file in (top, *top.glob("*")))
+    foreign = [str(file) for file in files if file.lstat().st_uid != uid]
+    if foreign:
+        more = f" and {len(foreign) - 1} more do" if foreign[1:] else " does"
+        hint = f"sudo chown -R {uid} . ; run DVC as their owner, and containers by Compose or samebits"
+        return warning(f"{foreign[0]}{more} not belong to you", hint)
     return ok("what runs have made is yours")

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, ParamSpec
 
-from samebits.errors import HostError, SamebitsError, first_line
+from samebits.errors import HostError, SamebitsError, first_line, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,10 +17,7 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's; ``hint`` says what to do about a warning or a failure.
-
-    ``exit_code`` is what the command ends with because of it: 0, except for a failure.
-    """
+    """One line of the doctor's, what to do about it, and the command's exit code because of it, 0 but for a failure."""
 
     name: str
     status: Status
@@ -31,6 +28,9 @@ class Finding:
     def __post_init__(self) -> None:
         assert (self.hint is not None) == (self.status in ("warning", "failed"))
         assert (self.exit_code != 0) == (self.status == "failed")
+        for name in ("text", "hint"):  # they may quote a key, a path, or what somebody else's program said
+            value = getattr(self, name)
+            object.__setattr__(self, name, value and one_line(value))
 
 
 def ok(text: str, *, name: str = "") -> Finding:
@@ -65,13 +65,15 @@ def check(name: str) -> Callable[[Callable[P, Finding | list[Finding]]], Callabl
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> list[Finding]:
             try:
-                found = function(*args, **kwargs)
+                result = function(*args, **kwargs)
             except SamebitsError as error:
-                found = of_error(error)
+                result = of_error(error)
             except Exception as error:  # noqa: BLE001 - one check that breaks must not hide the others
                 what = f"the check itself broke: {type(error).__name__}: {first_line(str(error))}"
-                found = failed(what, "report it as a bug of samebits; what it checks may be well")
-            return [replace(item, name=item.name or name) for item in (found if isinstance(found, list) else [found])]
+                result = failed(what, "report it as a bug of samebits; what it checks may be well")
+            return [
+                replace(item, name=item.name or name) for item in (result if isinstance(result, list) else [result])
+            ]
 
         return checked
 

@@ -6,13 +6,15 @@ import os
 import resource
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
-from samebits.host import count_cores, gpu_counters, gpu_links, gpu_peers
+from samebits.host import caution, count_cores, gpu_counters, gpu_links, gpu_peers, gpu_slowdowns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from samebits.host import Gpu, Pair
 
 GIB = 2**30
 BUSY_PERCENT = 10.0
@@ -22,22 +24,27 @@ MIN_DISK, LOW_DISK = 1 * GIB, 10 * GIB
 
 
 @check("devices")
-def devices(gpus: Sequence[Mapping[str, Any]], environ: Mapping[str, str] = os.environ) -> list[Finding]:
+def devices(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Each GPU with its memory, and whether something else is using it."""
+    noted = caution(environ)
+    findings = [warning(*noted)] if noted else []
     if not gpus:
         hidden = ": CUDA_VISIBLE_DEVICES hides them" if environ.get("CUDA_VISIBLE_DEVICES") == "" else ""
-        return [ok(f"no GPU{hidden}; trainings run on CPU cores")]
+        return [*findings, ok(f"no GPU{hidden}; trainings run on CPU cores")]
     counters = gpu_counters(range(len(gpus)), environ)
-    found = [_device(index, gpu, counters) for index, gpu in enumerate(gpus)]
-    if len({gpu["name"] for gpu in gpus}) > 1:
+    findings += [_device(index, gpu, counters) for index, gpu in enumerate(gpus)]
+    for index, reason in gpu_slowdowns(environ).items():
+        hint = "look at its cooling and its power supply; figures measured now are no measure of this GPU"
+        findings.append(warning(f"its clocks are held down, because {reason}", hint, name=f"gpu {index}"))
+    if len({gpu.name for gpu in gpus}) > 1:
         hint = "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"
-        found.append(warning("the GPUs differ: dp and ddp wait for the slowest at every step", hint))
-    return found
+        findings.append(warning("the GPUs differ: dp and ddp wait for the slowest at every step", hint))
+    return findings
 
 
-def _device(index: int, gpu: Mapping[str, Any], counters: Mapping[str, float]) -> Finding:
-    name, memory = f"gpu {index}", gpu["memory_gib"]
-    text = f"{gpu['name']}, {f'memory {memory}' if isinstance(memory, str) else f'{memory:.1f} GiB'}"
+def _device(index: int, gpu: Gpu, counters: Mapping[str, float]) -> Finding:
+    name, memory = f"gpu {index}", gpu.memory_gib
+    text = f"{gpu.name}, {f'memory {memory}' if isinstance(memory, str) else f'{memory:.1f} GiB'}"
     used = counters.get(f"gpu_{index}_memory_usage_percentage", 0.0)
     busy = counters.get(f"gpu_{index}_utilization_percentage", 0.0)
     if max(used, busy) <= BUSY_PERCENT:
@@ -55,10 +62,10 @@ def peers(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     return [_access(pairs, environ), _nvlink(pairs, links)]
 
 
-def _access(pairs: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> Finding:
+def _access(pairs: Sequence[Pair], environ: Mapping[str, str]) -> Finding:
     if environ.get("NCCL_P2P_DISABLE", "0") != "0":
         return warning("NCCL_P2P_DISABLE is set: ddp copies every gradient through the host", "unset NCCL_P2P_DISABLE")
-    without = [pair for pair in pairs if pair["access"] is not True]
+    without = [pair for pair in pairs if pair.access is not True]
     if not without:
         return ok(f"between {_pairs(pairs)}")
     return warning(
@@ -68,8 +75,8 @@ def _access(pairs: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> F
     )
 
 
-def _nvlink(pairs: Sequence[Mapping[str, Any]], links: Sequence[int]) -> Finding:
-    without = [pair for pair in pairs if pair["nvlink"] is not True]
+def _nvlink(pairs: Sequence[Pair], links: Sequence[int]) -> Finding:
+    without = [pair for pair in pairs if pair.nvlink is not True]
     up = ", ".join(map(str, sorted(set(links))))
     if not without:
         return ok(f"between {_pairs(pairs)}, {up} links up on each GPU", name="nvlink")
@@ -84,10 +91,10 @@ def _pairs(pairs: Sequence[object]) -> str:
     return f"all {len(pairs)} pairs" if len(pairs) > 1 else "the two GPUs"
 
 
-def _named(pairs: Sequence[Mapping[str, Any]]) -> str:
+def _named(pairs: Sequence[Pair]) -> str:
     """At most three pairs by name, with NVML's reason where it cannot tell."""
-    names = [f"{pair['gpus'][0]} and {pair['gpus'][1]}" for pair in pairs[:3]]
-    reason = next((f" ({value})" for value in pairs[0].values() if isinstance(value, str)), "")
+    names = [f"{pair.gpus[0]} and {pair.gpus[1]}" for pair in pairs[:3]]
+    reason = next((f" ({value})" for value in (pairs[0].access, pairs[0].nvlink) if isinstance(value, str)), "")
     return ", ".join(names) + (f" and {len(pairs) - 3} more pairs" if len(pairs) > 3 else "") + reason
 
 
@@ -119,7 +126,7 @@ def shared_memory(gpus: int, folder: Path = Path("/dev/shm")) -> Finding:  # noq
 
 @check("open files")
 def open_files() -> Finding:
-    """The limit of this process."""
+    """Whether this process may open as many files as many ranks or MLflow's server need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return ok("no limit")
@@ -147,5 +154,5 @@ def disk(folder: Path, *, name: str) -> Finding:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes as a text, in GiB or MiB."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.0f} MiB"

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, get_args
 
-from samebits.data.card import read_card
 from samebits.data.prepare import prepare
 from samebits.doctor.finding import Finding, of_error, ok, skipped, warning
-from samebits.doctor.trial import FINDINGS, Trial, listed_under, try_model
-from samebits.errors import Interrupted, SamebitsError, UserError, WorkerError
+from samebits.doctor.trial import FINDINGS, Trial, try_model
+from samebits.errors import SamebitsError, UserError
+from samebits.files import scratch_folder
 from samebits.host import count_cores, count_gpus
-from samebits.launch import launch
 from samebits.params import load_params
 from samebits.params.schema import StrategyName
-from samebits.placement import Placement, place
+from samebits.records.card import read_card
+from samebits.training.placement import place
+from samebits.workers.processes import WorkerSignalledError, launch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from samebits.params import Params
-    from samebits.params.schema import NumericsName, Train
+    from samebits.params.schema import NumericsName
+    from samebits.records.run import Placement
+    from samebits.training.split import BatchSplit
 
 SECONDS = 300
 _TEST_SAMPLES = 8  # a set of data has some, and nothing here reads them
@@ -43,22 +47,32 @@ def model_findings(
         yield skipped(f"{params_file} is wrong, as its line says", name="model")
         return
     params = params.model_copy(update={"train": params.train.model_copy(update={"compile": False})})
-    with TemporaryDirectory(prefix="samebits-") as temporary:
+    with scratch_folder() as temporary:
         try:
-            data_dir, finding = _data(params, data_dir, Path(temporary) / "data")
+            data_dir, finding = data_to_try(params, data_dir, temporary / "data")
         except SamebitsError as error:
             yield of_error(error, name="data")
             return
         yield finding
-        said: set[str] = set()
+        warned: set[str] = set()
         for strategy, numerics in _trials(params):
-            out = Path(temporary) / f"{strategy}-{numerics}"
+            out = temporary / f"{strategy}-{numerics}"
             out.mkdir()
-            found = _try(params, strategy, numerics, data_dir, out, checkpoint, seconds)
-            yield from (finding for finding in found if finding.text not in said)
-            said |= {finding.text for finding in found if finding.status == "warning"}
-            if (strategy, numerics) == ("single", "fast") and found[-1].status == "failed":
-                yield from (skipped("what fails under single fails here", name=name) for name in ("dp", "ddp"))
+            trial = Trial(
+                params=params,
+                strategy=strategy,
+                numerics=numerics,
+                data_dir=data_dir,
+                out=out,
+                checkpoint=checkpoint,
+                seconds=seconds,
+            )
+            findings = _try(trial)
+            yield from (finding for finding in findings if finding.text not in warned)
+            warned |= {finding.text for finding in findings if finding.status == "warning"}
+            if (strategy, numerics) == ("single", "fast") and findings[-1].status == "failed":
+                others = get_args(StrategyName)[1:]
+                yield from (skipped("what fails under single fails here", name=name) for name in others)
                 return
 
 
@@ -70,13 +84,13 @@ def _trials(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
         yield "single", "exact"
 
 
-def _data(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Finding]:
+def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Finding]:
     """The folder of the data set, or ``spare`` with one batch of the same task where there is none that fits."""
     data, batch = params.data, params.train.global_batch_size
     why = "there is none yet"
     if (data_dir / "card.json").exists():
         card = read_card(data_dir / "card.json")
-        if card.task == data.task and card.train.num_samples >= batch:
+        if card.made_from == params.data_identity:
             return data_dir, ok(f"{data_dir}, {card.task}, {card.train.num_samples} samples", name="data")
         why = f"{data_dir} is another set than that of params.yaml"
     small = data.model_copy(update={"num_samples": batch, "test_samples": _TEST_SAMPLES})
@@ -84,51 +98,40 @@ def _data(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Finding]:
     return spare, ok(f"{batch} samples of {data.task}, drawn for this: {why}", name="data")
 
 
-def _placement(strategy: StrategyName, train: Train) -> Placement:
-    """Where a training would run; ``ddp`` gets two processes also on a host with one device, if the batch allows it."""
-    gpus, cores = count_gpus(), count_cores()
-    placement = place(strategy, train, gpus=gpus, cores=cores)
-    if strategy == "ddp" and placement.world_size == 1 and train.global_batch_size // train.grad_accum_steps % 2 == 0:
-        two = train.model_copy(update={"num_devices": 2, "oversubscribe": True})
-        return place(strategy, two, gpus=gpus, cores=cores)
-    return placement
+def _place(trial: Trial) -> tuple[Placement, BatchSplit]:
+    """Where a training would run; ranks are two also on a host with one device, if the batch allows it."""
+    params, train = trial.params, trial.params.train
+    placed = partial(place, trial.strategy, numerics=trial.numerics, gpus=count_gpus(), cores=count_cores())
+    placement, split = placed(params)
+    if placement.has_ranks and placement.world_size == 1 and split.over(ranks=2).even:
+        two = params.model_copy(update={"train": train.model_copy(update={"num_devices": 2, "oversubscribe": True})})
+        return placed(two)
+    return placement, split
 
 
-def _try(
-    params: Params,
-    strategy: StrategyName,
-    numerics: NumericsName,
-    data_dir: Path,
-    out: Path,
-    checkpoint: Path | None,
-    seconds: int,
-) -> list[Finding]:
+def _try(trial: Trial) -> list[Finding]:
     """What one strategy showed; a failure is the last."""
-    found: list[Finding] = []
-    name = listed_under(strategy, numerics)
+    findings: list[Finding] = []
     try:
-        placement = _placement(strategy, params.train)
-        found = [warning(note, _BATCH_HINT, name=name) for note in placement.notes]
-        trial = Trial(params, placement, data_dir, out, checkpoint, seconds, numerics)
-        launch(try_model, trial, placement.world_size)
-    except Interrupted:
-        raise
+        placement, split = _place(trial)
+        findings = [warning(note.text, _BATCH_HINT, name=trial.name) for note in placement.notes]
+        launch(partial(try_model, trial, placement, split), placement.world_size)
     except SamebitsError as error:
-        return [*found, *_left(out), _failure(error, params, name, seconds)]
-    found += _left(out)
+        return [*findings, *_left(trial.out), _failure(error, trial)]
+    findings += _left(trial.out)
     for label in placement.labels:
-        unused = label.kind == "unused_devices"
-        found.append(warning(label.text, _BATCH_HINT, name=strategy) if unused else ok(label.text, name=strategy))
-    return found
+        unused, name = label.kind == "unused_devices", trial.strategy
+        findings.append(warning(label.text, _BATCH_HINT, name=name) if unused else ok(label.text, name=name))
+    return findings
 
 
-def _failure(error: SamebitsError, params: Params, name: str, seconds: int) -> Finding:
+def _failure(error: SamebitsError, trial: Trial) -> Finding:
     """A failure, or a warning if the strategy is not one that params.yaml asks for."""
-    if isinstance(error, WorkerError) and error.message.endswith("SIGALRM"):
+    if isinstance(error, WorkerSignalledError) and error.signum == signal.SIGALRM:
         hint = "look for an endless loop in the model, or try a smaller batch"
-        error = UserError(f"one batch took longer than {seconds} s", hint=hint)
-    finding = of_error(error, name=name)
-    if name in {"single", "exact", *params.train.strategies}:
+        error = UserError(f"one batch took longer than {trial.seconds} s", hint=hint)
+    finding = of_error(error, name=trial.name)
+    if trial.name in {"single", "exact", *trial.params.train.strategies}:
         return finding
     text = f"{finding.text}; it is not in train.strategies"
     return replace(finding, status="warning", text=text, exit_code=0)

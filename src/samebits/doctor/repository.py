@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from samebits.doctor.finding import Finding, check, failed, ok, warning
 from samebits.errors import UserError
 from samebits.params import load_params
-from samebits.provenance import git_state
-from samebits.runlog import LOGS, writer_gone
+from samebits.records.lock import LOCK, read_lock
+from samebits.records.log import LOGS, all_logs, writer_gone
+from samebits.records.provenance import git_state
 from samebits.tracking.delivery import Delivery
 
 
@@ -20,17 +22,25 @@ from samebits.tracking.delivery import Delivery
 def git() -> Finding:
     """Whether a result can name the commit that it comes from."""
     state = git_state()
-    commit = state["commit"]
-    if commit.startswith("unavailable"):
-        hint = "git clone the repository, rather than copying its files"
-        if "not installed" in commit:
-            hint = "install git"
-        elif "dubious ownership" in commit:
-            hint = 'git config --global --add safe.directory "$PWD"'
-        return warning(f"results cannot name their commit: {commit.removeprefix('unavailable: ')}", hint)
-    if state["dirty"]:
-        return warning(f"{commit[:12]} with changes, of which runs keep a patch", "commit them before you publish")
-    return ok(commit[:12])
+    if state.commit is None:
+        return warning(f"results cannot name their commit: {state.problem}", _why_no_commit())
+    if state.dirty:
+        text = f"{state.commit[:12]} with changes, of which runs keep a patch"
+        return warning(text, "commit them before you publish")
+    return ok(state.commit[:12])
+
+
+def _why_no_commit() -> str:
+    """What to do where git names no commit, by whether it knows this folder as soon as its owner does not matter."""
+    if shutil.which("git") is None:
+        return "install git"
+    if not _is_repository() and _is_repository("-c", "safe.directory=*"):
+        return 'git config --global --add safe.directory "$PWD"'
+    return "git clone the repository, rather than copying its files"
+
+
+def _is_repository(*options: str) -> bool:
+    return subprocess.run(["git", *options, "rev-parse"], capture_output=True).returncode == 0
 
 
 @check("dvc")
@@ -50,22 +60,33 @@ def dvc(folder: Path = Path()) -> Finding:
     if not sound:
         text = ".dvc/tmp/rwlock is damaged, as a killed dvc leaves it, and every dvc command fails"
         return failed(text, "rm .dvc/tmp/rwlock, while no dvc runs")
+    if (folder / LOCK).exists():
+        try:
+            read_lock(folder)
+        except UserError as error:
+            text = f"{error.message}; a dvc that is killed while it writes it leaves it so, and every dvc command fails"
+            return failed(text, error.hint)
     return ok("can run stages")
 
 
 @check("params")
 def params(path: Path) -> Finding:
     """Whether the file of parameters is right; ``load_params`` raises what is wrong with it."""
-    found = load_params(path)
-    return ok(f"{path}: {found.model.name} on {found.data.task}, global batch {found.train.global_batch_size}")
+    checked = load_params(path)
+    return ok(f"{path}: {checked.model.name} on {checked.data.task}, global batch {checked.train.global_batch_size}")
 
 
 @check("logs")
 def logs() -> Finding:
     """Whether MLflow has all that was logged here."""
-    found = sorted(LOGS.glob("*.jsonl"))
-    waiting = [log for log in found if not Delivery(log).done and writer_gone(log)]
+    deliveries = {log: Delivery(log) for log in all_logs()}
+    if strange := sorted(set(LOGS.glob("*.jsonl")) - deliveries.keys()):
+        return warning(f"{strange[0].name} is not a file, and no log", f"move it away: {strange[0]}")
+    for log, delivery in deliveries.items():
+        if why := delivery.state.refused:
+            return warning(f"{log.name} cannot be delivered: {why}", f"move it away: {log}")
+    waiting = [log for log, delivery in deliveries.items() if not delivery.done and writer_gone(log)]
     if waiting:
         some = "1 run was" if len(waiting) == 1 else f"{len(waiting)} runs were"
         return warning(f"{some} not delivered to MLflow in full, {waiting[0].stem} the first", "samebits track sync")
-    return ok(f"all of {len(found)} delivered to MLflow" if found else "none yet")
+    return ok(f"all of {len(deliveries)} delivered to MLflow" if deliveries else "none yet")

@@ -9,16 +9,20 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import few, first_line
+from samebits.host import installed
+from samebits.host.cuda import major
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from samebits.host import DriverFacts
 
 SHOWN = 5  # packages that are named, the rest is counted
 CUDA_SECONDS = 120.0
@@ -34,11 +38,7 @@ def python() -> Finding:
 
 
 def read_lock(path: Path) -> list[Requirement]:
-    """The pins of a lock that this platform is to have.
-
-    Raises:
-        InvalidRequirement: a line is not a pin.
-    """
+    """The pins of a lock that this platform is to have. Raises InvalidRequirement: a line is not a pin."""
     lines = path.read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line.removesuffix("\\").strip()) for line in lines if line[:1].isalnum()]
     return [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
@@ -76,18 +76,17 @@ def locks(build: Mapping[str, str | None], folder: Path = Path()) -> Finding:
 
 
 def _difference(pin: Requirement) -> str | None:
-    try:
-        version = metadata.version(pin.name)
-    except metadata.PackageNotFoundError:
+    version = installed(pin.name)
+    if version is None:
         return f"{pin.name} is missing"
     # A pin without a local part takes any build: 2.13.0+cu130 is what `torch==2.13.0` installs.
     return None if pin.specifier.contains(version, prereleases=True) else f"{pin.name} {version} for {pin.specifier}"
 
 
 @check("torch")
-def torch_against_driver(build: Mapping[str, str | None], driver: Mapping[str, Any]) -> Finding:
+def torch_against_driver(build: Mapping[str, str | None], driver: DriverFacts) -> Finding:
     """Whether this build of torch can use the GPUs that the driver shows."""
-    version, cuda, gpus = build["version"], build["cuda"], len(driver["gpus"])
+    version, cuda, gpus = build["version"], build["cuda"], len(driver.gpus)
     if version is None:
         return failed("not installed", "make .venv")
     if cuda is None:
@@ -95,17 +94,13 @@ def torch_against_driver(build: Mapping[str, str | None], driver: Mapping[str, A
             hint = "make repro TORCH=gpu; or set CUDA_VISIBLE_DEVICES= to stay on the CPU"
             return failed(f"{version} is a CPU build, and the driver shows {_count(gpus)}", hint)
         return ok(f"{version}, a CPU build, and no GPU to use")
-    if driver["problem"]:
+    if driver.problem:
         hint = "install NVIDIA's driver, give a container its GPUs with --gpus all, or make repro TORCH=cpu"
-        return warning(f"{version} is built for CUDA {cuda}, and no driver answers: {driver['problem']}", hint)
-    if driver["cuda"] and _major(driver["cuda"]) < _major(cuda):
-        hint = f"install a driver for CUDA {_major(cuda)} or newer"
-        return failed(f"{version} needs CUDA {cuda}, driver {driver['driver']} runs up to {driver['cuda']}", hint)
-    return ok(f"{version} for CUDA {cuda}, driver {driver['driver']} runs up to {driver['cuda'] or 'an unknown one'}")
-
-
-def _major(version: str) -> int:
-    return int(version.split(".")[0])
+        return warning(f"{version} is built for CUDA {cuda}, and no driver answers: {driver.problem}", hint)
+    if driver.cuda and major(driver.cuda) < major(cuda):
+        hint = f"make repro TORCH=cpu, or install a driver for CUDA {major(cuda)} or newer"
+        return failed(f"{version} needs CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda}", hint)
+    return ok(f"{version} for CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda or 'an unknown one'}")
 
 
 def _count(gpus: int) -> str:
@@ -115,6 +110,8 @@ def _count(gpus: int) -> str:
 # In a process of its own: it starts CUDA, and a broken driver may hang or end whoever asks.
 PROBE = """
 import json, torch
+if torch.cuda.is_available():
+    torch.cuda.init()  # before it, torch counts whole GPUs where CUDA has one slice (MIG)
 answers = []
 for index in range(torch.cuda.device_count()):
     try:
@@ -143,9 +140,9 @@ def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str]
     except subprocess.TimeoutExpired:
         hint = "look at nvidia-smi and dmesg; a GPU that hangs needs a reset or a reboot"
         return failed(f"a small product on each GPU took longer than {timeout:.0f} s", hint)
-    said = done.stderr.strip().split("\n")[-1]
+    last = done.stderr.strip().split("\n")[-1]
     if done.returncode:
-        return failed(f"torch ended with {done.returncode}: {said or 'no message'}", "see the line of torch above")
+        return failed(f"torch ended with {done.returncode}: {last or 'no message'}", "see the line of torch above")
     answers: list[str | None] = json.loads(done.stdout.strip().split("\n")[-1])
     wrong = [f"GPU {index}: {first_line(answer)}" for index, answer in enumerate(answers) if answer]
     if wrong:
@@ -153,5 +150,5 @@ def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str]
         return failed("; ".join(wrong), hint)
     if len(answers) < gpus:
         hint = "compare nvidia-smi with the versions on the line of torch above; a container needs --gpus all"
-        return failed(f"torch finds {len(answers)} of {_count(gpus)}{f': {said}' if said else ''}", hint)
+        return failed(f"torch finds {len(answers)} of {_count(gpus)}{f': {last}' if last else ''}", hint)
     return ok(f"{_count(gpus)} multiplied matrices")

@@ -1,99 +1,80 @@
-"""MLflow's store: whether it answers on a route of its API, or, if it is a file, whether it can be read and written."""
+"""MLflow's store: whether a server answers MLflow's client, or whether a file can be read and written."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import socket
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
-from http.client import HTTPException
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.error import HTTPError, URLError
-from urllib.parse import unquote, urlsplit, urlunsplit
-from urllib.request import Request, urlopen
+from urllib.parse import urlsplit
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped
-from samebits.errors import first_line
+from samebits.tracking.store import connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ROUTE = "/api/2.0/mlflow/experiments/search?max_results=1"  # /health says 200 also where the API refuses
-TIMEOUT_SECONDS = 5.0
+REQUEST_SECONDS = 5
+CLIENT_SECONDS = 60.0  # of which MLflow's import takes several
 _LOCAL = "unset MLFLOW_TRACKING_URI to use the local mlflow.db"
 
 
 @check("mlflow")
 def store(uri: str, environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether runs can be recorded in the store in use; credentials in ``uri`` are used and never shown."""
+    """Whether runs can be recorded in the store in use; a server is asked by a process of its own."""
     scheme = uri.partition(":")[0]
-    if scheme in ("http", "https"):
-        return _server(uri, environ)
     if scheme == "sqlite":
         return _file(Path(uri.removeprefix("sqlite:///")))
     if scheme == "file" or ("://" not in uri and scheme != "databricks"):
         return failed("MLFLOW_TRACKING_URI is a folder, which MLflow no longer writes to", _LOCAL)
-    return skipped(f"a {scheme} store, which only MLflow itself can reach")
+    if scheme not in ("http", "https"):
+        return skipped(f"a {scheme} store is left alone: MLflow's client may change it when it looks")
+    limits = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_SECONDS)}
+    child = [sys.executable, "-m", "samebits.doctor.store"]
+    environ = {**environ, **limits, "MLFLOW_TRACKING_URI": uri}
+    try:
+        done = subprocess.run(child, env=environ, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=True)
+    except subprocess.TimeoutExpired:
+        return failed(f"MLflow's client took longer than {CLIENT_SECONDS:.0f} s", f"start the server, or {_LOCAL}")
+    return Finding(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def _server(uri: str, environ: Mapping[str, str]) -> Finding:
+def ask(uri: str) -> Finding:
+    """What MLflow's own client hears from a server; its credentials are used and never shown."""
+    from urllib3.exceptions import ResponseError
+
     parts = urlsplit(uri)
-    shown = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), "", ""))
-    request = Request(shown + ROUTE)  # noqa: S310 - the scheme is http or https
-    if credentials := _credentials(parts.username, parts.password, environ):
-        request.add_unredirected_header("Authorization", credentials)
+    host = parts.netloc.rpartition("@")[2]
+    shown = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     try:
-        with urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
-            body = answer.read(1_000_000)
-    except HTTPError as error:
-        with error:
-            return _refusal(shown, error.code, error.read(10_000).decode(errors="replace"))
-    except HTTPException:  # no address of a server, or no words of one
-        body = b""
-    except (URLError, OSError) as error:
-        reason = error.reason if isinstance(error, URLError) else error
-        said = getattr(reason, "strerror", None) or str(reason)
-        if isinstance(reason, TimeoutError):
-            said = f"no answer within {TIMEOUT_SECONDS:.0f} s"
-        if isinstance(reason, socket.gaierror):
-            said = "no such host name"
-        return failed(f"{shown} does not answer: {first_line(said)}", f"start the server, or {_LOCAL}")
-    try:
-        known = isinstance(json.loads(body), dict)
-    except ValueError:
-        known = False
-    if not known:
-        hint = f"correct MLFLOW_TRACKING_URI, or {_LOCAL}"
-        return failed(f"something else than MLflow answers at {shown}", hint)
-    return ok(f"{shown} answers")
-
-
-def _credentials(user: str | None, password: str | None, environ: Mapping[str, str]) -> str | None:
-    """The header that MLflow's own client would send."""
-    user = unquote(user) if user else environ.get("MLFLOW_TRACKING_USERNAME")
-    password = unquote(password) if password else environ.get("MLFLOW_TRACKING_PASSWORD")
-    if user:
-        return "Basic " + base64.b64encode(f"{user}:{password or ''}".encode()).decode()
-    token = environ.get("MLFLOW_TRACKING_TOKEN")
-    return f"Bearer {token}" if token else None
-
-
-def _refusal(shown: str, code: int, body: str) -> Finding:
-    if code == 403 and "invalid host header" in body.lower():
-        host = urlsplit(shown).netloc
+        connect(uri).search_experiments(max_results=1)  # /health would say 200 also where the API refuses
+    except Exception as error:  # noqa: BLE001 - MLflow's own wrap those of urllib3, whose cause is the first one's
+        cause: BaseException = error
+        while cause.__cause__ or cause.__context__:
+            cause = cause.__cause__ or cause.__context__ or cause
+        status = error.get_http_status_code()  # type: ignore[attr-defined] # 500 also where the server gave none
+    else:
+        return ok(f"{shown} answers")
+    if isinstance(cause, ResponseError):
+        return failed(f"{shown} answers with an error of its own: {cause}", "read the server's log")
+    if isinstance(cause, OSError):
+        reason = cause.strerror or f"no answer within {REQUEST_SECONDS} s"
+        return failed(f"{shown} does not answer: {reason}", f"start the server, or {_LOCAL}")
+    # MLflow's server tells this refusal from others in its text alone, see mlflow.server.security_utils.
+    if status == 403 and "invalid host header" in str(cause).lower():
         text = f"{shown} refuses the name that it was called by (403 Invalid Host header), though its /health is fine"
         return failed(text, f"start the server with --allowed-hosts {host}, or MLFLOW_SERVER_ALLOWED_HOSTS={host}")
-    if code in (401, 403):
+    if status in (401, 403):
         hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
-        return failed(f"{shown} refuses access ({code})", hint)
-    if code >= 500:
-        return failed(f"{shown} answers with an error of its own ({code})", "read the server's log")
-    return failed(
-        f"{shown} has no MLflow API ({code})", "correct MLFLOW_TRACKING_URI, or use a server of MLflow 2 or newer"
-    )
+        return failed(f"{shown} refuses access ({status})", hint)
+    if status == 404:
+        return failed(f"{shown} has no MLflow API (404)", f"correct MLFLOW_TRACKING_URI, or {_LOCAL}")
+    return failed(f"something else than MLflow answers at {shown}", f"correct MLFLOW_TRACKING_URI, or {_LOCAL}")
 
 
 def _file(path: Path) -> Finding:
@@ -103,15 +84,15 @@ def _file(path: Path) -> Finding:
         return failed(f"{path.name} cannot be made in its folder", "check the folder's owner")
     if not os.access(path, os.R_OK | os.W_OK):
         return failed(f"{path.name} cannot be read and written", "check the file's owner")
-    try:
-        # Read-only, so that looking at a store never changes it.
-        with closing(
-            sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=TIMEOUT_SECONDS)
-        ) as opened:
-            tables = {name for (name,) in opened.execute("SELECT name FROM sqlite_master")}
+    try:  # by SQLite, read-only: MLflow's client would make or migrate what it looks at
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     except sqlite3.Error as error:
-        hint = "move the file away; the next run makes a new one"
-        return failed(f"{path.name} cannot be read: {error}", hint)
+        return failed(f"{path.name} cannot be read: {error}", "move the file away; the next run makes a new one")
     if tables and "experiments" not in tables:
-        return failed(f"{path.name} is not a store of MLflow's", _LOCAL + ", or name another file")
+        return failed(f"{path.name} is not a store of MLflow's", f"{_LOCAL}, or name another file")
     return ok(f"{path.name} can be read and written")
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(ask(os.environ["MLFLOW_TRACKING_URI"]))))  # noqa: T201 - the doctor reads it

@@ -7,42 +7,44 @@ import math
 import os
 import signal
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from samebits import diagnosis
-from samebits.checkpoint import load_weights
-from samebits.data.batches import load_split, on_device
-from samebits.data.card import read_card
-from samebits.doctor.anatomy import mixes_devices
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
 from samebits.doctor.finding import Finding, of_error, ok, warning
-from samebits.errors import UserError, few
+from samebits.errors import UserError, few, place_of
 from samebits.models.attributes import state, unregistered, written
-from samebits.models.build import build_model
-from samebits.numerics.make import make_numerics
-from samebits.rank import batches_of, run_rank
-from samebits.strategies import make_strategy
-from samebits.summary import devices_of
-from samebits.trainer import Snapshot, Trainable
+from samebits.records.card import read_card
+from samebits.results.text import devices_of
+from samebits.training.loop import Snapshot
+from samebits.training.setup import Setup
+from samebits.training.strategies import make_strategy
+from samebits.training.weights import load_weights
+from samebits.workers.rank import run_rank
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import nn
 
-    from samebits.numerics.batch import MicroBatch
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName
-    from samebits.placement import Placement
+    from samebits.records.run import NoteKind, Placement
+    from samebits.training.split import BatchSplit
+    from samebits.workers.rank import Reporter
 
 FINDINGS = "findings.jsonl"
 STEPS = 2  # ddp says at the second what it missed in the first
-_NOTE_HINTS = {
-    "BatchNorm": "use nn.GroupNorm, whose result does not depend on how a batch is split",
-    "no gradient": "use it in forward, or set its requires_grad to False",
+_NOTE_HINTS: dict[NoteKind, str] = {
+    "batch_norm": "use nn.GroupNorm, whose result does not depend on how a batch is split",
+    "idle_parameters": "use it in forward, or set its requires_grad to False",
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trial:
     """One strategy to try; ``out`` is the folder that rank 0 leaves its findings in.
 
@@ -50,79 +52,69 @@ class Trial:
     """
 
     params: Params
-    placement: Placement
+    strategy: StrategyName
+    numerics: NumericsName
     data_dir: Path
     out: Path
     checkpoint: Path | None
     seconds: int
-    numerics: NumericsName = "fast"
 
     @property
     def name(self) -> str:
         """What findings are listed under."""
-        return listed_under(self.placement.strategy, self.numerics)
-
-
-def listed_under(strategy: StrategyName, numerics: NumericsName) -> str:
-    """What the findings of a trial are listed under."""
-    return "exact" if numerics == "exact" else strategy
+        return "exact" if self.numerics == "exact" else self.strategy
 
 
 class Examination:
     """One rank of a trial."""
 
-    def __init__(self, trial: Trial) -> None:
-        self.trial, self.params = trial, trial.params
-        self.card = read_card(trial.data_dir / "card.json")
-        self.strategy = make_strategy(trial.placement, trial.params.train)
+    def __init__(self, trial: Trial, placement: Placement, split: BatchSplit) -> None:
+        self._trial, self._params, self._placement, self._split = trial, trial.params, placement, split
+        self._card = read_card(trial.data_dir / "card.json")
+        self.strategy = make_strategy(placement, trial.params.train)
         self.model: nn.Module | None = None
 
     def say(self, finding: Finding) -> None:
         """Leave a finding at once, so that a crash takes none with it."""
         if self.strategy.rank == 0:
-            with (self.trial.out / FINDINGS).open("a", encoding="utf-8") as stream:
+            with (self._trial.out / FINDINGS).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(finding)) + "\n")
 
     def run(self) -> None:
         """Build the model, look at it if this is ``single``, and train it for two steps."""
-        strategy, params, placement, name = self.strategy, self.params, self.trial.placement, self.trial.name
+        trial, params, name = self._trial, self._params, self._trial.name
         alone = name == "single"
-        strategy.setup()
-        shape = tuple(self.card.target_shape)
-        numerics = make_numerics(self.trial.numerics, params, strategy.device, self.card.loss, shape)
-        numerics.configure()
-        strategy.seed(params.seed)
-        self.model = model = build_model(params.model, self.card, params.seed, numerics.building())
+        setup = Setup(params, trial.numerics, self._card, split=self._split, strategy=self.strategy)
+        setup.enter_process()
+        self.model = model = setup.build()
         if alone:
             self._look(model)
-        numerics.adopt(model)
-        model.to(strategy.device)
-        data = on_device(load_split(self.trial.data_dir, self.card, "train"), strategy.device)
-        batches = batches_of(params, self.trial.numerics, data, self.card, strategy)
-        batch = batches.micro_batch(0, 0)
-        initial, before = Snapshot(model), state(model)
-        notes = diagnosis.trial_step(model, numerics, batch, self.card, placement, wants_ddp=False)
-        if alone and (names := written(before, state(model))):
-            text = f"forward writes {few(names)}: under dp into copies that are thrown away, under ddp on each rank"
-            self.say(warning(text, "return it from forward, or update it outside forward", name="model"))
-        for note in notes:
-            hint = next(hint for start, hint in _NOTE_HINTS.items() if note.startswith(start))
-            self.say(warning(note, hint, name=name))
-        initial.restore()
-        own = Trainable(model, batches, strategy, numerics, params)
+        setup.place(model)
+        batches = setup.batches(setup.load(trial.data_dir))
+        before = state(model)
+
+        def look_at_what_was_written() -> None:
+            if alone and (names := written(before, state(model))):
+                text = f"forward writes {few(names)}: under dp into copies that are thrown away, under ddp on each rank"
+                self.say(warning(text, "return it from forward, or update it outside forward", name="model"))
+
+        look = look_at_what_was_written
+        for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
+            self.say(warning(note.text, _NOTE_HINTS[note.kind], name=name))
+        trainable = setup.trainable(model, batches)
         rate = params.train.optimizer.lr
-        losses = [own.mean_losses(own.step(step, rate).reshape(1))[0] for step in range(STEPS)]
+        losses = [trainable.mean_losses(trainable.step(step, rate).reshape(1))[0] for step in range(STEPS)]
         if not math.isfinite(losses[0]):
             hint = "look for a division by zero or a logarithm of zero in forward"
             raise UserError(f"the loss of the first batch is {losses[0]}, expected a finite number", hint=hint)
-        where = f"{params.train.global_batch_size} samples on {devices_of(placement.as_dict())}"
+        where = f"{self._split.samples} samples on {devices_of(self._placement)}"
         self.say(ok(f"{STEPS} steps of {where}, loss {losses[0]:.4g} at first", name=name))
-        if alone and placement.device_type == "cpu":
-            self._imagine_gpu(model, batch)
+        if alone and self._placement.device_type == "cpu":
+            self._imagine_gpu(model, batches.micro_batch(0, 0).inputs)
 
     def _look(self, model: nn.Module) -> None:
         count = sum(p.numel() for p in model.parameters())
-        self.say(ok(f"{self.params.model.name}, {count:,} parameters", name="model"))
+        self.say(ok(f"{self._params.model.name}, {count:,} parameters", name="model"))
         tensors, modules = unregistered(model)
         if tensors:
             name = tensors[0].rpartition(".")[2].partition("[")[0]
@@ -132,8 +124,8 @@ class Examination:
         if modules:
             text = f"{few(modules)}: modules in a plain container, which are not moved, not trained and not saved"
             self.say(warning(text, "use nn.ModuleList or nn.ModuleDict", name="model"))
-        if self.trial.checkpoint is not None:
-            self._try_checkpoint(model, self.trial.checkpoint)
+        if self._trial.checkpoint is not None:
+            self._try_checkpoint(model, self._trial.checkpoint)
 
     def _try_checkpoint(self, model: nn.Module, path: Path) -> None:
         initial = Snapshot(model)
@@ -148,17 +140,57 @@ class Examination:
             self.say(ok(f"{path.name} fits the model", name="checkpoint"))
         initial.restore()
 
-    def _imagine_gpu(self, model: nn.Module, batch: MicroBatch) -> None:
-        if place := mixes_devices(model, batch.inputs):
+    def _imagine_gpu(self, model: nn.Module, inputs: Tensor) -> None:
+        if place := mixes_devices(model, inputs):
             text = f"{place}: on a GPU, forward would mix a tensor of the CPU with the batch"
             hint = "make it with device=x.device, or keep a constant with register_buffer"
             self.say(warning(text, hint, name="model"))
 
 
-def try_model(trial: Trial, scratch: Path) -> None:
-    """Run one rank; findings go to ``trial.out``, a failure to ``scratch``, from where the launcher raises it."""
+class _MixedDevices(Exception):  # noqa: N818 - it never leaves this module
+    """An operation got tensors of two devices."""
+
+
+_ATEN = torch.ops.aten
+_TAKES_BOTH = frozenset(
+    {_ATEN._to_copy, _ATEN.copy_, _ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_,
+     _ATEN._pack_padded_sequence}
+)  # fmt: skip
+
+
+class _OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses operations on tensors of two devices as CUDA does, which lets single numbers and indices pass."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func.overloadpacket not in _TAKES_BOTH:
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            if any(t.is_meta for t in tensors) and any(not t.is_meta and t.dim() for t in tensors):
+                raise _MixedDevices(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def mixes_devices(model: nn.Module, inputs: Tensor) -> str | None:
+    """The line where a forward pass on a GPU would meet a tensor of the CPU, told without a GPU.
+
+    The model is moved to the meta device, which has no values, and loses its weights. None if nothing was found, also
+    where forward cannot be followed because it looks at values.
+    """
+    try:
+        with torch.no_grad(), _OneDevice():  # type: ignore[no-untyped-call]
+            model.to("meta")(inputs.to("meta"))
+    except _MixedDevices as error:
+        return place_of(error) or f"an operation {error}"
+    except Exception:  # noqa: BLE001 - forward did run on the CPU, so this is the meta device's own limit
+        return None
+    return None
+
+
+def try_model(trial: Trial, placement: Placement, split: BatchSplit, reporter: Reporter) -> None:
+    """Run one rank; findings go to ``trial.out``, a failure by the ``reporter`` to the launcher, which raises it."""
     os.dup2(2, 1)  # what a model prints is not the doctor's answer
-    if trial.placement.device_type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in samebits.launch: what NVML does not show must not be found
+    if placement.device_type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in workers.launch
     signal.alarm(trial.seconds)  # ends a model that never comes back
-    run_rank(lambda: Examination(trial), trial.placement, scratch)
+    run_rank(lambda: Examination(trial, placement, split), placement, reporter)

@@ -18,7 +18,7 @@ _INTERNAL = frozenset(vars(nn.Module()))
 _DEPTH = 3  # of lists in lists; one may hold itself
 
 
-def _own(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def _user_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if not type(module).__module__.startswith("torch."):
             yield f"{name}." if name else "", module
@@ -38,7 +38,7 @@ def _leaves(path: str, value: object, depth: int = 0) -> Iterator[tuple[str, obj
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, object]]:
     """Everything that the user's modules hold outside ``nn.Module``'s own tables, by its path."""
-    for prefix, module in _own(model):
+    for prefix, module in _user_modules(model):
         for name, value in vars(module).items():
             if name not in _INTERNAL:
                 yield from _leaves(prefix + name, value)
@@ -56,21 +56,18 @@ def unregistered(model: nn.Module) -> tuple[list[str], list[str]]:
 
 def state(model: nn.Module) -> dict[str, object]:
     """What forward could write to, by its path, in a form that can be compared; running statistics aside."""
-    found = {path: _value(value) for path, value in _attributes(model)}
-    for prefix, module in _own(model):
+    values = {path: _value(value) for path, value in _attributes(model)}
+    for prefix, module in _user_modules(model):
         if not isinstance(module, _NormBase):
-            found |= {prefix + name: _value(buffer) for name, buffer in module.named_buffers(recurse=False)}
-    return found
+            values |= {prefix + name: _value(buffer) for name, buffer in module.named_buffers(recurse=False)}
+    return values
 
 
 def _value(value: object) -> object:
     if isinstance(value, Tensor) and value.layout is torch.strided:
-        return str(value.dtype), tuple(value.shape), _bytes(value)
+        data = value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        return str(value.dtype), tuple(value.shape), data
     return repr(value) if isinstance(value, int | float | complex | str | bytes | None) else id(value)
-
-
-def _bytes(tensor: Tensor) -> bytes:
-    return bytes(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
 
 
 def written(before: dict[str, object], after: dict[str, object]) -> list[str]:

@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from samebits.errors import UserError, place_of
+from samebits.errors import UserError, first_line, place_of
 from samebits.models.convnet import ConvNet
 from samebits.models.gpt import GPT
 from samebits.models.mlp import MLP
 from samebits.numerics.initialization import portable_initialization
-from samebits.params import schema
+from samebits.params import sections
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from samebits.data.card import Card
+    from samebits.records.card import Card
 
-_HIDDEN = {"mlp": (256, 128), "wide_mlp": (4096, 4096)}
+_HIDDEN = {"mlp": (384, 256), "wide_mlp": (4096, 4096)}
 
 
 def build_model(
-    model: schema.Model, card: Card, seed: int, within: AbstractContextManager[object] | None = None
+    model: sections.Model, card: Card, seed: int, within: AbstractContextManager[object] | None = None
 ) -> nn.Module:
     """Build a model on the CPU, its random weights drawn under ``seed``, in the block ``within``.
 
@@ -41,31 +41,31 @@ def build_model(
     _check_data(model, card)
     with within or nullcontext(), portable_initialization(seed):
         match model:
-            case schema.MLPModel():
+            case sections.MLPModel():
                 hidden = _HIDDEN[model.name] if model.kwargs.hidden is None else model.kwargs.hidden
                 outputs = card.output_shape[-1]
-                return MLP(card.input_shape, outputs, hidden, model.kwargs.dropout)
-            case schema.ConvNetModel():
+                return MLP(card.input_shape, outputs, hidden, dropout=model.kwargs.dropout)
+            case sections.ConvNetModel():
                 assert card.num_classes
                 return ConvNet(card.input_shape, card.num_classes, **model.kwargs.model_dump())
-            case schema.GPTModel():
+            case sections.GPTModel():
                 assert card.num_classes
                 return GPT(card.num_classes, card.input_shape[0], **model.kwargs.model_dump())
-            case schema.UserModel():
+            case sections.UserModel():
                 return _build_user_model(model, card)
 
 
-def _check_data(model: schema.Model, card: Card) -> None:
+def _check_data(model: sections.Model, card: Card) -> None:
     """Refuse a built-in model for a user's own data that it cannot be fed."""
     axes, tokens = len(card.input_shape), card.input_dtype == "int64"
     fits, expected = True, ""
     match model:
-        case schema.MLPModel():
+        case sections.MLPModel():
             fits, expected = not tokens and len(card.output_shape) == 1, "numbers in, one target per sample"
-        case schema.ConvNetModel():
+        case sections.ConvNetModel():
             fits = not tokens and axes == 3 and len(card.output_shape) == 1 and card.num_classes is not None
             expected = "images of shape (channels, height, width), one class per sample"
-        case schema.GPTModel():
+        case sections.GPTModel():
             fits, expected = tokens and axes == 1 and card.target_shape == card.input_shape, "a class for each token"
     if not fits:
         got = f"{card.input_dtype} {card.input_shape} to {card.target_dtype} {card.target_shape}"
@@ -73,7 +73,7 @@ def _check_data(model: schema.Model, card: Card) -> None:
         raise UserError(f"model.name: {model.name} needs {expected}; the data is {got}", hint=hint)
 
 
-def _build_user_model(model: schema.UserModel, card: Card) -> nn.Module:
+def _build_user_model(model: sections.UserModel, card: Card) -> nn.Module:
     factory = _import_factory(model.name, Path(model.source))
     kwargs: dict[str, Any] = dict(model.kwargs)
     try:
@@ -88,9 +88,11 @@ def _build_user_model(model: schema.UserModel, card: Card) -> nn.Module:
         built = factory(**kwargs)
     except UserError:
         raise
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise UserError(
-            f"model.name: {model.name} raised {type(error).__name__}: {error}",
+            f"model.name: {model.name} raised {type(error).__name__}: {first_line(str(error))}",
             hint=f"see {place_of(error) or 'the factory'}",
         ) from error
     if not isinstance(built, nn.Module):

@@ -38,7 +38,7 @@ class ConvNet(nn.Module):
     Shapes: (batch, channels, h, w) to (batch, classes).
     """
 
-    def __init__(self, input_shape: Sequence[int], classes: int, width: int = 16, blocks: int = 1) -> None:
+    def __init__(self, input_shape: Sequence[int], classes: int, *, width: int = 16, blocks: int = 1) -> None:
         super().__init__()
         self.stem = nn.Conv2d(input_shape[0], width, 3, 2, 1, bias=False)
         self.norm = nn.GroupNorm(4, width)
@@ -53,7 +53,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits."""
+        """(batch, channels, h, w) to logits (batch, classes)."""
         y = self.stages(F.relu(self.norm(self.stem(x))))
         logits: Tensor = self.head(y.mean(dim=(2, 3)))
         return logits

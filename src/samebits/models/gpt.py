@@ -37,13 +37,7 @@ class GPT(nn.Module):
     """Tokens (batch, length) to logits (batch, length, vocab_size)."""
 
     def __init__(
-        self,
-        vocab_size: int,
-        seq_len: int,
-        layers: int = 2,
-        heads: int = 2,
-        width: int = 64,
-        dropout: float = 0.0,
+        self, vocab_size: int, seq_len: int, *, layers: int = 2, heads: int = 2, width: int = 64, dropout: float = 0.0
     ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab_size, width)
@@ -60,7 +54,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the next token's logits at each position."""
+        """Tokens (batch, length) to the next token's logits at each position (batch, length, vocab_size)."""
         positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         x = self.drop(self.tokens(tokens) + self.positions(positions))
         for block in self.blocks:

@@ -17,7 +17,9 @@ class MLP(nn.Module):
     Shapes: (batch, *input_shape) to (batch, outputs).
     """
 
-    def __init__(self, input_shape: Sequence[int], outputs: int, hidden: Sequence[int], dropout: float = 0.0) -> None:
+    def __init__(
+        self, input_shape: Sequence[int], outputs: int, hidden: Sequence[int], *, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         width = math.prod(input_shape)
@@ -29,6 +31,6 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits or predictions."""
+        """(batch, *input_shape) to logits or predictions (batch, outputs)."""
         logits: Tensor = self.layers(x.flatten(1))
         return logits

@@ -16,9 +16,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import UserError
-from samebits.numerics import elementary
 from samebits.numerics.exact.elementary import erf
-from samebits.numerics.random import Stream, derive
+from samebits.numerics.portable import elementary
+from samebits.numerics.portable.random import Stream, derive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,11 +43,7 @@ class _PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._stream = stream
 
     def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if is_draw(func):
@@ -67,7 +63,10 @@ def _fill(tensor: Tensor, draw: Callable[[int], NDArray[np.generic]]) -> Tensor:
     for start in range(0, count, _SLICE):
         stop = min(count, start + _SLICE)
         values[start:stop] = draw(stop - start)
-    return tensor.copy_(torch.from_numpy(values).view(tensor.shape))
+    drawn = torch.from_numpy(values).view(tensor.shape)
+    if tensor.is_cuda:  # from memory that is pinned nobody waits for the copy
+        drawn = drawn.to(tensor.dtype).pin_memory()
+    return tensor.copy_(drawn, non_blocking=True)
 
 
 def _uniform(stream: Stream, tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
@@ -95,77 +94,44 @@ def _erf(x: SupportsFloat | SupportsIndex) -> float:
     return erf(torch.tensor([float(x)], dtype=torch.float64)).item()
 
 
-def _below(stream: Stream, tensor: Tensor, low: int, high: int) -> Tensor:
+def _randint(stream: Stream, tensor: Tensor, *args: Any) -> Tensor:
+    bounds = [value for value in args if isinstance(value, int)]
+    low, high = bounds if len(bounds) == 2 else (0, bounds[0])
     return _fill(tensor, lambda n: stream.below(high - low, n) + low)
 
 
-IN_PLACE: dict[Any, Callable[..., Tensor]] = {
+DRAWS: dict[Any, Callable[..., Tensor]] = {
     aten.uniform_: _uniform,
     aten.normal_: _normal,
     aten.bernoulli_: bernoulli,
-    aten.erfinv_: _erfinv,
+    aten.erfinv_: _erfinv,  # belongs to a distribution
+    aten.rand: lambda stream, tensor, *_: _uniform(stream, tensor),
+    aten.randn: lambda stream, tensor, *_: _normal(stream, tensor),
+    aten.rand_like: lambda stream, tensor, *_: _uniform(stream, tensor),
+    aten.randn_like: lambda stream, tensor, *_: _normal(stream, tensor),
+    aten.normal.float_float: lambda stream, tensor, mean, std, *_: _normal(stream, tensor, mean, std),
+    aten.randint: _randint,
+    aten.randperm: lambda stream, tensor, n: tensor.copy_(torch.from_numpy(stream.permutation(n))),
 }
-"""Operations that fill their first argument with draws from a stream; ``erfinv_`` belongs to a distribution."""
-
-
-def _randint(stream: Stream, tensor: Tensor, *args: Any) -> Tensor:
-    bounds = [value for value in args if isinstance(value, int)]
-    return _below(stream, tensor, *(bounds if len(bounds) == 2 else (0, bounds[0])))
-
-
-def _normal_of(stream: Stream, tensor: Tensor, mean: float, std: float, *_: Any) -> Tensor:
-    return _normal(stream, tensor, mean, std)
-
-
-def _randperm(stream: Stream, tensor: Tensor, n: int) -> Tensor:
-    return tensor.copy_(torch.from_numpy(stream.permutation(n)))
-
-
-def _empty(size: list[int], **options: Any) -> Tensor:
-    return torch.empty(size, **options)
-
-
-def _empty_like(like: Tensor, *_: Any, **options: Any) -> Tensor:
-    return torch.empty_like(like, **options)
-
-
-def _empty_integers(*args: Any, **options: Any) -> Tensor:
-    size = next(value for value in args if isinstance(value, list | tuple))
-    return torch.empty(size, **{"dtype": torch.int64, **options})
-
-
-def _empty_normal(mean: float, std: float, size: list[int], **options: Any) -> Tensor:  # noqa: ARG001
-    return torch.empty(size, **options)
-
-
-def _empty_order(n: int, **options: Any) -> Tensor:
-    return torch.empty(n, **{"dtype": torch.int64, **options})
-
-
-FACTORIES: dict[Any, tuple[Callable[..., Tensor], Callable[..., Tensor]]] = {
-    aten.rand: (_empty, lambda stream, tensor, *_: _uniform(stream, tensor)),
-    aten.randn: (_empty, lambda stream, tensor, *_: _normal(stream, tensor)),
-    aten.rand_like: (_empty_like, lambda stream, tensor, *_: _uniform(stream, tensor)),
-    aten.randn_like: (_empty_like, lambda stream, tensor, *_: _normal(stream, tensor)),
-    aten.normal.float_float: (_empty_normal, _normal_of),
-    aten.randint: (_empty_integers, _randint),
-    aten.randperm: (_empty_order, _randperm),
-}
-"""Operations that make a tensor of draws: how it is made, and how filled."""
+"""How a tensor is filled with draws from a stream: that of an operation in place, or the one that others make."""
 
 
 def is_draw(func: Any) -> bool:
     """Whether ``answer`` knows a random operation."""
-    return func in FACTORIES or func.overloadpacket in FACTORIES or func.overloadpacket in IN_PLACE
+    return func in DRAWS or func.overloadpacket in DRAWS
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: Callable[..., Tensor]) -> Tensor:
     """Do what a random operation does; ``filled(tensor, fill)`` calls ``fill(stream, part)`` on all parts of it."""
-    kwargs.pop("generator", None)
-    if fill := IN_PLACE.get(func.overloadpacket):
+    generator = {"generator": None} if "generator" in kwargs else {}
+    kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+    fill = DRAWS.get(func) or DRAWS[func.overloadpacket]
+    if func.overloadpacket.__name__.endswith("_"):
         return filled(args[0], lambda stream, part: fill(stream, part, *args[1:], **kwargs))
-    make, fill = FACTORIES.get(func) or FACTORIES[func.overloadpacket]
-    return filled(make(*args, **kwargs), lambda stream, part: fill(stream, part, *args))
+    like = args[0].device if isinstance(args[0], torch.Tensor) else None
+    shaped = func(*args, **{**kwargs, **generator, "device": "meta"})  # which draws nothing
+    tensor = torch.empty_like(shaped, device=kwargs.get("device") or like or "cpu")
+    return filled(tensor, lambda stream, part: fill(stream, part, *args))
 
 
 @contextmanager

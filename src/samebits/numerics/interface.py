@@ -1,18 +1,56 @@
-"""What a training loop asks of its numerics."""
+"""What a training loop asks of its numerics, and what they take and give."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from abc import ABC, abstractmethod
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from torch import Tensor
+
+from samebits.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from contextlib import AbstractContextManager
 
-    from torch import Tensor, nn
+    from torch import nn
 
-    from samebits.numerics.batch import MicroBatch
+    from samebits.records.run import Arithmetic
 
-    OverRanks = Callable[[Tensor], Tensor]
+    AllReduce = Callable[[Tensor], Tensor]
+    """A sum or a maximum over ranks, which every rank must call."""
+
+
+class MicroBatch(NamedTuple):
+    """Samples on the device, the step they belong to, and under ``exact`` the numbers of the shards that they are."""
+
+    inputs: Tensor
+    targets: Tensor
+    step: int
+    shards: range = range(1)
+
+    def head(self, rows: int) -> MicroBatch:
+        """So many samples at most; under ``exact`` whole shards, and at least one."""
+        shards = self.shards
+        if len(shards) > 1:
+            rows_per_shard = len(self.inputs) // len(shards)
+            shards = shards[: max(1, rows // rows_per_shard)]
+            rows = len(shards) * rows_per_shard
+        return self._replace(inputs=self.inputs[:rows], targets=self.targets[:rows], shards=shards)
+
+
+def logits_of(outputs: object) -> Tensor:
+    """The tensor that a model returned, or the ``logits`` of its output object. Raises UserError: it is neither."""
+    if isinstance(outputs, Tensor):
+        return outputs
+    logits = getattr(outputs, "logits", None)
+    if isinstance(logits, Tensor):
+        return logits
+    raise UserError(
+        f"the model returned {type(outputs).__name__}, expected a tensor or an object with a tensor .logits",
+        hint="return the logits alone; DataParallel cannot gather other objects from its devices",
+    )
 
 
 class Optimizer(Protocol):
@@ -23,94 +61,94 @@ class Optimizer(Protocol):
     @property
     def state(self) -> MutableMapping[Tensor, dict[str, Any]]:
         """What the steps so far have left, by parameter."""
-        ...
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
-        ...
+        """Drop the gradients of all parameters."""
 
 
-class Numerics(Protocol):
+class Numerics(ABC):
     """Arithmetic of one training: the module that a strategy wraps, the loss, gradients and their use."""
 
-    @property
-    def name(self) -> Literal["fast", "exact"]:
-        """As in params.yaml."""
-        ...
+    name: Literal["fast", "exact"]
+    reduction: Literal["mean", "sum"]
+    """What becomes of the gradients of several ranks."""
 
-    @property
-    def reduction(self) -> Literal["mean", "sum"]:
-        """What becomes of the gradients of several ranks."""
-        ...
-
+    @abstractmethod
     def configure(self) -> None:
-        """Set this process's switches; called once in a worker."""
-        ...
+        """Set this process's switches; again after those of other numerics, where trainings take turns."""
 
-    def building(self) -> AbstractContextManager[object]:
+    def construction(self) -> AbstractContextManager[object]:
         """A block in which a model is built."""
-        ...
+        return nullcontext()
 
-    def adopt(self, model: nn.Module) -> None:
+    def prepare(self, model: nn.Module) -> None:  # noqa: B027 - a model may be trained as it was built
         """Change a model that was built into one that can be trained; called once for each model."""
-        ...
 
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
+    def model_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's state as it is saved, under the names and types that it was built with."""
-        ...
+        return model.state_dict()
 
+    @abstractmethod
     def module(self, model: nn.Module) -> nn.Module:
-        """What a strategy wraps; fed by ``outputs`` alone."""
-        ...
+        """What a strategy wraps; run by ``forward`` alone."""
 
     def compile(self, module: nn.Module) -> nn.Module:
         """The wrapped module compiled, if that is possible."""
-        ...
+        return module
 
-    def outputs(self, module: nn.Module, batch: MicroBatch) -> Tensor:
+    @property
+    def graphs(self) -> bool:
+        """Whether the wrapped module's passes become CUDA graphs, under a strategy that allows it."""
+        return False
+
+    def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:  # noqa: ARG002
+        """Make graphs of the passes over ``sample``, and try them on ``check``; called where there are ``graphs``."""
+        raise AssertionError("these numerics have no graphs")
+
+    @abstractmethod
+    def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The model's outputs, (samples, ...)."""
-        ...
 
+    @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """What ``backward`` is called with."""
-        ...
 
+    @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each target, (targets,), in float32."""
-        ...
 
+    @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
         """The optimizer of params.yaml."""
-        ...
 
+    @abstractmethod
     def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients."""
-        ...
+        """Add the loss's gradients to those of the parameters."""
 
-    def settled(self, largest: OverRanks) -> bool:
-        """Whether the step's gradients stand; if not, the step is made again. ``largest`` is a maximum over ranks."""
-        ...
+    def accepts_grads(self, all_reduce_max: AllReduce) -> bool:  # noqa: ARG002 - they may depend on no other rank
+        """Whether the step's gradients stand; if not, the step's passes are made again."""
+        return True
 
+    @abstractmethod
     def step(self, optimizer: Any) -> None:  # what ``optimizer`` gave
         """Clip the gradients if asked to, and update the weights."""
-        ...
 
-    def mean_losses(self, losses: Tensor, total: OverRanks, ranks: int) -> list[float]:
-        """The mean loss of each step from this rank's values of ``loss``; ``total`` is a sum over ranks."""
-        ...
+    @abstractmethod
+    def mean_losses(self, losses: Tensor, all_reduce: AllReduce, ranks: int) -> list[float]:
+        """The mean loss of each step from this rank's values of ``loss``; ``all_reduce`` sums over ranks."""
 
-    def state(self) -> dict[str, Any]:
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
         """What the steps so far have left here, as JSON."""
-        ...
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go back to what ``state`` gave."""
-        ...
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to what ``state_dict`` gave."""
 
-    def facts(self) -> dict[str, Any]:
-        """What a record of the training says of its arithmetic."""
-        ...
+    def arithmetic(self) -> Arithmetic | None:
+        """What a record of the training says of its arithmetic; None where there is nothing to say."""
+        return None
 
+    @abstractmethod
     def reset(self, optimizer: Any) -> None:
-        """Forget what the steps so far have left."""
-        ...
+        """Go back to the state before the first step."""

@@ -1,6 +1,14 @@
 """params.yaml as typed, frozen objects, refused with one clear line where it is wrong."""
 
-from samebits.params.load import load_params, parse_params, require_every_key, with_num_devices
-from samebits.params.schema import Params
+from samebits.params.load import load_params, parse_params, require_every_key, require_repository, with_num_devices
+from samebits.params.schema import Params, flatten
 
-__all__ = ["Params", "load_params", "parse_params", "require_every_key", "with_num_devices"]
+__all__ = [
+    "Params",
+    "flatten",
+    "load_params",
+    "parse_params",
+    "require_every_key",
+    "require_repository",
+    "with_num_devices",
+]

@@ -6,12 +6,13 @@ twice changes nothing.
 
 from __future__ import annotations
 
-import itertools
-import json
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING
 
-from samebits.files import write_json
-from samebits.runlog import LOGS, writer_gone
+from samebits.errors import UserError, one_line, without_password
+from samebits.files import DamagedError, Record
+from samebits.records.log import LOGS, Compared, End, Losses, Start, all_logs, parse_event, start_of, writer_gone
+from samebits.records.provenance import Provenance, provenance_of
+from samebits.tracking.checkpoint import fail_unfinished
 from samebits.tracking.comparison import record_comparison
 from samebits.tracking.recorder import BATCH, Recorder, send
 from samebits.tracking.store import connect, is_permanent, locked, tracking_uri
@@ -22,22 +23,18 @@ if TYPE_CHECKING:
 
     from mlflow import MlflowClient
 
-    from samebits.provenance import Provenance
-    from samebits.tracking.telemetry import Telemetry
+    from samebits.records.log import Event
+    from samebits.tracking.sender import Telemetry
 
 
-class State(TypedDict):
-    """How far a log was delivered: bytes of it, to which run of which store, and why it never will be.
+class State(Record):
+    """How far a log was delivered: bytes of it, to which run of which store, and why it never will be."""
 
-    ``provenance``: whether commit, packages and environment were recorded.
-    """
-
-    uri: str | None
-    run_id: str | None
-    provenance: bool
-    offset: int
-    ended: bool
-    refused: str | None
+    uri: str | None = None
+    run_id: str | None = None
+    offset: int = 0
+    ended: bool = False
+    refused: str | None = None
 
 
 class Delivery:
@@ -45,10 +42,14 @@ class Delivery:
 
     def __init__(self, log: Path) -> None:
         self._log, self._file = log, log.with_suffix(".state.json")
-        self.state: State = {"uri": None, "run_id": None, "provenance": False, "offset": 0, "ended": False,
-                              "refused": None}  # fmt: skip
+        self.state = State()
         if self._file.exists():
-            self.state |= json.loads(self._file.read_text(encoding="utf-8"))
+            try:
+                self.state = State.read(self._file, made_by="samebits track sync")
+            except DamagedError:
+                pass  # all is delivered again, which changes nothing
+            except UserError as error:  # another version of samebits has it in its care
+                self.state = State(refused=str(error))
 
     @property
     def client(self) -> MlflowClient:
@@ -58,50 +59,39 @@ class Delivery:
     @property
     def uri(self) -> str:
         """The store that was in use when the run began."""
-        uri = self.state["uri"]
-        if uri is None:
-            with self._log.open(encoding="utf-8") as stream:
-                uri = str(json.loads(stream.readline()).get("tracking_uri") or tracking_uri({}))
-            self.state["uri"] = uri
-        return uri
+        if self.state.uri is None:
+            start = start_of(self._log)
+            self._set(uri=(start and start.tracking_uri) or tracking_uri({}))
+        assert self.state.uri
+        return self.state.uri
 
     def aim(self, uri: str) -> None:
         """Choose a store, unless one has the run already."""
-        if self.state["run_id"] is None:
-            self.state["uri"] = uri
+        if self.state.run_id is None:
+            self._set(uri=uri)
             self._save()
 
     @property
     def done(self) -> bool:
         """Whether nothing is left to be delivered, or what is left was refused."""
-        whole = self.state["ended"] and self.state["offset"] == self._log.stat().st_size
-        return (whole and not self._owes_provenance) or self.state["refused"] is not None
+        whole = self.state.ended and self.state.offset == self._log.stat().st_size
+        return whole or self.state.refused is not None
 
-    @property
-    def final(self) -> bool:
-        """Whether it is done and stays so: what a run was made from may come after all else was delivered."""
-        return self.done and bool(self.state["run_id"] is None or self.state["provenance"] or self.state["refused"])
-
-    @property
-    def _owes_provenance(self) -> bool:
-        there = self._log.with_suffix(".provenance.json").exists()
-        return there and self.state["run_id"] is not None and not self.state["provenance"]
-
-    def _pending(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _pending(self) -> Iterator[tuple[int, Event]]:
         """Whole lines that were not delivered, each with the offset behind it; runs of losses as one event."""
         with self._log.open("rb") as stream:
-            stream.seek(self.state["offset"])
+            stream.seek(self.state.offset)
             data = stream.read()
-        position, held = self.state["offset"], None
+        position, held = self.state.offset, None
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            event = json.loads(line)
-            if held and event["event"] == "losses" and len(held["losses"]) < BATCH:
-                held["losses"] += event["losses"]
+            event = parse_event(line, self._log)
+            if held and isinstance(event, Losses) and len(held.losses) < BATCH:
+                held = held.model_copy(update={"losses": held.losses + event.losses})
             else:
                 if held:
                     yield position, held
                     held = None
-                if event["event"] == "losses":
+                if isinstance(event, Losses):
                     held = event
                 else:
                     yield position + len(line), event
@@ -109,83 +99,85 @@ class Delivery:
         if held:
             yield position, held
 
-    def deliver(self, *, at_most: int | None = None) -> None:
-        """Deliver what is pending, or so many events of it, and remember how far that was."""
+    def deliver(self) -> None:
+        """Deliver what is pending, and remember how far that was."""
         try:
-            for offset, event in itertools.islice(self._pending(), at_most):
+            for offset, event in self._pending():
                 self._record(event)
-                self.state["offset"] = offset
-                self._save()
-            if self.state["ended"] and self._owes_provenance:
-                self.state["provenance"] = self._record_provenance(Recorder(self.client, self.state["run_id"]))
+                self._set(offset=offset)
                 self._save()
         except Exception as error:
-            if not is_permanent(error):
+            if not (isinstance(error, UserError) or is_permanent(error)):
                 raise
-            self.state["refused"] = str(error)
+            self._fail_unfinished()
+            self._set(refused=without_password(str(error)))
             self._save()
 
-    def _record(self, event: dict[str, Any]) -> None:
-        if event["event"] == "comparison":
-            deliver_runs(LOGS / f"{key}.jsonl" for key in event["keys"])
-            record_comparison(self.client, event)
-        elif event["event"] != "end" or self.state["run_id"]:
-            recorder = Recorder(self.client, self.state["run_id"])
-            recorder.record(event)
-            if event["event"] == "start":
-                self.state["run_id"] = recorder.run_id
-                self._save()
-            if event["event"] in ("start", "end") and not self.state["provenance"]:
-                self.state["provenance"] = self._record_provenance(recorder)
-        self.state["ended"] = event["event"] == "end"
+    def _fail_unfinished(self) -> None:
+        """Let no logged model wait for what was refused."""
+        try:
+            if self.state.run_id:
+                fail_unfinished(self.client, self.state.run_id)
+        except Exception as error:
+            if not is_permanent(error):  # a store that refuses this as well has no such run
+                raise
 
-    def _record_provenance(self, recorder: Recorder) -> bool:
-        file = self._log.with_suffix(".provenance.json")
-        if not file.exists():
-            return False
-        found: Provenance = json.loads(file.read_text(encoding="utf-8"))
-        patch = self._log.with_suffix(".patch")
-        recorder.provenance(found, patch if patch.exists() else None)
-        return True
+    def _record(self, event: Event) -> None:
+        if isinstance(event, Compared):
+            for log in (LOGS / f"{key}.jsonl" for key in event.keys):  # of ended runs; there may be none on this host
+                if log.is_file() and not Delivery(log).done:
+                    deliver(log)
+            record_comparison(self.client, event)
+        elif not isinstance(event, End) or self.state.run_id:
+            recorder = Recorder(self.client, self.state.run_id)
+            recorder.record(event)
+            if isinstance(event, Start):
+                self._set(run_id=recorder.run_id)
+                self._save()
+                self._record_provenance(recorder)
+        self._set(ended=isinstance(event, End))
+
+    def _record_provenance(self, recorder: Recorder) -> None:
+        file, patch = provenance_of(self._log), self._log.with_suffix(".patch")
+        if file.exists():  # else it was moved away, and the run is worth having all the same
+            provenance = Provenance.read(file, made_by="python pipeline/train.py")
+            recorder.provenance(provenance, patch if patch.is_file() else None)
 
     def abandon(self) -> None:
         """End the run of a writer that is gone without a word, at its last word."""
-        if not self.state["ended"]:
-            self._record({"event": "end", "status": "FAILED", "time_ms": int(self._log.stat().st_mtime * 1000)})
-            self.state["ended"], self.state["offset"] = True, self._log.stat().st_size
+        if not self.state.ended:
+            status = self._log.stat()
+            self._record(End(status="FAILED", time_ms=int(status.st_mtime * 1000)))
+            self._set(ended=True, offset=status.st_size)
             self._save()
 
     def send_telemetry(self, telemetry: Telemetry) -> None:
         """Deliver what was sampled."""
-        if self.state["run_id"] and (points := telemetry.take()):
+        if self.state.run_id and (points := telemetry.take()):
             try:
-                send(self.client, self.state["run_id"], points)
+                send(self.client, self.state.run_id, points)
             except Exception:
                 telemetry.put_back(points)
                 raise
 
+    def _set(self, **changes: object) -> None:
+        self.state = self.state.model_copy(update=changes)
+
     def _save(self) -> None:
-        write_json(self._file, self.state)
+        self.state.write(self._file)
 
 
-def deliver(log: Path, telemetry: Telemetry | None = None, *, at_most: int | None = None) -> bool:
-    """Deliver what a log holds now, or so many events of it; True if that was the rest of it."""
+def deliver(log: Path, telemetry: Telemetry | None = None) -> bool:
+    """Deliver what a log holds now; True if that was the rest of it."""
     with locked(log.with_suffix(".lock")):
         delivery = Delivery(log)
         gone = writer_gone(log)  # asked before reading, so that nothing written last is missed
-        delivery.deliver(at_most=at_most)
+        delivery.deliver()
         if telemetry is not None:
             delivery.send_telemetry(telemetry)
-        if gone and at_most is None and not delivery.done:
+        if gone and not delivery.done:
             delivery.abandon()
         return delivery.done
-
-
-def deliver_runs(logs: Iterator[Path]) -> None:
-    """Deliver the logs of ended runs that a comparison speaks of; there may be none on this host."""
-    for log in logs:
-        if log.exists() and not Delivery(log).done:
-            deliver(log)
 
 
 def sync() -> tuple[int, dict[Path, str]]:
@@ -194,17 +186,17 @@ def sync() -> tuple[int, dict[Path, str]]:
     A run that another store has in part goes on there.
     """
     count, problems = 0, {}
-    for log in sorted(LOGS.glob("*.jsonl")):
+    for log in all_logs():
         if Delivery(log).done or not writer_gone(log):
             continue
         with locked(log.with_suffix(".lock")):
-            Delivery(log).aim(tracking_uri())
+            Delivery(log).aim(without_password(tracking_uri()))
         try:
             deliver(log)
         except Exception as error:  # noqa: BLE001 - each log is told of
-            problems[log] = " ".join(str(error).split())
+            problems[log] = one_line(str(error))
         else:
-            refused = Delivery(log).state["refused"]
+            refused = Delivery(log).state.refused
             count += refused is None
             if refused:
                 problems[log] = refused

@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import calendar
+import itertools
 import json
-import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from samebits.files import read_json, write_json
-from samebits.host import fingerprint
-from samebits.records import FILES, flatten
-from samebits.report.text import COLOURS
+from samebits.errors import UserError
+from samebits.files import scratch_folder
+from samebits.params import flatten
+from samebits.records import log
+from samebits.records.provenance import UNAVAILABLE
+from samebits.records.run import FILES, RECORD, TRACE, WEIGHTS, RunRecord
+from samebits.results.text import COLOURS, count_of
+from samebits.tracking.checkpoint import fail_unfinished, log_checkpoint
 from samebits.tracking.store import RUN_TAG, experiment_id, find_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from mlflow import MlflowClient
     from mlflow.entities import DatasetInput, Metric
 
-    from samebits.provenance import Provenance
+    from samebits.params import Params
+    from samebits.records.card import Card
+    from samebits.records.log import Event
+    from samebits.records.provenance import Provenance
+    from samebits.records.run import Run
 
 BATCH = 1000  # points that MLflow takes in one call
 TIMES = ("training_seconds", "samples_per_sec", "step_time_ms", "step_time_p5_ms", "step_time_p95_ms")
 _HOST_TAGS = ("driver", "image_id", "image_digest", "image_base", "container_toolkit")
 _DIGEST = 36  # characters that MLflow keeps of a data set's hash
+SEGMENT_MS = 500  # about as often as a training hands its losses over
+RESTORED = {"restored": "recorded again from the run's files", "git_commit": f"{UNAVAILABLE}recorded from files"}
 
 
 def metric(key: str, value: float, time_ms: int, step: int = 0) -> Metric:
@@ -47,16 +59,17 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> N
     client.log_batch(run_id, tags=[RunTag(key, str(value)) for key, value in tags.items()])
 
 
-def log_params(client: MlflowClient, run_id: str, params: Mapping[str, Any]) -> None:
-    """Log nested params flat, and as the file that they can be run from."""
+def log_params(client: MlflowClient, run_id: str, params: Params) -> None:
+    """Log params flat, and as the file that they can be run from."""
     from mlflow.entities import Param
     from ruamel.yaml import YAML
 
-    flat = {key: str(value) for key, value in flatten(params).items()}
+    nested = params.model_dump(mode="json")
+    flat = {key: str(value) for key, value in flatten(nested).items()}
     client.log_batch(run_id, params=[Param(key, value) for key, value in flat.items()])
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "params.yaml"
-        YAML().dump(params, file)
+    with scratch_folder() as folder:
+        file = folder / "params.yaml"
+        YAML().dump(nested, file)
         client.log_artifact(run_id, str(file))
 
 
@@ -66,123 +79,195 @@ class Recorder:
     def __init__(self, client: MlflowClient, run_id: str | None = None) -> None:
         self._client, self.run_id = client, run_id
 
-    def record(self, event: dict[str, Any]) -> None:
-        """Record one event of the local log."""
-        getattr(self, f"_{event['event']}")(event)
+    def record(self, event: Event) -> None:
+        """Record one event of a training's log."""
+        match event:
+            case log.Start():
+                self._start(event)
+            case log.Setup():
+                self._setup(event)
+            case log.Losses():
+                self._losses(event)
+            case log.Sampled():
+                values = {f"system/{event.node}/{name}": value for name, value in event.values.items()}
+                points = [metric(name, value, event.time_ms, event.sample) for name, value in values.items()]
+                send(self._client, self._id(), points)
+            case log.Result():
+                self._result(event)
+            case log.End():
+                fail_unfinished(self._client, self._id())
+                self._client.set_terminated(self._id(), event.status, end_time=event.time_ms)
+            case log.Compared():
+                raise AssertionError("a comparison is no event of a training")
 
     def _id(self) -> str:
         assert self.run_id, "an event before the start"
         return self.run_id
 
-    def _start(self, event: dict[str, Any]) -> None:
-        params, placement = event["params"], event["placement"]
-        experiment = experiment_id(self._client, params["tracking"]["experiment"])
-        found = find_run(self._client, experiment, event["run"])  # a delivery may have been cut off right here
-        if found is None:
+    def _start(self, event: log.Start) -> None:
+        placement = event.placement
+        experiment = experiment_id(self._client, event.params.tracking.experiment)
+        run = find_run(self._client, experiment, event.run)  # a delivery may have been cut off right here
+        if run is None:
             tags = {
-                RUN_TAG: event["run"],
-                "strategy": event["strategy"],
-                "mlflow.runColor": COLOURS[event["strategy"]],
-                "numerics": event["numerics"],
-                "num_devices": placement["devices_used"],
-                "fallback": next((x["text"] for x in placement["labels"] if x["kind"] == "fallback"), ""),
-                "labels": ", ".join(label["kind"] for label in placement["labels"]),
-                **event.get("tags", {}),
+                RUN_TAG: event.run,
+                "strategy": event.strategy,
+                "mlflow.runColor": COLOURS[event.strategy],
+                "numerics": event.numerics,
+                "num_devices": str(placement.devices_used),
+                "num_nodes": str(len(placement.devices_by_node) or 1),
+                "fallback": next((label.text for label in placement.labels if label.kind == "fallback"), ""),
+                "labels": ", ".join(label.kind for label in placement.labels),
+                **event.tags,
             }
-            found = self._client.create_run(
-                experiment,
-                start_time=event["time_ms"],
-                tags={key: str(value) for key, value in tags.items()},
-                run_name=f"{event['strategy']}-{event['numerics']} x{placement['devices_used']}",
-            )
-        self.run_id = str(found.info.run_id)
-        log_params(self._client, self.run_id, params)
+            name = f"{event.strategy}-{event.numerics} x{count_of(placement.devices_used, placement.devices_by_node)}"
+            run = self._client.create_run(experiment, start_time=event.time_ms, tags=tags, run_name=name)
+        self.run_id = str(run.info.run_id)
+        log_params(self._client, self.run_id, event.params)
 
-    def provenance(self, found: Provenance, patch: Path | None) -> None:
+    def provenance(self, provenance: Provenance, patch: Path | None) -> None:
         """Record commit, patch, packages and environment."""
-        tags: dict[str, object] = {"git_commit": found["git"]["commit"], "git_dirty": found["git"]["dirty"]}
-        tags |= {f"version.{name}": found["packages"].get(name) for name in ("torch", "mlflow", "dvc", "samebits")}
+        packages = provenance.packages
+        tags: dict[str, object] = {"git_commit": provenance.git.told, "git_dirty": provenance.git.dirty}
+        tags |= {f"version.{name}": packages.get(name) for name in ("torch", "mlflow", "dvc", "samebits")}
         set_tags(self._client, self._id(), tags)
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "provenance.json"
-            write_json(file, found)
+        with scratch_folder() as folder:
+            file = folder / "provenance.json"
+            provenance.write(file)
             self._client.log_artifact(self._id(), str(file))
         if patch is not None:
             self._client.log_artifact(self._id(), str(patch))
 
-    def _setup(self, event: dict[str, Any]) -> None:
-        """Host and data, as the first worker found them."""
-        host, card = event["host"], event["data"]
+    def _setup(self, event: log.Setup) -> None:
+        """Host and data, as the first worker saw them."""
+        host, card = event.host, event.data
         tags = {
-            "host_fingerprint": fingerprint(host),
-            **{name: host.get(name) or "" for name in _HOST_TAGS},
-            "in_container": bool(host.get("in_container")),
-            "data_sha256": card["sha256"],
+            "host_fingerprint": host.fingerprint,
+            **{name: getattr(host, name) or "" for name in _HOST_TAGS},
+            "in_container": host.in_container,
+            "data_sha256": card.sha256,
+            **({"nodes": ", ".join(f"{n.name} {n.host.fingerprint}" for n in event.nodes)} if event.nodes else {}),
         }
         set_tags(self._client, self._id(), tags)
-        self._client.log_inputs(self._id(), datasets=[_dataset(card, event["data_dir"])])
+        self._client.log_inputs(self._id(), datasets=[_dataset(card, event.data_dir)])
 
-    def _losses(self, event: dict[str, Any]) -> None:
+    def _losses(self, event: log.Losses) -> None:
         """Every loss; the learning rate, which follows from the params, once for each event."""
-        first, when = event["first_step"], event["time_ms"]
-        points = [metric("loss", value, when, first + i) for i, value in enumerate(event["losses"])]
-        points += [metric("learning_rate", rate, when, first) for rate in event["learning_rates"][:1]]
+        first, when = event.first_step, event.time_ms
+        points = [metric("loss", value, when, first + i) for i, value in enumerate(event.losses)]
+        points += [metric("learning_rate", rate, when, first) for rate in event.learning_rates[:1]]
         send(self._client, self._id(), points)
 
-    def _result(self, event: dict[str, Any]) -> None:
-        timing = event["timing"]
-        figures = {name: timing[name] for name in TIMES}
-        figures["peak_memory_gib"] = max(timing["peak_memory_gib"].values())
-        figures |= {f"peak_memory_gib.{device}": value for device, value in timing["peak_memory_gib"].items()}
-        figures |= {name: timing[name]["median"] for name in ("speedup", "bound", "price") if timing.get(name)}
-        send(self._client, self._id(), [metric(name, value, event["time_ms"]) for name, value in figures.items()])
-        set_tags(self._client, self._id(), {"weights_sha256": event["weights_sha256"]})
-        self._artifacts(event["run"], Path(event["out_dir"]))
+    def _result(self, event: log.Result) -> None:
+        points = [metric(name, value, event.time_ms) for name, value in figures_of(event).items()]
+        send(self._client, self._id(), points)
+        set_tags(self._client, self._id(), {"weights_sha256": event.weights_sha256})
+        self._artifacts(event.run, Path(event.out_dir))
 
     def _artifacts(self, key: str, folder: Path) -> None:
         """Upload the run's files, unless a later training has put its own in their place."""
         try:
-            owner = read_json(folder / "run.json", made_by="").get("run")
-        except ValueError:
-            owner = None
-        if owner != key:
-            reason = "unavailable: the files were gone, or were a later run's, when they could be delivered"
+            record = RunRecord.read(folder / RECORD, made_by="python pipeline/train.py")
+        except UserError:
+            record = None
+        if record is None or record.run != key:
+            reason = f"{UNAVAILABLE}the files were gone, or were a later run's, when they could be delivered"
             set_tags(self._client, self._id(), {"artifacts": reason})
             return
-        for name in FILES:
+        for name in (*FILES, *((TRACE,) if (folder / TRACE).is_file() else ())):
             self._client.log_artifact(self._id(), str(folder / name))
+        tags = {"strategy": record.strategy, "numerics": record.numerics, "weights_sha256": record.weights_sha256}
+        log_checkpoint(self._client, self._id(), folder / WEIGHTS, name=record.name, tags=tags)
 
-    def _end(self, event: dict[str, Any]) -> None:
-        self._client.set_terminated(self._id(), event["status"], end_time=event["time_ms"])
+
+def figures_of(event: log.Result) -> dict[str, float]:
+    """The figures of a finished training, under the names of their metrics."""
+    timing = event.timing
+    figures: dict[str, float] = timing.model_dump(include=set(TIMES))
+    peaks = {device: peak for device, peak in timing.peak_memory_gib.items() if peak is not None}
+    figures |= {f"peak_memory_gib.{device}": peak for device, peak in peaks.items()}
+    figures |= {"peak_memory_gib": max(peaks.values())} if peaks else {}
+    ratios = {"speedup": timing.speedup, "bound": timing.bound, "price": timing.price}
+    return figures | {name: ratio.median for name, ratio in ratios.items() if ratio}
 
 
-def _dataset(card: dict[str, Any], folder: str) -> DatasetInput:
+def _dataset(card: Card, folder: str) -> DatasetInput:
     """The training split as an MLflow dataset, with the card's hash over both splits as its digest."""
     import numpy as np
     from mlflow.data.schema import TensorDatasetSchema
     from mlflow.entities import Dataset, DatasetInput, InputTag
     from mlflow.types.schema import Schema, TensorSpec
 
-    def tensor(kind: str) -> Schema:
-        return Schema([TensorSpec(np.dtype(card[f"{kind}_dtype"]), (-1, *card[f"{kind}_shape"]))])
+    def tensor(dtype: str, shape: tuple[int, ...]) -> Schema:
+        return Schema([TensorSpec(np.dtype(dtype), (-1, *shape))])
 
-    schema = TensorDatasetSchema(features=tensor("input"), targets=tensor("target"))
+    schema = TensorDatasetSchema(
+        features=tensor(card.input_dtype, card.input_shape), targets=tensor(card.target_dtype, card.target_shape)
+    )
     return DatasetInput(
         Dataset(
-            name=card["task"],
-            digest=card["sha256"][:_DIGEST],
+            name=card.task,
+            digest=card.sha256[:_DIGEST],
             source_type="local",
             source=json.dumps({"uri": folder}),
             schema=json.dumps(schema.to_dict()),
-            profile=json.dumps({"num_samples": card["train"]["num_samples"], "floor": card["floor"]}),
+            profile=json.dumps({"num_samples": card.train.num_samples, "floor": card.floor}),
         ),
         [InputTag("mlflow.data.context", "training")],
     )
 
 
-def record_all(client: MlflowClient, events: Iterable[dict[str, Any]]) -> str:
+# -- a run that MLflow does not know, told again from its files: after a restored run cache, or in a new clone -------
+
+
+def record_all(client: MlflowClient, events: Iterable[Event]) -> str:
     """Record a whole training at once and return its run id."""
     recorder = Recorder(client)
     for event in events:
         recorder.record(event)
     return recorder._id()
+
+
+def started_ms(run: Run) -> int:
+    """When the run began, from its key; from its file's time where the key does not say."""
+    stamp = "-".join(run.record.run.split("-")[:2])
+    try:
+        return calendar.timegm(time.strptime(stamp, "%Y%m%d-%H%M%S")) * 1000
+    except ValueError:
+        return int((run.folder / "run.json").stat().st_mtime * 1000)
+
+
+def events(run: Run, tags: Mapping[str, str] = RESTORED) -> Iterator[Event]:
+    """The events of a finished run, in the order and nearly at the times at which they were logged.
+
+    Learning rates are not among a run's files, nor is what the working tree was.
+    """
+    record, began = run.record, started_ms(run)
+    yield log.Start(
+        time_ms=began,
+        log_schema=log.SCHEMA,
+        tracking_uri=None,
+        run=record.run,
+        strategy=record.strategy,
+        numerics=record.numerics,
+        placement=record.placement,
+        params=record.params,
+        tags=dict(tags),
+    )
+    yield log.Setup(time_ms=began, host=record.host, data=record.data, data_dir="data")
+    ends = list(itertools.accumulate(record.measurement.step_ms))
+    first = 1
+    for segment, steps in itertools.groupby(ends, key=lambda milliseconds: int(milliseconds // SEGMENT_MS)):
+        losses = tuple(run.losses[first - 1 : first - 1 + len(list(steps))])
+        when = began + (segment + 1) * SEGMENT_MS
+        yield log.Losses(time_ms=when, first_step=first, losses=losses, learning_rates=())
+        first += len(losses)
+    ended = began + round(ends[-1])
+    yield log.Result(
+        time_ms=ended,
+        run=record.run,
+        timing=run.timing,
+        out_dir=str(run.folder.resolve()),
+        weights_sha256=record.weights_sha256,
+    )
+    yield log.End(time_ms=ended, status="FINISHED")

@@ -1,21 +1,28 @@
-"""The MLflow store in use: where it is, how to reach it, which of its failures may pass."""
+"""The MLflow store in use: where it is, how to reach it, which of its failures may pass, and a run's files in it."""
 
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
+import re
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from samebits.runlog import LOGS
+from samebits.errors import HostError, UserError, one_line, without_password
+from samebits.records.log import LOGS
+from samebits.records.run import FILES, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from mlflow import MlflowClient
     from mlflow.entities import Run
+
+    from samebits.records import run as records
 
 NOTE_TAG = "mlflow.note.content"
 """Tag that the UI shows as a description."""
@@ -33,9 +40,9 @@ def tracking_uri(environ: Mapping[str, str] = os.environ) -> str:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, which another user may have made."""
+    """Hold a lock file, which another user may have made; also a pipe can be one, and is not waited for."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -46,35 +53,53 @@ def locked(path: Path) -> Iterator[None]:
 @cache
 def connect(uri: str) -> MlflowClient:
     """A client of the store; one process at a time may create a fresh SQLite file."""
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the sender itself tries again
+    # The sender itself tries again, and asks first: a request whose answer was lost may have made a run.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is told once, by us
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=uri)
+    client = MlflowClient(tracking_uri=_with_password(uri))
     if uri.startswith("sqlite:"):
         with locked(_STORE_LOCK):
             client.search_experiments(max_results=1)
     return client
 
 
+def _with_password(uri: str) -> str:
+    """The address in the environment, if ``uri`` is that without its password.
+
+    A server's password goes to MLflow by its own variables: addresses it prints.
+    """
+    known = tracking_uri()
+    if without_password(known) != uri:
+        return uri
+    parts = urlsplit(known)
+    if parts.scheme not in ("http", "https") or not parts.password:
+        return known
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username or "")
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
 def experiment_id(client: MlflowClient, name: str) -> str:
     """The experiment of that name, made if there is none; a local store keeps its artifacts beside it."""
-    found = client.get_experiment_by_name(name)
-    if found is None:
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
         with locked(_STORE_LOCK):
-            found = client.get_experiment_by_name(name)
-            if found is None:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
                 local = str(client.tracking_uri).startswith("sqlite:")
                 location = (Path.cwd() / "mlartifacts").as_uri() if local else None
                 return str(client.create_experiment(name, artifact_location=location))
-    return str(found.experiment_id)
+    return str(experiment.experiment_id)
 
 
 def find_run(client: MlflowClient, experiment: str, key: str) -> Run | None:
     """The run with such a key that was not deleted, the newest first."""
-    found = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{key}'", max_results=1)
-    return found[0] if found else None
+    runs = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{key}'", max_results=1)
+    return runs[0] if runs else None
 
 
 def is_permanent(error: Exception) -> bool:
@@ -83,3 +108,72 @@ def is_permanent(error: Exception) -> bool:
 
     refused = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"}
     return isinstance(error, MlflowException) and error.error_code in refused
+
+
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def find_run_files(reference: str, scratch: Path) -> records.Run:
+    """The run that ``reference`` names, its files in place or downloaded to ``scratch``.
+
+    Raises:
+        UserError: there is no such folder and no such run, or it has no files.
+        HostError: the MLflow store cannot be reached.
+    """
+    folder = Path(reference)
+    try:
+        is_folder = folder.is_dir()
+    except OSError:  # too long a name for one
+        is_folder = False
+    if is_folder:
+        return read_run(folder)
+    if not _RUN_ID.fullmatch(reference):
+        hint = "give a run's folder such as runs/single-fast, or the id of an MLflow run"
+        raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)
+    return read_run(_download(reference, scratch))
+
+
+def fetch_run(run_id: str, scratch: Path) -> Path:
+    """Download everything that MLflow has of a run.
+
+    Raises:
+        UserError: there is no such run, or it has no files.
+        HostError: the MLflow store cannot be reached.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise UserError(f"{run_id}: not a run id (32 hexadecimal digits)", hint="it is on the run's page in MLflow")
+    return _download(run_id, scratch, everything=True)
+
+
+@contextmanager
+def errors_of_the_store() -> Iterator[None]:
+    """Raise HostError for what MLflow, the database under it, its driver or the disk that its files are on refuses."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
+        first = one_line(str(error))[:300]
+        raise HostError(f"MLflow cannot be reached: {first}", hint="see `samebits doctor`") from None
+
+
+@errors_of_the_store()
+def _download(run_id: str, scratch: Path, *, everything: bool = False) -> Path:
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    try:
+        client = connect(tracking_uri())
+        here = {file.path for file in client.list_artifacts(run_id)}
+        for name in (*FILES, *(("params.yaml", "provenance.json") if everything else ())):
+            if name not in here:
+                hint = "choose a training that has ended; a comparison's own run holds no weights"
+                raise UserError(f"run {run_id} has no {name}", hint=hint)
+        for name in here if everything else FILES:
+            client.download_artifacts(run_id, name, str(scratch))
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise UserError(f"MLflow has no run {run_id}", hint="is MLFLOW_TRACKING_URI the right one?") from None
+        raise
+    return scratch

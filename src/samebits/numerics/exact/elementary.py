@@ -114,9 +114,7 @@ def gelu(x: Tensor) -> Tensor:
     return tables.normal_cdf(x).mul_(x.clamp(min=-8.0))  # below, the table is constant
 
 
-def gelu_slope(x: Tensor) -> Tensor:
-    """Derivative of ``gelu``, to 2**-32."""
-    return tables.gelu_slope(x)
+gelu_slope = tables.gelu_slope
 
 
 def sin(x: Tensor) -> Tensor:

@@ -6,20 +6,20 @@ import sys
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._decomp import decomposition_table
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from samebits.errors import UserError
 from samebits.numerics.exact.elementary import divisor
-from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, OTHER_FORMS
-from samebits.numerics.initialization import is_draw
+from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED
+from samebits.numerics.initialization import answer, bernoulli, is_draw
+from samebits.numerics.portable.random import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Sequence
     from types import FrameType
-
-    from samebits.numerics.exact.draws import Draws
 
 aten = torch.ops.aten
 _COLLECTIVES = {"c10d", "_c10d_functional"}  # in a backward pass, where they sum numbers on grids
@@ -29,10 +29,31 @@ below = torch._C._DisableTorchDispatch
 """Context of code that sees to its exactness itself."""
 
 
+class Draws:
+    """Random numbers of one forward pass over some shards, whose samples lie behind each other on the first axis.
+
+    They are functions of seed, step, shard and the draw's number within the pass, and are made on the CPU, because a
+    GPU's depend on its number of multiprocessors.
+    """
+
+    def __init__(self, seed: int, step: int, shards: Sequence[int]) -> None:
+        self._seed, self._step, self._shards = seed, step, shards
+        self._count = 0
+
+    def fill(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
+        """Call ``fill`` on each shard's part of a tensor, with the stream of this draw."""
+        self._count += 1
+        parts = tensor.chunk(len(self._shards)) if len(self._shards) > 1 else (tensor,)
+        for shard, part in zip(self._shards, parts, strict=True):
+            fill(Stream(self._seed, "forward draws", self._step, shard, self._count), part)
+        return tensor
+
+
 class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Enter it around forward and backward passes, in every thread that makes one.
 
-    ``during`` is what a refusal names where no module's ``forward`` runs.
+    ``draws`` answers random operations of a forward pass; without it they are refused. ``during`` is what a refusal
+    names where no module's ``forward`` runs.
     """
 
     @classmethod
@@ -88,8 +109,8 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Operations on integers that give integers, and those that PyTorch itself can take apart."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self._refusal(func, "its draws differ between devices")
-        if func.overloadpacket in OTHER_FORMS:
-            raise self._refusal(func, "devices compute it in different steps")
+        if why := REFUSED.get(func.overloadpacket):
+            raise self._refusal(func, why)
         if func.overloadpacket in INTEGER and not _has_floats((args, kwargs)):
             result = func(*args, **kwargs)
             if not _has_floats(result):
@@ -102,7 +123,7 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Random numbers that depend on seed, step, shard and the draw's number in the forward pass."""
+        """Answer a random operation, or make dropout of one."""
         if func.overloadpacket is aten.native_dropout_backward:
             grad, noise, scale = args
             return grad.mul(noise) if noise.is_floating_point() else grad.mul(noise).mul(scale)
@@ -112,13 +133,13 @@ class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
             x, p, train = args
             if train is False:
                 return x.clone(), torch.ones_like(x, dtype=torch.bool)
-            noise = self._draws.bernoulli(torch.empty_like(x), 1.0 - p)
+            noise = self._draws.fill(torch.empty_like(x), lambda stream, part: bernoulli(stream, part, 1.0 - p))
             noise.div_(divisor(x, 1.0 - p))
             return x.mul(noise), noise
         try:
-            return self._draws.answer(func, args, kwargs)
-        except TypeError as error:
-            raise self._refusal(func, str(error)) from None
+            return answer(func, args, kwargs, self._draws.fill)
+        except TypeError:
+            raise self._refusal(func, "with these arguments its draws have no portable form") from None
 
     def _refusal(self, func: Any, why: str) -> UserError:
         name = func.name().removeprefix("aten::")
@@ -135,17 +156,8 @@ def _functional(func: Any) -> Any:
 
 
 def _has_floats(value: Any) -> bool:
-    return any(t.is_floating_point() or t.is_complex() for t in _tensors(value))
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
+    tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return any(t.is_floating_point() or t.is_complex() for t in tensors)
 
 
 def _module() -> str | None:

@@ -2,11 +2,14 @@
 
 A grid is chosen by its top: values below 2**e are rounded to multiples of 2**(e - bits), which leaves integers of at
 most ``bits`` bits times a power of two. Sums of such numbers are exact in float64 as long as they stay below 2**53
-units, so neither order nor blocking nor fused multiply-add can change them (Ozaki, Ogita, Oishi and Rump 2012).
+units, so neither order nor blocking nor fused multiply-add can change them (Ozaki, Ogita, Oishi and Rump 2012). A
+matrix product rounds each line of its factors to a grid of its own, so that an element depends on its row and its
+column alone, and not on what else is in the batch.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,17 +25,12 @@ _BLOCK = 1 << 15  # elements that stay in a core's cache as float64
 
 def bits_of_sum(terms: int) -> int:
     """Bits that each of so many terms may have if their sum is to be exact."""
-    return MANTISSA - _log2_above(terms)
+    return MANTISSA - (max(terms, 1) - 1).bit_length()
 
 
 def bits_of_products(terms: int) -> int:
     """Bits that both factors of so many products may have if the sum of the products is to be exact."""
     return bits_of_sum(terms) // 2
-
-
-def _log2_above(count: int) -> int:
-    """The least n with count <= 2**n."""
-    return (max(count, 1) - 1).bit_length()
 
 
 def blocks(rows: int, width: int, device: torch.device) -> Iterator[slice]:
@@ -66,12 +64,17 @@ def shifter(tops: Tensor, bits: int) -> Tensor:
     return ((exponents << 52) | (1 << 51)).view(torch.float64)
 
 
+def shift_of(top: int, bits: int) -> float:
+    """``shifter`` of one top that the host knows: a number costs a GPU no transfer."""
+    return math.ldexp(1.5, min(max(top + 1023 + 52 - bits, 1), 2046) - 1023)
+
+
 def power_of_two(exponents: Tensor) -> Tensor:
     """2**n as float64, of integers from -1022 to 1023."""
     return ((exponents + 1023) << 52).view(torch.float64)
 
 
-def snap_(x: Tensor, shift: Tensor) -> Tensor:
+def snap_(x: Tensor, shift: Tensor | float) -> Tensor:
     """Round float64 numbers in place; two kernels, so that nothing can simplify them away."""
     return x.add_(shift).sub_(shift)
 
@@ -96,6 +99,23 @@ def snap_rows(x: Tensor, bits: int) -> Tensor:
         rows = flat[part]
         snap_(out[part].copy_(rows), shifter(top(rows, -1), bits))
     return out.view(x.shape)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """(..., M, K) times (..., K, N), float32 in, float64 out, without negative zeros.
+
+    With b = floor((53 - ceil(log2 K)) / 2) bits the error of an element is at most K * 2**-b * (1 + 2**-b / 2) times
+    the largest magnitudes in its row of ``a`` and its column of ``b``, where subnormal numbers count as normal.
+    """
+    bits = bits_of_products(a.shape[-1])
+    left = snap_rows(a, bits) if a.is_contiguous() else snap(a, -1, bits)
+    right = snap_rows(b.mT, bits).mT if b.mT.is_contiguous() else snap(b, -2, bits)
+    return exact_matmul(left, right)
+
+
+def exact_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """The product of factors that are on grids already; a sum of zeros may start from either sign of zero."""
+    return torch.matmul(a, b).add_(0.0)
 
 
 def fixed_order_sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:

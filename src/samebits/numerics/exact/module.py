@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,64 +9,61 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from samebits.errors import UserError
-from samebits.numerics.exact.above import OneForm
-from samebits.numerics.exact.draws import Draws
-from samebits.numerics.exact.engine import Engine
-from samebits.numerics.exact.loop import enter
+from samebits.numerics.exact.engine import Draws, Engine, below
+from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
-from samebits.numerics.outputs import tensor_of
+from samebits.numerics.interface import logits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from samebits.numerics.exact.numerics import ExactNumerics
     from samebits.numerics.exact.windows import Windows
 
 
 class ExactModule(nn.Module):
     """The model between its float64 parameters and its output, as an exact function of each shard.
 
-    Shapes: inputs (shards, samples, ...), the shards' numbers (shards,), the step as a number; outputs
-    (shards, samples, ...). ``independent``: the model is known to treat each sample by itself.
+    Shapes: inputs (shards, samples, ...), with the shards' numbers; outputs (shards, samples, ...).
     """
 
-    def __init__(
-        self, model: nn.Module, *, windows: Windows, shards: int, global_batch: int, seed: int, independent: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, numerics: ExactNumerics) -> None:
         super().__init__()
         self.model = model
         self.module_paths = {id(module): f"model.{path}" if path else "model" for path, module in model.named_modules()}
         self._places = parameter_places(model)
-        self._windows, self._shards, self._global_batch, self._seed = windows, shards, global_batch, seed
-        self._independent = independent
-        names = [place for place, _, _ in self._owners()]
-        windows.expect(
-            [LOSS, *(f"{what} {name}" for name in names for what in (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF))]
-        )
-        self._rounded = WeightCache()
+        self._numerics = numerics
+        kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
+        numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._places for kind in kinds)])
+        self._weights = WeightCache()
 
-    def forward(self, inputs: Tensor, numbers: Tensor, step: int) -> Tensor:
-        """Run every shard."""
-        run = self._run_whole if self._independent else self._run_each
-        return run(inputs, numbers.tolist(), step)
+    def forward(self, inputs: Tensor, shards: range, step: int) -> Tensor:
+        """Run the model on every shard, each as if it were alone."""
+        run = self._run_whole if self._numerics.independent else self._run_each
+        return run(inputs, shards, step)
 
-    def _run_whole(self, inputs: Tensor, numbers: list[int], step: int) -> Tensor:
+    def _run_whole(self, inputs: Tensor, shards: range, step: int) -> Tensor:
         batch = inputs.flatten(0, 1)
         places = {id(parameter): place for place, parameter in self._by_place()}
-        scope = Scope(self._windows, self._global_batch, batch.shape[0], self._rounded)
-        with Engine(Draws(self._seed, step, numbers)), WholeBatch(scope, lambda p: places[id(p)]):
-            outputs = tensor_of(self.model(batch))
+        windows, global_batch = self._numerics.windows, self._numerics.samples
+        scope = Scope(windows=windows, global_batch=global_batch, samples=batch.shape[0], rounded=self._weights)
+        with Engine(Draws(self._numerics.seed, step, shards)), WholeBatch(scope, lambda p: places[id(p)]):
+            outputs = logits_of(self.model(batch))
             return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
 
-    def _run_each(self, inputs: Tensor, numbers: list[int], step: int) -> Tensor:
+    def _run_each(self, inputs: Tensor, shards: range, step: int) -> Tensor:
         values = {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
         before = self._written(values)
         outputs = []
-        for number, shard in zip(numbers, inputs.unbind(0), strict=True):
-            with self._entered(values), Engine(Draws(self._seed, step, [number])), OneForm():
-                outputs.append(tensor_of(self.model(shard)))
+        for shard, part in zip(shards, inputs.unbind(0), strict=True):
+            with self._entered(values), Engine(Draws(self._numerics.seed, step, [shard])), _OneForm():
+                outputs.append(logits_of(self.model(part)))
         after = self._written(values)
         for name in before | after:
             if before.get(name) != after.get(name):
@@ -76,11 +72,11 @@ class ExactModule(nn.Module):
 
     def _written(self, values: dict[str, Tensor]) -> dict[str, object]:
         """What forward must leave as it is: buffers, parameters, and generators that count their draws."""
-        found: dict[str, object] = {f"model.{name}": (id(t), t._version) for name, t in self.model.named_buffers()}
-        found |= {f"model.{place}": value._version for place, value in values.items()}
-        found["Python's random numbers"] = random.getstate()
-        found["NumPy's random numbers"] = pickle.dumps(np.random.get_state())  # noqa: NPY002
-        return found
+        state: dict[str, object] = {f"model.{name}": (id(t), t._version) for name, t in self.model.named_buffers()}
+        state |= {f"model.{place}": value._version for place, value in values.items()}
+        state["Python's random numbers"] = random.getstate()
+        state["NumPy's random numbers"] = _numpy_state()
+        return state
 
     def _by_place(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter under each of its names; a replica has tensors in their place."""
@@ -88,8 +84,9 @@ class ExactModule(nn.Module):
             yield place, getattr(owner, name)
 
     def _owners(self) -> Iterator[tuple[str, nn.Module, str]]:
-        for path, name in self._places:
-            yield f"{path}.{name}" if path else name, self.model.get_submodule(path), name
+        for place in self._places:
+            path, _, name = place.rpartition(".")
+            yield place, self.model.get_submodule(path), name
 
     @contextmanager
     def _entered(self, values: dict[str, Tensor]) -> Iterator[None]:
@@ -97,7 +94,8 @@ class ExactModule(nn.Module):
         originals = []
         for place, owner, name in self._owners():
             parameter = getattr(owner, name)
-            entered = enter(parameter, values[place], self._windows, self._shards, place)
+            windows, shards = self._numerics.windows, self._numerics.shards
+            entered = _Entry.apply(parameter, values[place], windows, shards, place)  # type: ignore[no-untyped-call]
             holder: dict[str, Any] = owner._parameters if name in owner._parameters else owner.__dict__
             originals.append((holder, name, parameter))
             holder[name] = entered
@@ -108,10 +106,17 @@ class ExactModule(nn.Module):
                 holder[name] = parameter
 
 
-def parameter_places(model: nn.Module) -> list[tuple[str, str]]:
-    """Path of the owner and name of each parameter, a tied one under each of its names."""
+def _numpy_state() -> dict[str, object]:
+    """The state of NumPy's global generator, its words as bytes, which unlike arrays have one equality."""
+    state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
+    words = state.pop("state")
+    return state | {name: word.tobytes() if isinstance(word, np.ndarray) else word for name, word in words.items()}
+
+
+def parameter_places(model: nn.Module) -> list[str]:
+    """The path of each parameter, a tied one under each of its names."""
     return [
-        (path, name)
+        f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         for name, parameter in module._parameters.items()
         if parameter is not None
@@ -131,11 +136,11 @@ def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]
     """
     groups: dict[int, list[nn.Parameter]] = {}
     replaced: dict[str, Tensor] = {}
-    for path, name in parameter_places(model):
+    for place in parameter_places(model):
+        path, _, name = place.rpartition(".")
         owner = model.get_submodule(path)
         parameter = owner._parameters[name]
         assert parameter is not None
-        place = f"{path}.{name}" if path else name
         if parameter.dtype != torch.float32:
             raise UserError(f"exact: {place} is {parameter.dtype}, expected float32", hint="build the model in float32")
         wide = nn.Parameter(parameter.detach().to(torch.float64), requires_grad=parameter.requires_grad)
@@ -153,11 +158,7 @@ def written_in_forward(name: str) -> UserError:
 
 
 def require_plain(model: nn.Module) -> None:
-    """Refuse modules whose code the engine cannot see into, or which run in other kernels on other devices.
-
-    Raises:
-        UserError: there is one.
-    """
+    """Raise UserError for a module that the engine cannot see into, or that runs in other kernels elsewhere."""
     for path, module in model.named_modules():
         place = f"model.{path}" if path else "model"
         if type(module).__module__ == "torch._dynamo.eval_frame" or module._compiled_call_impl is not None:
@@ -174,5 +175,66 @@ def require_plain(model: nn.Module) -> None:
 
 def narrowed(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model that was widened, as float32, by the model's own names."""
-    wide = {f"{path}.{name}" if path else name for path, name in parameter_places(model)}
+    wide = set(parameter_places(model))
     return {name: t.to(torch.float32) if name in wide else t for name, t in model.state_dict().items()}
+
+
+# -- one shard at a time ----------------------------------------------------------------------------------------
+#
+# Whatever a model does with its batch, a shard's gradient is then a function of that shard alone. Shards are summed by
+# the optimizer's float64 parameters, by ``DataParallel`` and by ``DistributedDataParallel``, in whatever order; so each
+# shard's gradient is rounded to a window (``windows``) on the way to its parameter. What devices take apart in
+# different ways is caught above ATen, where a call still has its meaning.
+
+
+class _Entry(torch.autograd.Function):
+    """A parameter's float32 value on the way in, its gradient rounded to a window on the way out."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, value: Tensor, windows: Windows, shards: int, place: str) -> Tensor:  # noqa: ARG004
+        ctx.windows, ctx.shards, ctx.place = windows, shards, place
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        with below():
+            values = ctx.windows.round(f"{GRADIENTS_OF} {ctx.place}", grad, bits_of_sum(ctx.shards))
+            values = torch.zeros_like(grad, dtype=torch.float64) if values is None else values
+            return values, None, None, None, None
+
+
+class _OneForm(TorchFunctionMode):
+    """Enter it around a forward pass: each of these functions is computed by the same operations on every device."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return _FORMS.get(func, func)(*args, **(kwargs or {}))
+
+
+def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """``F.rms_norm``, which is a kernel with a gradient of its own on a GPU."""
+    dims = tuple(range(-len(shape), 0))
+    mean = x.pow(2).mean(dims, keepdim=True)
+    scaled = x.mul(mean.add(torch.finfo(x.dtype).eps if eps is None else eps).rsqrt())
+    return scaled if weight is None else scaled.mul(weight)
+
+
+def _grid_sample(
+    x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
+    """``F.grid_sample``, which may be an operation of cuDNN's on a GPU."""
+    sampler = torch.grid_sampler_2d if x.dim() == 4 else torch.grid_sampler_3d
+    between, beyond = (
+        ("bilinear", "nearest", "bicubic").index(mode),
+        ("zeros", "border", "reflection").index(padding_mode),
+    )
+    return sampler(x, grid, between, beyond, bool(align_corners))
+
+
+_FORMS: dict[Any, Callable[..., Any]] = {
+    F.rms_norm: _rms_norm,
+    torch.rms_norm: _rms_norm,
+    F.grid_sample: _grid_sample,
+}

@@ -7,32 +7,35 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from samebits.errors import UserError, few
-from samebits.numerics.exact.elementary import divisor
-from samebits.numerics.exact.engine import Engine
-from samebits.numerics.exact.losses import each_loss, summed_loss
+from samebits.numerics.exact import elementary
+from samebits.numerics.exact.engine import Engine, below
+from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum
 from samebits.numerics.exact.module import ExactModule, narrowed, require_plain, widen
 from samebits.numerics.exact.optimizers import SGD, AdamW
-from samebits.numerics.exact.windows import Windows
+from samebits.numerics.exact.windows import LOSS, Windows
+from samebits.numerics.interface import Numerics
+from samebits.numerics.kernels import choose_kernels
+from samebits.records.run import Arithmetic
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from samebits.numerics.batch import MicroBatch
-    from samebits.numerics.interface import OverRanks
+    from samebits.numerics.interface import AllReduce, MicroBatch
     from samebits.params.schema import Train
 
 
-class ExactNumerics:
+class ExactNumerics(Numerics):
     """One set of bits for any device, strategy and number of devices.
 
     A global batch has so many ``samples`` in so many ``shards``, with targets of ``target_shape``. ``independent``: the
     model is known to treat each sample by itself, so that shards need not be kept apart.
     """
 
-    name: Literal["exact"] = "exact"
-    reduction: Literal["sum"] = "sum"
+    name = "exact"
+    reduction = "sum"
 
     def __init__(
         self,
@@ -47,69 +50,53 @@ class ExactNumerics:
         independent: bool,
     ) -> None:
         self._train, self._device, self._loss = train, device, loss
-        self._seed, self._shards, self._samples, self._independent = seed, shards, samples, independent
+        self.seed, self.shards, self.samples, self.independent = seed, shards, samples, independent
         self._targets = samples * math.prod(target_shape)
         self._groups: list[list[nn.Parameter]] = []
         self._replaced: dict[str, Tensor] = {}
         self.windows = Windows()
 
     def configure(self) -> None:
-        """Choose forms of operations that the engine can see into; called once in a worker."""
-        torch.backends.cuda.enable_flash_sdp(False)
-        torch.backends.cuda.enable_mem_efficient_sdp(False)
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        torch.backends.cuda.enable_math_sdp(True)
-        torch.backends.mha.set_fastpath_enabled(False)
-        torch.backends.opt_einsum.enabled = False  # else the order of products depends on a package
-        torch._C._jit_set_texpr_fuser_enabled(False)
+        """Choose forms of operations that the engine can see into."""
+        torch.set_deterministic_debug_mode("default")
+        choose_kernels(fused=False)  # what the engine can see into, and products in one order
 
-    def building(self) -> Engine:
+    def construction(self) -> Engine:
         """What a factory computes is exact too; random numbers are for ``portable_initialization`` to draw."""
         return Engine(during="the model's construction")
 
-    def adopt(self, model: nn.Module) -> None:
+    def prepare(self, model: nn.Module) -> None:
         """Give the model float64 parameters; see ``widen``."""
         require_plain(model)
         self._groups, self._replaced = widen(model)
         if "torch._dynamo" in sys.modules and not self._train.compile:
             torch.compiler.set_stance("force_eager")  # for functions that the model compiles
 
-    def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """What is saved: the state of the model as it was built."""
+    def model_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's state as float32, under the names that it was built with."""
         return narrowed(model)
 
     def module(self, model: nn.Module) -> nn.Module:
-        """What a strategy wraps."""
-        return ExactModule(
-            model,
-            windows=self.windows,
-            shards=self._shards,
-            global_batch=self._samples,
-            seed=self._seed,
-            independent=self._independent,
-        )
+        """What a strategy wraps: the model, fed by whole shards."""
+        return ExactModule(model, self)
 
-    def compile(self, module: nn.Module) -> nn.Module:
-        """The module as it is: a compiler may fuse what must be rounded apart."""
-        return module
-
-    def outputs(self, module: nn.Module, batch: MicroBatch) -> Tensor:
-        """Run the module on whole shards; (samples, ...)."""
-        numbers = torch.tensor(list(batch.shards), device=batch.inputs.device)
+    def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
+        """The module's outputs for whole shards; (samples, ...)."""
         inputs = batch.inputs.reshape(len(batch.shards), -1, *batch.inputs.shape[1:])
-        found: Tensor = module(inputs, numbers, batch.step)
-        return found.flatten(0, 1)
+        outputs: Tensor = module(inputs, batch.shards, batch.step)
+        return outputs.flatten(0, 1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The sum over samples."""
-        return summed_loss(outputs, targets, self._loss, self._targets, self.windows)
+        """The sum of the losses over samples, float64, in a window."""
+        total: Tensor = _SummedLoss.apply(outputs, targets, self._loss, self._targets, self.windows)  # type: ignore[no-untyped-call]
+        return total
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each target, rounded once."""
-        return each_loss(outputs, targets, self._loss)[0].flatten()
+        """The loss of each target (targets,), rounded to float32 once."""
+        return _each_loss(outputs, targets, self._loss)[0].flatten()
 
-    def optimizer(self, model: nn.Module) -> SGD | AdamW:  # noqa: ARG002 - its parameters were adopted
-        """The optimizer of params.yaml."""
+    def optimizer(self, model: nn.Module) -> SGD | AdamW:  # noqa: ARG002 - ``prepare`` has seen its parameters
+        """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
         chosen = self._train.optimizer
         common: dict[str, Any] = {
             "lr": chosen.lr,
@@ -122,11 +109,11 @@ class ExactNumerics:
         return AdamW(self._groups, **common)
 
     def backward(self, loss: Tensor) -> None:
-        """Accumulate gradients."""
+        """Add the loss's exact gradients to those of the parameters."""
         with Engine():
             loss.backward()  # type: ignore[no-untyped-call]
 
-    def settled(self, largest: OverRanks) -> bool:
+    def accepts_grads(self, all_reduce_max: AllReduce) -> bool:
         """Whether the gradients stand; if not, the step is to be made again. Every rank must call it.
 
         Raises:
@@ -139,34 +126,82 @@ class ExactNumerics:
                 hint="read the parameter from its module in forward, as in self.layer.weight",
             )
         self._replaced.clear()  # the first step has shown it
-        return self.windows.settle(largest, self._device)
+        return self.windows.settle(all_reduce_max, self._device)
 
     def step(self, optimizer: SGD | AdamW) -> None:
-        """Update the weights."""
+        """Update the weights, with clipped gradients if ``train.clip_grad_norm`` asks for it."""
         optimizer.step()
 
-    def mean_losses(self, losses: Tensor, total: OverRanks, ranks: int) -> list[float]:  # noqa: ARG002
+    def mean_losses(self, losses: Tensor, all_reduce: AllReduce, ranks: int) -> list[float]:  # noqa: ARG002
         """Mean losses of global batches from the sums of this rank's parts."""
-        mean = total(losses).div_(divisor(losses, self._targets))
-        found: list[float] = mean.to(torch.float32).tolist()
-        return found
+        means: list[float] = (
+            all_reduce(losses).div_(elementary.divisor(losses, self._targets)).to(torch.float32).tolist()
+        )
+        return means
 
-    def state(self) -> dict[str, Any]:
-        """The windows."""
+    def state_dict(self) -> dict[str, Any]:
+        """The windows, and how often steps were made again, as JSON."""
         return {"tops": dict(self.windows.tops), "widened": self.windows.widened}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go back to windows."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to the windows that ``state_dict`` gave."""
         self.windows.clear()
         self.windows.tops |= state["tops"]
         self.windows.widened = state["widened"]
 
-    def facts(self) -> dict[str, Any]:
+    def arithmetic(self) -> Arithmetic:
         """Steps that were made again, and the share of numbers that were too small for a sum over the batch."""
-        lost, there = self.windows.below()
-        return {"steps_made_again": self.windows.widened, "below_window": lost / there if there else 0.0}
+        lost, counted = self.windows.below()
+        share = lost / counted if counted else 0.0
+        return Arithmetic(steps_made_again=self.windows.widened, below_window=share)
 
     def reset(self, optimizer: SGD | AdamW) -> None:
         """Forget what the optimizer and the windows have reached."""
         optimizer.state.clear()
         self.windows.clear()
+
+
+def _cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses (rows,) and their gradients (rows, classes), both rounded to float32 once, of float32 logits."""
+    values = logits.to(torch.float64)
+    values = values.sub_(values.amax(-1, keepdim=True))
+    powers = elementary.exp(values)
+    total = fixed_order_sum(powers, (1,))
+    chosen = values.gather(1, targets.unsqueeze(1))
+    losses = elementary.log(total).sub_(chosen).squeeze(1)
+    slopes = powers.div_(total)
+    hit = torch.arange(slopes.shape[1], device=slopes.device) == targets.unsqueeze(1)
+    slopes = torch.where(hit, slopes - 1.0, slopes)
+    return losses.to(torch.float32), slopes.to(torch.float32)
+
+
+def _each_loss(outputs: Tensor, targets: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """Losses of all targets and their gradients; each step of a squared error is rounded to float32.
+
+    Under cross-entropy axes between first and last count as samples.
+    """
+    if kind == "mse":
+        difference = outputs.sub(targets)
+        return difference.mul(difference), difference.mul(2.0)
+    return _cross_entropies(outputs.flatten(0, -2), targets.flatten())
+
+
+class _SummedLoss(torch.autograd.Function):
+    """The sum of the losses of all rows, float64, in a window, so that no split of the batch can change it.
+
+    ``terms`` is how many there are in a global batch. The gradients are those of ``_each_loss``, as they were rounded.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, outputs: Tensor, targets: Tensor, kind: str, terms: int, windows: Windows) -> Tensor:
+        with below():
+            losses, slopes = _each_loss(outputs, targets, kind)
+            ctx.save_for_backward(slopes.view(outputs.shape))
+            values = windows.round(LOSS, losses, bits_of_sum(terms))
+            return losses.new_zeros((), dtype=torch.float64) if values is None else values.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
+        (slopes,) = ctx.saved_tensors
+        return slopes, None, None, None, None

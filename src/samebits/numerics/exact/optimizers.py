@@ -25,12 +25,14 @@ _EPS = 1e-8
 
 
 def _sums(group: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The gradients of parameters that are one."""
+    """The gradients of parameters that are one, as far as there are any."""
     return [q.grad.reshape(-1) for q in group if q.grad is not None]
 
 
 class _Exact:
-    """``groups`` lists parameters that are one and the same; ``terms`` is what a summed gradient is divided by.
+    """What SGD and AdamW share: gradients divided and clipped, parameters updated block by block.
+
+    ``groups`` lists parameters that are one and the same; ``terms`` is what a summed gradient is divided by.
 
     Not a ``torch.optim.Optimizer``, whose first call imports PyTorch's compiler, for seconds.
     """
@@ -53,7 +55,7 @@ class _Exact:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Make one step."""
+        """Update every parameter by its mean gradient."""
         settings = self.param_groups[0]
         torch.set_flush_denormal(False)  # AdamW's squares are often subnormal
         scale = self._clipping()
@@ -77,8 +79,8 @@ class _Exact:
     def _gradient(self, sums: list[Tensor], scale: Tensor | None) -> Tensor:
         """The mean gradient, rounded to float32."""
         total = sums[0].clone()
-        for other in sums[1:]:
-            total.add_(other)
+        for addend in sums[1:]:
+            total.add_(addend)
         if self._terms & (self._terms - 1) == 0:
             total.mul_(1.0 / self._terms)
         else:

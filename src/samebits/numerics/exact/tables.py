@@ -34,7 +34,7 @@ class Table:
         self._on: dict[torch.device, list[Tensor]] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Evaluate at float64 ``x``."""
+        """The function at float64 ``x``; beyond the ends its value there."""
         t = x.clamp(self._low, self._high).sub_(self._low).mul_(_STEPS)
         node = t.round()
         d = t.sub_(node).div_(_STEPS)

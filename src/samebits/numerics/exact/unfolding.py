@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional as F
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Geometry(NamedTuple):
-    """How a kernel moves over the axes behind batch and channels."""
+@dataclass(frozen=True, kw_only=True)
+class Geometry:
+    """How a kernel moves over an image: numbers for each axis behind batch and channels."""
 
     size: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -27,29 +29,23 @@ class Geometry(NamedTuple):
     """Whether a last window may hang over the edge, as with ``ceil_mode``."""
 
     @classmethod
-    def of(
-        cls,
-        size: Sequence[int],
-        kernel: Sequence[int],
-        stride: int | Sequence[int],
-        padding: int | Sequence[int],
-        dilation: int | Sequence[int],
-        *,
-        ceil: bool = False,
-    ) -> Geometry:
-        """From numbers for each axis, or one for all."""
-        kernel, stride, padding, dilation = (_per_axis(v, len(size)) for v in (kernel, stride, padding, dilation))
-        return cls(tuple(size), kernel, stride, padding, dilation, ceil)
+    def of(cls, size: Sequence[int], *, ceil: bool = False, **numbers: int | Sequence[int]) -> Geometry:
+        """From kernel, stride, padding and dilation as numbers for each axis, or one number for all of them."""
+        each = {name: _per_axis(value, len(size)) for name, value in numbers.items()}
+        return cls(size=tuple(size), ceil=ceil, **each)
 
-    def way_back(self, more: Sequence[int]) -> Geometry:
-        """Of the image whose windows stand at as many positions as this one has elements, and ``more`` elements."""
-        rest = _per_axis(more, len(self.size))
+    def transposed(self, output_padding: Sequence[int]) -> Geometry:
+        """The geometry of the image whose windows stand at as many positions as this one has elements.
+
+        It is ``output_padding`` elements larger than the windows need.
+        """
+        rest = _per_axis(output_padding, len(self.size))
         axes = zip(self.size, self.kernel, self.stride, self.padding, self.dilation, rest, strict=True)
-        return self._replace(size=tuple((n - 1) * t - 2 * p + d * (k - 1) + o + 1 for n, k, t, p, d, o in axes))
+        return replace(self, size=tuple((n - 1) * t - 2 * p + d * (k - 1) + o + 1 for n, k, t, p, d, o in axes))
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """Shape of the result."""
+        """How many windows there are along each axis, which is the shape of a convolution's result."""
         return tuple(self._count(axis) for axis in range(len(self.size)))
 
     def _count(self, axis: int) -> int:
@@ -73,13 +69,15 @@ class Geometry(NamedTuple):
 
 
 def _per_axis(value: int | Sequence[int], axes: int) -> tuple[int, ...]:
-    """One number for each axis."""
     numbers = (value,) if isinstance(value, int) else tuple(value)
     return numbers * axes if len(numbers) == 1 else numbers
 
 
 def windows_of(x: Tensor, geometry: Geometry, fill: float = 0.0) -> Tensor:
-    """(batch, channels, *size) to a view (batch, channels, *positions, *kernel), edges filled with ``fill``."""
+    """The windows of an image, edges filled with ``fill``.
+
+    Shapes: (batch, channels, *size) to a view (batch, channels, *positions, *kernel).
+    """
     around = zip(reversed(geometry.padding), reversed(geometry.overhang), strict=True)
     pads = [pad for p, over in around for pad in (p, p + over)]
     padded = F.pad(x, pads, value=fill) if any(pads) else x
@@ -93,7 +91,7 @@ def windows_of(x: Tensor, geometry: Geometry, fill: float = 0.0) -> Tensor:
 def fold(windows: Tensor, geometry: Geometry) -> Tensor:
     """The transpose of ``windows_of``: float64 sums over all windows that hold an element, in a fixed order.
 
-    (batch, channels, *positions, *kernel) to (batch, channels, *size).
+    Shapes: (batch, channels, *positions, *kernel) to (batch, channels, *size).
     """
     padded = [s + 2 * p for s, p in zip(geometry.size, geometry.padding, strict=True)]
     total = torch.zeros((*windows.shape[:2], *padded), dtype=torch.float64, device=windows.device)

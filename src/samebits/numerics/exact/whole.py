@@ -1,7 +1,7 @@
 """The batch at once, for models whose samples do not meet: what meets there are the gradients of parameters.
 
 Every operation but these depends on one sample alone, so that its result does not depend on how a batch is split
-(``products``, ``operations``). Where a parameter meets the samples, its gradient is a sum over them, and the terms of
+(``grid``, ``operations``). Where a parameter meets the samples, its gradient is a sum over them, and the terms of
 that sum are rounded to a window (``windows``) that is the same for every split.
 
 The functions here stand in for PyTorch's own of the same meaning. A parameter is a float64 tensor that holds float32
@@ -25,13 +25,13 @@ from samebits.numerics.exact.grid import (
     bits_of_products,
     bits_of_sum,
     blocks,
+    exact_matmul,
     shifter,
     snap_,
     snap_rows,
     top_of_magnitude,
 )
 from samebits.numerics.exact.operations.contractions import folded, from_rows, rows_of
-from samebits.numerics.exact.products import exact_matmul
 from samebits.numerics.exact.unfolding import Geometry
 from samebits.numerics.exact.windows import GRADIENTS_AT, INPUTS_OF, largest
 
@@ -47,9 +47,9 @@ FEWEST_BITS = 16
 """Of a factor whose products are summed over the batch; a window may be three bits above the largest of them."""
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Scope:
-    """A forward pass: its windows, the samples of a global batch, and how many of them are here."""
+    """A forward pass: its windows, the samples of a global batch, how many of them are here, and rounded weights."""
 
     windows: Windows
     global_batch: int
@@ -67,21 +67,21 @@ class Scope:
 
 
 class WeightCache:
-    """Weights on their grid, until they change; forward and backward passes and micro-batches share them."""
+    """Weights on their grid until they change, shared by forward and backward passes and by micro-batches."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, tuple[int, int, Tensor]] = {}
+        self._entries: dict[str, tuple[int, int, Tensor]] = {}
 
     def rounded(self, place: str, weight: Tensor) -> Tensor:
-        """``weight``, which is (outputs, inputs), rounded for products along either axis."""
+        """A weight (outputs, inputs) rounded for products along either axis, as float64."""
         bits = bits_of_products(max(weight.shape))
         if not weight.is_leaf:  # a replica's copy, which lives for one step
             return _on_grid(weight, bits)
-        kept = self._kept.get(place)
-        if kept is None or kept[:2] != (id(weight), weight._version):
-            kept = (id(weight), weight._version, _on_grid(weight.detach(), bits))
-            self._kept[place] = kept
-        return kept[2]
+        entry = self._entries.get(place)
+        if entry is None or entry[:2] != (id(weight), weight._version):
+            entry = (id(weight), weight._version, _on_grid(weight.detach(), bits))
+            self._entries[place] = entry
+        return entry[2]
 
 
 def _on_grid(weight: Tensor, bits: int) -> Tensor:
@@ -93,6 +93,8 @@ def _on_grid(weight: Tensor, bits: int) -> Tensor:
 
 
 class _Linear(Function):
+    """``F.linear``, the gradients of its parameters as sums in a window."""
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
         with below():
@@ -131,7 +133,7 @@ class _Linear(Function):
 
 
 class _Spread(Function):
-    """A parameter as float32, broadcast over samples."""
+    """A parameter as float32 and broadcast over samples, its gradient as a sum in a window."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, shape: torch.Size, scope: Scope, place: str) -> Tensor:
@@ -157,15 +159,15 @@ class _Spread(Function):
 
 
 class _Lookup(Function):
-    """Rows of an embedding, as float32."""
+    """Rows of an embedding as float32, the gradient of its weight as a sum in a window."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, index: Tensor, scope: Scope, place: str) -> Tensor:
         ctx.save_for_backward(index)
         ctx.rows, ctx.scope, ctx.place = weight.shape[0], scope, place
         with below():
-            found = weight.index_select(0, index.reshape(-1)).to(torch.float32)
-            return found.view(*index.shape, weight.shape[1])
+            rows = weight.index_select(0, index.reshape(-1)).to(torch.float32)
+            return rows.view(*index.shape, weight.shape[1])
 
     @staticmethod
     @once_differentiable
@@ -182,7 +184,7 @@ class _Lookup(Function):
 
 
 class _Unfold(Function):
-    """Windows of an image as rows."""
+    """Windows of an image as rows (samples, positions, channels * kernel), and back by float64 sums."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:
@@ -213,7 +215,7 @@ class WholeBatch(TorchFunctionMode):
         return version(self, *args, **(kwargs or {}))
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """``F.linear``."""
+        """``F.linear`` of a batch and two parameters."""
         return _Linear.apply(x, weight, bias, self._scope, self._place_of(weight))  # type: ignore[no-any-return,no-untyped-call]
 
     def spread(self, parameter: Tensor, shape: Sequence[int], axes: int) -> Tensor:
@@ -228,7 +230,7 @@ class WholeBatch(TorchFunctionMode):
         return x if bias is None else x + self.spread(bias, x.shape, axes)
 
     def embedding(self, index: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:
-        """``F.embedding`` without its options."""
+        """``F.embedding``, whose options no built-in model uses."""
         return _Lookup.apply(weight, index, self._scope, self._place_of(weight))  # type: ignore[no-any-return,no-untyped-call]
 
     def layer_norm(
@@ -239,13 +241,13 @@ class WholeBatch(TorchFunctionMode):
         bias: Tensor | None = None,
         eps: float = 1e-5,
     ) -> Tensor:
-        """``F.layer_norm``."""
+        """``F.layer_norm`` with its affine map apart, where the parameters meet the samples."""
         return self.affine(F.layer_norm(x, shape, None, None, eps), weight, bias)
 
     def group_norm(
         self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Tensor:
-        """``F.group_norm``."""
+        """``F.group_norm`` with its affine map apart, where the parameters meet the samples."""
         return self.affine(F.group_norm(x, groups, None, None, eps), weight, bias, axes=x.dim() - 2)
 
     def conv2d(
@@ -258,9 +260,9 @@ class WholeBatch(TorchFunctionMode):
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> Tensor:
-        """``F.conv2d`` with one group."""
+        """``F.conv2d`` with one group: a linear map of unfolded windows."""
         assert groups == 1
-        geometry = Geometry.of(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+        geometry = Geometry.of(x.shape[2:], kernel=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
         place = self._place_of(weight)
         rows = _Unfold.apply(x, geometry)  # type: ignore[no-untyped-call]
         y = _Linear.apply(rows, weight.flatten(1), bias, self._scope, place)  # type: ignore[no-untyped-call]

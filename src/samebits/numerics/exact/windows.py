@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.errors import UserError
-from samebits.numerics.exact.grid import shifter, snap_, top_of_magnitude
+from samebits.numerics.exact.grid import shift_of, snap_, top_of_magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,14 +35,23 @@ _UNSEEN = -(1 << 20)  # below every exponent
 class Windows:
     """The windows of one training, by place; the same on every rank.
 
-    ``places`` are all that there may be: ranks agree on each of them, also where not all have met it.
+    ``places`` are all that there may be: ranks agree on each of them, also where not all have met it. ``tops`` holds
+    the exponent of each window's upper end.
     """
 
+    tops: dict[str, int]
+    widened: int
+    """How often a step was made again, beside the first."""
+
     def __init__(self, places: Iterable[str] = ()) -> None:
-        self._places = {place: number for number, place in enumerate(sorted(places))}
-        self.tops: dict[str, int] = {}
+        self._places: list[str] = []
+        self.expect(places)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything but the places, as at the start of a training."""
+        self.tops = {}
         self.widened = 0
-        """How often a step was made again, beside the first."""
         self._seen: dict[str, list[Tensor]] = {}
         self._missing = False
         self._steps = 0
@@ -50,8 +59,8 @@ class Windows:
         self._passing: list[Tensor] = []
 
     def expect(self, places: Iterable[str]) -> None:
-        """Add places."""
-        self._places = {place: number for number, place in enumerate(sorted({*self._places, *places}))}
+        """Add places that may be met; known ones are left as they are."""
+        self._places = sorted({*self._places, *places})
 
     def round(self, place: str, x: Tensor, bits: int) -> Tensor | None:
         """Round ``x`` to so many bits of the window at ``place``, as float64.
@@ -63,11 +72,10 @@ class Windows:
         if place not in self.tops:
             self._missing = True
             return None
-        shift = shifter(torch.tensor([self.tops[place]], device=x.device), bits)
-        values = snap_(x.to(torch.float64, copy=True), shift if x.dim() else shift[0])
+        values = snap_(x.to(torch.float64, copy=True), shift_of(self.tops[place], bits))
         if self._steps % COUNT_EVERY == 0:
-            there = x != 0
-            self._passing.append(torch.stack([(there & (values == 0)).sum(), there.sum()]).cpu())
+            nonzero = x != 0
+            self._passing.append(torch.stack([(nonzero & (values == 0)).sum(), nonzero.sum()]))
         return values
 
     def settle(self, largest_of_all: Callable[[Tensor], Tensor], device: torch.device) -> bool:
@@ -76,46 +84,42 @@ class Windows:
         Raises:
             UserError: a magnitude is infinite or NaN.
         """
-        here = torch.full((len(self._places) + 1,), _UNSEEN, dtype=torch.int64, device=device)
-        here[-1] = self._missing
-        if self._seen:
-            sizes = [[top_of_magnitude(size).reshape(()).to(device) for size in seen] for seen in self._seen.values()]
-            numbers = torch.tensor([self._places[place] for place in self._seen], device=device)
-            here[numbers] = torch.stack([torch.stack(tops).amax() for tops in sizes])
+        # What a GPU has is read once, in the end: each reading waits for all that it has to do.
+        unseen = torch.full((), _UNSEEN, dtype=torch.int64, device=device)
+        here = [self._largest_top(place, device) if place in self._seen else unseen for place in self._places]
+        here.append(torch.full((), self._missing, dtype=torch.int64, device=device))
         self._seen.clear()
-        *found_tops, missing = largest_of_all(here).tolist()
-        tops = {place: top for place, top in zip(self._places, found_tops, strict=True) if top > _UNSEEN}
+        *agreed, missing = largest_of_all(torch.stack(here)).tolist()
+        tops = {place: top for place, top in zip(self._places, agreed, strict=True) if top > _UNSEEN}
         fits = not missing
-        for place, found in tops.items():
-            if found >= _OVERFLOW:
+        for place, top in tops.items():
+            if top >= _OVERFLOW:
                 raise UserError(
                     f"{place}: infinite or not a number, so there is no exact sum over the batch",
                     hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
                 )
-            agreed = self.tops.get(place)
-            if agreed is None or found > agreed:
+            if place not in self.tops or top > self.tops[place]:
                 fits = False
-                self.tops[place] = found + HEADROOM
+                self.tops[place] = top + HEADROOM
         if fits:
             self._steps += 1
             for pair in self._passing:
-                self._counts += pair
-            for place, found in tops.items():
-                self.tops[place] -= found < self.tops[place] - SLACK
+                self._counts += pair.cpu()
+            for place, top in tops.items():
+                self.tops[place] -= top < self.tops[place] - SLACK
         else:
             self.widened += not missing
         self._missing = False
         self._passing.clear()
         return fits
 
-    def below(self) -> tuple[int, int]:
-        """How many numbers were rounded to zero on this rank, of how many, in every ``COUNT_EVERY``-th step."""
-        lost, there = self._counts.tolist()
-        return lost, there
+    def _largest_top(self, place: str, device: torch.device) -> Tensor:
+        return torch.stack([top_of_magnitude(size).reshape(()).to(device) for size in self._seen[place]]).amax()
 
-    def clear(self) -> None:
-        """Forget everything, as at the start of a training."""
-        self.__init__(self._places)  # type: ignore[misc]
+    def below(self) -> tuple[int, int]:
+        """This rank's numbers that were rounded to zero, and all of them, in each ``COUNT_EVERY``-th step."""
+        lost, rounded = self._counts.tolist()
+        return lost, rounded
 
 
 def largest(x: Tensor) -> Tensor:

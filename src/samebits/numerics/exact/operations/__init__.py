@@ -4,26 +4,8 @@ An operation that is in neither ``FREE`` nor ``EXACT`` nor, for integers, in ``I
 PyTorch's own decompositions, or refused.
 """
 
-from samebits.numerics.exact.operations import (
-    contractions,
-    indexing,
-    normalization,
-    pointwise,
-    pooling,
-    reductions,
-)
-from samebits.numerics.exact.operations.free import FREE, INTEGER, OTHER_FORMS
-from samebits.numerics.exact.operations.registry import EXACT
+from samebits.numerics.exact.operations import contractions, indexing, normalization, pointwise, pooling, reductions
+from samebits.numerics.exact.operations.registry import EXACT, FREE, INTEGER, REFUSED
 
-__all__ = [
-    "EXACT",
-    "FREE",
-    "INTEGER",
-    "OTHER_FORMS",
-    "contractions",
-    "indexing",
-    "normalization",
-    "pointwise",
-    "pooling",
-    "reductions",
-]
+__all__ = ["EXACT", "FREE", "INTEGER", "REFUSED", "contractions", "indexing", "normalization", "pointwise", "pooling",
+           "reductions"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Matrix products and convolutions."""
+"""Matrix products and convolutions: sums of products, rounded to float32 once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from samebits.numerics.exact.grid import fixed_order_sum
+from samebits.numerics.exact.grid import fixed_order_sum, matmul
 from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
-from samebits.numerics.exact.products import matmul
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
@@ -22,9 +21,9 @@ Number = float | int
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Float64 product of float32 factors, and of integers, whose products are exact."""
+    """Float64 product of float32 factors; of integers, whose products are exact, in their own type."""
     if not a.is_floating_point() and not a.is_complex():
-        return torch.matmul(a, b)
+        return a.unsqueeze(-1).mul(b.unsqueeze(-3)).sum(-2, dtype=a.dtype)  # CUDA has no such products
     check_float32(a)
     check_float32(b)
     return matmul(a, b)
@@ -32,25 +31,25 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 @exact(aten.mm, aten.bmm)
 def mm(a: Tensor, b: Tensor) -> Tensor:
-    """Rounded once."""
+    """The product of two matrices, or of each pair in a batch."""
     return _product(a, b).to(a.dtype)
 
 
 @exact(aten.mv)
 def mv(a: Tensor, x: Tensor) -> Tensor:
-    """Rounded once."""
+    """The product of a matrix and a vector."""
     return _product(a, x.unsqueeze(1)).squeeze(1).to(a.dtype)
 
 
 @exact(aten.dot, aten.vdot)
 def dot(x: Tensor, y: Tensor) -> Tensor:
-    """Rounded once."""
+    """The inner product of two vectors."""
     return _product(x.unsqueeze(0), y.unsqueeze(1)).reshape(()).to(x.dtype)
 
 
 @exact(aten.addmm, aten.baddbmm)
 def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Beta * c + alpha * (a @ b); the sum is rounded in float64, then once more."""
+    """``beta * c + alpha * (a @ b)``; products and sum are rounded in float64, the result once more."""
     return _added(_product(a, b), c, beta, alpha)
 
 
@@ -65,26 +64,26 @@ def _added(product: Tensor, c: Tensor, beta: Number, alpha: Number) -> Tensor:
 
 @exact(aten.addmv)
 def addmv(c: Tensor, a: Tensor, x: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """As ``addmm``."""
+    """``beta * c + alpha * (a @ x)``, rounded as in ``addmm``."""
     return addmm(c.unsqueeze(-1) if c.dim() else c, a, x.unsqueeze(1), beta=beta, alpha=alpha).squeeze(1)
 
 
 @exact(aten.addbmm)
 def addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """As ``addmm``, with the products of a batch summed."""
+    """``beta * c + alpha * (a @ b).sum(0)``, rounded as in ``addmm``."""
     return _added(fixed_order_sum(_product(a, b), (0,)).squeeze(0), c, beta, alpha)
 
 
 @exact(aten.addr)
 def addr(c: Tensor, x: Tensor, y: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """Outer product and sum, rounded as in ``addmm``."""
+    """``beta * c + alpha * outer(x, y)``, rounded as in ``addmm``."""
     return addmm(c, x.unsqueeze(1), y.unsqueeze(0), beta=beta, alpha=alpha)
 
 
 class _Layout(NamedTuple):
     """How a kernel moves over the larger image, and the kernels as (groups, outputs, inputs * kernel) of one group.
 
-    A transposed convolution is the way back of a convolution: its output is the larger image.
+    A transposed convolution is the gradient of a convolution: its output is the larger image.
     """
 
     geometry: Geometry
@@ -104,16 +103,16 @@ def _layout(
     groups: int,
 ) -> _Layout:
     kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
-    geometry = Geometry.of(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    geometry = Geometry.of(x.shape[2:], kernel=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
     if transposed:
-        geometry = geometry.way_back(output_padding)
+        geometry = geometry.transposed(output_padding)
         if geometry.positions != tuple(x.shape[2:]):
             raise NotExactError("an output_padding from the stride on has no exact version")
-    return _Layout(geometry, kernels, groups, transposed)
+    return _Layout(geometry=geometry, kernels=kernels, groups=groups, transposed=transposed)
 
 
 def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
-    """(batch, channels, *size) to (groups, batch * positions, channels / groups * kernel)."""
+    """Windows as rows: (batch, channels, *size) to (groups, batch * positions, channels / groups * kernel)."""
     axes, (batch, channels) = len(geometry.size), x.shape[:2]
     windows = windows_of(x, geometry)
     windows = windows.view(batch, groups, channels // groups, *windows.shape[2:])
@@ -123,21 +122,21 @@ def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
 
 
 def from_rows(rows: Tensor, batch: int, geometry: Geometry) -> Tensor:
-    """(groups, batch * positions, outputs / groups) to (batch, outputs, *positions)."""
+    """An image of what rows gave: (groups, batch * positions, outputs / groups) to (batch, outputs, *positions)."""
     groups, _, outputs = rows.shape
     spread = rows.view(groups, batch, math.prod(geometry.positions), outputs)
     return spread.permute(1, 0, 3, 2).reshape(batch, groups * outputs, *geometry.positions)
 
 
 def to_rows(x: Tensor, groups: int) -> Tensor:
-    """The inverse of ``from_rows``."""
+    """The inverse of ``from_rows``: (batch, outputs, *positions) to (groups, batch * positions, outputs / groups)."""
     batch, outputs = x.shape[:2]
     spread = x.reshape(batch, groups, outputs // groups, -1)
     return spread.permute(1, 0, 3, 2).reshape(groups, -1, outputs // groups)
 
 
 def folded(rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor:
-    """The transpose of ``rows_of``, as float64."""
+    """The transpose of ``rows_of``: float64 sums over all windows that hold an element, (batch, channels, *size)."""
     groups = rows.shape[0]
     batch, channels = x_shape[:2]
     axes = len(geometry.size)
@@ -148,16 +147,22 @@ def folded(rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor:
 
 @exact(aten.convolution)
 def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    """As a product of unfolded windows; one, two or three axes, any stride, padding, dilation and groups."""
+    """A convolution as a product of unfolded windows, over one, two or three axes.
+
+    ``settings`` are stride, padding, dilation, transposed, output_padding and groups.
+
+    Raises:
+        NotExactError: a transposed convolution has an output_padding from the stride on.
+    """
     geometry, kernels, groups, transposed = _layout(x, weight, *settings)
     if transposed:
         shape = (x.shape[0], groups * weight.shape[1], *geometry.size)
-        found = folded(_product(to_rows(x, groups), kernels), shape, geometry)
+        y = folded(_product(to_rows(x, groups), kernels), shape, geometry)
     else:
-        found = from_rows(_product(rows_of(x, geometry, groups), kernels.mT), x.shape[0], geometry)
+        y = from_rows(_product(rows_of(x, geometry, groups), kernels.mT), x.shape[0], geometry)
     if bias is not None:
-        found = found.add_(wide(bias).view(-1, *(1 for _ in geometry.size)))
-    return found.to(x.dtype)
+        y = y.add_(wide(bias).view(-1, *(1 for _ in geometry.size)))
+    return y.to(x.dtype)
 
 
 @exact(aten.convolution_backward)
@@ -169,8 +174,8 @@ def convolution_backward(
     *settings: Any,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight and bias; the last of ``settings`` says which are wanted."""
-    *settings_of_forward, wanted = settings
-    geometry, kernels, groups, transposed = _layout(x, weight, *settings_of_forward)
+    *forward_settings, wanted = settings
+    geometry, kernels, groups, transposed = _layout(x, weight, *forward_settings)
     grad_x = grad_weight = grad_bias = None
     if wanted[0] and transposed:
         grad_x = from_rows(_product(rows_of(grad, geometry, groups), kernels.mT), x.shape[0], geometry).to(x.dtype)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import torch
 
 from samebits.numerics.exact.grid import bits_of_sum, shifter, snap_, top_of_magnitude
-from samebits.numerics.exact.operations.reductions import or_not_finite
+from samebits.numerics.exact.operations.reductions import or_not_finite, terms_of
 from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
 
 if TYPE_CHECKING:
@@ -31,10 +30,10 @@ def _accumulated(x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tens
     base_known = torch.where(touched & base.isfinite(), base, 0.0)
     terms_known = torch.where(terms.isfinite(), terms, 0.0)
     size = torch.maximum(_largest(base_known, lanes), _largest(terms_known, lanes))
-    shift = shifter(top_of_magnitude(size), bits_of_sum(_count(base, lanes) + _count(terms, lanes)))
-    total = put(snap_(base_known, shift), snap_(terms_known, shift))
-    others = put(torch.where(base.isfinite(), 0.0, base), torch.where(terms.isfinite(), 0.0, terms))
-    return torch.where(touched, or_not_finite(total, others), base).to(x.dtype)
+    shift = shifter(top_of_magnitude(size), bits_of_sum(terms_of(base, lanes) + terms_of(terms, lanes)))
+    finite = put(snap_(base_known, shift), snap_(terms_known, shift))
+    infinite = put(torch.where(base.isfinite(), 0.0, base), torch.where(terms.isfinite(), 0.0, terms))
+    return torch.where(touched, or_not_finite(finite, infinite), base).to(x.dtype)
 
 
 def _largest(x: Tensor, lanes: tuple[int, ...]) -> Tensor:
@@ -45,19 +44,15 @@ def _largest(x: Tensor, lanes: tuple[int, ...]) -> Tensor:
     return x.new_zeros(shape)
 
 
-def _count(x: Tensor, lanes: tuple[int, ...]) -> int:
-    return math.prod(x.shape[lane] for lane in lanes) if x.dim() else 1
-
-
 @exact(aten.embedding_dense_backward)
 def embedding_dense_backward(
-    grad: Tensor,
-    indices: Tensor,
-    num_weights: int,
-    padding_idx: int,
-    scale_grad_by_freq: bool,
+    grad: Tensor, indices: Tensor, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
 ) -> Tensor:
-    """Sum of the gradients of each row."""
+    """The gradient of an embedding's weight: for each row the sum of the gradients where it was looked up.
+
+    Raises:
+        NotExactError: gradients are to be divided by how often a row was looked up.
+    """
     if scale_grad_by_freq:
         raise NotExactError("an embedding with scale_grad_by_freq has no exact version")
     flat, rows = indices.reshape(-1), grad.reshape(-1, grad.shape[-1])
@@ -68,26 +63,26 @@ def embedding_dense_backward(
 
 @exact(aten.index_add)
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """Sum."""
+    """``x`` with ``alpha * source`` added to the slices of ``dim`` that ``index`` names."""
     terms = source if alpha == 1 else source.mul(alpha)
     return _accumulated(x, terms, lambda a, b: a.index_add_(dim, index, b), (dim,))
 
 
 @exact(aten.scatter_add)
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """Sum."""
+    """``x`` with each element of ``source`` added at the place along ``dim`` that ``index`` gives for it."""
     if index.numel() == 0:
         return x.clone()
     if x.dim() == 0:
         return scatter_add(x.view(1), 0, index.view(-1), source.view(-1)).view(())
     part = source[tuple(slice(n) for n in index.shape)]
-    others = [d for d in range(x.dim()) if d != dim % x.dim()]
-    narrower = any(x.shape[d] != part.shape[d] for d in others)  # then what meets is not a line of both
+    across = [d for d in range(x.dim()) if d != dim % x.dim()]
+    narrower = any(x.shape[d] != part.shape[d] for d in across)  # then what meets is not a line of both
     lanes = tuple(range(x.dim())) if narrower else (dim,)
     return _accumulated(x, part, lambda a, b: a.scatter_add_(dim, index, b), lanes)
 
 
-@exact(aten.index_put, aten._index_put_impl, aten._unsafe_index_put)
+@exact(aten.index_put, aten._index_put_impl)
 def index_put(
     x: Tensor,
     indices: list[Tensor | None],
@@ -95,7 +90,11 @@ def index_put(
     accumulate: bool = False,
     unsafe: bool = False,  # noqa: ARG001
 ) -> Tensor:
-    """A sum, or values put into places that are all different."""
+    """``x`` with ``values`` added at places, or put into places that are all different.
+
+    Raises:
+        NotExactError: different values are put into one place.
+    """
     places = tuple(slice(None) if index is None else index for index in indices)
     if accumulate:
         like = values.expand(x[places].shape)
@@ -118,7 +117,11 @@ def _check_written(read: Tensor, values: Tensor) -> None:
 
 @exact(aten.scatter)
 def scatter(x: Tensor, dim: int, index: Tensor, value: Tensor | float, *, reduce: str | None = None) -> Tensor:
-    """Values put into places that are all different."""
+    """``x`` with values put into places along ``dim`` that are all different.
+
+    Raises:
+        NotExactError: different values are put into one place, or ``reduce`` joins them.
+    """
     if reduce is not None:
         raise NotExactError("scatter with reduce has no exact version; use scatter_add")
     result = x.scatter(dim, index, value)
@@ -129,7 +132,7 @@ def scatter(x: Tensor, dim: int, index: Tensor, value: Tensor | float, *, reduce
 
 @exact(aten.unfold_backward)
 def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
-    """Overlapping windows are summed in their order."""
+    """The gradient of ``Tensor.unfold``: float64 sums over the windows that hold an element, in a fixed order."""
     if not input_sizes:
         return grad.sum().reshape(())
     total = torch.zeros(input_sizes, dtype=torch.float64, device=grad.device)
@@ -145,7 +148,7 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
 def upsample_nearest_backward(
     grad: Tensor, output_size: list[int], input_size: list[int], *scales: float | None
 ) -> Tensor:
-    """Each gradient goes to the element that it was copied from."""
+    """The gradient of nearest upsampling: the sum of the gradients of an element's copies, axis by axis."""
     axes = len(output_size)
     for axis, count, size in zip(range(2, 2 + axes), output_size, input_size[2:], strict=True):
         scale = scales[axis - 2] if len(scales) == axes else None

@@ -10,7 +10,7 @@ import torch
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.reductions import divided, moments
-from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
+from samebits.numerics.exact.operations.registry import exact, wide
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """X less its largest, the exponentials of that, and their sum, in float64."""
+    """``x`` less its largest along ``dim``, the exponentials of that, and their sum, in float64."""
     values = wide(x)
     values.sub_(values.amax(dim, keepdim=True))
     powers = elementary.exp(values)
@@ -28,23 +28,16 @@ def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
 
 @exact(aten._softmax)
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: ARG001
-    """Rounded once."""
+    """Exponentials along ``dim`` over their sum, rounded once."""
     if x.dim() == 0 or x.numel() == 0:
         return torch.ones_like(x)
     _, powers, total = _exponentials(x, dim)
     return powers.div_(total).to(x.dtype)
 
 
-@exact(aten._safe_softmax)
-def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:  # noqa: ARG001
-    """Zero for rows in which everything is masked."""
-    masked = (x == -math.inf).all(dim, keepdim=True)
-    return torch.where(masked, torch.zeros((), dtype=x.dtype, device=x.device), softmax(x, dim, False))
-
-
 @exact(aten._softmax_backward_data)
 def softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """Y * (grad - sum(grad * y)), as y * grad - y * sum."""
+    """``y * grad - y * sum(grad * y)`` with y the softmax, rounded once."""
     if y.dim() == 0:
         return torch.zeros_like(grad)
     product = wide(grad).mul_(y)
@@ -53,7 +46,7 @@ def softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype
 
 @exact(aten._log_softmax)
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: ARG001
-    """Rounded once."""
+    """The logarithm of ``softmax``, rounded once."""
     if x.dim() == 0 or x.numel() == 0:
         return torch.zeros_like(x)
     values, _, total = _exponentials(x, dim)
@@ -62,7 +55,7 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: AR
 
 @exact(aten._log_softmax_backward_data)
 def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """Give grad - exp(y) * sum(grad)."""
+    """``grad - exp(y) * sum(grad)`` with y the logarithms, rounded once."""
     if y.dim() == 0:
         return torch.zeros_like(grad)
     values = wide(grad)
@@ -76,7 +69,7 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def _standardised(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """float64 values of mean 0 and variance 1 over ``dims``, their mean and the reciprocal of their deviation."""
+    """Float64 values of mean 0 and variance 1 over ``dims``, their mean and the reciprocal of their deviation."""
     middle, deviation, squares = moments(x, dims)
     count = math.prod(x.shape[d] for d in dims)
     scale = elementary.rsqrt(divided(squares, count).add_(eps))
@@ -84,7 +77,7 @@ def _standardised(x: Tensor, dims: tuple[int, ...], eps: float) -> tuple[Tensor,
 
 
 def _standardised_backward(grad: Tensor, y: Tensor, scale: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Scale * (grad - mean(grad) - y * mean(grad * y)), in float64."""
+    """``scale * (grad - mean(grad) - y * mean(grad * y))``, in float64."""
     count = math.prod(grad.shape[d] for d in dims)
     along = divided(fixed_order_sum(grad.mul(y), dims), count)
     level = divided(fixed_order_sum(grad, dims), count)
@@ -99,7 +92,7 @@ def _sum_of(x: Tensor, dims: tuple[int, ...], like: Tensor) -> Tensor:
 def layer_norm(
     x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Over the last axes."""
+    """LayerNorm over the last axes (Ba, Kiros and Hinton 2016); also the mean and the reciprocal deviation."""
     dims = tuple(range(x.dim() - len(shape), x.dim()))
     y, middle, scale = _standardised(wide(x), dims, eps)
     return _affine(y, weight, bias).to(x.dtype), middle.to(x.dtype), scale.to(x.dtype)
@@ -116,7 +109,7 @@ def layer_norm_backward(
     bias: Tensor | None,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias."""
+    """Gradients of the input, the weight and the bias of ``layer_norm``, each None unless it is wanted."""
     dims = tuple(range(x.dim() - len(shape), x.dim()))
     outer = tuple(range(x.dim() - len(shape)))
     y = wide(x).sub_(mean).mul_(rstd)
@@ -139,7 +132,7 @@ def group_norm(
     groups: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Over groups of channels and all positions."""
+    """GroupNorm over groups of channels and all positions (Wu and He 2018); also mean and reciprocal deviation."""
     y, middle, scale = _standardised(wide(x).reshape(batch, groups, -1), (2,), eps)
     y = _affine(y.view(batch, channels, positions), _column(weight), _column(bias))
     return y.view(x.shape).to(x.dtype), middle.view(batch, groups).to(x.dtype), scale.view(batch, groups).to(x.dtype)
@@ -162,7 +155,7 @@ def group_norm_backward(
     groups: int,
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias."""
+    """Gradients of the input, the weight and the bias of ``group_norm``, each None unless it is wanted."""
     grouped, flat = (batch, groups, -1), (batch, channels, positions)
     y = wide(x).reshape(grouped).sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
     grads = wide(grad).reshape(flat)
@@ -176,16 +169,3 @@ def group_norm_backward(
     if output_mask[2]:
         grad_bias = fixed_order_sum(grads, (0, 2)).reshape(channels).to(x.dtype)
     return grad_x, grad_weight, grad_bias
-
-
-@exact(
-    aten.native_batch_norm,
-    aten._native_batch_norm_legit,
-    aten._native_batch_norm_legit_no_training,
-    aten._batch_norm_with_update,
-    aten.cudnn_batch_norm,
-    aten.batch_norm,
-)
-def batch_norm(*_: object, **__: object) -> None:
-    """Refused, because it is another function for each way to split a batch."""
-    raise NotExactError("BatchNorm depends on how the batch is split over devices; use GroupNorm")

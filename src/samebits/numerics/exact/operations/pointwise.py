@@ -1,4 +1,4 @@
-"""Elementwise operations."""
+"""Operations element by element: functions, arithmetic, activations and conversions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Number = float | int | bool
 
 
 def _floated(x: Tensor) -> Tensor:
-    """Integers as the default floating type."""
+    """Integers as numbers of the default floating-point type, others as they are."""
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
 
 
@@ -53,39 +53,42 @@ def _check_types(*values: object) -> None:
             raise NotExactError("complex numbers have no exact version")
 
 
+def _of_reals(packet: Any, function: Callable[..., Tensor]) -> None:
+    """Enter what is one correctly rounded operation on real numbers, and several steps on complex ones."""
+
+    def version(*values: Tensor | Number) -> Tensor:
+        _check_types(*values)
+        return function(*values)
+
+    EXACT[packet] = version
+
+
+_of_reals(aten.mul, torch.mul)
+_of_reals(aten.abs, torch.abs)
+_of_reals(aten.sgn, torch.sgn)
+
+
 @exact(aten.add)
 def add(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-    """The product with ``alpha`` is rounded before the sum."""
+    """``x + alpha * y``, with the product rounded before the sum."""
     _check_types(x, y)
     return torch.add(x, y if alpha == 1 else torch.mul(y, alpha))
 
 
 @exact(aten.sub)
 def sub(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-    """The product with ``alpha`` is rounded before the difference."""
+    """``x - alpha * y``, with the product rounded before the difference."""
     _check_types(x, y)
     return torch.sub(x, y if alpha == 1 else torch.mul(y, alpha))
 
 
-@exact(aten.rsub)
-def rsub(x: Tensor, y: Tensor | Number, alpha: Number = 1) -> Tensor:
-    """Give y - alpha * x."""
-    _check_types(x, y)
-    x = x.to(torch.result_type(x, y))
-    x = x if alpha == 1 else torch.mul(x, alpha)
-    return torch.sub(y, x) if isinstance(y, torch.Tensor) else torch.add(torch.neg(x), y)
-
-
-@exact(aten.mul)
-def mul(x: Tensor, y: Tensor | Number) -> Tensor:
-    """One rounding."""
-    _check_types(x, y)
-    return torch.mul(x, y)
-
-
 @exact(aten.div)
 def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> Tensor:
-    """A true division, also by a number."""
+    """``x / y`` by a true division, also where ``y`` is a number.
+
+    Raises:
+        NotExactError: the quotient of fractions is to be rounded to an integer.
+    """
     _check_types(x, y)
     if rounding_mode is not None:
         if _floating(x, y) or isinstance(y, float):
@@ -96,40 +99,30 @@ def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> T
     return torch.div(_floated(x), divisor(_floated(x), y))
 
 
-@exact(aten.abs)
-def abs_(x: Tensor) -> Tensor:
-    """Only the sign is changed; that of a complex number would be a root."""
-    _check_types(x)
-    return torch.abs(x)
-
-
-@exact(aten.sgn)
-def sgn(x: Tensor) -> Tensor:
-    """As ``abs_``."""
-    _check_types(x)
-    return torch.sgn(x)
-
-
 @exact(aten.arange)
 def arange(start: Number, end: Number | None = None, step: Number = 1, **options: Any) -> Tensor:
-    """In float64, then rounded: kernels differ in the type in which they count."""
+    """``start + step * i``, counted in float64 and then rounded: kernels differ in the type in which they count."""
     start, end = (0, start) if end is None else (start, end)
-    found = torch.arange(start, end, step, **options)
-    if not found.is_floating_point():
-        return found
-    return torch.arange(found.numel(), device=found.device).to(torch.float64).mul_(step).add_(start).to(found.dtype)
+    native = torch.arange(start, end, step, **options)
+    if not native.is_floating_point():
+        return native
+    return torch.arange(native.numel(), device=native.device).to(torch.float64).mul_(step).add_(start).to(native.dtype)
 
 
 @exact(aten.reciprocal)
 def reciprocal(x: Tensor) -> Tensor:
-    """A true division."""
+    """``1 / x`` by a true division."""
     _check_types(x)
     return torch.div(torch.ones_like(_floated(x)), x)
 
 
 @exact(aten.pow)
 def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
-    """Whole exponents up to 64 by multiplication, a half by the root, others by exp and log."""
+    """``x**y``: whole exponents up to 64 by multiplication, a half by the root, others by exp and log.
+
+    Raises:
+        NotExactError: the exponents are a tensor, and the result is not float32.
+    """
     common = torch.result_type(x, y)
     if not common.is_floating_point and not common.is_complex:
         return torch.pow(x, y)  # type: ignore[arg-type]
@@ -160,7 +153,7 @@ def _power_of_tensors(x: Tensor | Number, y: Tensor) -> Tensor:
 
 @exact(aten.gelu)
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    """Both forms."""
+    """``x`` times the normal distribution function, or its form with tanh (Hendrycks and Gimpel 2016), rounded once."""
     return elementwise(elementary.gelu if approximate == "none" else _gelu_tanh, x)
 
 
@@ -183,13 +176,13 @@ def _gelu_tanh_slope(x: Tensor) -> Tensor:
 
 @exact(aten.gelu_backward)
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
-    """The slope is rounded to float32, then multiplied."""
+    """``grad`` times the slope of ``gelu``, which is rounded to float32 first."""
     return grad.mul(elementwise(elementary.gelu_slope if approximate == "none" else _gelu_tanh_slope, x))
 
 
 @exact(aten.silu_backward)
 def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Slope s + x * s * (1 - s), with s the sigmoid."""
+    """``grad * (s + x * s * (1 - s))`` with s the sigmoid; the slope is rounded to float32 first."""
 
     def slope(v: Tensor) -> Tensor:
         s = elementary.sigmoid(v)
@@ -198,107 +191,55 @@ def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     return grad.mul(elementwise(slope, x))
 
 
-@exact(aten.sigmoid_backward)
-def sigmoid_backward(grad: Tensor, y: Tensor) -> Tensor:
-    """Grad * (1 - y) * y, each rounded."""
-    return y.neg().add_(1.0).mul_(y).mul_(grad)
-
-
-@exact(aten.tanh_backward)
-def tanh_backward(grad: Tensor, y: Tensor) -> Tensor:
-    """Grad * (1 - y * y), each rounded."""
-    return y.mul(y).neg_().add_(1.0).mul_(grad)
-
-
 @exact(aten.softplus)
 def softplus(x: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
-    """log(1 + e**(beta * x)) / beta."""
+    """log(1 + e**(beta * x)) / beta, rounded once; x itself where beta * x is above ``threshold``."""
 
-    def of(v: Tensor) -> Tensor:
+    def function(v: Tensor) -> Tensor:
         scaled = v.mul(beta)
         soft = elementary.log1p(elementary.exp(scaled.abs().neg_())).add_(scaled.clamp(min=0.0))
         return torch.where(scaled > threshold, v, soft.div_(divisor(soft, beta)))
 
-    return elementwise(of, x)
+    return elementwise(function, x)
 
 
 @exact(aten.softplus_backward)
 def softplus_backward(grad: Tensor, x: Tensor, beta: Number, threshold: Number) -> Tensor:
-    """The slope is the sigmoid of beta * x."""
+    """``grad`` times the sigmoid of beta * x, which is rounded to float32 first."""
     slope = elementwise(lambda v: torch.where(v.mul(beta) > threshold, 1.0, elementary.sigmoid(v.mul(beta))), x)
     return grad.mul(slope)
 
 
-def _positive_zero(x: Tensor) -> Tensor:
-    """Give zeros one sign, where a kernel may have chosen either."""
+def positive_zero(x: Tensor) -> Tensor:
+    """``x`` with zeros of one sign, where a kernel may have chosen either; in place, integers as they are."""
     return x.add_(0.0) if x.is_floating_point() else x
 
 
 @exact(aten.relu)
 def relu(x: Tensor) -> Tensor:
-    """Zero for what is not above it."""
+    """``x`` where it is above zero or NaN, else positive zero."""
     return torch.where(x <= 0, torch.zeros((), dtype=x.dtype, device=x.device), x)
 
 
-@exact(aten.maximum)
-def maximum(x: Tensor, y: Tensor) -> Tensor:
-    """NaN wins."""
-    return _positive_zero(torch.maximum(x, y))
+def enter_extreme(packet: Any) -> None:
+    """Enter an operation that chooses between numbers, and of two zeros may take either."""
+    EXACT[packet] = lambda *args, **kwargs: positive_zero(packet(*args, **kwargs))
 
 
-@exact(aten.minimum)
-def minimum(x: Tensor, y: Tensor) -> Tensor:
-    """NaN wins."""
-    return _positive_zero(torch.minimum(x, y))
-
-
-@exact(aten.clamp)
-def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002 - as PyTorch calls them
-    """Limits as numbers or tensors."""
-    return _positive_zero(torch.clamp(x, min, max))
-
-
-@exact(aten.clamp_min)
-def clamp_min(x: Tensor, min: Any) -> Tensor:  # noqa: A002
-    """One limit."""
-    return _positive_zero(torch.clamp(x, min=min))
-
-
-@exact(aten.clamp_max)
-def clamp_max(x: Tensor, max: Any) -> Tensor:  # noqa: A002
-    """One limit."""
-    return _positive_zero(torch.clamp(x, max=max))
-
-
-@exact(aten.hardtanh)
-def hardtanh(x: Tensor, min_val: Number = -1, max_val: Number = 1) -> Tensor:
-    """Two limits, of the type of ``x``."""
-    kind = float if x.is_floating_point() else int
-    return clamp(x, kind(min_val), kind(max_val))
-
-
-@exact(aten.hardtanh_backward)
-def hardtanh_backward(grad: Tensor, x: Tensor, min_val: Number, max_val: Number) -> Tensor:
-    """Zero outside the limits."""
-    return torch.where((x <= min_val) | (x >= max_val), 0.0, grad)
+for _packet in (aten.maximum, aten.minimum, aten.clamp):
+    enter_extreme(_packet)
 
 
 @exact(aten.leaky_relu)
 def leaky_relu(x: Tensor, negative_slope: Number = 0.01) -> Tensor:
-    """One product."""
+    """``x`` where it is above zero, else ``x`` times the slope, rounded once."""
     _check_types(x)
     return torch.where(x > 0, x, x.mul(negative_slope))
 
 
-@exact(aten.leaky_relu_backward)
-def leaky_relu_backward(grad: Tensor, x: Tensor, negative_slope: Number, self_is_result: bool) -> Tensor:  # noqa: ARG001
-    """One product."""
-    return torch.where(x > 0, grad, grad.mul(negative_slope))
-
-
 @exact(aten.addcmul)
 def addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Tensor:
-    """Products first, each rounded."""
+    """``x + value * (y * z)``, each step rounded."""
     _check_types(x, y, z)
     product = y.mul(z)
     return x.add(product if value == 1 else product.mul_(value))
@@ -306,7 +247,7 @@ def addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Tensor:
 
 @exact(aten.addcdiv)
 def addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Tensor:
-    """The quotient first, rounded."""
+    """``x + value * (y / z)``, each step rounded."""
     _check_types(x, y, z)
     quotient = y.div(z)
     return x.add(quotient if value == 1 else quotient.mul_(value))
@@ -314,7 +255,7 @@ def addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Tensor:
 
 @exact(aten.lerp)
 def lerp(x: Tensor, y: Tensor, weight: Tensor | Number) -> Tensor:
-    """From the nearer end, as PyTorch does it: each step rounded."""
+    """``x + weight * (y - x)``, from the nearer end as PyTorch does it, each step rounded."""
     _check_types(x, y, weight)
     from_x = x.add(y.sub(x).mul(weight))
     from_y = y.sub(y.sub(x).mul(1 - weight))
@@ -323,19 +264,19 @@ def lerp(x: Tensor, y: Tensor, weight: Tensor | Number) -> Tensor:
 
 @exact(aten._to_copy)
 def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    """A conversion."""
-    found: Tensor = aten._to_copy(to_fit(x, dtype or x.dtype), dtype=dtype or x.dtype, **options)
-    return found
+    """``x`` as another type, on another device or in another layout."""
+    converted: Tensor = aten._to_copy(to_fit(x, dtype or x.dtype), dtype=dtype or x.dtype, **options)
+    return converted
 
 
 @exact(aten.copy, aten.copy_)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: ARG001
-    """What is written."""
+    """What ``x`` holds after the copy: ``source`` in its type and shape."""
     return to_fit(source, x.dtype).to(x.dtype).expand(x.shape)
 
 
 def to_fit(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers that an integer type can hold: of others, and of NaN, devices make different integers."""
+    """``x`` within what an integer type can hold, NaN as zero: of others devices make different integers."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return x
     limits = torch.iinfo(dtype)

@@ -1,9 +1,9 @@
-"""Pooling over windows."""
+"""Maxima and means over windows of an image, and their gradients."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,8 @@ def _geometry(
     x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], *, ceil_mode: bool
 ) -> Geometry:
     axes = len(kernel) if len(kernel) > 1 else 2
-    return Geometry.of(x.shape[-axes:], kernel, stride or kernel, padding, dilation, ceil=ceil_mode)
+    size = x.shape[-axes:]
+    return Geometry.of(size, kernel=kernel, stride=stride or kernel, padding=padding, dilation=dilation, ceil=ceil_mode)
 
 
 def _batched(x: Tensor, axes: int) -> Tensor:
@@ -39,7 +40,7 @@ def max_pool2d(
     dilation: list[int] = (1,),  # type: ignore[assignment]
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The largest of each window, and where in the image it is; of equal ones the first."""
+    """The largest number of each window and its index in the image, that of the first of equal ones."""
     check_float32(x)
     geometry = _geometry(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     windows = windows_of(_batched(x, 2), geometry, -math.inf).flatten(-2)
@@ -57,17 +58,12 @@ def max_pool2d(
 
 
 @exact(aten.max_pool2d_with_indices_backward)
-def max_pool2d_backward(
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],  # noqa: ARG001
-    stride: list[int],  # noqa: ARG001
-    padding: list[int],  # noqa: ARG001
-    dilation: list[int],  # noqa: ARG001
-    ceil_mode: bool,  # noqa: ARG001
-    indices: Tensor,
-) -> Tensor:
-    """Each gradient goes to the element that was chosen."""
+def max_pool2d_backward(grad: Tensor, x: Tensor, *settings: Any) -> Tensor:
+    """The gradient of ``max_pool2d``: for each element the sum over the windows whose largest it was.
+
+    The last of ``settings`` are the indices.
+    """
+    indices: Tensor = settings[-1]
     start = torch.zeros_like(x.flatten(-2))
     return scatter_add(start, -1, indices.flatten(-2), grad.flatten(-2)).view(x.shape)
 
@@ -95,7 +91,11 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """The mean of each window."""
+    """The sum of each window over its size, or over ``divisor_override``; rounded once.
+
+    Raises:
+        NotExactError: windows may hang over the edge.
+    """
     _check_floor(ceil_mode=ceil_mode)
     geometry = _geometry(x, kernel, stride, padding, [1], ceil_mode=ceil_mode)
     axes = len(geometry.size)
@@ -116,7 +116,7 @@ def avg_pool_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    """Each gradient goes to all elements of its window."""
+    """The gradient of ``avg_pool``: for each element the sum over the windows that hold it."""
     _check_floor(ceil_mode=ceil_mode)
     geometry = _geometry(x, kernel, stride, padding, [1], ceil_mode=ceil_mode)
     axes = len(geometry.size)
@@ -128,17 +128,14 @@ def avg_pool_backward(
 
 @exact(aten._adaptive_avg_pool2d)
 def adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
-    """Means over windows whose sizes may differ by one."""
-    return _adaptive(wide(x), output_size).to(x.dtype)
-
-
-def _adaptive(x: Tensor, output_size: list[int]) -> Tensor:
+    """Means over as many windows as are asked for, whose sizes may differ by one; axis by axis."""
+    means = wide(x)
     for axis, count in zip((-2, -1), output_size, strict=True):
         parts = []
-        for low, high in _adaptive_windows(x.shape[axis], count):
-            parts.append(divided(fixed_order_sum(x.narrow(axis, low, high - low), (axis,)), high - low))
-        x = torch.cat(parts, axis)
-    return x
+        for low, high in _adaptive_windows(means.shape[axis], count):
+            parts.append(divided(fixed_order_sum(means.narrow(axis, low, high - low), (axis,)), high - low))
+        means = torch.cat(parts, axis)
+    return means.to(x.dtype)
 
 
 def _adaptive_windows(size: int, count: int) -> list[tuple[int, int]]:
@@ -147,7 +144,7 @@ def _adaptive_windows(size: int, count: int) -> list[tuple[int, int]]:
 
 @exact(aten._adaptive_avg_pool2d_backward)
 def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Each gradient goes to all elements of its window."""
+    """The gradient of ``adaptive_avg_pool2d``: for each element the sum over the windows that hold it."""
     grads = wide(grad)
     for axis in (-1, -2):
         size, count = x.shape[axis], grads.shape[axis]

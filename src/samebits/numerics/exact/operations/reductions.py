@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum, halved, power_of_two, shifter, snap_, top
-from samebits.numerics.exact.operations.pointwise import to_fit
+from samebits.numerics.exact.operations.pointwise import enter_extreme, positive_zero, to_fit
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, exact, wide
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
 aten = torch.ops.aten
-Dims = "int | Sequence[int] | None"
 
 
 def dims_of(x: Tensor, dim: int | Sequence[int] | None) -> tuple[int, ...]:
@@ -41,13 +41,14 @@ def _of_type(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     return to_fit(x, dtype).to(dtype)
 
 
-def _count(x: Tensor, dims: tuple[int, ...]) -> int:
+def terms_of(x: Tensor, dims: tuple[int, ...]) -> int:
+    """Elements of a line over ``dims``."""
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
 
 @exact(aten.sum)
 def total(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Sum; rounded once."""
+    """The sum over ``dim``, rounded once."""
     x = _of_type(x, dtype)
     if not x.is_floating_point():
         return torch.sum(x, dims_of(x, dim), keepdim, dtype=dtype) if x.dim() else torch.sum(x, dtype=dtype)
@@ -57,62 +58,48 @@ def total(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dty
 
 @exact(aten.mean)
 def mean(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Mean; the sum is divided in float64."""
+    """The mean over ``dim``: the sum is divided in float64, and the quotient rounded once."""
     x, dims = _of_type(x, dtype), dims_of(x, dim)
-    found = divided(fixed_order_sum(wide(x), dims), _count(x, dims))
-    return _shaped(found, dims, keepdim=keepdim).to(dtype or x.dtype)
+    middle = divided(fixed_order_sum(wide(x), dims), terms_of(x, dims))
+    return _shaped(middle, dims, keepdim=keepdim).to(dtype or x.dtype)
 
 
 def divided(x: Tensor, count: float) -> Tensor:
-    """A true division by a number."""
+    """``x / count`` by a true division."""
     return x.div(elementary.divisor(x, count))
 
 
 def moments(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, deviations and sum of squared deviations of float64 numbers, with ``dims`` kept."""
-    middle = divided(fixed_order_sum(x, dims), _count(x, dims))
+    """Mean, deviations from it and the sum of their squares, of float64 numbers; ``dims`` become axes of size 1."""
+    middle = divided(fixed_order_sum(x, dims), terms_of(x, dims))
     deviation = x.sub(middle)
     return middle, deviation, fixed_order_sum(deviation.mul(deviation), dims)
 
 
-def _variance(x: Tensor, dim: Any, correction: float | None, keepdim: bool) -> tuple[Tensor, Tensor]:
+def _spread(
+    x: Tensor,
+    dim: Any = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+    function: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """A function of the variance over ``dim``, which is not rounded in between, and the mean.
+
+    The variance has ``correction`` degrees of freedom less than terms.
+    """
     dims = dims_of(x, dim)
     middle, _, squares = moments(wide(x), dims)
-    freedom = max(0.0, _count(x, dims) - (1 if correction is None else correction))
-    return (
-        _shaped(divided(squares, freedom), dims, keepdim=keepdim),
-        _shaped(middle, dims, keepdim=keepdim),
-    )
+    freedom = max(0.0, terms_of(x, dims) - (1 if correction is None else correction))
+    results = (function(divided(squares, freedom)), middle)
+    spread, mean = (_shaped(result, dims, keepdim=keepdim).to(x.dtype) for result in results)
+    return spread, mean
 
 
-@exact(aten.var)
-def var(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
-    """Variance."""
-    return _variance(x, dim, correction, keepdim)[0].to(x.dtype)
-
-
-@exact(aten.std)
-def std(x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
-    """Standard deviation."""
-    return elementary.sqrt(_variance(x, dim, correction, keepdim)[0]).to(x.dtype)
-
-
-@exact(aten.var_mean)
-def var_mean(
-    x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Variance and mean."""
-    variance, middle = _variance(x, dim, correction, keepdim)
-    return variance.to(x.dtype), middle.to(x.dtype)
-
-
-@exact(aten.std_mean)
-def std_mean(
-    x: Tensor, dim: Any = None, *, correction: float | None = None, keepdim: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Standard deviation and mean."""
-    variance, middle = _variance(x, dim, correction, keepdim)
-    return elementary.sqrt(variance).to(x.dtype), middle.to(x.dtype)
+EXACT[aten.var_mean] = partial(_spread, function=torch.Tensor.clone)
+EXACT[aten.std_mean] = partial(_spread, function=elementary.sqrt)
+EXACT[aten.var] = lambda *args, **kwargs: EXACT[aten.var_mean](*args, **kwargs)[0]
+EXACT[aten.std] = lambda *args, **kwargs: EXACT[aten.std_mean](*args, **kwargs)[0]
 
 
 @exact(aten.linalg_vector_norm)
@@ -124,35 +111,35 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Of order 1, 2 or infinity."""
+    """The norm of order 1, 2 or infinity over ``dim``, rounded once. Raises NotExactError: ``ord`` is another."""
     dims = dims_of(x, dim)
     if ord == 2:
         values = wide(x)
-        found = elementary.sqrt(fixed_order_sum(values.mul(values), dims))
+        norm = elementary.sqrt(fixed_order_sum(values.mul(values), dims))
     elif ord == 1:
-        found = fixed_order_sum(wide(x).abs_(), dims)
+        norm = fixed_order_sum(wide(x).abs_(), dims)
     elif ord == math.inf:
-        found = torch.amax(wide(x).abs_(), dims, keepdim=True)
+        norm = torch.amax(wide(x).abs_(), dims, keepdim=True)
     else:
         raise NotExactError(f"a norm of order {ord} has no exact version; 1, 2 and infinity have one")
-    return _shaped(found, dims, keepdim=keepdim).to(dtype or x.dtype)
+    return _shaped(norm, dims, keepdim=keepdim).to(dtype or x.dtype)
 
 
 @exact(aten.logsumexp)
 def logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    """The logarithm of a sum of exponentials."""
+    """The logarithm of the sum of exponentials over ``dim``, rounded once."""
     dims = dims_of(x, dim)
     values = wide(x)
     largest = values.amax(dims, keepdim=True)
     finite = torch.where(largest.isinf(), 0.0, largest)
-    found = elementary.log(fixed_order_sum(elementary.exp(values.sub(finite)), dims)).add_(finite)
-    found = torch.where(largest.isinf(), largest, found)
-    return _shaped(found, dims, keepdim=keepdim).to(x.dtype)
+    logarithm = elementary.log(fixed_order_sum(elementary.exp(values.sub(finite)), dims)).add_(finite)
+    logarithm = torch.where(largest.isinf(), largest, logarithm)
+    return _shaped(logarithm, dims, keepdim=keepdim).to(x.dtype)
 
 
 @exact(aten.prod)
 def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Product, by halving."""
+    """The product over ``dim`` by halving, rounded once."""
     x = _of_type(x, dtype)
     if not x.is_floating_point():
         return torch.prod(x, dtype=dtype) if dim is None else torch.prod(x, dim, keepdim, dtype=dtype)
@@ -166,7 +153,7 @@ def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: tor
 
 @exact(aten.cumsum)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Running sums; of integers on a grid, so that the order of a scan does not matter."""
+    """Running sums along ``dim``, of integers on a grid, so that the order of a scan does not matter."""
     x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0 or x.numel() == 0:
         return torch.cumsum(x, dim, dtype=dtype)
@@ -180,14 +167,14 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     return or_not_finite(sums, torch.cumsum(torch.where(finite, 0.0, values), dim)).to(dtype or x.dtype)
 
 
-def or_not_finite(sums: Tensor, others: Tensor) -> Tensor:
-    """Sums of the finite terms, unless the sum of the others is infinite or NaN, whose sign devices choose."""
-    return torch.where(others.isnan(), math.nan, torch.where(others.isinf(), others, sums))
+def or_not_finite(finite: Tensor, infinite: Tensor) -> Tensor:
+    """Sums of the ``finite`` terms, unless those of the ``infinite`` ones and NaN say otherwise; NaN with one sign."""
+    return torch.where(infinite.isnan(), math.nan, torch.where(infinite.isinf(), infinite, finite))
 
 
 @exact(aten.cumprod)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Running products in a fixed order: each is multiplied by the one 1, 2, 4, ... places before."""
+    """Running products along ``dim`` in a fixed order: each times the one 1, 2, 4, ... places before."""
     x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0:
         return torch.cumprod(x, dim, dtype=dtype)
@@ -199,33 +186,21 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     return values.to(dtype or x.dtype)
 
 
-def _extreme(packet: Any) -> None:
-    def version(*args: Any, **kwargs: Any) -> Any:
-        found = packet(*args, **kwargs)
-        if isinstance(found, torch.Tensor):
-            return found.add_(0.0) if found.is_floating_point() else found
-        return (found[0].add_(0.0) if found[0].is_floating_point() else found[0], *found[1:])
-
-    EXACT[packet] = version
-
-
-for _packet in (aten.amax, aten.amin, aten.aminmax):
-    _extreme(_packet)
+enter_extreme(aten.amax)
+enter_extreme(aten.amin)
 
 
 def _first(packet: Any, best: Any) -> None:
-    """Max and min with indices: of equal values the first, which kernels do not promise."""
+    """Enter a maximum or minimum with indices: of equal values the first, which kernels do not promise."""
 
     def version(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
         if isinstance(dim, torch.Tensor):
             return EXACT[aten.maximum if best is torch.amax else aten.minimum](x, dim)
         if dim is None:
-            found = packet(x)
-            return found.add_(0.0) if found.is_floating_point() else found
+            return positive_zero(packet(x))
         if x.dim() == 0:
             return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
-        value = best(x, dim, keepdim=True)
-        value = value.add_(0.0) if value.is_floating_point() else value
+        value = positive_zero(best(x, dim, keepdim=True))
         place = first_equal(x, value, dim)
         return (value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim))
 
@@ -238,39 +213,36 @@ def first_equal(x: Tensor, value: Tensor, dim: int, among: Tensor | None = None)
     shape = [1] * x.dim()
     shape[dim] = count
     places = torch.arange(count, device=x.device).view(shape)
-    found = (x == value) | (x.isnan() & value.isnan())
-    return torch.where(found if among is None else found & among, places, count).amin(dim, keepdim=True)
+    equal = (x == value) | (x.isnan() & value.isnan())
+    return torch.where(equal if among is None else equal & among, places, count).amin(dim, keepdim=True)
 
 
 _first(aten.max, torch.amax)
 _first(aten.min, torch.amin)
 
 
-@exact(aten.argmax)
-def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first of the largest."""
-    return _arg(x, dim, torch.amax, keepdim=keepdim)
+def _arg(packet: Any, best: Any) -> None:
+    """Enter the index of a maximum or minimum, the first of equal ones."""
+
+    def version(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if x.dim() == 0:
+            return torch.zeros((), dtype=torch.int64, device=x.device)
+        flat, axis = (x.reshape(-1), 0) if dim is None else (x, dim)
+        place = first_equal(flat, best(flat, axis, keepdim=True), axis)
+        if dim is None:
+            return place.reshape((1,) * x.dim() if keepdim else ())
+        return place if keepdim else place.squeeze(axis)
+
+    EXACT[packet] = version
 
 
-@exact(aten.argmin)
-def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first of the smallest."""
-    return _arg(x, dim, torch.amin, keepdim=keepdim)
-
-
-def _arg(x: Tensor, dim: int | None, best: Any, *, keepdim: bool) -> Tensor:
-    if x.dim() == 0:
-        return torch.zeros((), dtype=torch.int64, device=x.device)
-    flat, axis = (x.reshape(-1), 0) if dim is None else (x, dim)
-    place = first_equal(flat, best(flat, axis, keepdim=True), axis)
-    if dim is None:
-        return place.reshape((1,) * x.dim() if keepdim else ())
-    return place if keepdim else place.squeeze(axis)
+_arg(aten.argmax, torch.amax)
+_arg(aten.argmin, torch.amin)
 
 
 @exact(aten.sort)
 def sort(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-    """Stable, because kernels order equal values in different ways."""
+    """Sorted values and their indices, always stable: kernels order equal values in different ways."""
     if "stable" in kwargs:
         kwargs["stable"] = True
         return tuple(torch.sort(x, **kwargs))  # type: ignore[return-value]
@@ -280,7 +252,7 @@ def sort(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
 
 @exact(aten.topk)
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:  # noqa: A002, ARG001
-    """The first k of a stable sort."""
+    """The first ``k`` values of a stable sort, and their indices."""
     if x.dim() == 0:
         return x.clone(), torch.zeros((), dtype=torch.int64, device=x.device)
     values, places = torch.sort(x, dim=dim, descending=largest, stable=True)

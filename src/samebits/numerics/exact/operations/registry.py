@@ -1,4 +1,4 @@
-"""Where exact versions of operations are entered."""
+"""Which operations give the same bits on every device as they are, and where exact versions of others are entered."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     Version = Callable[..., Any]
 
+aten = torch.ops.aten
 V = TypeVar("V", bound="Version")
 
 EXACT: dict[Any, Version] = {}
@@ -26,7 +27,7 @@ class NotExactError(TypeError):
 
 
 def exact(*packets: Any) -> Callable[[V], V]:
-    """Enter a function as the exact version of operations."""
+    """Enter a function as the exact version of operations, for all of their overloads."""
 
     def enter(version: V) -> V:
         EXACT.update(dict.fromkeys(packets, version))
@@ -36,21 +37,13 @@ def exact(*packets: Any) -> Callable[[V], V]:
 
 
 def check_float32(x: Tensor) -> None:
-    """Refuse every other type.
-
-    Raises:
-        NotExactError: it is another one.
-    """
+    """Refuse a tensor of another type than float32. Raises NotExactError: it has another one; the text names it."""
     if x.dtype != torch.float32:
         raise NotExactError(f"{x.dtype} has no exact version; use float32")
 
 
 def wide(x: Tensor) -> Tensor:
-    """A float64 copy of a float32 tensor.
-
-    Raises:
-        NotExactError: it has another type.
-    """
+    """A float64 copy of a float32 tensor. Raises NotExactError: it has another type."""
     check_float32(x)
     return x.to(torch.float64)
 
@@ -64,3 +57,63 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     for part in blocks(flat.numel(), 1, x.device):
         target[part] = function(flat[part].to(torch.float64))
     return out
+
+
+# -- free operations -------------------------------------------------------------------------------------------
+#
+# They move, choose or compare values, work on integers, or make one correctly rounded operation of IEEE 754 in a kernel
+# of its own. Where such a kernel may give either sign of zero, or a scalar is turned into its reciprocal, the operation
+# is not here but in ``pointwise``.
+
+_MOVES = """
+    _reshape_alias _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors cat
+    channel_shuffle chunk clone concat constant_pad_nd contiguous detach diag_embed diagonal
+    diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye fill flatten flip full
+    full_like gather hsplit index index_select is_same_size lift lift_fresh lift_fresh_copy masked_fill
+    masked_select movedim narrow new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like
+    permute pixel_shuffle pixel_unshuffle repeat repeat_interleave reshape resize_ roll rot90 scalar_tensor select
+    select_backward select_scatter set_ slice slice_backward slice_scatter split split_with_sizes squeeze stack
+    swapaxes t take take_along_dim tensor_split tile transpose tril tril_indices triu triu_indices unbind unflatten
+    unfold unsqueeze view view_as vsplit where zero zeros zeros_like
+"""
+_CHOICES = """
+    _local_scalar_dense all any argwhere bitwise_and bitwise_not bitwise_or bitwise_xor bucketize count_nonzero eq
+    equal ge gt heaviside is_nonzero isfinite isin isinf isnan isneginf isposinf item le logical_and logical_not
+    logical_or logical_xor lt nan_to_num ne searchsorted sign signbit threshold_backward
+"""
+_ARITHMETIC = """
+    ceil copysign floor frac neg positive round trunc
+"""
+_INTEGERS = """
+    _chunk_cat _unique2 _unsafe_masked_index _unsafe_masked_index_put_accumulate alias_copy as_strided_copy
+    as_strided_scatter bincount bitwise_left_shift bitwise_right_shift diagonal_copy diagonal_scatter expand_copy
+    floor_divide fmax fmin fmod gcd im2col index_fill lcm linalg_cross masked_scatter nansum narrow_copy
+    nonzero_static permute_copy reflection_pad1d reflection_pad2d reflection_pad3d remainder replication_pad1d
+    replication_pad2d replication_pad3d resize_as_ split_with_sizes_copy squeeze_copy t_copy threshold trace
+    transpose_copy unbind_copy unfold_copy unique_consecutive unique_dim unsafe_split unsqueeze_copy view_copy
+"""
+
+
+def _packets(names: str) -> set[Any]:
+    return {getattr(aten, name) for name in names.split() if hasattr(aten, name)}
+
+
+FREE = _packets(_MOVES + _CHOICES + _ARITHMETIC)
+"""Operations that pass as they are, whatever the type."""
+
+REFUSED = {
+    **dict.fromkeys(
+        _packets("_addmm_activation _fused_rms_norm _fused_rms_norm_backward"), "devices compute it in different steps"
+    ),
+    **dict.fromkeys(
+        _packets(
+            "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
+            "cudnn_batch_norm batch_norm"
+        ),
+        "BatchNorm depends on how the batch is split over devices; use GroupNorm",
+    ),
+}
+"""Operations that PyTorch could take apart, but not in one way for all devices and splits, each with the reason."""
+
+INTEGER = _packets(_INTEGERS)
+"""Operations that are exact if arguments and results are integers; of equal elements they do not choose one."""

@@ -1,0 +1,136 @@
+"""Two machines with a worker each, beside one machine with two workers, on the same two cores.
+
+    python benchmarks/nodes.py
+
+The machines are network namespaces of this host, joined by a bridge in its memory; they take turns with the one
+machine. A second part slows the link down (``tc tbf``) and shows what becomes of a step and of its bound. Needs root.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import click
+from ruamel.yaml import YAML
+
+from common import ROOT, in_turn, middle_of, ratio_of, run, save, show, show_middle, with_out_dir
+from samebits.records.run import read_run
+
+sys.path.insert(0, str(ROOT / "tests/system/nodes"))
+from machines import machines, why_none  # beside the tests that need them too
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from machines import Machine
+
+    from samebits.records.run import Run
+
+EPOCHS = 20
+RATES = ("1gbit", "300mbit", "100mbit")
+BITS = {"gbit": 1e9, "mbit": 1e6}
+COMMAND = (sys.executable, f"{ROOT}/pipeline/train.py", "--strategy", "ddp", "--no-tracking", "--no-checkpoints")
+
+
+def train(folder: Path, commands: Sequence[Callable[[], subprocess.Popen[str]]]) -> tuple[Run, float]:
+    """The run that the commands leave together, and the wall seconds until the last of them has ended."""
+    started = time.perf_counter()
+    for process in [command() for command in commands]:
+        _, stderr = process.communicate(timeout=300)
+        if process.returncode:
+            raise click.ClickException(stderr)
+    return read_run(folder / "runs/ddp-fast"), time.perf_counter() - started
+
+
+def on_one(folder: Path, params: str) -> tuple[Run, float]:
+    """Two workers on this machine."""
+    command = [*COMMAND, "--num-devices", "2", "--params", params]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return train(folder, [lambda: subprocess.Popen(command, cwd=folder, **pipes)])
+
+
+def on_two(folder: Path, params: str, nodes: Sequence[Machine]) -> tuple[Run, float]:
+    """One worker on each of two machines."""
+
+    def start(rank: int, node: Machine) -> subprocess.Popen[str]:
+        place = ["--nodes", 2, "--node-rank", rank, "--master", nodes[0].name, "--num-devices", 1]
+        return node.start(*COMMAND, *place, "--params", params, cwd=folder).popen
+
+    return train(folder, [lambda rank=rank, node=node: start(rank, node) for rank, node in enumerate(nodes)])
+
+
+def slow_link(folder: Path, nodes: Sequence[Machine], rate: str) -> dict[str, float]:
+    """Milliseconds of a step over a link of this rate, what its bytes need at least, and the ratios."""
+    for node in nodes:
+        node.limit(rate)
+    trained, _ = on_two(folder, "slices.yaml", nodes)
+    measurement, timing = trained.record.measurement, trained.timing
+    steps = {
+        name: 1e3 * median(map(sum, repeats)) / measurement.slice_steps
+        for name, repeats in measurement.chunk_seconds.items()
+    }
+    assert timing.speedup
+    assert timing.bound
+    bits = 32 * trained.record.model_parameters  # each machine sends all gradients once in a ring of two
+    least = 1e3 * bits / (float(rate[:-4]) * BITS[rate[-4:]])
+    return {
+        "step_ms": steps["strategy"],
+        "without_network_ms": steps["together"],
+        "link_ms": least,
+        "speedup": timing.speedup.median,
+        "bound": timing.bound.median,
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=10, show_default=True, help="Times each is trained.")
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
+    if reason := why_none():
+        raise click.ClickException(f"no machines here: {reason}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        YAML().dump({"train": {"epochs": EPOCHS, "repeats": 1}}, folder / "params.yaml")
+        YAML().dump({"train": {"epochs": EPOCHS, "repeats": 4}}, folder / "slices.yaml")
+        run(sys.executable, f"{ROOT}/pipeline/prepare.py", folder=folder)
+        steps: dict[str, list[float]] = {"one": [], "two": []}
+        around: dict[str, list[float]] = {"one": [], "two": []}
+        with machines(2, folder / "machines") as nodes:
+            trainings = {
+                "one": lambda: on_one(folder, "params.yaml"),
+                "two": lambda: on_two(folder, "params.yaml", nodes),
+            }
+            for number in range(-1, rounds):
+                for which in in_turn([*trainings], max(number, 0)):
+                    trained, seconds = trainings[which]()
+                    if number >= 0:
+                        steps[which].append(trained.timing.step_time_ms)
+                        around[which].append(seconds - trained.timing.training_seconds)
+            slowed = {rate: slow_link(folder, nodes, rate) for rate in RATES}
+    ratio = ratio_of(steps["two"], steps["one"])
+    middles = {name: middle_of(values) for name, values in around.items()}
+    extra = middle_of([two - one for one, two in zip(around["one"], around["two"], strict=True)])
+    show("a step on two machines over one on one machine", ratio)
+    show_middle("all but the steps, one machine", middles["one"])
+    show_middle("all but the steps, two machines", middles["two"])
+    show_middle("two machines take longer by", extra)
+    for rate, figures in slowed.items():
+        print(f"{rate}: " + ", ".join(f"{key} {value:.3g}" for key, value in figures.items()))
+    result = {
+        "question": "what a second machine costs beside a second worker, and what a slow link does",
+        "step_ratio": ratio,
+        "step_ms": {name: middle_of(values) for name, values in steps.items()},
+        "other_seconds": {**middles, "difference": extra},
+        "links": slowed,
+    }
+    print(save(out_dir, "nodes", result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,198 @@
+"""Causes that are planted for ``explain.py``: each makes steps slow in one known way, at three severities.
+
+A planting changes the params, the model, or the host around the training; what it removes again when the advice is
+followed is what the advice names.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from samebits.training.batches import Batches
+from samebits.training.strategies import DDPStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SOURCE = "planted_model.py"
+
+
+# -- around a training -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def slow_input(seconds: float) -> Iterator[None]:
+    """Each micro-batch comes from something slow."""
+    ready = Batches.micro_batch
+
+    def micro_batch(self: Batches, step: int, index: int) -> Any:
+        time.sleep(seconds)
+        return ready(self, step, index)
+
+    Batches.micro_batch = micro_batch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Batches.micro_batch = ready  # type: ignore[method-assign]
+
+
+@contextmanager
+def always_sync() -> Iterator[None]:
+    """Every micro-batch is followed by an all-reduce of all gradients."""
+    no_sync = DDPStrategy.no_sync
+    DDPStrategy.no_sync = lambda self, module: nullcontext()  # type: ignore[method-assign]  # noqa: ARG005
+    try:
+        yield
+    finally:
+        DDPStrategy.no_sync = no_sync  # type: ignore[method-assign]
+
+
+@contextmanager
+def slow_loopback(rate: str) -> Iterator[None]:
+    """What ranks send each other passes a link of that rate; in a network namespace of the benchmark's own."""
+    tc, usual = ["tc", "qdisc"], "65536"
+    subprocess.run(["ip", "link", "set", "lo", "mtu", "1500"], check=True)  # a packet must fit into the bucket
+    subprocess.run(
+        [*tc, "add", "dev", "lo", "root", "tbf", "rate", rate, "burst", "32k", "latency", "400ms"], check=True
+    )
+    try:
+        yield
+    finally:
+        subprocess.run([*tc, "del", "dev", "lo", "root"], check=True)
+        subprocess.run(["ip", "link", "set", "lo", "mtu", usual], check=True)
+
+
+@contextmanager
+def busy_cores(count: int) -> Iterator[None]:
+    """So many processes compute without a pause; whoever started them has ended, so that they are nobody's of ours."""
+    starts = (
+        "import subprocess as s, sys; print(s.Popen([sys.executable, '-c', 'while True: pass'], stdout=s.DEVNULL).pid)"
+    )
+    spinning = [int(subprocess.check_output([sys.executable, "-c", starts])) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for pid in spinning:
+            os.kill(pid, signal.SIGKILL)
+
+
+def nothing_around() -> AbstractContextManager[None]:
+    """A host that does nothing else."""
+    return nullcontext()
+
+
+# -- the table -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A training: its strategy, what it changes of the params and of ``planted_model.Net``, and what is around it."""
+
+    strategy: str = "ddp"
+    batch: int = 512
+    train: dict[str, Any] = field(default_factory=dict)
+    model: dict[str, Any] = field(default_factory=dict)
+    around: Callable[[], AbstractContextManager[None]] = nothing_around
+
+
+@dataclass(frozen=True)
+class Planting:
+    """A cause, the cases by severity, and how the advice is followed; None: by the params that it names."""
+
+    cause: str
+    cases: tuple[Case, ...]
+    follow: Callable[[Case], Case] | None = None
+
+
+def _without(**changes: Any) -> Callable[[Case], Case]:
+    """The same training without what was planted."""
+
+    def follow(case: Case) -> Case:
+        return Case(case.strategy, case.batch, case.train, {**case.model, **changes})
+
+    return follow
+
+
+PLANTINGS: dict[str, Planting] = {
+    "tiny model": Planting(
+        "launch_bound",
+        tuple(Case("single", batch=batch, model={"hidden": 16, "layers": 12}) for batch in (64, 32, 16)),
+    ),
+    "batch too small": Planting(
+        "small_batch",
+        tuple(Case(batch=batch, model={"hidden": 32, "layers": 40}) for batch in (512, 256, 128)),
+    ),
+    "many parameters": Planting(
+        "communication",
+        tuple(Case(batch=64, model={"hidden": hidden, "layers": 3}) for hidden in (768, 1024, 1536)),
+    ),
+    "slow link": Planting(
+        "slow_link",
+        tuple(Case(batch=1024, around=partial(slow_loopback, rate)) for rate in ("200mbit", "100mbit", "50mbit")),
+    ),
+    "all-reduce of each micro-batch": Planting(
+        "reduced_often",
+        tuple(
+            Case(batch=128 * k, train={"grad_accum_steps": k}, model={"hidden": 512}, around=always_sync)
+            for k in (2, 4, 8)
+        ),
+        follow=lambda case: Case(case.strategy, case.batch, case.train, case.model),
+    ),
+    "buffers": Planting(
+        "buffers", tuple(Case(batch=4096, model={"buffer_floats": floats}) for floats in (2**22, 2**23, 2**24))
+    ),
+    "slow forward of a rank": Planting(
+        "straggler",
+        tuple(Case(batch=2048, model={"slow_forward": times}) for times in (40, 80, 160)),
+        follow=_without(slow_forward=0),
+    ),
+    "slow backward of a rank": Planting(
+        "straggler",
+        tuple(Case(batch=2048, model={"slow_backward": times}) for times in (40, 80, 160)),
+        follow=_without(slow_backward=0),
+    ),
+    "slow input": Planting(
+        "data",
+        tuple(Case(batch=2048, around=partial(slow_input, s)) for s in (0.006, 0.012, 0.024)),
+        follow=lambda case: Case(case.strategy, case.batch, case.train, case.model),
+    ),
+    "reads of the device": Planting(
+        "device_reads",
+        tuple(Case("single", batch=512, model={"reads": reads}) for reads in (1000, 2000, 4000)),
+        follow=_without(reads=0),
+    ),
+    "busy host": Planting(
+        "busy_host",
+        tuple(Case(batch=1024, around=partial(busy_cores, count)) for count in (1, 2, 4)),
+        follow=lambda case: Case(case.strategy, case.batch, case.train, case.model),
+    ),
+    "too many threads": Planting(
+        "own_threads",
+        tuple(Case(batch=2048, model={"threads": threads}) for threads in (2, 4, 8)),
+        follow=_without(threads=0),
+    ),
+    "optimizer": Planting(
+        "optimizer",
+        tuple(
+            Case("single", batch=batch, train={"optimizer": {"name": "adamw", "lr": 0.001, "momentum": 0.0,
+                                                            "weight_decay": 0.0}}, model={"hidden": 1024})
+            for batch in (32, 16, 8)
+        ),
+    ),
+}  # fmt: skip
+"""What is planted, by name. The last one of all, a batch that grew, is in ``explain.py``: it takes two trainings."""
+
+SOUND: dict[str, Case] = {
+    "one device": Case("single", batch=2048, model={"hidden": 512}),
+    "two devices": Case("ddp", batch=8192, model={"hidden": 512}),
+    "deep": Case("ddp", batch=8192, model={"hidden": 256, "layers": 6}),
+}
+"""Trainings with nothing wrong."""

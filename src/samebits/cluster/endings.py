@@ -1,0 +1,47 @@
+"""How the launchers of a stage ended on the machines of a cluster, as each of them wrote it down.
+
+An engine tells of a task that another one's end took along as of one that failed first, so that its exit code is no
+cause.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from samebits.errors import SamebitsError, UserError, WithHint, from_exit_code
+from samebits.files import Record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDER = "SAMEBITS_LAUNCH"
+"""Variable with the folder in which the launchers of a stage write down how they ended."""
+
+
+class Ending(Record):
+    """The end of one node's launcher."""
+
+    exit_code: int
+    message: str = ""
+    hint: str = ""
+
+
+def write_ending(folder: Path, node: int, error: WithHint | None) -> None:
+    """Write down how the launcher of a node ends."""
+    ending = Ending(exit_code=0)
+    if error is not None:
+        ending = Ending(exit_code=error.exit_code, message=error.message, hint=error.hint)
+    with suppress(SamebitsError):  # a full disk, which is not what it ended of
+        ending.write(folder / f"node{node}.json")
+
+
+def read_endings(folder: Path) -> dict[int, WithHint | None]:
+    """How each node ended that could say so, the first node first; None for one that ended well."""
+    endings: dict[int, WithHint | None] = {}
+    for file in sorted(folder.glob("node*.json"), key=lambda file: int(file.stem.removeprefix("node"))):
+        with suppress(UserError):
+            ending = Ending.read(file, made_by="pipeline/train.py")
+            failed = from_exit_code(ending.exit_code, ending.message, ending.hint) if ending.exit_code else None
+            endings[int(file.stem.removeprefix("node"))] = failed
+    return endings

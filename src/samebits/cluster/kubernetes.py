@@ -1,0 +1,312 @@
+"""A training on Kubernetes: the manifests of a Job of its own, or of a TrainJob of Kubeflow Trainer.
+
+Nothing here talks to a cluster: what is printed is for ``kubectl``, and how a pod ended is told by its exit code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
+
+from samebits.cluster.settings import FILE
+from samebits.errors import UserError, without_password
+from samebits.host.rendezvous import DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from samebits.cluster.settings import Cluster, Kubernetes
+
+Manifest = dict[str, Any]
+
+REPOSITORY = "/repository"
+"""Where a pod has the claim: one path on all of them, because DVC and MLflow keep absolute ones."""
+
+_GRACE_SECONDS = 90  # 45 for the checkpoint and for leaving the others, the rest for what MLflow does not have yet
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"  # the label came later, in 1.28
+_NODE = "node"  # the name that Kubeflow's runtimes give to the job and to its container
+_MANAGER = "samebits/launch"  # whose patches these are; it must have a slash
+_SHARED = "shared-memory"
+_OF_MLFLOW = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+_SECRET = re.compile(r"(PASSWORD|TOKEN|SECRET|KEY)$", re.IGNORECASE)
+_ELSEWHERE = "keep it in a Secret of the cluster that `secret` in [kubernetes] names, and not here"
+_DIGEST_HINT = (
+    "`docker buildx imagetools inspect NAME`, or after a push `docker inspect --format '{{index .RepoDigests 0}}' NAME`"
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One call of ``pipeline/train.py``: its arguments, and what some of them say.
+
+    ``num_devices`` is None where the arguments leave it to the engine. ``paths`` are by option.
+    """
+
+    arguments: Sequence[str]
+    strategy: str
+    numerics: str
+    num_devices: str | None
+    paths: Mapping[str, str | None]
+
+
+def manifests(cluster: Cluster, training: Training, environ: Mapping[str, str]) -> list[Manifest]:
+    """What starts a training on a cluster; the same settings and arguments give the same name.
+
+    Of ``environ`` it takes the address of MLflow's server alone.
+
+    Raises:
+        UserError: a setting is missing, or wrong; or something that is secret would be printed.
+    """
+    settings = cluster.kubernetes
+    if settings is None:
+        hint = "image and claim are needed; see the guide of several machines"
+        raise UserError(f"{FILE} has no table [kubernetes]", hint=hint)
+    if not re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", settings.image):
+        text = f"{FILE}: kubernetes.image: got {settings.image}, expected NAME@sha256:DIGEST: a tag may move"
+        raise UserError(text, hint=_DIGEST_HINT)
+    for option, path in training.paths.items():
+        if path and path.startswith("/") and not f"{path}/".startswith(f"{REPOSITORY}/"):
+            hint = f"give a path inside the repository, which pods have at {REPOSITORY}"
+            raise UserError(f"{option}: {path} is not on the claim, and would be gone with its pod", hint=hint)
+    pods = _Pods("", settings, cluster.nodes, training, _variables(settings, environ))
+    digest = hashlib.sha256(json.dumps(pods.manifests(), sort_keys=True).encode()).hexdigest()[:8]
+    name = f"samebits-{training.strategy}-{training.numerics}-{digest}".replace("_", "-")
+    return replace(pods, name=name).manifests()
+
+
+def as_yaml(documents: Sequence[Manifest]) -> str:
+    """Manifests as text that every version of YAML reads alike."""
+    yaml, stream = YAML(), io.StringIO()
+    yaml.explicit_start = True
+    yaml.width = 2**16
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.representer.ignore_aliases = lambda _: True
+    yaml.dump_all([_quoted(document) for document in documents], stream)
+    return stream.getvalue()
+
+
+def _quoted(value: Any) -> Any:
+    """The same with quotes around whatever might be read as anything but text, as ``on`` and ``1:30`` once were."""
+    if isinstance(value, dict):
+        return {key: _quoted(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_quoted(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    plain = re.fullmatch(r"[A-Za-z/][A-Za-z0-9_./-]*", value)
+    words = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
+    return value if plain and value.lower() not in words else DoubleQuotedScalarString(value)
+
+
+@dataclass(frozen=True)
+class _Pods:
+    """The pods of a training, one on each machine, and what makes them."""
+
+    name: str
+    settings: Kubernetes
+    nodes: int
+    training: Training
+    variables: Mapping[str, Any]
+
+    def manifests(self) -> list[Manifest]:
+        return [self._service(), self._job()] if self.settings.kind == "Job" else [self._train_job()]
+
+    def _job(self) -> Manifest:
+        name, settings = self.name, self.settings
+        meeting = {
+            "PET_NNODES": str(self.nodes),
+            "PET_NODE_RANK": {"fieldRef": {"fieldPath": _INDEX}},
+            "PET_MASTER_ADDR": f"{name}-0.{name}",
+            "PET_MASTER_PORT": str(DEFAULT_PORT),
+            "PET_NPROC_PER_NODE": str(settings.gpus_per_node or "auto"),
+        }
+        container = {
+            "name": _NODE,
+            "image": settings.image,
+            "command": self._command(),
+            "workingDir": REPOSITORY,
+            "env": _env({**meeting, **self.variables}),
+            **_given(resources=self._resources()),
+            "securityContext": self._container_security(),
+            "volumeMounts": self._mounts(),
+        }
+        spec = {
+            "completionMode": "Indexed",  # which gives pods a number and a name to be found by
+            "completions": self.nodes,
+            "parallelism": self.nodes,
+            # When one pod has failed all others end, with a checkpoint: one that was made again alone would come to a
+            # meeting that is over, or be the second of its number. Whoever starts the Job again goes on from there.
+            "backoffLimit": 0,
+            **_given(activeDeadlineSeconds=settings.active_deadline_seconds),
+            "template": {
+                "metadata": {"labels": self._labels()},
+                "spec": {**self._pod(), "restartPolicy": "Never", "subdomain": name, "containers": [container]},
+            },
+        }
+        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._metadata(), "spec": spec}
+
+    def _service(self) -> Manifest:
+        """By which pods have names; without an address of its own, since each of them is meant by its own name."""
+        spec = {
+            "clusterIP": "None",
+            # A name once the pod has an address, and not only when it is ready: the others wait for node 0 meanwhile,
+            # and no longer for its name, of which name servers remember for a while that it was not there.
+            "publishNotReadyAddresses": True,
+            "selector": self._labels(),
+        }
+        return {"apiVersion": "v1", "kind": "Service", "metadata": self._metadata(), "spec": spec}
+
+    def _train_job(self) -> Manifest:
+        """The runtime brings the Service and the PET_ variables, which a TrainJob must not set."""
+        settings = self.settings
+        command = ["env", f"--chdir={REPOSITORY}", *self._command()]  # a TrainJob has no working directory
+        if not settings.gpus_per_node and self.training.num_devices is None:
+            command += ["--num-devices", "auto"]  # the runtime would say one for each core
+        trainer = {
+            "image": settings.image,
+            "command": command,
+            "env": _env(self.variables),
+            "numNodes": self.nodes,
+            **_given(numProcPerNode=settings.gpus_per_node, resourcesPerNode=self._resources()),
+        }
+        container = {
+            "name": _NODE,
+            "securityContext": self._container_security(),
+            "volumeMounts": self._mounts(),
+        }
+        pod = {"metadata": {"labels": self._labels()}, "spec": {**self._pod(), "containers": [container]}}
+        job = {"name": _NODE, "template": {"spec": {"template": pod}}}
+        patch = {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+        spec = {
+            "runtimeRef": {"name": settings.runtime},
+            **_given(activeDeadlineSeconds=settings.active_deadline_seconds),
+            "trainer": trainer,
+            "runtimePatches": [patch],
+        }
+        return {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": self._metadata(),
+            "spec": spec,
+        }
+
+    def _metadata(self) -> Manifest:
+        return {"name": self.name, **_given(namespace=self.settings.namespace), "labels": self._labels()}
+
+    def _labels(self) -> dict[str, str]:
+        return {"app.kubernetes.io/name": "samebits", "app.kubernetes.io/instance": self.name}
+
+    def _command(self) -> list[str]:
+        return ["python", "pipeline/train.py", *self.training.arguments]
+
+    def _pod(self) -> Manifest:
+        """What a pod has by either kind."""
+        settings = self.settings
+        each_elsewhere = {"labelSelector": {"matchLabels": self._labels()}, "topologyKey": "kubernetes.io/hostname"}
+        security = {
+            "runAsUser": settings.run_as_user,
+            "runAsGroup": settings.run_as_user,
+            "runAsNonRoot": settings.run_as_user != 0,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+        volumes = [
+            {"name": "repository", "persistentVolumeClaim": {"claimName": settings.claim}},
+            # NCCL needs more than the 64 MB that a pod has by itself.
+            {"name": _SHARED, "emptyDir": {"medium": "Memory", "sizeLimit": settings.shared_memory}},
+        ]
+        return {
+            # A node is a machine, as with Slurm: two on one would share its cores and its links.
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [each_elsewhere]}},
+            **_given(
+                nodeSelector=settings.node_selector,
+                tolerations=[{"key": key, "operator": "Exists"} for key in settings.tolerations],
+                serviceAccountName=settings.service_account,
+            ),
+            "securityContext": security,
+            "terminationGracePeriodSeconds": _GRACE_SECONDS,
+            "volumes": volumes,
+        }
+
+    def _container_security(self) -> Manifest:
+        """As little as clusters that restrict pods ask for."""
+        return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+    def _mounts(self) -> list[Manifest]:
+        return [
+            {"name": "repository", "mountPath": REPOSITORY, **_given(subPath=self.settings.subpath)},
+            {"name": _SHARED, "mountPath": "/dev/shm"},  # noqa: S108 - the pod's own
+        ]
+
+    def _resources(self) -> Manifest:
+        """Asked for and kept to: figures of a pod that borrows cores would be of no use."""
+        settings = self.settings
+        asked = _given(
+            cpu=settings.cpus_per_node and str(settings.cpus_per_node),
+            memory=settings.memory_per_node,
+            **{"nvidia.com/gpu": settings.gpus_per_node and str(settings.gpus_per_node)},
+        )
+        return {"limits": asked, "requests": asked} if asked else {}
+
+
+def _given(**values: Any) -> Manifest:
+    """Those that are set."""
+    return {name: value for name, value in values.items() if value}
+
+
+def _env(variables: Mapping[str, Any]) -> list[Manifest]:
+    """Variables as a container has them: a text, or where it comes from."""
+    return [
+        {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value}
+        for name, value in variables.items()
+    ]
+
+
+def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, Any]:
+    """What a training is told, by either kind; a pod is the container, whatever its image says of itself."""
+    ours = {
+        "PYTHONPATH": f"{REPOSITORY}/src",
+        "SAMEBITS_CONTAINER": "1",
+        "SAMEBITS_IMAGE": settings.image,
+        "SAMEBITS_IMAGE_DIGEST": settings.image,
+        "SAMEBITS_HOST_GPUS": str(settings.gpus_per_node or 0),
+        "SAMEBITS_START_SECONDS": str(settings.start_seconds),
+        # Where NVIDIA's runtime is the default one, a pod that asks for no GPU is shown all of them.
+        **({} if settings.gpus_per_node else {"NVIDIA_VISIBLE_DEVICES": "void"}),
+    }
+    for name, value in settings.env.items():
+        if name in ours or name.startswith("PET_"):
+            raise UserError(f"{FILE}: kubernetes.env.{name}: the launch sets it itself", hint="take it out")
+        if _SECRET.search(name) or without_password(value) != value:
+            raise UserError(f"{FILE}: kubernetes.env.{name}: everybody could read it", hint=_ELSEWHERE)
+    plain = {**settings.env}
+    if uri := environ.get("MLFLOW_TRACKING_URI"):
+        plain["MLFLOW_TRACKING_URI"] = _reachable(uri)
+    secret = {
+        name: {"secretKeyRef": {"name": settings.secret, "key": name, "optional": name != "MLFLOW_TRACKING_URI"}}
+        for name in _OF_MLFLOW
+        if settings.secret and name not in plain
+    }
+    return {**ours, **plain, **secret}
+
+
+def _reachable(uri: str) -> str:
+    """An address of MLflow's that may be printed and that means something in a pod."""
+    try:
+        parts = urlsplit(uri)
+        host = parts.hostname or ""
+    except ValueError as error:
+        raise UserError(f"MLFLOW_TRACKING_URI: {error}", hint="as in https://mlflow.example") from None
+    if parts.scheme in ("", "file", "sqlite") or host in ("localhost", "::1") or host.startswith("127."):
+        hint = "name a server that pods reach, or unset it: runs then go to mlflow.db on the claim"
+        raise UserError(f"MLFLOW_TRACKING_URI: {uri} is on this machine, where no pod reaches it", hint=hint)
+    if "@" in parts.netloc:
+        raise UserError("MLFLOW_TRACKING_URI has a name or a password in it: everybody could read it", hint=_ELSEWHERE)
+    return uri

@@ -1,0 +1,171 @@
+"""Which training goes to which engine: one with ranks, to that which SAMEBITS_LAUNCHER or ``samebits launch`` names.
+
+Slurm is waited for. For Kubernetes there are manifests, and ``kubectl`` does the rest.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from samebits.cluster.endings import FOLDER, write_ending
+from samebits.errors import UserError, WithHint
+from samebits.host.rendezvous import find_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from samebits.cluster.settings import Kind
+    from samebits.cluster.slurm import Job
+
+Launcher = Literal["local", "slurm"]
+Engine = Literal["slurm", "kubernetes"]
+
+LAUNCHER = "SAMEBITS_LAUNCHER"
+SCRIPT = "pipeline/train.py"
+_ONE_MACHINE = {None, "single", "dp"}
+_PRINTED = "samebits launch --dry-run kubernetes --strategy ddp ... | kubectl apply -f -"
+
+
+def launcher(environ: Mapping[str, str]) -> Launcher:
+    """What SAMEBITS_LAUNCHER asks for, local if it is not set. Raises UserError: it is something else."""
+    value = environ.get(LAUNCHER) or "local"
+    if value == "kubernetes":
+        raise UserError(f"{LAUNCHER}: got 'kubernetes', for which no stage waits", hint=_PRINTED)
+    if value not in get_args(Launcher):
+        raise UserError(f"{LAUNCHER}: got {value!r}, accepts local or slurm", hint=f"unset {LAUNCHER}")
+    return cast("Launcher", value)
+
+
+def handed_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether this stage was run elsewhere, which is where it belongs; it has ended then, and well.
+
+    Raises:
+        UserError: the settings are wrong.
+        HostError: the engine does not take it.
+        SamebitsError: what the machines failed of.
+    """
+    if launcher(environ) == "local" or strategy in _ONE_MACHINE:
+        return False
+    from samebits.cluster.slurm import run_on_slurm  # here, because every stage asks, and few are handed over
+
+    run_on_slurm(_slurm_job(argv, environ))
+    return True
+
+
+def launch(
+    engine: Engine,
+    arguments: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    nodes: int | None,
+    kind: Kind | None,
+    dry_run: bool,
+    environ: Mapping[str, str],
+) -> str:
+    """Run a training on an engine's machines; with ``dry_run``, only the text of what would start it.
+
+    ``options`` is what ``pipeline/train.py`` reads from the ``arguments``. ``nodes`` and ``kind`` go before the file's.
+
+    Raises:
+        UserError: it is no training for several machines, the settings are wrong, or nobody waits for the engine.
+        HostError: the engine does not take it.
+        SamebitsError: what the machines failed of.
+    """
+    _check(engine, options, kind)
+    if nodes:
+        environ = {**environ, "SAMEBITS_NODES": str(nodes)}
+    if engine == "kubernetes":
+        if not dry_run:
+            raise UserError("kubernetes: what is to be started is printed, and nobody waits for it", hint=_PRINTED)
+        return _manifests(arguments, options, kind, environ)
+    from samebits.cluster.slurm import run_on_slurm
+
+    job = _slurm_job([SCRIPT, *arguments], environ)
+    if dry_run:
+        return f"{shlex.join(job.submission())}\n"
+    run_on_slurm(job)
+    return ""
+
+
+def ran_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether this is an allocation of several machines, over all of which the command has now run, and well.
+
+    Raises:
+        UserError: the settings are wrong.
+        SamebitsError: what the machines failed of.
+    """
+    count = environ.get("SLURM_JOB_NUM_NODES", "1")
+    if "SLURM_STEP_ID" in environ or count == "1":
+        return False
+    from samebits.cluster.slurm import run_on_slurm
+
+    run_on_slurm(_slurm_job(command, {**environ, "SAMEBITS_NODES": count}))
+    return True
+
+
+def _check(engine: Engine, options: Mapping[str, Any], kind: Kind | None) -> None:
+    strategy = options["strategy"]
+    if strategy in _ONE_MACHINE:
+        hint = f"python {SCRIPT} --strategy {strategy}, or launch ddp"
+        raise UserError(f"{strategy} uses one machine, and {engine} would start several", hint=hint)
+    told = [f"--{name.replace('_', '-')}" for name in ("nodes", "node_rank", "master") if options[name] is not None]
+    if told:
+        hint = f"samebits launch --nodes 2 {engine} ..., before the engine's name"
+        raise UserError(f"{told[0]} is what {engine} tells each machine", hint=hint)
+    if kind and engine != "kubernetes":
+        raise UserError(f"--kind: {engine} has none", hint="leave it out")
+
+
+def _slurm_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
+    """A call of Python's, and Slurm's machines for it."""
+    from samebits.cluster.settings import read_cluster
+    from samebits.cluster.slurm import Job
+
+    cluster = read_cluster(environ=environ)
+    python = "python" if cluster.slurm.container_image or cluster.slurm.apptainer_image else sys.executable
+    return Job.of(cluster, [python, *argv], {**environ, LAUNCHER: "local"})
+
+
+def _manifests(
+    arguments: Sequence[str], options: Mapping[str, Any], kind: Kind | None, environ: Mapping[str, str]
+) -> str:
+    from samebits.cluster.kubernetes import Training, as_yaml, manifests
+    from samebits.cluster.settings import read_cluster
+
+    training = Training(
+        arguments=arguments,
+        strategy=options["strategy"],
+        numerics=options["numerics"],
+        num_devices=options["num_devices"],
+        paths={
+            "--params": options["params_file"],
+            "--data-dir": options["data_dir"],
+            "--out-dir": options["out_dir"],
+        },
+    )
+    cluster = read_cluster(environ=environ)
+    if kind and cluster.kubernetes:
+        cluster = cluster.model_copy(update={"kubernetes": cluster.kubernetes.model_copy(update={"kind": kind})})
+    return as_yaml(manifests(cluster, training, environ))
+
+
+@contextmanager
+def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
+    """Where this is one of a cluster's machines, write down how the block ends; node 0 alone prints it."""
+    if not environ.get(FOLDER):
+        yield
+        return
+    folder, node = Path(environ[FOLDER]), 0
+    try:
+        node = find_nodes(environ=environ).rank
+        yield
+    except WithHint as error:
+        write_ending(folder, node, error)
+        if node:
+            raise SystemExit(error.exit_code) from None
+        raise
+    write_ending(folder, node, None)

@@ -1,0 +1,261 @@
+"""A stage on the machines of a Slurm cluster: by ``srun`` inside an allocation, else by ``sbatch``, and to its end."""
+
+from __future__ import annotations
+
+import math
+import re
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Self
+
+from samebits.cluster.endings import FOLDER, read_endings
+from samebits.errors import HostError, Interrupted, WorkerError, last_line
+from samebits.files import make_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from samebits.cluster.settings import Cluster
+
+LAUNCHES = Path(".samebits/launches")
+_POLL_SECONDS = 0.2
+_STOP_SECONDS = 60.0  # that a training has to end by itself, with a checkpoint, before its job is cancelled
+_WAIT_SECONDS = 60  # that srun waits for the other tasks once one has ended: they end by themselves
+
+
+@dataclass
+class Job:
+    """One hand-over: what runs, and where its output and the machines' endings are."""
+
+    cluster: Cluster
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    folder: Path
+    name: str
+
+    @classmethod
+    def of(cls, cluster: Cluster, command: Sequence[str], environ: Mapping[str, str]) -> Self:
+        """A hand-over of now, of which nothing is there yet.
+
+        The command gets ``environ``, and there a folder in which to say how it ends.
+        """
+        name = f"samebits-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+        folder = (LAUNCHES / name).resolve()
+        return cls(cluster, command, {**environ, FOLDER: str(folder)}, folder, name)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it becomes a step of the allocation that this process is in, else a job of its own."""
+        return "SLURM_JOB_ID" in self.environ
+
+    def submission(self) -> list[str]:
+        """The command that starts it."""
+        return self.srun() if self.is_step else self.sbatch()
+
+    def srun(self) -> list[str]:
+        """One task on each machine, each of which is left to end by itself."""
+        slurm = self.cluster.slurm
+        options = [
+            f"--nodes={self.cluster.nodes}",
+            f"--ntasks={self.cluster.nodes}",
+            "--ntasks-per-node=1",
+            "--kill-on-bad-exit=0",
+            f"--wait={_WAIT_SECONDS}",
+            "--input=none",
+            f"--job-name={self.name}",
+        ]
+        if slurm.container_image:
+            here = str(Path.cwd())
+            options += [f"--container-image={slurm.container_image}", f"--container-mounts={here}:{here}"]
+            options += [f"--container-workdir={here}"]
+        return ["srun", *options, *self._resources(), *self._inside()]
+
+    def sbatch(self) -> list[str]:
+        """The same as a job of its own, which is waited for."""
+        slurm = self.cluster.slurm
+        asked = {"partition": slurm.partition, "account": slurm.account, "time": slurm.time}
+        options = [f"--{name}={value}" for name, value in asked.items() if value]
+        if slurm.time and slurm.warning_seconds:
+            options.append(f"--signal=TERM@{slurm.warning_seconds}")
+        output = [f"--output={self.folder}/stdout", f"--error={self.folder}/stderr", "--open-mode=append"]
+        shape = [f"--nodes={self.cluster.nodes}", "--ntasks-per-node=1", f"--job-name={self.name}", "--requeue"]
+        wrapped = f"exec {shlex.join(self.srun())}"
+        return ["sbatch", "--wait", *shape, *options, *output, *self._resources(), f"--wrap={wrapped}"]
+
+    def _resources(self) -> list[str]:
+        slurm = self.cluster.slurm
+        asked = {"gpus-per-node": slurm.gpus_per_node, "cpus-per-task": slurm.cpus_per_task}
+        return [*(f"--{name}={value}" for name, value in asked.items() if value), *slurm.arguments]
+
+    def _inside(self) -> list[str]:
+        slurm = self.cluster.slurm
+        if slurm.apptainer_image:
+            gpus = ["--nv"] if slurm.gpus_per_node else []
+            here = str(Path.cwd())
+            return ["apptainer", "exec", *gpus, "--bind", here, "--pwd", here, slurm.apptainer_image, *self.command]
+        return list(self.command)
+
+
+def run_on_slurm(job: Job) -> None:
+    """Run a command on the cluster's machines, show what it writes, and return when it has ended well.
+
+    Raises:
+        HostError: Slurm is not here, or does not take the job.
+        Interrupted: a signal ended it, here or there.
+        SamebitsError: what the machines said that they failed of.
+    """
+    make_folder(job.folder)
+    running = _Step(job) if job.is_step else _Batch(job)
+    try:
+        code = running.wait()
+    except (Interrupted, KeyboardInterrupt) as error:
+        signum = error.signum if isinstance(error, Interrupted) else int(signal.SIGINT)
+        running.stop(signum)
+        raise Interrupted(signum) from None
+    finally:
+        running.cancel()
+    _raise_cause(job.folder, code, running.said())
+
+
+def _raise_cause(folder: Path, code: int | None, said: str) -> None:
+    """The machines' own word for how it ended, Slurm's only where they have none; node 0's was shown already."""
+    endings = read_endings(folder)
+    if first := endings.get(0):
+        raise SystemExit(first.exit_code)
+    if other := next((error for error in endings.values() if error is not None), None):
+        raise other
+    if code and 0 not in endings:
+        text = f"the job ended with {code} and without a word: {last_line(said)}"
+        raise WorkerError(text, hint=f"see {folder}, `sacct`, and what the machines' own logs say")
+
+
+class _Running:
+    """A command of Slurm's that goes on as long as the machines do; what they write is shown meanwhile.
+
+    ``said`` is the file that the command's own words go to.
+    """
+
+    def __init__(self, job: Job, said: str, *, stdout: bool, shown: Mapping[str, BinaryIO]) -> None:
+        self.job, self._said = job, job.folder / said
+        self._shown = [_Tail(job.folder / name, to) for name, to in shown.items()]
+        try:
+            with self._said.open("wb") as stream:
+                # A session of its own, since srun kills its tasks where a terminal's Ctrl-C reaches it twice.
+                self._process = subprocess.Popen(
+                    job.submission(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=stream if stdout else None,
+                    stderr=stream,
+                    env=job.environ,
+                    start_new_session=True,
+                )
+        except FileNotFoundError:
+            hint = "start this on a login node, or unset SAMEBITS_LAUNCHER"
+            raise HostError(f"{job.submission()[0]} is not here", hint=hint) from None
+
+    def number(self) -> str | None:
+        """Slurm's name for it; None as long as it has none."""
+        raise NotImplementedError
+
+    def wait(self, seconds: float = math.inf) -> int | None:
+        """Show what is written until it ends, and give its exit code; None if it goes on for longer."""
+        deadline = time.monotonic() + seconds
+        while (code := self._process.poll()) is None and time.monotonic() < deadline:
+            self.look()
+            time.sleep(_POLL_SECONDS)
+        self.look()
+        return code
+
+    def look(self) -> None:
+        """Show what is new."""
+        for tail in self._shown:
+            tail.show()
+
+    def stop(self, signum: int) -> None:
+        """Pass a signal on, and wait for the end."""
+        if number := self.number():
+            _slurm("scancel", f"--signal={signal.Signals(signum).name[3:]}", number)
+            self.wait(_STOP_SECONDS)
+
+    def cancel(self) -> None:
+        """End what still runs."""
+        if self._process.poll() is None:
+            if number := self.number():
+                _slurm("scancel", number)
+                self.wait(_STOP_SECONDS)
+            self._process.kill()
+            self._process.wait()
+
+    def said(self) -> str:
+        """The command's own words."""
+        return self._said.read_text(encoding="utf-8", errors="replace")
+
+
+class _Step(_Running):
+    """A step of the allocation that this process is in."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job, "stderr", stdout=False, shown={"stderr": sys.stderr.buffer})
+
+    def number(self) -> str | None:
+        """As in 17.0."""
+        allocation = self.job.environ["SLURM_JOB_ID"]
+        listed = _slurm("squeue", "--steps", "--noheader", f"--jobs={allocation}", "--format=%i %j")
+        return next((line.split()[0] for line in listed.splitlines() if line.split()[1:] == [self.job.name]), None)
+
+
+class _Batch(_Running):
+    """A job of its own."""
+
+    def __init__(self, job: Job) -> None:
+        shown = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        super().__init__(job, "sbatch", stdout=True, shown=shown)
+        self._told = False
+
+    def number(self) -> str | None:
+        """As in 17."""
+        match = re.search(r"Submitted batch job (\d+)", self.said())
+        return match and match[1]
+
+    def look(self) -> None:
+        """Show what is new, the job's number first."""
+        if not self._told and (number := self.number()):
+            self._told = True
+            sys.stderr.write(f"job {number} of {self.job.cluster.nodes} machines, as {self.job.name}\n")
+        super().look()
+
+    def wait(self, seconds: float = math.inf) -> int | None:
+        """As above. Raises HostError: Slurm did not take the job."""
+        code = super().wait(seconds)
+        if code and not self.number():
+            raise HostError(f"sbatch: {last_line(self.said())}", hint="see cluster.toml, and `sinfo`")
+        return code
+
+
+class _Tail:
+    """Passes on what is appended to a file."""
+
+    def __init__(self, file: Path, to: BinaryIO) -> None:
+        self._file, self._to, self._offset = file, to, 0
+
+    def show(self) -> None:
+        with suppress(FileNotFoundError), self._file.open("rb") as stream:
+            stream.seek(self._offset)
+            new = stream.read()
+            self._offset += len(new)
+            self._to.write(new)
+            self._to.flush()
+
+
+def _slurm(*command: str) -> str:
+    """What a command of Slurm's says; nothing where it fails."""
+    with suppress(OSError):
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return ""

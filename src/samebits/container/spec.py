@@ -1,0 +1,302 @@
+"""What a container gets: the caller's user and folders, GPUs, limits, the variables that matter, and an owner."""
+
+from __future__ import annotations
+
+import configparser
+import ipaddress
+import os
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from samebits.container.engine import gpu_request, toolkit_version, traits
+from samebits.container.image import facts_of
+from samebits.errors import HostError, UserError
+from samebits.host import boot_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from docker import DockerClient
+    from docker.models.images import Image
+
+GPUS = "SAMEBITS_HOST_GPUS"
+"""Variable with the number of GPUs that a container is given; one that shows others is an error.
+
+It counts before CUDA_VISIBLE_DEVICES, by which a command may choose among them.
+"""
+
+MOUNTS = "SAMEBITS_MOUNTS"
+"""Variable, or else a line of ``.env``, with more files and folders to mount; a colon stands between two."""
+
+_EXPERIMENTS = ".dvc/tmp/exps"  # where DVC runs experiments of a queue, in clones of the repository
+_SYSTEM = [Path(f"/{name}") for name in ("bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")]
+_USED = [
+    Path(f"/{name}") for name in ("", "home", "home/samebits", "opt", "opt/samebits", "opt/src", "run", "tmp", "var")
+]
+
+OWNER = "samebits.owner"
+"""Label with the process that removes a container."""
+
+TRUST = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_CLIENT_CERT_PATH")
+"""Variables with files of certificates, which a container gets at their own paths."""
+
+_PASSED = (
+    "SAMEBITS_", "MLFLOW_", "DVC_", "GIT_AUTHOR_", "GIT_COMMITTER_", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "PYTORCH_",
+    "TORCH", "TRITON_", "ATEN_", "MKL_", "OMP_", "PET_",
+)  # fmt: skip
+_PASSED_NAMES = {
+    *TRUST, "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM", "http_proxy",
+    "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+}  # fmt: skip
+_NOT_INSIDE = {"SAMEBITS_RUNTIME", "SAMEBITS_CONTAINER", MOUNTS}
+
+_INFINIBAND = Path("/dev/infiniband")
+
+LIMITS = {"memlock": -1, "stack": 67108864, "nofile": 65536}
+"""What NVIDIA asks for beside GPUs. An engine that may not raise limits refuses them, so that they are not for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerCommand:
+    """A command and what it gets; ``mounts`` are folders and files at their own paths, ``gpus`` a number.
+
+    With ``several_nodes`` it talks to other machines, and is given this one's networks.
+    """
+
+    argv: Sequence[str]
+    cwd: Path
+    mounts: Sequence[Path]
+    tracking_uri: str
+    gpus: int
+    several_nodes: bool = False
+    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    interactive: bool = False
+
+
+def user_of(folder: Path, *, rootless: bool = False) -> str:
+    """``uid:gid`` for a container: the caller's; of root the folder's owner, whose files these are.
+
+    To a rootless engine the caller is root inside, and any other number somebody else outside.
+    """
+    if rootless:
+        return "0:0"
+    if os.geteuid() != 0:
+        return f"{os.geteuid()}:{os.getegid()}"
+    status = folder.stat()
+    return f"{status.st_uid}:{status.st_gid}"
+
+
+def create_arguments(client: DockerClient, image: Image, command: ContainerCommand) -> dict[str, Any]:
+    """The options of ``docker run``, as the SDK names them. Raises UserError: SAMEBITS_SHM_SIZE is no size."""
+    from docker.types import Mount
+
+    engine = traits(client)
+    rootless = "rootless" in engine
+    return {
+        "image": image.id,
+        "command": list(command.argv),
+        "working_dir": str(command.cwd),
+        "user": user_of(command.cwd, rootless=rootless),
+        "group_add": [] if rootless or os.geteuid() == 0 else [str(group) for group in os.getgroups()],
+        "userns_mode": "host" if "userns" in engine else None,
+        "environment": _environment(image, command),
+        "mounts": [Mount(str(path), str(path), type="bind") for path in command.mounts],
+        "labels": {OWNER: identity(os.getpid())},
+        "init": True,
+        "read_only": True,
+        # Exec, because compilers of kernels load what they wrote there.
+        "tmpfs": {"/tmp": "mode=1777,exec", "/home/samebits": "mode=1777,exec"},  # noqa: S108 - inside, and its own
+        "cap_drop": ["ALL"],
+        # Relabelling what is mounted would change files of the host's, so that SELinux keeps out instead.
+        "security_opt": ["no-new-privileges:true", *(["label=disable"] if "selinux" in engine else [])],
+        "shm_size": _shared_memory(command.environ),
+        "ulimits": _limits(rootless=rootless) if command.gpus else [],
+        "network_mode": "host" if command.several_nodes or _is_here(command.tracking_uri) else "bridge",
+        "devices": [f"{_INFINIBAND}:{_INFINIBAND}:rwm"] if command.several_nodes and _INFINIBAND.exists() else [],
+        "device_requests": [gpu_request(client)] if command.gpus else [],
+        "stdin_open": command.interactive,
+        "tty": command.interactive,
+    }
+
+
+def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:
+    toolkit = toolkit_version() if command.gpus else None
+    source = command.cwd / "src"
+    return {
+        **{name: value for name, value in command.environ.items() if _is_passed(name, value, command.mounts)},
+        **facts_of(image).environ(),
+        **({"SAMEBITS_CONTAINER_TOOLKIT": toolkit} if toolkit else {}),
+        "SAMEBITS_IMAGE": next(iter(image.tags), str(image.id)),
+        GPUS: str(command.gpus),
+        **({} if command.gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}),  # where NVIDIA's runtime is the default one
+        "MLFLOW_TRACKING_URI": command.tracking_uri,
+        "TINI_KILL_PROCESS_GROUP": "1",  # a signal reaches what the command has started, as Ctrl-C on a terminal
+        **({"PYTHONPATH": str(source)} if source.is_dir() else {}),
+    }
+
+
+def _is_passed(name: str, value: str, mounts: Sequence[Path]) -> bool:
+    """A path of the host's means nothing inside, unless it is mounted."""
+    if name in _NOT_INSIDE or not (name.startswith(_PASSED) or name in _PASSED_NAMES):
+        return False
+    path = Path(value)
+    return not path.is_absolute() or is_seen(path, mounts)
+
+
+def _shared_memory(environ: Mapping[str, str]) -> int:
+    """Bytes of /dev/shm: NCCL needs more than Docker's 64 MB."""
+    from docker.errors import DockerException
+    from docker.utils import parse_bytes
+
+    size = environ.get("SAMEBITS_SHM_SIZE") or "8g"
+    try:
+        return int(parse_bytes(size))
+    except DockerException:
+        raise UserError(f"SAMEBITS_SHM_SIZE: got {size!r}, accepts bytes, or k, m or g of them", hint="16g") from None
+
+
+def _limits(*, rootless: bool) -> list[Any]:
+    from docker.types import Ulimit
+
+    allowed = {name: limit for name, limit in LIMITS.items() if not (rootless and name == "memlock")}
+    return [Ulimit(name=name, soft=limit, hard=limit) for name, limit in allowed.items()]
+
+
+def _is_here(tracking_uri: str) -> bool:
+    """Whether a server is reached on this host's loopback alone."""
+    name = urlsplit(tracking_uri).hostname or ""
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost"
+    return address.is_loopback or address.is_unspecified
+
+
+# -- which folders of the host a command gets, each at its own path: DVC and MLflow keep absolute paths ----------
+
+
+def mounts_of(
+    cwd: Path, tracking_uri: str, *, certificates: Iterable[Path] = (), environ: Mapping[str, str] = os.environ
+) -> list[Path]:
+    """What to mount for a command in ``cwd``, where none lies in another.
+
+    That is its repository and git's own folder, the folder of a store that is files, a cache of DVC's that is
+    elsewhere, what SAMEBITS_MOUNTS names, and ``certificates``.
+
+    Raises:
+        UserError: SAMEBITS_MOUNTS names what is not there.
+        HostError: something lies where the image has files of its own.
+    """
+    project = _project(cwd)
+    paths = [*_git_folders(project), *_store(tracking_uri), *_caches(project), *_named_by_the_user(project, environ)]
+    for path in paths:
+        if path.resolve() in _USED or is_seen(path.resolve(), _SYSTEM):
+            hint = "keep the repository, its data and MLflow's store in folders of their own"
+            raise HostError(f"{path} cannot be mounted: the image has its own", hint=hint)
+    unique = sorted({path.resolve() for path in [*paths, *certificates]})
+    return [path for path in unique if not any(outer in path.parents for outer in unique)]
+
+
+def is_seen(path: Path, mounts: Sequence[Path]) -> bool:
+    """Whether a path lies in something that is mounted."""
+    return any(mount in (path, *path.parents) for mount in mounts)
+
+
+def _project(cwd: Path) -> Path:
+    """``cwd``, or, of one of DVC's temporary experiments, the folder that it is an experiment of."""
+    outer, marker, _ = f"{cwd.resolve()}/".partition(f"/{_EXPERIMENTS}/")
+    return Path(outer) if marker else cwd
+
+
+def _git_folders(project: Path) -> list[Path]:
+    """The working tree that a folder is in, and git's own folder, which for a worktree is elsewhere."""
+    command = ["git", "rev-parse", "--path-format=absolute", "--show-toplevel", "--git-common-dir"]
+    try:
+        done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        return [project]
+    return [Path(line) for line in done.stdout.splitlines()]
+
+
+def _store(tracking_uri: str) -> list[Path]:
+    """The folder of a store that is files."""
+    scheme, _, rest = tracking_uri.partition(":")
+    if scheme == "sqlite":
+        return [Path(rest.removeprefix("///")).parent]
+    return [Path(urlsplit(tracking_uri).path)] if scheme == "file" else []
+
+
+def _caches(project: Path) -> Iterator[Path]:
+    """A cache of DVC's that is elsewhere: results may be links into it."""
+    for name in ("config", "config.local"):
+        config = configparser.ConfigParser(interpolation=None)
+        with suppress(configparser.Error):
+            config.read(project / ".dvc" / name, encoding="utf-8")
+        if config.has_option("cache", "dir"):
+            folder = project / ".dvc" / config.get("cache", "dir")
+            if folder.exists():  # without it nothing links there
+                yield folder
+
+
+def _named_by_the_user(project: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+    """The entries of SAMEBITS_MOUNTS; the environment's go before those of ``.env``."""
+    value = environ[MOUNTS] if MOUNTS in environ else _line_of_env_file(project / ".env", MOUNTS)
+    for entry in filter(None, value.split(os.pathsep)):
+        path = project / entry
+        if not path.exists():
+            raise UserError(f"{MOUNTS}: {path}: no such file or folder", hint=f"make it, or take it out of {MOUNTS}")
+        yield path
+
+
+def _line_of_env_file(file: Path, name: str) -> str:
+    """The value of a line ``name=value``, of which the last one counts; empty where there is none to read."""
+    with suppress(OSError):
+        for line in reversed(file.read_text(encoding="utf-8", errors="replace").splitlines()):
+            key, _, value = line.partition("=")
+            if key.strip() == name:
+                return value.strip().strip("\"'")
+    return ""
+
+
+# -- who removes a container -----------------------------------------------------------------------------------
+#
+# The process that made it, or, where that was killed, whoever comes next. The engine's own ``auto_remove`` cannot do
+# this: it removes a container that has ended, and one whose runner was killed goes on, with its GPUs, until its
+# training is over.
+
+
+def identity(pid: int | str) -> str:
+    """A process of the caller's: where it is, its number, and its time of start, because numbers come again."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return f"{os.geteuid()}:{boot_id()}:{_pid_namespace()}:{pid}:{fields[19]}"
+
+
+def sweep(client: DockerClient) -> list[str]:
+    """Remove the caller's containers whose owner has ended without doing so; their ids.
+
+    An owner in another namespace of processes cannot be seen and is left alone. After a restart of the host none lives.
+    """
+    from docker.errors import APIError
+
+    removed = []
+    for container in client.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True):
+        owner = container.labels[OWNER]
+        uid, boot, namespace, pid, _ = [*owner.split(":"), "", "", "", ""][:5]
+        if uid != str(os.geteuid()):
+            continue
+        if boot != boot_id() or (namespace == _pid_namespace() and identity(pid) != owner):
+            with suppress(APIError):
+                container.remove(force=True, v=True)
+                removed.append(str(container.id))
+    return removed
+
+
+def _pid_namespace() -> str:
+    return str(Path("/proc/self/ns/pid").stat().st_ino)

@@ -1,0 +1,196 @@
+"""The largest global batch that fits: forecast from small ones, then tried, each in workers of its own."""
+
+from __future__ import annotations
+
+import math
+import signal
+import tempfile
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from samebits.doctor.room import FULL, LOOKED, Attempt, Looked, attempt_batch
+from samebits.errors import HostError, SamebitsError
+from samebits.files import read_json
+from samebits.training.forecast import largest_batch
+from samebits.training.placement import place
+from samebits.workers.processes import WorkerSignalledError, launch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName, StrategyName
+    from samebits.records.run import Placement
+    from samebits.training.forecast import Forecast
+
+PRECISION = 1 / 50
+"""Of the batch, within which the limit is found."""
+_STRIDE = 4  # times a batch is the next one that is looked at, until there is one of half the forecast
+_NEAR = 2.5  # times a batch that was looked at, to which a forecast reaches
+_APART = 1.5  # times the smaller of two batches, from which on a line through them is steady
+_ENDED_FOR_MEMORY = {signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}
+
+
+class Bracket(NamedTuple):
+    """The largest batch that ``fitted``, and the smallest that ``failed``; None where there was none."""
+
+    fitted: int | None
+    failed: int | None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was seen before anything large was tried: a step of ``looked``, and a ``forecast``.
+
+    There is none where memory does not grow with the batch, or where two batches cannot be looked at. ``start`` is the
+    batch to try first.
+    """
+
+    looked: Looked
+    forecast: Forecast | None
+    start: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One training whose largest batch is asked for, on so many devices as ``params`` gives it now."""
+
+    params: Params
+    strategy: StrategyName
+    numerics: NumericsName
+    gpus: int
+    cores: int
+    data_dir: Path
+    folder: Path
+    limit: int | None
+    seconds: int
+
+    @property
+    def name(self) -> str:
+        """Strategy and numerics."""
+        return f"{self.strategy}-{self.numerics}"
+
+    @property
+    def placement(self) -> Placement:
+        """Where the training of ``params`` would run. Raises HostError and UserError: see ``place``."""
+        return place(self.strategy, self.params, self.numerics, gpus=self.gpus, cores=self.cores)[0]
+
+    @property
+    def unit(self) -> int:
+        """Batches are multiples of this, so that they can be shared out as that of ``params`` is."""
+        if self.numerics == "exact":
+            return self.params.exact.shards
+        return self.params.train.grad_accum_steps * self.placement.num_devices
+
+    @property
+    def most(self) -> int:
+        """The largest batch that the data set has samples for."""
+        return self.params.data.num_samples // self.unit * self.unit
+
+    def tell(self) -> Told | None:
+        """Look at small batches, then at larger ones up to half the forecast; None if not even the smallest fits.
+
+        Raises:
+            SamebitsError: a training fails otherwise than for want of memory.
+        """
+        unit, most = self.unit, self.most
+        small = max(unit, min(self.params.train.global_batch_size // 4, most // 2) // unit * unit)
+        first = self._look(small)
+        while first is None and small > unit:
+            small = max(unit, small // 4 // unit * unit)
+            first = self._look(small)
+        looks, large, told = [first], 2 * small, None
+        while first is not None and large <= most:
+            second = self._look(large)
+            if second is None:
+                break
+            before = next(one for one in reversed(looks) if one and _APART * one.look.samples <= large)
+            forecast = largest_batch(before.look, second.look, second.rooms)
+            told = Told(second, forecast, min(forecast.samples if forecast else most, most))
+            if large == most or (forecast and forecast.samples <= _NEAR * large):
+                break
+            half = forecast.samples // 2 // unit * unit if forecast else most
+            looks.append(second)
+            large = min(_STRIDE * large, max(half, large + unit), most)
+        if told is None and first is not None:
+            told = Told(first, None, small if large <= most else most)
+        return told
+
+    def fits(self, samples: int, *, limit: int | None, at_once: bool) -> bool:
+        """Whether two steps of a batch can be made. Raises SamebitsError: they fail otherwise."""
+        return self._try(samples, limit=limit, at_once=at_once, looks=False) is not None
+
+    def _look(self, samples: int) -> Looked | None:
+        out = self._try(samples, limit=self.limit, at_once=True, looks=True)
+        if out is None:
+            return None
+        return Looked.parse(read_json(out / LOOKED, made_by="this command"), out / LOOKED, made_by="this command")
+
+    def _try(self, samples: int, *, limit: int | None, at_once: bool, looks: bool) -> Path | None:
+        """The folder of an attempt that had enough memory."""
+        devices = self.placement.num_devices
+        train = self.params.train.model_copy(update={"global_batch_size": samples, "num_devices": devices})
+        params = self.params.model_copy(update={"train": train})
+        placement, split = place(self.strategy, params, self.numerics, gpus=self.gpus, cores=self.cores)
+        out = Path(tempfile.mkdtemp(dir=self.folder))
+        attempt = Attempt(
+            params=params,
+            numerics=self.numerics,
+            placement=placement,
+            split=split,
+            data_dir=self.data_dir,
+            out=out,
+            limit=limit,
+            at_once=at_once,
+            looks=looks,
+            seconds=self.seconds,
+        )
+        try:
+            launch(partial(attempt_batch, attempt), placement.world_size)
+            return None if (out / FULL).exists() else out
+        except SamebitsError as error:
+            if (out / FULL).exists():
+                return None
+            if isinstance(error, WorkerSignalledError):
+                if error.signum in _ENDED_FOR_MEMORY and not looks:
+                    return None
+                if error.signum == signal.SIGALRM:
+                    text = f"two steps of {samples:,} samples took longer than {self.seconds} s"
+                    raise HostError(text, hint="try it where more is free, or with a faster device") from None
+            raise
+
+
+def search(fits: Callable[[int], bool], first: int, *, unit: int, most: int, precision: float = PRECISION) -> Bracket:
+    """Try ``first``, then larger or smaller batches in growing strides, and halve what is left between.
+
+    Batches are multiples of ``unit`` from one to ``most``; the two that are found are ``precision`` apart, or one unit.
+    """
+
+    def rounded(samples: float) -> int:
+        return min(most, max(unit, math.floor(samples / unit) * unit))
+
+    batch = rounded(first)
+    fitted: int | None = None
+    failed: int | None = None
+    stride = max(unit, rounded(batch * precision))
+    while True:
+        if fits(batch):
+            fitted = batch
+        else:
+            failed = batch
+        if failed is None:
+            if batch == most:
+                break
+            batch = rounded(batch + stride)
+        elif fitted is None:
+            if batch == unit:
+                break
+            batch = rounded(batch - stride)
+        elif failed - fitted <= max(unit, fitted * precision):
+            break
+        else:
+            batch = rounded((fitted + failed) / 2)
+        stride *= 2
+    return Bracket(fitted, failed)

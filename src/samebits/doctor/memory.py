@@ -1,0 +1,128 @@
+"""``samebits doctor --memory``: what a step takes, the largest batch as it is forecast, and as it was tried."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.doctor.finding import Finding, failed, of_error, ok, skipped
+from samebits.doctor.fitting import Case, search
+from samebits.doctor.machine import size
+from samebits.doctor.model import SECONDS, data_to_try
+from samebits.doctor.room import AT_ONCE
+from samebits.errors import SamebitsError, UserError
+from samebits.files import scratch_folder
+from samebits.host import count_cores, count_gpus
+from samebits.params import load_params
+from samebits.results.memory import say_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from samebits.doctor.fitting import Bracket, Told
+
+_HINT = "raise train.grad_accum_steps, lower train.global_batch_size, or use precision bf16"
+_KEPT = f"MALLOC_MMAP_THRESHOLD_={AT_ONCE} MALLOC_TRIM_THRESHOLD_={AT_ONCE} make it give that back at once"
+
+
+def memory_findings(
+    params_file: Path, *, data_dir: Path, limit: int | None = None, seconds: int = SECONDS
+) -> Iterator[Finding]:
+    """For every strategy and numerics of ``params_file``: what fits on its devices, each with ``limit`` bytes.
+
+    Without a limit it is what is free now. ``torch.compile`` is left out, as in the other trials.
+    """
+    try:
+        params = load_params(params_file)
+    except UserError:
+        yield skipped(f"{params_file} is wrong, as its line says", name="memory")
+        return
+    train = params.train.model_copy(update={"compile": False})
+    params = params.model_copy(update={"train": train})
+    with scratch_folder() as temporary:
+        try:
+            data_dir, finding = data_to_try(params, data_dir, temporary / "data")
+            gpus, cores = count_gpus(), count_cores()
+        except SamebitsError as error:
+            yield of_error(error, name="data")
+            return
+        yield finding
+        for numerics in train.numerics:
+            for strategy in train.strategies:
+                case = Case(
+                    params=params,
+                    strategy=strategy,
+                    numerics=numerics,
+                    gpus=gpus,
+                    cores=cores,
+                    data_dir=data_dir,
+                    folder=temporary,
+                    limit=limit,
+                    seconds=seconds,
+                )
+                try:
+                    yield from _findings_of(case)
+                except SamebitsError as error:
+                    error.message = f"{case.name}: {error.message}"
+                    yield of_error(error, name="memory")
+
+
+def _findings_of(case: Case) -> Iterator[Finding]:
+    placement, wanted = case.placement, case.params.train.global_batch_size
+    fallback = next((label for label in placement.labels if label.kind == "fallback"), None)
+    if fallback is not None:
+        yield skipped(f"{case.name}: as single, because {fallback.text}", name="memory")
+        return
+    told = case.tell()
+    if told is None:
+        text = f"{case.name}: not even a batch of {case.unit:,} fits in {_room(case.limit)}"
+        yield failed(text, "use a smaller model or a larger device", name="memory")
+        return
+    yield ok(f"{case.name}: {say_memory(told.looked.memory, case.strategy)}", name="memory")
+    limit = min(told.looked.rooms) if placement.device_type == "cpu" else case.limit
+    bracket = search(
+        lambda samples: case.fits(samples, limit=limit, at_once=True), told.start, unit=case.unit, most=case.most
+    )
+    text = f"{case.name}: {_forecast(told, case)}; tried: {_tried(bracket, case)}"
+    if placement.device_type == "cpu" and bracket.fitted:
+        usual = search(
+            lambda samples: case.fits(samples, limit=limit, at_once=False),
+            bracket.fitted,
+            unit=case.unit,
+            most=bracket.fitted,
+        )
+        if usual.failed:
+            text += f"; but {_tried(usual, case)} while the C library keeps freed memory as it likes: {_KEPT}"
+            bracket = usual
+    if bracket.fitted is None or bracket.fitted < wanted:
+        yield failed(f"{text}; params.yaml asks for {wanted:,}", _HINT, name="memory")
+    else:
+        yield ok(text, name="memory")
+
+
+def _room(limit: int | None) -> str:
+    return "what is free" if limit is None else size(limit)
+
+
+def _forecast(told: Told, case: Case) -> str:
+    """What is expected to fit, and where it ends."""
+    rooms = told.looked.rooms
+    if told.start < case.most and told.forecast is None:
+        return f"too near the end of {size(min(rooms))} for a forecast"
+    if told.forecast is None or told.start == case.most:
+        return f"forecast all {case.most:,} samples of the data set in {size(min(rooms))}"
+    samples, number = told.forecast
+    text = f"forecast a batch of {samples // case.unit * case.unit:,} in {size(rooms[number])}"
+    if len(rooms) == 1:
+        return text
+    why = ", which also holds what dp gathers" if case.strategy == "dp" and number == 0 else ""
+    return f"{text} of device {number}{why}"
+
+
+def _tried(bracket: Bracket, case: Case) -> str:
+    """What the trials showed."""
+    if bracket.fitted is None:
+        return f"{bracket.failed:,} does not fit"
+    if bracket.failed is None:
+        return f"{bracket.fitted:,} fits" + (", and there are no more" if bracket.fitted == case.most else "")
+    return f"{bracket.fitted:,} fits and {bracket.failed:,} does not"

@@ -1,0 +1,98 @@
+"""The machines of one training beside each other: what each of them lacks, what differs, and how they are joined."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from samebits.doctor.finding import Finding, failed, of_error, ok
+from samebits.errors import SamebitsError
+from samebits.files import scratch_folder
+from samebits.params import load_params
+from samebits.workers.agreement import NodeFacts, differences, node_facts
+from samebits.workers.meeting import Meeting
+from samebits.workers.pairs import BYTES, Pair, measure_pairs
+from samebits.workers.processes import Ranks, launch
+from samebits.workers.team import environment_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
+
+    from samebits.host.rendezvous import Nodes
+    from samebits.workers.pairs import Backend
+
+_SECONDS = 60.0  # that the machines have to come
+
+
+def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Every machine's ``findings`` beside those of the others; node 0 alone gives any. Each machine must call it.
+
+    Raises:
+        UserError: params.yaml is wrong.
+        HostError: the machines do not find each other.
+    """
+    params = load_params(params_file)
+    with Meeting(nodes, seconds=_SECONDS) as meeting:
+        facts = node_facts(params, {"nodes": nodes.count}, None)
+        mine = {"facts": facts.model_dump(mode="json"), "findings": [asdict(finding) for finding in findings]}
+        everyone = meeting.exchange(mine)
+        machines = [NodeFacts.model_validate(one["facts"]) for one in everyone]
+        names = [machine.name for machine in machines]
+        joined = list(
+            _joined(nodes, names, environment_of(nodes, meeting.address), with_gpus=all(m.gpus for m in machines))
+        )
+    if nodes.rank:
+        return
+    yield ok(f"{nodes.count}: {', '.join(names)}, which meet at {meeting.address}", name="nodes")
+    yield from beside(names, [[Finding(**finding) for finding in one["findings"]] for one in everyone])
+    yield from _differing(machines)
+    yield from joined
+
+
+def beside(names: Sequence[str], findings: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
+    """The findings of all nodes by check; where not all say the same, with the names of those that do."""
+    for name in {finding.name: None for one in findings for finding in one}:
+        said: dict[Finding, list[str]] = {}
+        for node, one in zip(names, findings, strict=True):
+            for finding in one:
+                if finding.name == name:
+                    said.setdefault(finding, []).append(node)
+        for finding, nodes in said.items():
+            whose = "" if len(nodes) == len(names) else f"{', '.join(nodes)}: "
+            yield replace(finding, text=whose + finding.text)
+
+
+def _differing(machines: Sequence[NodeFacts]) -> Iterator[Finding]:
+    errors = list(differences(machines))
+    yield from (of_error(error, name="the same") for error in errors)
+    if not errors:
+        yield ok("commit, changes on top of it, params, image, torch and CUDA", name="the same")
+
+
+def _joined(nodes: Nodes, names: Sequence[str], environment: dict[str, str], *, with_gpus: bool) -> Iterator[Finding]:
+    """What the workers of each pair of nodes measure: over gloo, which trainings on GPUs use too, and over NCCL."""
+    backends: tuple[Backend, ...] = ("gloo", "nccl") if with_gpus else ("gloo",)
+    for backend in backends:
+        with scratch_folder() as folder:
+            file = folder / "pairs.jsonl"
+            ranks = Ranks(range(nodes.rank, nodes.rank + 1), nodes.count, environment)
+            try:
+                launch(partial(measure_pairs, backend, file), ranks)
+            except SamebitsError as error:
+                yield of_error(error, name=backend)
+            lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        yield from (_of_pair(Pair.model_validate_json(line), names) for line in lines)
+
+
+def _of_pair(pair: Pair, names: Sequence[str]) -> Finding:
+    name = f"{names[pair.first]} - {names[pair.second]}"
+    if pair.round_trip_seconds is None or pair.bytes_per_second is None:
+        hint = "open all ports among the machines; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the interface"
+        return failed(f"{pair.backend} does not connect them: {pair.problem}", hint, name=name)
+    trip, speed = 1e3 * pair.round_trip_seconds, pair.bytes_per_second / 1e9
+    text = (
+        f"{pair.backend}: a round trip takes {trip:.3g} ms, an all-reduce of {BYTES >> 20} MiB runs at {speed:.3g} GB/s"
+    )
+    return ok(text, name=name)

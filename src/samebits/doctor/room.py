@@ -1,0 +1,180 @@
+"""What one worker does for ``doctor --memory``: two steps of some batch within a limit, perhaps looked at."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.files import Part, write_json
+from samebits.host import data_bytes, memory_available, private_bytes, private_peak
+from samebits.records.card import read_card
+from samebits.records.memory import Memory
+from samebits.training.batches import load_data, on_device
+from samebits.training.diagnosis import is_out_of_memory
+from samebits.training.forecast import Look
+from samebits.training.memory import measure_memory
+from samebits.training.meters import reset_peak
+from samebits.training.setup import Setup
+from samebits.training.strategies import make_strategy
+from samebits.workers.rank import run_rank
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName
+    from samebits.records.run import Placement
+    from samebits.training.batches import Data
+    from samebits.training.split import BatchSplit
+    from samebits.workers.rank import Reporter
+
+LOOKED, FULL = "looked.json", "full"
+STEPS = 2  # the second one has the optimizer's state from its beginning
+AT_ONCE = 65536
+"""Bytes from which on the C library gives freed memory back at once, where it is told to."""
+_UNTOUCHED = 256 * 2**20  # that a process may ask for and never touch: stacks of threads, room for compiled kernels
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # GNU's <malloc.h>
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """A batch to try, that of ``params``; ``out`` is a folder of its own.
+
+    ``limit`` is what a process may have on a device at the most, the process itself included; None for all that is free
+    now. ``at_once`` has the C library give freed memory back at once, and ``looks`` leaves the parts of a step.
+    """
+
+    params: Params
+    numerics: NumericsName
+    placement: Placement
+    split: BatchSplit
+    data_dir: Path
+    out: Path
+    limit: int | None
+    at_once: bool
+    looks: bool
+    seconds: int
+
+
+class Looked(Part):
+    """What a step took: its parts, and by device the peak with all else that the process has there, and its room."""
+
+    memory: Memory
+    peaks: tuple[int, ...]
+    rooms: tuple[int, ...]
+
+    @property
+    def look(self) -> Look:
+        """As much as a forecast needs."""
+        return Look(self.memory.samples, self.peaks)
+
+
+class Occupant:
+    """One rank of an attempt."""
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+        self.strategy = make_strategy(attempt.placement, attempt.params.train)
+        self.model: nn.Module | None = None
+
+    def run(self) -> None:
+        """Train; leave a file if memory ran out, or what was seen."""
+        try:
+            self._train()
+        except Exception as error:
+            if is_out_of_memory(error):
+                self._say_full()
+            raise
+
+    def _say_full(self) -> None:
+        (self._attempt.out / FULL).touch()
+
+    def _train(self) -> None:
+        attempt, strategy = self._attempt, self.strategy
+        card = read_card(attempt.data_dir / "card.json")
+        setup = Setup(attempt.params, attempt.numerics, card, split=attempt.split, strategy=strategy)
+        setup.enter_process()
+        samples = attempt.split.samples
+        data = on_device(_enough(load_data(attempt.data_dir, card, "train"), samples), strategy.device)
+        rooms = self._gpu_rooms() if strategy.cuda_devices else [self._limited()]
+        reset_peak(strategy)
+        self.model = setup.build()
+        trainable = setup.trainable(setup.place(self.model), setup.batches(data))
+        trainable.reset()
+        rate = attempt.params.train.optimizer.lr
+        trainable.mean_losses(torch.stack([trainable.step(step, rate) for step in range(STEPS)]))  # waits for them
+        peaks = [torch.cuda.max_memory_reserved(index) for index in strategy.cuda_devices] or [private_peak()]
+        if peaks[0] > rooms[0] and not strategy.cuda_devices:  # there the allocator itself says so
+            self._say_full()
+        if attempt.looks:
+            self._leave(measure_memory(trainable, samples), peaks, rooms)
+
+    def _leave(self, memory: Memory | None, peaks: list[int], rooms: list[int]) -> None:
+        """Say what was seen on all ranks."""
+        figures = torch.tensor([peaks, rooms], device=self.strategy.device)
+        everyone = self.strategy.all_gather(figures).transpose(0, 1).flatten(1)  # (2, devices)
+        assert memory is not None, "nothing is compiled here"
+        if self.strategy.rank == 0:
+            looked = Looked(memory=memory, peaks=tuple(everyone[0].tolist()), rooms=tuple(everyone[1].tolist()))
+            write_json(self._attempt.out / LOOKED, looked.model_dump(mode="json"))
+
+    def _gpu_rooms(self) -> list[int]:
+        """Bytes that this worker may take of each of its GPUs, to which the allocator holds it if they are a limit."""
+        limit, indices = self._attempt.limit, self.strategy.cuda_devices
+        if limit is None:
+            sharing = -(-self._workers // torch.cuda.device_count())
+            free = (torch.cuda.mem_get_info(index)[0] for index in indices)
+            taken = (torch.cuda.memory_reserved(index) for index in indices)
+            return [more // sharing + own for more, own in zip(free, taken, strict=True)]
+        totals = [torch.cuda.get_device_properties(index).total_memory for index in indices]
+        for index, total in zip(indices, totals, strict=True):
+            torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
+        return [min(limit, total) for total in totals]
+
+    def _limited(self) -> int:
+        """Bytes that this process may have on a CPU.
+
+        The kernel refuses more than that and what is asked for without being touched, so that an attempt ends like any
+        that ran out of memory, and no other process is in danger.
+        """
+        own, limit = private_bytes(), self._attempt.limit
+        room = own + max(0, memory_available() // self._workers - _UNTOUCHED) if limit is None else limit
+        if self._attempt.at_once:
+            with suppress(AttributeError, OSError):  # another C library than GNU's
+                library = ctypes.CDLL(None)
+                library.mallopt(_M_MMAP_THRESHOLD, AT_ONCE)
+                library.mallopt(_M_TRIM_THRESHOLD, AT_ONCE)
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        allowed = data_bytes() + max(0, room - own) + _UNTOUCHED
+        if hard == resource.RLIM_INFINITY or allowed < hard:
+            resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
+        return room
+
+    @property
+    def _workers(self) -> int:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def _enough(data: Data, samples: int) -> Data:
+    """The data, over and over if a batch has more samples."""
+    inputs, targets = data
+    times = -(-samples // len(inputs))
+    return data if times == 1 else (torch.cat([inputs] * times)[:samples], torch.cat([targets] * times)[:samples])
+
+
+def attempt_batch(attempt: Attempt, reporter: Reporter) -> None:
+    """Run one rank; a failure goes by the ``reporter`` to the launcher, which raises it."""
+    os.dup2(2, 1)  # what a model prints is not the doctor's answer
+    if attempt.placement.device_type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in workers.launch
+    signal.alarm(attempt.seconds)
+    run_rank(lambda: Occupant(attempt), attempt.placement, reporter)

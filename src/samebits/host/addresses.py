@@ -1,0 +1,157 @@
+"""Node 0's address: what its name stands for, whether it is this machine's, and by which interface it is reached."""
+
+from __future__ import annotations
+
+import errno
+import math
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from samebits.errors import HostError, UserError, few
+
+if TYPE_CHECKING:
+    from samebits.host.rendezvous import Nodes
+
+_RESOLVE_SECONDS = 5.0
+_AGAIN_SECONDS = 1.0  # until a name is looked up again that may come to be known
+_SAY_SECONDS = 3.0  # of waiting, before a line says for whom
+
+
+class Waiting:
+    """A wait that is said once, if it is long."""
+
+    def __init__(self) -> None:
+        self._say_at = time.monotonic() + _SAY_SECONDS
+
+    def say(self, text: str) -> None:
+        """Write a line to stderr, when it is time."""
+        if time.monotonic() > self._say_at:
+            self._say_at = math.inf
+            sys.stderr.write(f"{text}\n")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where node 0 is: as a number, at which no name is looked up any more, and a port."""
+
+    name: str
+    ip: str
+    port: int
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> Self:
+        """Look up node 0's address, again and again while machines are still on their way.
+
+        Raises:
+            UserError: the name is that of each machine's own loopback interface.
+            HostError: the name is not known, or no name server answers.
+        """
+        ip = _resolve(nodes.master, nodes.start_seconds)
+        if _is_loopback(ip) and not _is_loopback(nodes.master) and nodes.master != "localhost":
+            hint = "give node 0's address in its network, or correct /etc/hosts there"
+            raise UserError(f"{nodes.master} is {ip} on this machine, where no other one reaches it", hint=hint)
+        return cls(nodes.master, ip, nodes.port)
+
+    def __str__(self) -> str:
+        ip = f"[{self.ip}]" if ":" in self.ip else self.ip
+        return f"{ip}:{self.port}" if self.name == self.ip else f"{self.name} ({ip}:{self.port})"
+
+    def check_mine(self) -> None:
+        """Raise HostError unless node 0 can listen there: it is no address of this machine, or the port is in use."""
+        family = socket.AF_INET6 if ":" in self.ip else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store does
+            try:
+                probe.bind((self.ip, self.port))
+                probe.listen()
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    hint = "give another port on every machine, or end what listens there: see ss -ltnp"
+                    raise HostError(f"port {self.port} is in use on this machine, node 0", hint=hint) from None
+                mine = few([f"{ip} ({name})" for name, ip in interfaces() if not _is_loopback(ip)], 4)
+                text = f"{self} is no address of this machine, which is node 0: {error.strerror}"
+                raise HostError(text, hint=f"it has {mine}" if mine else "it has no network") from None
+
+    def interface(self) -> str | None:
+        """This machine's network interface towards node 0; None if the kernel does not say."""
+        mine = _ip_towards(self.ip)
+        return next((name for name, ip in interfaces() if ip == mine), None)
+
+
+def own_ip(interface: str | None, towards: str) -> str:
+    """This machine's address at an interface; without one of that name, that from which it reaches another address."""
+    named = (ip for name, ip in interfaces() if name == interface)
+    return next(named, None) or _ip_towards(towards) or "127.0.0.1"
+
+
+def _ip_towards(ip: str) -> str | None:
+    """The address from which this machine reaches another; None if the kernel does not say."""
+    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
+    with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((ip, 9))  # sends nothing, but chooses the route
+        return str(probe.getsockname()[0])
+    return None
+
+
+def _resolve(name: str, patience: float) -> str:
+    """The address of a host, IPv4 if it has one. A name that is not known is looked up again for so many seconds."""
+    deadline, waiting = time.monotonic() + patience, Waiting()
+    while True:
+        lookup = _Lookup(name)
+        problem = lookup.problem()
+        while problem and lookup.is_alive() and time.monotonic() < deadline:  # one at a time: workers are forked soon
+            waiting.say(f"waiting: {problem}")
+            problem = lookup.problem()
+        if not problem:
+            return lookup.found[0]
+        if time.monotonic() >= deadline:
+            raise HostError(problem, hint="give its address, or write it into /etc/hosts")
+        waiting.say(f"waiting: {problem}")
+        time.sleep(_AGAIN_SECONDS)
+
+
+class _Lookup(threading.Thread):
+    """One look at the name servers, in a thread because the resolver has no time limit of its own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(daemon=True)
+        self._host, self._error = name, ""
+        self.found: list[str] = []
+        self.start()
+
+    def run(self) -> None:
+        """Look."""
+        try:
+            answers = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+            self.found = [str(answer[4][0]) for answer in sorted(answers, key=lambda answer: answer[0])]
+        except OSError as error:
+            self._error = str(error.strerror)
+
+    def problem(self) -> str:
+        """Why there is no address, after a while; nothing where there is one."""
+        self.join(_RESOLVE_SECONDS)
+        if self.is_alive():
+            return f"no name server answered for {self._host} within {_RESOLVE_SECONDS:g} s"
+        return "" if self.found else f"{self._host} is no host that this machine knows: {self._error}"
+
+
+def _is_loopback(ip: str) -> bool:
+    return ip.startswith("127.") or ip == "::1"
+
+
+def interfaces() -> list[tuple[str, str]]:
+    """The network interfaces of this machine with each of their addresses."""
+    import psutil  # here, because one machine alone asks for none
+
+    internet = {socket.AF_INET, socket.AF_INET6}
+    return [
+        (name, one.address.partition("%")[0])
+        for name, addresses in psutil.net_if_addrs().items()
+        for one in addresses
+        if one.family in internet
+    ]

@@ -1,0 +1,140 @@
+"""How much of the cores that this process may use went to others than this training."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class CoreTimes:
+    """Seconds so far: ``busy`` of the cores that may be used, ``own`` of this training.
+
+    ``throttled`` is how long the control group's limit held its processes up, None without a limit.
+    """
+
+    at: float
+    cores: int
+    busy: float
+    own: float
+    throttled: float | None
+
+
+@dataclass(frozen=True)
+class CoreShares:
+    """Cores that may be used, and how many of them this training and others kept busy on average.
+
+    ``throttled`` is the share of the time in which a limit held this training up, by core that it used; None without a
+    limit.
+    """
+
+    cores: int
+    own: float
+    others: float
+    throttled: float | None
+
+    @classmethod
+    def between(cls, before: CoreTimes, after: CoreTimes) -> CoreShares | None:
+        """The averages of an interval; None if it is too short for clocks that tick a hundred times a second."""
+        seconds = after.at - before.at
+        if seconds < _SHORTEST:
+            return None
+        own = max(0.0, after.own - before.own) / seconds
+        others = max(0.0, (after.busy - before.busy) / seconds - own)
+        throttled = None
+        if before.throttled is not None and after.throttled is not None:
+            throttled = (after.throttled - before.throttled) / seconds / max(1.0, own)
+        return cls(after.cores, round(own, 3), round(others, 3), None if throttled is None else round(throttled, 4))
+
+
+_SHORTEST = 0.2
+
+
+class Cores:
+    """Reads the kernel's clocks of the cores, and those of a process and all that it has started."""
+
+    def __init__(self, root_pid: int, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+        self._root, self._proc = root_pid, proc
+        self._ticks = os.sysconf("SC_CLK_TCK")
+        self._cpus = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        self._niced = os.nice(0) > 0
+        self._limit = _limit_file(proc, cgroups)
+
+    def processes(self) -> set[int]:
+        """The process and all that descend from it, as far as they still run."""
+        return set(self._family())
+
+    def read(self) -> CoreTimes | None:
+        """The clocks now; None where the kernel hides them."""
+        try:
+            own = sum(self._family().values())
+            busy = self._busy()
+        except (OSError, ValueError, IndexError):
+            return None
+        return CoreTimes(time.monotonic(), len(self._cpus), busy, own, self._throttled())
+
+    def _busy(self) -> float:
+        """Also what a hypervisor gave to others; not what gives way, being nicer than this training.
+
+        Nor interrupts, which nobody's clock counts, and many of which are this training's own.
+        """
+        seconds = 0.0
+        for line in (self._proc / "stat").read_text(encoding="ascii").splitlines():
+            name, *columns = line.split()
+            if name in self._cpus:
+                user, nice, system, steal = (int(columns[i]) for i in (0, 1, 2, 7))
+                seconds += (user + nice * self._niced + system + steal) / self._ticks
+        return seconds
+
+    def _family(self) -> dict[int, float]:
+        """Seconds of each process of the family, with those of its children that have ended."""
+        parents: dict[int, int] = {}
+        seconds: dict[int, float] = {}
+        for folder in self._proc.iterdir():
+            if not folder.name.isdecimal():
+                continue
+            with suppress(OSError):  # it has ended meanwhile
+                columns = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+                parents[int(folder.name)] = int(columns[1])
+                counts = self._niced or int(columns[16]) <= 0  # as in ``_busy``
+                seconds[int(folder.name)] = counts * sum(map(int, columns[11:15])) / self._ticks
+        family, generation = set[int](), {self._root}
+        while generation:
+            family |= generation
+            generation = {pid for pid, parent in parents.items() if parent in generation} - family
+        return {pid: seconds[pid] for pid in family if pid in seconds}
+
+    def _throttled(self) -> float | None:
+        if self._limit is None:
+            return None
+        try:
+            lines = dict(line.split() for line in self._limit.read_text(encoding="ascii").splitlines())
+        except (OSError, ValueError):
+            return None
+        if "throttled_usec" in lines:  # version 2
+            return int(lines["throttled_usec"]) / 1e6
+        return int(lines["throttled_time"]) / 1e9 if "throttled_time" in lines else None
+
+
+def _limit_file(proc: Path, cgroups: Path) -> Path | None:
+    """``cpu.stat`` of this process's control group, of version 1 or 2."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        mounts = [cgroups] if not controllers else [cgroups / controllers, cgroups / "cpu"]
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        for mount in mounts:
+            for folder in (mount / path.lstrip("/"), mount):  # a container sees its own group at the top
+                if (folder / "cpu.stat").is_file():
+                    return folder / "cpu.stat"
+    return None

@@ -1,0 +1,83 @@
+"""A machine's counters while a training goes on: CPU, memory, disk and network by psutil, GPUs by NVML."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from samebits.host.gpus import gpu_counters
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SAMPLE_VARIABLE = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
+SAMPLE_SECONDS = 10.0
+"""As MLflow's own monitor."""
+
+
+def sample_seconds() -> float:
+    """Seconds from one sample to the next: MLflow's variable for it, if it is a positive number."""
+    with suppress(ValueError):
+        seconds = float(os.environ.get(SAMPLE_VARIABLE, ""))
+        if seconds > 0:
+            return seconds
+    return SAMPLE_SECONDS
+
+
+class Counters:
+    """What this machine counts, under the names of MLflow's system metrics; ``gpus`` are those in use.
+
+    Averages and totals are since the object was made, or since the sample before; what cannot be read is left out.
+    """
+
+    def __init__(self, gpus: Sequence[int]) -> None:
+        import psutil  # here, because one machine alone has its sender sample
+
+        self._gpus = gpus
+        psutil.cpu_percent()
+        self._network = psutil.net_io_counters()
+
+    def sample(self) -> dict[str, float]:
+        """One sample: percentages, megabytes of 10**6 bytes, and ``gpu_counters``."""
+        values: dict[str, float] = {}
+        for read in (_cpu, _memory, _disk, self._sent):
+            with suppress(OSError, RuntimeError, AttributeError):  # psutil's, or its None, where a kernel hides one
+                values |= read()
+        return values | gpu_counters(self._gpus)
+
+    def _sent(self) -> dict[str, float]:
+        import psutil
+
+        now, before = psutil.net_io_counters(), self._network
+        return {
+            "network_receive_megabytes": (now.bytes_recv - before.bytes_recv) / 1e6,
+            "network_transmit_megabytes": (now.bytes_sent - before.bytes_sent) / 1e6,
+        }
+
+
+def _cpu() -> dict[str, float]:
+    import psutil
+
+    return {"cpu_utilization_percentage": psutil.cpu_percent()}
+
+
+def _memory() -> dict[str, float]:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return {
+        "system_memory_usage_megabytes": memory.used / 1e6,
+        "system_memory_usage_percentage": round(100 * memory.used / memory.total, 1),
+    }
+
+
+def _disk() -> dict[str, float]:
+    import psutil
+
+    disk = psutil.disk_usage(os.sep)
+    return {
+        "disk_usage_percentage": disk.percent,
+        "disk_usage_megabytes": disk.used / 1e6,
+        "disk_available_megabytes": disk.free / 1e6,
+    }

@@ -1,0 +1,61 @@
+"""The energy of the processor's packages, by RAPL's counters where the kernel shows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.errors import reason
+
+POWERCAP = Path("/sys/class/powercap")
+UNREADABLE = "no energy counter can be read here"
+
+
+@dataclass
+class _Package:
+    """A package's counter in microjoules, which begins again after ``range``, and where it was seen last."""
+
+    file: Path
+    range: int
+    seen: int
+
+
+class Rapl:
+    """Joules of all packages since the object was made; the whole packages', whoever computes on them.
+
+    A counter begins again after some minutes at full load, so it must be read more often than that. ``problem`` says
+    why there is none. Format: the kernel's Documentation/power/powercap/powercap.rst.
+    """
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self.problem: str | None = None
+        self._joules = 0.0
+        self._packages: list[_Package] = []
+        try:
+            for zone in sorted(root.glob("intel-rapl:*")):
+                if (zone / "name").read_text(encoding="ascii").startswith("package"):
+                    file = zone / "energy_uj"
+                    limit = int((zone / "max_energy_range_uj").read_text(encoding="ascii"))
+                    self._packages.append(_Package(file, limit, _microjoules(file)))
+        except (OSError, ValueError) as error:
+            self._fail(reason(error))
+        if not self._packages and not self.problem:
+            self._fail("the kernel shows no RAPL counter of a package, nor is there a GPU's")
+
+    def joules(self) -> float | None:
+        """What the packages have used so far; None where ``problem`` says why."""
+        try:
+            for package in self._packages:
+                now = _microjoules(package.file)
+                self._joules += (now - package.seen + (package.range if now < package.seen else 0)) / 1e6
+                package.seen = now
+        except (OSError, ValueError) as error:
+            self._fail(reason(error))
+        return None if self.problem else self._joules
+
+    def _fail(self, why: str) -> None:
+        self.problem, self._packages = f"{UNREADABLE}: {why}", []
+
+
+def _microjoules(file: Path) -> int:
+    return int(file.read_text(encoding="ascii"))

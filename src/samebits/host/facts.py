@@ -1,0 +1,151 @@
+"""``host.json``: the stable facts of this host."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.errors import HostError, first_line
+from samebits.files import Part
+from samebits.host.devices import count_gpus
+from samebits.host.gpus import Gpu, driver_facts
+from samebits.host.software import installed, torch_build
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_TOLD = ("image", "image_id", "image_digest", "image_base", "container_toolkit")
+_INSTRUCTION_SETS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile",
+                     "asimd", "sve", "sve2")  # fmt: skip
+
+
+class Cpu(Part):
+    """The processor and the cores that this process may use."""
+
+    model: str
+    machine: str
+    cores: int
+    instruction_sets: tuple[str, ...]
+
+
+class HostFacts(Part):
+    """``host.json``: what a timing or a float32 bit may depend on, none of which changes from run to run.
+
+    ``gpus_unavailable`` says why no driver answers. The image's facts are None outside a container, or where whoever
+    started the container did not tell them.
+    """
+
+    cpu: Cpu
+    gpus: tuple[Gpu, ...]
+    driver: str | None
+    gpus_unavailable: str | None
+    python: str
+    torch: str | None
+    cuda: str | None
+    nccl: str | None
+    numpy: str | None
+    libc: str | None
+    in_container: bool
+    image: str | None
+    image_id: str | None
+    image_digest: str | None
+    image_base: str | None
+    container_toolkit: str | None
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that two hosts share only if their facts are the same."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def count_cores() -> int:
+    """Cores that this process may use: its affinity, and the control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
+        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cores
+
+
+def boot_id() -> str:
+    """What the kernel that runs here is known by since its start."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _cpu() -> Cpu:
+    model, flags = platform.processor() or platform.machine(), set[str]()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = ""
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            model = value.strip()
+        elif key.strip() in ("flags", "Features"):
+            flags = set(value.split())
+            break
+    sets = tuple(name for name in _INSTRUCTION_SETS if name in flags)
+    return Cpu(model=model, machine=platform.machine(), cores=count_cores(), instruction_sets=sets)
+
+
+def _multiprocessors(gpus: int) -> list[int]:
+    """Multiprocessors of each GPU; imports torch and starts CUDA, so never before a fork."""
+    import torch
+
+    try:
+        return [torch.cuda.get_device_properties(i).multi_processor_count for i in range(gpus)]
+    except torch.cuda.DeferredCudaCallError as error:  # no RuntimeError, though it stands for one
+        raise RuntimeError(str(error.__cause__ or error)) from None
+
+
+def _with_multiprocessors(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+    """GPUs as CUDA knows them. Raises HostError: it does not start, or lacks one of them."""
+    try:
+        counts = _multiprocessors(len(gpus))
+    except (RuntimeError, AssertionError, OSError) as error:  # torch's, for all that CUDA's libraries may say
+        known = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
+        text = f"torch cannot use the {known} that the driver shows: {first_line(str(error))}"
+        raise HostError(text, hint="`samebits doctor` tries each GPU; make repro TORCH=cpu uses none") from None
+    return tuple(gpu.model_copy(update={"multiprocessors": count}) for gpu, count in zip(gpus, counts, strict=True))
+
+
+def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
+    """The stable facts of this host; where torch can use GPUs, this starts CUDA.
+
+    Raises:
+        HostError: a GPU cannot be read, or CUDA does not start.
+    """
+    build = torch_build()
+    usable = count_gpus(environ)  # compares the driver with torch's CUDA
+    nvidia = driver_facts(environ)
+    gpus = nvidia.gpus
+    if usable:
+        os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+        gpus = _with_multiprocessors(gpus)
+    inside = bool(environ.get("SAMEBITS_CONTAINER"))
+
+    def told(name: str) -> str | None:
+        """What whoever started the container says of it; an empty variable is one that is not known."""
+        return (environ.get(f"SAMEBITS_{name}") or None) if inside else None
+
+    return HostFacts(
+        cpu=_cpu(),
+        gpus=gpus,
+        driver=nvidia.driver,
+        gpus_unavailable=nvidia.problem,
+        python=platform.python_version(),
+        torch=build["version"],
+        cuda=build["cuda"],
+        nccl=installed("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
+        numpy=installed("numpy"),
+        libc=" ".join(platform.libc_ver()).strip() or None,
+        in_container=inside,
+        **{name: told(name.upper()) for name in _TOLD},
+    )

@@ -1,0 +1,166 @@
+"""NVML's readings of the devices of a training, taken again and again with handles that are kept."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import pynvml
+
+from samebits.errors import HostError
+from samebits.host.devices import Device, chosen, nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+REASONS = {
+    pynvml.nvmlClocksEventReasonGpuIdle: "gpu_idle",
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications_clocks_setting",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clock_setting",
+}
+"""Why a clock is not higher, by bit (NVML API Reference, NvmlClocksEventReasons)."""
+
+TOTALS = ("energy_j", "pcie_tx_mb", "pcie_rx_mb", "nvlink_tx_mb", "nvlink_rx_mb")
+"""Values that only rise, of which a difference counts; all others hold at the moment."""
+
+_ALL_LINKS = 0xFFFFFFFF  # a scope: the sum over all of a GPU's links
+_FIELDS = {
+    "pcie_tx_mb": (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1e-6),
+    "pcie_rx_mb": (pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1e-6),
+    "nvlink_tx_mb": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS, 1024e-6),
+    "nvlink_rx_mb": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS, 1024e-6),
+}
+_NOT_OF_A_SLICE = "NVML counts it for the whole GPU, not for a slice (MIG)"
+
+
+@dataclass
+class GpuReading:
+    """What NVML tells of one device at a moment.
+
+    ``values`` are in the unit that ends their name, MB of 10**6 bytes; ``unreadable`` says why one is missing.
+    ``reasons`` are those of ``REASONS`` that hold, and ``shared`` says whether others compute on it too; None if that
+    cannot be read.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    reasons: tuple[str, ...] | None = None
+    shared: bool | None = None
+
+
+class GpuMeters:
+    """Some visible devices, by CUDA index, with NVML's handles of them until ``close``."""
+
+    def __init__(self, devices: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
+        self._stack = ExitStack()
+        self._devices: dict[int, Device | str] = {}
+        problem = self._stack.enter_context(nvml()) if devices else None
+        try:
+            known = chosen(environ) if devices and problem is None else []
+        except HostError as error:
+            problem, known = error.message, []
+        missing = problem or "NVML does not list it"
+        self._devices = {i: known[i] if i < len(known) else missing for i in dict.fromkeys(devices)}
+
+    def close(self) -> None:
+        """Release NVML."""
+        self._stack.close()
+        self._devices = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, own: Collection[int] = (), *, slow: bool = False) -> dict[int, GpuReading]:
+        """One reading of each device; ``own`` are the processes of this training.
+
+        Only if ``slow`` is PCIe traffic asked for that NVML measures for 20 ms, where it has no counter of it.
+        """
+        return {index: _read(device, own, slow=slow) for index, device in self._devices.items()}
+
+
+def _read(device: Device | str, own: Collection[int], *, slow: bool) -> GpuReading:
+    reading = GpuReading()
+    if isinstance(device, str):
+        reading.unreadable["device"] = device
+        return reading
+    for name, ask in _VALUES.items():
+        if device.slice is not None and name != "memory_used_mib":
+            reading.unreadable[name] = _NOT_OF_A_SLICE
+            continue
+        try:
+            reading.values[name] = float(ask(device.handle))
+        except pynvml.NVMLError as error:
+            reading.unreadable[name] = str(error)
+    if device.slice is None:
+        _read_traffic(device.gpu, reading, slow=slow)
+    else:
+        reading.unreadable |= dict.fromkeys(_FIELDS, _NOT_OF_A_SLICE)
+    try:
+        bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(device.gpu)
+        reading.reasons = tuple(name for bit, name in REASONS.items() if bits & bit)
+    except pynvml.NVMLError as error:
+        reading.unreadable["reasons"] = str(error)
+    _read_processes(device, own, reading)
+    return reading
+
+
+_VALUES: dict[str, Callable[[Any], float]] = {
+    "utilization_percent": lambda gpu: pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu,
+    "memory_used_mib": lambda device: pynvml.nvmlDeviceGetMemoryInfo(device).used / 2**20,
+    "power_w": lambda gpu: pynvml.nvmlDeviceGetPowerUsage(gpu) / 1e3,
+    "energy_j": lambda gpu: pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3,
+    "sm_clock_mhz": lambda gpu: pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+    "max_sm_clock_mhz": lambda gpu: pynvml.nvmlDeviceGetMaxClockInfo(gpu, pynvml.NVML_CLOCK_SM),
+    "temperature_c": lambda gpu: pynvml.nvmlDeviceGetTemperature(gpu, pynvml.NVML_TEMPERATURE_GPU),
+}
+
+
+def _read_traffic(gpu: Any, reading: GpuReading, *, slow: bool) -> None:
+    """Bytes that went over PCIe and NVLink, each by its own counter if the GPU has one."""
+    try:
+        fields = pynvml.nvmlDeviceGetFieldValues(gpu, [(number, scope) for number, scope, _ in _FIELDS.values()])
+    except pynvml.NVMLError as error:
+        reading.unreadable |= dict.fromkeys(_FIELDS, str(error))
+    else:
+        for (name, (_, _, unit)), value in zip(_FIELDS.items(), fields, strict=True):
+            if value.nvmlReturn == pynvml.NVML_SUCCESS:
+                reading.values[name] = value.value.ullVal * unit
+            else:
+                reading.unreadable[name] = str(pynvml.NVMLError(value.nvmlReturn))
+    counters = {"tx": pynvml.NVML_PCIE_UTIL_TX_BYTES, "rx": pynvml.NVML_PCIE_UTIL_RX_BYTES}
+    for way, counter in counters.items() if slow else ():
+        if f"pcie_{way}_mb" in reading.unreadable:
+            try:
+                kilobytes = pynvml.nvmlDeviceGetPcieThroughput(gpu, counter)
+                reading.values[f"pcie_{way}_mb_per_s"] = kilobytes / 1e3
+                del reading.unreadable[f"pcie_{way}_mb"]
+            except pynvml.NVMLError as error:
+                reading.unreadable[f"pcie_{way}_mb"] = str(error)
+
+
+def _read_processes(device: Device, own: Collection[int], reading: GpuReading) -> None:
+    """Whether others compute on a device too.
+
+    In a container, some drivers list the processes by their numbers on the host. So nothing is said where none of
+    this training's own is among them.
+    """
+    try:
+        listed = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device.handle)}
+    except pynvml.NVMLError as error:
+        reading.unreadable["shared"] = str(error)
+        return
+    if listed.isdisjoint(own):
+        reading.unreadable["shared"] = "NVML's list of processes has none of this training's own"
+    else:
+        reading.shared = not listed <= {*own}

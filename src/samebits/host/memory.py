@@ -1,0 +1,78 @@
+"""How much memory this process may take, and how much it has: the host's, or what a control group leaves of it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+_GROUPS = Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
+_LIMIT, _USED, _CACHE = "limit", "used", "cache"
+_FILES = {
+    1: {_LIMIT: "memory.limit_in_bytes", _USED: "memory.usage_in_bytes", _CACHE: "total_inactive_file"},
+    2: {_LIMIT: "memory.max", _USED: "memory.current", _CACHE: "inactive_file"},
+}
+"""What each version of control groups calls it; the cache is a line of ``memory.stat``."""
+
+
+def memory_limit(*, groups: Path = _GROUPS, proc: Path = _PROC) -> int:
+    """Bytes that the processes here may take together: the host's memory, or the lowest limit of a control group."""
+    limits = [limit for limit, _ in _group_limits(groups, proc)]
+    return min([_kib(proc / "meminfo", "MemTotal"), *limits])
+
+
+def memory_available(*, groups: Path = _GROUPS, proc: Path = _PROC) -> int:
+    """Bytes that are left of it now, where pages of files that can be dropped count as free."""
+    left = [max(0, limit - used) for limit, used in _group_limits(groups, proc)]
+    return min([_kib(proc / "meminfo", "MemAvailable"), *left])
+
+
+def private_bytes() -> int:
+    """Resident bytes of this process that no file backs, so that the kernel cannot drop them."""
+    return _kib(_PROC / "self" / "status", "RssAnon")
+
+
+def private_peak() -> int:
+    """The most that this process had of them since it was forked, or since its peak was reset.
+
+    The kernel keeps the peak of all resident bytes; those of files and shared memory that are there now are taken off.
+    """
+    status = _PROC / "self" / "status"
+    return _kib(status, "VmHWM") - _kib(status, "RssFile") - _kib(status, "RssShmem")
+
+
+def data_bytes() -> int:
+    """Bytes of this process that RLIMIT_DATA counts: private memory that it may write, touched or not."""
+    return _kib(_PROC / "self" / "status", "VmData")
+
+
+def _kib(path: Path, name: str) -> int:
+    """A line ``Name:   123 kB`` of one of the kernel's files, in bytes."""
+    lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def _group_limits(groups: Path, proc: Path) -> list[tuple[int, int]]:
+    """Limit and use of this process's group and of each above it that has a limit.
+
+    Inside a container the group's path may be the one that the host knows; then only the mount's root has it.
+    """
+    found = []
+    for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
+        number, controllers, path = line.split(":", 2)
+        version = 2 if number == "0" and not controllers else 1 if "memory" in controllers.split(",") else None
+        if version is None:
+            continue
+        root = groups if version == 2 else groups / "memory"
+        here = root / path.lstrip("/")
+        for folder in (parent for parent in (here, *here.parents) if parent.is_relative_to(root)):
+            with suppress(OSError, ValueError, StopIteration):  # no such group, or "max"
+                found.append(_limit_and_use(folder, _FILES[version]))
+    return found
+
+
+def _limit_and_use(folder: Path, names: dict[str, str]) -> tuple[int, int]:
+    limit, used = (int((folder / names[name]).read_text(encoding="ascii")) for name in (_LIMIT, _USED))
+    lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    cache = next(int(line.split()[1]) for line in lines if line.split()[0] == names[_CACHE])
+    return limit, used - cache

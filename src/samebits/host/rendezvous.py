@@ -1,0 +1,203 @@
+"""Where the machines of one training meet: how many there are, which of them this is, and at what address.
+
+Whoever starts ``pipeline/train.py`` on each machine tells it, in torchrun's variables, in Slurm's, or in options.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from samebits.errors import HostError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PORT = 29500  # torchrun's
+START = "SAMEBITS_START_SECONDS"
+"""Variable with the seconds that the machines may take to start, one after the other, as on Kubernetes."""
+_AUTO = {"auto", "cpu", "gpu", "cuda"}  # torchrun's words for as many as there are
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nodes:
+    """The machines ("nodes") of a training; this is number ``rank`` of ``count``, and they meet at node 0's ``master``.
+
+    ``num_devices`` is what this node is told to use, None for what the parameters say. ``served``: torchrun's agent
+    keeps the store at that port already. For so many ``start_seconds`` the others may still be on their way, and node
+    0's name not known.
+    """
+
+    count: int = 1
+    rank: int = 0
+    master: str = ""
+    port: int = DEFAULT_PORT
+    num_devices: str | None = None
+    served: bool = False
+    start_seconds: int = 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than this one."""
+        return self.count > 1
+
+    def environ(self) -> dict[str, str]:
+        """The same in torchrun's variables, for a container in which Slurm's commands are not."""
+        values = {
+            "PET_NNODES": self.count,
+            "PET_NODE_RANK": self.rank,
+            "PET_MASTER_ADDR": self.master,
+            "PET_MASTER_PORT": self.port,
+            "PET_NPROC_PER_NODE": self.num_devices,
+            START: self.start_seconds or None,
+        }
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def find_nodes(
+    count: int | None = None,
+    rank: int | None = None,
+    master: str | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> Nodes:
+    """The nodes that the options name, else those of torchrun's variables, else those of a Slurm step.
+
+    ``master`` is a host name or an address, and may end in ``:PORT``.
+
+    Raises:
+        UserError: a number is missing or out of range, or there are several processes on one machine.
+        HostError: Slurm's own command for the names of hosts is not there.
+    """
+    found = _find(count, rank, master, environ)
+    return replace(found, start_seconds=_number(environ, START, "0")) if found.several else found
+
+
+def _find(count: int | None, rank: int | None, master: str | None, environ: Mapping[str, str]) -> Nodes:
+    if (count, rank, master) != (None, None, None):
+        return _from_options(count, rank, master)
+    if environ.get("TORCHELASTIC_RUN_ID"):
+        return _from_agent(environ)
+    if "PET_NNODES" in environ:
+        return _from_torchrun(environ)
+    if "SLURM_STEP_ID" in environ and "SLURM_STEP_NUM_NODES" in environ:
+        return _from_slurm(environ)
+    return Nodes()
+
+
+def _from_options(count: int | None, rank: int | None, master: str | None) -> Nodes:
+    if count is None or rank is None or (master is None and count > 1):
+        hint = "as in --nodes 2 --node-rank 0 --master 10.0.0.1, with the same --nodes and --master on each machine"
+        raise UserError("--nodes, --node-rank and --master are given together or not at all", hint=hint)
+    host, port = _host_and_port(master or "", "--master")
+    return _checked(Nodes(count=count, rank=rank, master=host, port=port), "--nodes", "--node-rank", "--master")
+
+
+def _from_agent(environ: Mapping[str, str]) -> Nodes:
+    """As torchrun tells its workers, of which it must start one on each machine."""
+    number = _number(environ, "LOCAL_WORLD_SIZE", "1")
+    if number > 1:
+        raise UserError(
+            f"torchrun started {number} processes on this machine, and pipeline/train.py starts its workers itself",
+            hint="torchrun --nproc-per-node=1, with the devices of each machine as --num-devices",
+        )
+    nodes = Nodes(
+        count=_number(environ, "GROUP_WORLD_SIZE", "1"),
+        rank=_number(environ, "GROUP_RANK", "0"),
+        master=environ.get("MASTER_ADDR", ""),
+        port=_number(environ, "MASTER_PORT", str(DEFAULT_PORT)),
+        served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+    )
+    return _checked(nodes, "GROUP_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+
+
+def _from_torchrun(environ: Mapping[str, str]) -> Nodes:
+    """The variables that torchrun's command line reads."""
+    low, _, high = environ["PET_NNODES"].partition(":")
+    if high not in ("", low):
+        raise UserError(
+            f"PET_NNODES: got {environ['PET_NNODES']}, accepts one number: the machines of a training do not change",
+            hint="a training that was stopped goes on with another number of machines in exact",
+        )
+    devices = environ.get("PET_NPROC_PER_NODE")
+    nodes = Nodes(
+        count=_number({"PET_NNODES": low}, "PET_NNODES"),
+        rank=_number(environ, "PET_NODE_RANK", "0"),
+        master=environ.get("PET_MASTER_ADDR", ""),
+        port=_number(environ, "PET_MASTER_PORT", str(DEFAULT_PORT)),
+        num_devices="auto" if devices in _AUTO else devices,
+    )
+    return _checked(nodes, "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
+
+
+def _from_slurm(environ: Mapping[str, str]) -> Nodes:
+    """Those of the step: an allocation may have more, and a batch script runs outside of any step."""
+    count = _number(environ, "SLURM_STEP_NUM_NODES")
+    tasks = _number(environ, "SLURM_STEP_NUM_TASKS", str(count))
+    if tasks != count:
+        raise UserError(
+            f"srun started {tasks} tasks on {count} machines, and pipeline/train.py starts its workers itself",
+            hint="srun --ntasks-per-node=1, with the devices of each machine as --num-devices",
+        )
+    if count == 1:
+        return Nodes()
+    return _checked(
+        Nodes(
+            count=count,
+            rank=_number(environ, "SLURM_NODEID"),
+            master=environ.get("PET_MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"]),
+            port=20000 + _number(environ, "SLURM_JOB_ID", "0") % 10000,  # below what the kernel gives away
+        ),
+        "SLURM_STEP_NUM_NODES",
+        "SLURM_NODEID",
+        "SLURM_STEP_NODELIST",
+    )
+
+
+def _first_host(names: str) -> str:
+    """The first of Slurm's list of hosts, such as ``n[1-2]``."""
+    if not set(names) & set("[],"):
+        return names
+    try:
+        done = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True, check=True)
+        return done.stdout.split()[0]
+    except (OSError, subprocess.CalledProcessError, IndexError) as error:
+        hint = "name the first machine in PET_MASTER_ADDR; an image may lack Slurm's commands"
+        raise HostError(f"scontrol show hostnames {names} failed: {error}", hint=hint) from None
+
+
+def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:
+    text = environ.get(name, default)
+    if text is None or not re.fullmatch(r"\d{1,9}", text):
+        raise UserError(f"{name}: got {text}, expected a number", hint="set it on each machine")
+    return int(text)
+
+
+def _host_and_port(master: str, name: str) -> tuple[str, int]:
+    """``host``, ``host:port``, ``[v6 address]:port`` or a bare IPv6 address."""
+    if match := re.fullmatch(r"\[(.+)\](?::(\d{1,5}))?|([^:]*):(\d{1,5})", master):
+        host, port = match[1] or match[3], int(match[2] or match[4] or DEFAULT_PORT)
+    else:
+        host, port = master, DEFAULT_PORT
+    if not host and master:
+        raise UserError(f"{name}: got {master}, expected a host", hint="as in 10.0.0.1 or node0:29500")
+    return host, port
+
+
+def _checked(nodes: Nodes, count: str, rank: str, master: str) -> Nodes:
+    """The same, if it can be; the names are those of whoever told it."""
+    if nodes.count < 1:
+        raise UserError(f"{count}: got {nodes.count}, accepts 1 or more", hint="count the machines")
+    if not 0 <= nodes.rank < nodes.count:
+        raise UserError(
+            f"{rank}: got {nodes.rank}, accepts 0 to {nodes.count - 1}",
+            hint="number the machines from 0; the one with the master's address is 0",
+        )
+    if nodes.several and not nodes.master:
+        raise UserError(f"{master} is not set, and there are {nodes.count} machines", hint="name node 0's address")
+    if not 0 < nodes.port < 2**16:
+        raise UserError(f"the port of {master}: got {nodes.port}, accepts 1 to 65535", hint="29500 is torchrun's")
+    return nodes

@@ -1,0 +1,1 @@
+"""What the stages leave behind, as typed records: data card, run files, local log, provenance."""

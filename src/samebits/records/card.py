@@ -1,0 +1,94 @@
+"""The data card: what a prepared data set holds, as ``data/card.json``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from samebits.errors import UserError
+from samebits.files import Part, read_json
+from samebits.params import flatten
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.params import Params
+
+MADE_BY = "python pipeline/prepare.py"
+
+
+class DataSplit(Part):
+    """One safetensors file with tensors ``inputs`` and ``targets``.
+
+    ``floor`` and ``teacher_loss`` are the teacher's, in nats or squares; None for a user's own data.
+    """
+
+    file: str = Field(pattern=r"^\w[\w.-]*$")  # beside the card
+    num_samples: int
+    sha256: str
+    floor: float | None
+    teacher_loss: float | None
+
+
+class Card(Part):
+    """Task, shapes without the sample axis, floor and hashes of a data set.
+
+    A model is fed ``(inputs - input_offset) * input_scale`` where the stored inputs are 8-bit. ``floor`` is
+    the loss that the teacher expects of itself on the test split; no model can do better but by luck. It is None
+    for a user's own data. ``made_from`` holds the params that the data are a function of. ``sha256`` is of both files,
+    ``fields_sha256`` of all other fields.
+    """
+
+    task: str
+    made_from: dict[str, Any]
+    loss: Literal["cross_entropy", "mse"]
+    input_shape: tuple[int, ...]
+    input_dtype: Literal["float32", "int64", "uint8"]
+    input_scale: float
+    input_offset: float
+    target_shape: tuple[int, ...]
+    target_dtype: Literal["float32", "int64"]
+    num_classes: int | None
+    floor: float | None
+    sha256: str
+    train: DataSplit
+    test: DataSplit
+    fields_sha256: str
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """What a model must return for one sample."""
+        return self.target_shape if self.num_classes is None else (*self.target_shape, self.num_classes)
+
+
+def signed_card(**fields: Any) -> Card:
+    """A card of these fields, with the hash over them."""
+    card = Card.model_validate({**fields, "fields_sha256": ""})
+    return card.model_copy(update={"fields_sha256": _digest(card)})
+
+
+def read_card(path: Path, params: Params | None = None) -> Card:
+    """Read a card.
+
+    Raises:
+        UserError: it is missing, damaged or not a card, or its data were made from other ``params`` than these.
+    """
+    hint = f"run `{MADE_BY}` again"
+    card = Card.parse(read_json(path, made_by=MADE_BY), path, made_by=MADE_BY)
+    if card.fields_sha256 != _digest(card):
+        raise UserError(f"{path}: not as it was written: another SHA-256", hint=hint)
+    if params:
+        made_from, expected = flatten(card.made_from), flatten(params.data_identity)
+        for key in sorted(made_from.keys() | expected.keys()):
+            was, now = made_from.get(key), expected.get(key)
+            if was != now:
+                raise UserError(f"{path}: the data were made with {key} = {was}, and params say {now}", hint=hint)
+    return card
+
+
+def _digest(card: Card) -> str:
+    fields = card.model_dump(mode="json", exclude={"fields_sha256"})
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,66 @@
+"""``dvc.lock``: what DVC keeps of every stage that it ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+from ruamel.yaml import YAML
+
+from samebits.errors import UserError, reason
+from samebits.files import Part, regular
+
+LOCK = Path("dvc.lock")
+_MEND = "git checkout dvc.lock, or remove it where git has none; `dvc repro` then goes on"
+
+
+class _LockedPart(Part):
+    """What is read of ``dvc.lock``; DVC has more there."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class LockedFile(_LockedPart):
+    """A file or folder that a stage read or wrote."""
+
+    path: str
+    md5: str | None = None
+
+
+class LockedStage(_LockedPart):
+    """One run of a stage."""
+
+    cmd: str | list[str]
+    deps: tuple[LockedFile, ...] = ()
+    outs: tuple[LockedFile, ...] = ()
+
+
+class Lock(_LockedPart):
+    """The whole file; DVC refuses one without a schema, as it leaves when it is killed while it writes."""
+
+    version: Literal["2.0"] = Field(alias="schema")
+    stages: dict[str, LockedStage] = Field(default_factory=dict)
+
+    def files(self, stage: str) -> dict[str, str]:
+        """MD5 of each file that a stage read or wrote. Raises UserError: the lock does not have the stage."""
+        entry = self.stages.get(stage)
+        if entry is None:
+            hint = "add exact to train.numerics, run `dvc repro`, and commit dvc.lock"
+            raise UserError(f"{LOCK}: no stage {stage}", hint=hint)
+        return {file.path: file.md5 for file in (*entry.deps, *entry.outs) if file.md5 is not None}
+
+
+def read_lock(folder: Path = Path()) -> Lock:
+    """Read the lock of a repository. Raises UserError: there is none, or it is damaged."""
+    try:
+        # Python's parser, as for params.yaml: the one in C dies of deep nesting.
+        raw = YAML(typ="safe", pure=True).load(regular(folder / LOCK).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{LOCK}: no such file", hint="run `dvc repro` once and commit it") from None
+    except Exception as error:  # noqa: BLE001 - ruamel's constructors raise what they come across, such as KeyError
+        raise UserError(f"{LOCK}: cannot be read: {reason(error)}", hint=_MEND) from None
+    try:
+        return Lock.parse(raw, LOCK, made_by="dvc repro")
+    except UserError as error:
+        raise UserError(error.message, hint=_MEND) from None

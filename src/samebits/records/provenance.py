@@ -1,0 +1,192 @@
+"""Where a result comes from: the commit, what was changed on top of it, packages and environment."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.errors import first_line
+from samebits.files import Part, Record, scratch_folder
+from samebits.host import installed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_PACKAGES = ("torch", "numpy", "safetensors", "mlflow", "dvc", "samebits")
+_MAX_UNTRACKED_BYTES = 2**20  # a larger file is no source
+
+# By exact name: a variable that is not known to matter may hold a secret.
+_ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER",
+    "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS", "NCCL_ALGO", "NCCL_BUFFSIZE", "NCCL_DEBUG", "NCCL_IB_DISABLE", "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NCHANNELS", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_PROTO", "NCCL_SHM_DISABLE",
+    "NCCL_SOCKET_IFNAME", "NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONHASHSEED",
+    "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK", "SAMEBITS_IMAGE_DIGEST",
+    "SAMEBITS_RUNTIME", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT",
+)  # fmt: skip
+
+
+UNAVAILABLE = "unavailable: "
+"""What stands before the reason where a fact cannot be told."""
+
+
+class GitState(Part):
+    """The commit of the working directory, and whether tracked files differ from it (``dvc.lock`` aside).
+
+    ``commit`` is None where git cannot tell, and ``problem`` says why.
+    """
+
+    commit: str | None
+    dirty: bool
+    problem: str | None = None
+
+    @property
+    def told(self) -> str:
+        """The commit, or "unavailable: <reason>", as a tag or a label has it."""
+        return self.commit or f"{UNAVAILABLE}{self.problem}"
+
+
+class Provenance(Record):
+    """What a result comes from.
+
+    ``patch`` is the name of the file with what was changed on top of the commit, None where nothing was;
+    ``patch_problem`` says why there is none where something was. ``patch_omits`` lists the untracked files that are too
+    large for it.
+    """
+
+    git: GitState
+    patch: str | None
+    patch_problem: str | None
+    patch_omits: tuple[str, ...]
+    packages: dict[str, str]
+    environment: dict[str, str]
+
+
+class _NoGit(Exception):  # noqa: N818 - a reason, not a failure
+    """Why git cannot tell."""
+
+
+def _git(*arguments: str, written: str = "", **environ: str) -> bytes:
+    """What git says to what is ``written``; it takes no lock, in the way of the user's own git and of DVC's."""
+    environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", **environ}
+    text = os.fsencode(written)
+    try:
+        done = subprocess.run(["git", *arguments], input=text, capture_output=True, check=True, env=environ)
+    except FileNotFoundError:
+        raise _NoGit("git is not installed") from None
+    except subprocess.CalledProcessError as error:
+        raise _NoGit(first_line(error.stderr.decode(errors="replace"))) from None
+    return bytes(done.stdout)
+
+
+def git_state() -> GitState:
+    """What git says of the working directory."""
+    try:
+        commit = _git("rev-parse", "HEAD").decode().strip()
+        changes = _git("status", "--porcelain", "--", ":/", ":(top,exclude)dvc.lock")
+    except _NoGit as reason:
+        return GitState(commit=None, dirty=False, problem=str(reason))
+    return GitState(commit=commit, dirty=bool(changes))
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None for one that went away meanwhile."""
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
+    """All changes on top of the commit as a binary patch, untracked source files included, and what it leaves out.
+
+    With ``python_only`` it leaves out all that is untracked but modules of Python's, such as logs that go on. The
+    user's index and objects are not touched: both are copies in a folder that goes away.
+    """
+    top = Path(os.fsdecode(_git("rev-parse", "--show-toplevel").rstrip(b"\n")))
+    everything = ("-C", str(top))
+    scope = [":/", ":(top,exclude)dvc.lock"]
+    untracked = _git(*everything, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
+    sizes = {name: _size(top / name) for name in map(os.fsdecode, untracked) if name}
+    there = {name: size for name, size in sizes.items() if size is not None}  # git refuses to add what is not
+    omitted = [name for name, size in there.items() if size > _MAX_UNTRACKED_BYTES]
+    taken = set(there) - set(omitted)
+    if python_only:
+        taken = {name for name in taken if name.endswith(".py")}
+    with scratch_folder() as folder:
+        index = top / os.fsdecode(_git(*everything, "rev-parse", "--git-path", "index").rstrip(b"\n"))
+        objects = top / os.fsdecode(_git(*everything, "rev-parse", "--git-path", "objects").rstrip(b"\n"))
+        if index.exists():
+            shutil.copy2(index, f"{folder}/index")  # with its time: git looks into files that are not older
+        Path(f"{folder}/objects").mkdir()
+        environ = {
+            "GIT_INDEX_FILE": f"{folder}/index",
+            "GIT_OBJECT_DIRECTORY": f"{folder}/objects",
+            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.resolve()),
+        }
+        _git(*everything, "add", "--update", "--", *scope, **environ)
+        listed = "".join(f":(top,literal){name}\0" for name in sorted(taken))
+        _git(*everything, "add", "--pathspec-from-file=-", "--pathspec-file-nul", written=listed, **environ)
+        patch = _git(*everything, "diff", "--cached", "--binary", "--full-index", "HEAD", "--", *scope, **environ)
+    return patch, omitted
+
+
+def git_changes(git: GitState) -> str | None:
+    """A hash of the code that was changed on top of the commit, or why there is none; None where nothing was."""
+    if not git.dirty:
+        return None
+    try:
+        patch, _ = git_patch(python_only=True)
+    except _NoGit as reason:
+        return f"{UNAVAILABLE}{reason}"
+    return hashlib.sha256(patch).hexdigest()[:12] if patch else None
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that a result may depend on."""
+    return {name: installed(name) or f"{UNAVAILABLE}not installed" for name in _PACKAGES}
+
+
+def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Variables that are known to change a timing or a bit, and that are set."""
+    return {name: environ[name] for name in _ENVIRONMENT if name in environ}
+
+
+def provenance_of(log: Path) -> Path:
+    """The file beside a run's log with its provenance."""
+    return log.with_suffix(".provenance.json")
+
+
+def note_provenance(log: Path) -> None:
+    """Write down, beside the log of a run, what it is about to be made from: files may be edited once it goes on."""
+    capture(log.with_suffix(".patch")).write(provenance_of(log))
+
+
+def capture(patch_file: Path) -> Provenance:
+    """Everything above as it is now; the patch goes to ``patch_file`` if there are changes."""
+    git, patch, problem, omitted = git_state(), None, None, list[str]()
+    if git.dirty:
+        try:
+            text, omitted = git_patch()
+        except _NoGit as reason:
+            problem = str(reason)
+        else:
+            patch_file.write_bytes(text)
+            patch = patch_file.name
+    facts = [item.metadata for item in metadata.distributions()]  # each time that it is asked, it is read again
+    packages = {(item["Name"] or "").lower(): item["Version"] for item in facts}
+    return Provenance(
+        git=git,
+        patch=patch,
+        patch_problem=problem,
+        patch_omits=tuple(omitted),
+        packages=dict(sorted(packages.items())),
+        environment=environment(),
+    )

@@ -1,0 +1,340 @@
+"""What a training leaves in its folder, and what its evaluation says: typed, and read without torch."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+
+from samebits.errors import UserError, reason
+from samebits.files import Part, Record, regular, write_text
+from samebits.host import HostFacts
+from samebits.params import Params
+from samebits.params.schema import NumericsName, StrategyName
+from samebits.records.breakdown import Breakdown
+from samebits.records.card import Card
+from samebits.records.memory import Memory
+from samebits.records.usage import Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+WEIGHTS, LOSSES, TIMING, RECORD = "model.safetensors", "losses.csv", "timing.json", "run.json"
+FILES = (WEIGHTS, LOSSES, TIMING, RECORD)
+"""What a training writes, and what is kept of it as artifacts."""
+
+TRACE = "trace.json.gz"
+"""What it writes beside, if it is asked for a trace of some steps."""
+
+LabelKind = Literal[
+    "fallback",
+    "oversubscribed",
+    "one_device",
+    "unused_devices",
+    "noisy",
+    "disturbed",
+    "not_repeatable",
+    "different_start",
+    "any_order",
+    "different_hosts",
+    "one_machine",
+]
+NoteKind = Literal["fewer_devices", "batch_norm", "idle_parameters", "resumed", "ring", "prolonged"]
+ReasonKind = Literal["fallback", "oversubscribed", "one_device", "one_repeat", "no_memory", "not_measured"]
+
+
+class Label(Part):
+    """Something that a reader must know of a result; ``text`` is a sentence for people."""
+
+    kind: LabelKind
+    text: str
+
+
+class Note(Part):
+    """Something that a reader may want to know of a training."""
+
+    kind: NoteKind
+    text: str
+
+
+class Reason(Part):
+    """Why a figure is missing; the kinds that are also labels' say the same as the label."""
+
+    kind: ReasonKind
+    text: str
+
+
+class Placement(Part):
+    """The devices of one training, by default one.
+
+    ``devices`` are CUDA indices, by local rank for ``ddp`` and as ``device_ids`` for ``dp``; on a CPU they only
+    number the single-threaded devices. ``num_devices`` was asked for, ``devices_used`` really get samples, at most
+    ``rows_per_device`` of them at a time. ``devices_by_node`` is empty on one machine; else ``devices`` are those of
+    all machines ("nodes"), by rank.
+    """
+
+    NOT_A_SPEEDUP: ClassVar = frozenset({"fallback", "oversubscribed", "one_device"})
+
+    strategy: StrategyName
+    device_type: Literal["cpu", "cuda"]
+    num_devices: int = 1
+    devices_used: int = 1
+    rows_per_device: int
+    world_size: int = 1
+    devices: tuple[int, ...] = (0,)
+    devices_by_node: tuple[int, ...] = ()
+    backend: Literal["gloo", "nccl"] | None = None
+    labels: tuple[Label, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def has_ranks(self) -> bool:
+        """Whether each device has a process of its own, in a process group, even if it is the only one."""
+        return self.backend is not None
+
+    @property
+    def ranks_by_node(self) -> list[range]:
+        """The ranks of each of several machines."""
+        ends = list(itertools.accumulate(self.devices_by_node))
+        return [range(end - count, end) for end, count in zip(ends, self.devices_by_node, strict=True)]
+
+    @property
+    def may_speed_up(self) -> bool:
+        """Whether a ratio to ``single`` means anything."""
+        return self.devices_used > 1 and not any(label.kind in self.NOT_A_SPEEDUP for label in self.labels)
+
+
+class Node(Part):
+    """One of several machines: its name, a name for the kernel that it runs on, and its stable facts."""
+
+    name: str
+    machine: str
+    host: HostFacts
+
+
+class Spread(Part):
+    """A median between two values: of speeds the smallest and the largest, of a ``Ratio`` the ends of an interval."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Ratio(Spread):
+    """How many times faster or slower: the median over pairs of chunks.
+
+    ``low`` and ``high`` are the ends of its 95% interval, see ``records.statistics``.
+    """
+
+    @property
+    def holds_one(self) -> bool:
+        """Whether the interval holds 1, so that no difference is shown."""
+        return self.low <= 1.0 <= self.high
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval, relative to the median."""
+        return (self.high - self.low) / 2 / self.median
+
+
+class TwinLoss(Part):
+    """How far the twin's losses were from the training's, up to and at a step (from 1): a relative difference."""
+
+    step: int
+    difference: float
+
+
+class Rounding(Part):
+    """What rounding alone does to a training, shown by a twin whose first weights were changed by ``perturbation``.
+
+    ``losses`` holds the points at which the largest difference so far rises; ``steps`` is how far the twin went.
+    ``weights`` holds each parameter's relative difference at the end, None if the twin did not get there.
+    """
+
+    perturbation: float
+    steps: int
+    losses: tuple[TwinLoss, ...]
+    weights: dict[str, float] | None
+
+
+class Arithmetic(Part):
+    """Of ``exact``: steps that were made again, and the share of numbers that were too small for a window."""
+
+    steps_made_again: int
+    below_window: float
+
+
+SliceName = Literal["strategy", "single", "share", "together", "node", "fast"]
+
+
+StopKind = Literal["narrow", "limit", "off", "no_ratio"]
+
+
+class Repeats(Part):
+    """How many repeats of the slices were timed, and why no more.
+
+    After those that were ``planned`` came others, in ``prolonged_seconds``. ``half_width`` is that of the speed-up's
+    interval over its median, in the end. ``stopped`` says what ended it: the interval was ``narrow``; the ``limit``
+    that the params set was spent, or the next repeat would have passed it; they turn it ``off``; or there is
+    ``no_ratio`` to narrow.
+    """
+
+    planned: int
+    count: int
+    prolonged_seconds: float
+    half_width: float | None
+    stopped: StopKind
+
+
+class Measurement(Part):
+    """Times as they were taken: of each step in ms, and of the slices in seconds, by name, repeat and chunk.
+
+    ``repeats`` is None where no slice was timed.
+    """
+
+    step_ms: tuple[float, ...]
+    slice_steps: int
+    chunk_steps: int
+    chunk_seconds: dict[SliceName, tuple[tuple[float, ...], ...]]
+    repeats: Repeats | None = None
+
+
+class TimingFigures(Part):
+    """Times of a training, those in ms of a step; ``peak_memory_gib`` by device, None where it cannot be read."""
+
+    training_seconds: float
+    samples_per_sec: float
+    samples_per_sec_spread: Spread
+    step_time_ms: float
+    step_time_p5_ms: float
+    step_time_p95_ms: float
+    speedup: Ratio | None
+    bound: Ratio | None
+    price: Ratio | None
+    peak_memory_gib: dict[str, float | None]
+
+
+class Timing(TimingFigures, Record):
+    """``timing.json``."""
+
+
+class RunRecord(Record):
+    """``run.json``: what was trained, from what, where, and what a reader must know of it.
+
+    ``run`` is the key that logs and MLflow know it by. ``first_unrepeated_step`` is the first step, from 1, at which a
+    repeat on this host gave another loss. ``host`` is that of rank 0; ``nodes`` are all machines, if there
+    are several. ``memory`` is None where it cannot be told: see ``training.memory``.
+    """
+
+    SCHEMA = 4  # where a step goes, what it uses, how often it was timed
+
+    run: str
+    strategy: StrategyName
+    numerics: NumericsName
+    placement: Placement
+    notes: tuple[Note, ...]
+    not_applied: dict[str, str]
+    speedup_unavailable: Reason | None
+    first_unrepeated_step: int | None
+    rounding: Rounding | None
+    breakdown: Breakdown | None = None
+    arithmetic: Arithmetic | None
+    initial_sha256: str
+    weights_sha256: str
+    model_parameters: int
+    host: HostFacts
+    nodes: tuple[Node, ...] = ()
+    data: Card
+    params: Params
+    measurement: Measurement
+    usage: Usage | None = None
+    memory: Memory | None = None
+
+    @property
+    def name(self) -> str:
+        """Strategy and numerics, as in ``runs/NAME``."""
+        return f"{self.strategy}-{self.numerics}"
+
+
+class EvaluationFigures(Part):
+    """Mean loss on the test split, and accuracy where there are classes; ``above_floor`` is ``eval_loss / floor - 1``.
+
+    ``weights_sha256`` is the file that was evaluated.
+    """
+
+    eval_loss: float
+    accuracy: float | None
+    floor: float | None
+    teacher_loss: float | None
+    above_floor: float | None
+    samples: int
+    weights_sha256: str
+
+
+class Evaluation(EvaluationFigures, Record):
+    """``reports/evaluation/NAME.json``."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training; ``losses`` by step from 1."""
+
+    folder: Path
+    record: RunRecord
+    timing: Timing
+    losses: list[float]
+
+    @property
+    def name(self) -> str:
+        """Strategy and numerics, as in ``runs/NAME``."""
+        return self.record.name
+
+
+def write_run(folder: Path, record: RunRecord, timing: Timing, losses: Sequence[float]) -> None:
+    """Write a run's files, the weights aside; losses as the shortest decimals that give the same float32."""
+    rows = "".join(f"{step},{np.float32(loss)!s}\n" for step, loss in enumerate(losses, start=1))
+    write_text(folder / LOSSES, "step,loss\n" + rows)
+    timing.write(folder / TIMING)
+    record.write(folder / RECORD)
+
+
+def read_losses(path: Path) -> list[float]:
+    """The losses of a ``losses.csv``, by step.
+
+    Raises:
+        UserError: the file is missing or is not such a file, or a loss is not finite, with which no training ends.
+    """
+    hint = "train again with `dvc repro`"
+    try:
+        with regular(path).open(encoding="utf-8", newline="") as stream:
+            losses = [float(row["loss"]) for row in csv.DictReader(stream)]
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
+        raise UserError(f"{path}: cannot be read: {reason(error)}", hint=hint) from None
+    for step, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            raise UserError(f"{path}: the loss of step {step} is {loss}, expected a finite number", hint=hint)
+    return losses
+
+
+def read_run(folder: Path, *, made_by: str = "python pipeline/train.py") -> Run:
+    """Read a run's files, the weights aside.
+
+    Raises:
+        UserError: a file is missing or damaged, or of another version; the hint names ``made_by``.
+    """
+    record = RunRecord.read(folder / RECORD, made_by=made_by)
+    return Run(folder, record, Timing.read(folder / TIMING, made_by=made_by), read_losses(folder / LOSSES))
+
+
+def relative_difference(a: float, b: float) -> float:
+    """|a - b| over the larger magnitude; 0 for equal values, also zeros; infinite if one is not finite."""
+    if a == b:
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b))

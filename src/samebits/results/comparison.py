@@ -1,0 +1,265 @@
+"""Put the runs of one pipeline beside each other: ``reports/comparison.json``, from files alone, without torch."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from samebits.errors import UserError, few
+from samebits.files import Part, Record, read_json
+from samebits.host import HostFacts
+from samebits.params import Params, flatten
+from samebits.params.schema import NumericsName, StrategyName
+from samebits.records.memory import Memory
+from samebits.records.provenance import GitState
+from samebits.records.run import Evaluation, EvaluationFigures, Label, Note, Ratio, Reason, TimingFigures, read_run
+from samebits.results.explanation.explain import Explanation, explain
+from samebits.results.usage import RowUsage, disturbances, row_usage
+from samebits.results.verdict import Verdict, compare_runs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from samebits.records.run import Node, Run, RunRecord
+
+NOISY_SPREAD = 0.15  # of samples per second between repeats
+MAX_POINTS = 100  # of a curve: each is the mean of a group of steps, whose batches differ
+EVALUATIONS = Path("reports/evaluation")
+MADE_BY = "python pipeline/compare.py"
+
+
+class Curve(Part):
+    """Loss against step and against seconds; of at most ``MAX_POINTS`` points, each the mean of as many steps."""
+
+    step: tuple[int, ...]
+    seconds: tuple[float, ...]
+    loss: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _alike(self) -> Self:
+        if not len(self.step) == len(self.seconds) == len(self.loss) > 0:
+            raise ValueError("step, seconds and loss should have as many points, and one at least")
+        return self
+
+
+_TIMED_BY = ("cpu.model", "cpu.cores", "driver", "torch", "cuda", "nccl", "libc")
+"""Facts of a host by which machines may differ in speed, or in the bits of fast."""
+
+
+class SliceSteps(Part):
+    """Milliseconds of a step in the paired slices, medians over the repeats.
+
+    ``strategy`` is the strategy's own; alone on one device, ``single`` does the whole batch, ``share`` one device's
+    share of it. ``together`` is all devices at once without communication, and ``node`` the strategy with none between
+    machines; None where a strategy has no ranks, or no machine has several.
+    """
+
+    strategy: float
+    single: float
+    share: float
+    together: float | None = None
+    node: float | None = None
+
+
+class RowVerdict(Verdict):
+    """Whether a run is the same training as the run ``against``."""
+
+    against: str
+
+
+class Row(TimingFigures, EvaluationFigures, RowUsage):
+    """One run of a comparison; ``scaling_efficiency`` is the speed-up over devices, as is its 95% interval."""
+
+    run: str
+    strategy: StrategyName
+    numerics: NumericsName
+    num_devices: int
+    devices_used: int
+    devices_by_node: tuple[int, ...] = ()
+    device_type: Literal["cpu", "cuda"]
+    speedup_unavailable: Reason | None
+    slice_step_ms: SliceSteps | None
+    explanation: Explanation | None = None
+    scaling_efficiency: float | None
+    scaling_efficiency_interval: tuple[float, float] | None = None
+    final_loss: float
+    verdict: RowVerdict | None
+    data_sha256: str
+    labels: tuple[Label, ...]
+    notes: tuple[Note, ...]
+    not_applied: dict[str, str]
+    curve: Curve
+    step_ms_percentiles: tuple[float, ...] = Field(min_length=101, max_length=101)  # from 0 to 100
+    memory: Memory | None = None
+
+    @property
+    def name(self) -> str:
+        """Strategy and numerics, as in ``runs/NAME``."""
+        return f"{self.strategy}-{self.numerics}"
+
+
+class Comparison(Record):
+    """``reports/comparison.json``: the runs beside each other, the first of each numerics being their reference."""
+
+    SCHEMA = 3  # explanations, intervals, use of devices, memory
+
+    task: str
+    model: str
+    global_batch_size: int
+    steps: int
+    params: Params
+    host: HostFacts
+    host_fingerprint: str
+    git: GitState
+    rows: tuple[Row, ...] = Field(min_length=1)
+
+
+def compare(
+    params: Params,
+    git: GitState,
+    *,
+    runs: Path = Path("runs"),
+    host_file: Path = Path("host.json"),
+    evaluations: Path = EVALUATIONS,
+) -> Comparison:
+    """Collect every (strategy, numerics) of ``params.train`` into one record.
+
+    Raises:
+        UserError: a run's files are missing or are not of ``params``; the hint names the command that makes them.
+    """
+    train = params.train
+    host_made_by = "python pipeline/host.py"
+    host = HostFacts.parse(read_json(host_file, made_by=host_made_by), host_file, made_by=host_made_by)
+    rows = []
+    for numerics in train.numerics:
+        reference: Run | None = None
+        for strategy in train.strategies:
+            command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
+            run = read_run(runs / f"{strategy}-{numerics}", made_by=command)
+            if len(run.losses) != params.total_steps:
+                raise UserError(
+                    f"{run.folder / 'losses.csv'}: {len(run.losses)} steps, expected the {params.total_steps} of the "
+                    "params",
+                    hint="train again with `dvc repro`",
+                )
+            file = evaluations / f"{run.name}.json"
+            evaluation = Evaluation.read(file, made_by="python pipeline/evaluate.py")
+            if evaluation.weights_sha256 != run.record.weights_sha256:
+                raise UserError(f"{file}: speaks of other weights", hint="run `python pipeline/evaluate.py`")
+            reference = reference or run
+            rows.append(_row(run, evaluation, reference))
+    return Comparison(
+        task=params.data.task,
+        model=params.model.name,
+        global_batch_size=train.global_batch_size,
+        steps=params.total_steps,
+        params=params,
+        host=host,
+        host_fingerprint=host.fingerprint,
+        git=git,
+        rows=tuple(rows),
+    )
+
+
+def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
+    record, placement = run.record, run.record.placement
+    figures = {**run.timing.model_dump(), **evaluation.model_dump()}
+    if record.strategy == "single":
+        figures["speedup"] = Ratio(median=1.0, low=1.0, high=1.0)
+    slices = slice_step_ms(record)
+    against = None if run is reference else dict(compare_runs(reference, run))
+    speedup = Ratio.model_validate(figures["speedup"]) if figures["speedup"] else None
+    devices = placement.devices_used
+    return Row(
+        **figures,
+        **placement.model_dump(include={"num_devices", "devices_used", "devices_by_node", "device_type"}),
+        **record.model_dump(include={"run", "strategy", "numerics", "speedup_unavailable", "notes", "not_applied"}),
+        **row_usage(record, run.timing).model_dump(),
+        slice_step_ms=slices,
+        explanation=explain(record, slices),
+        scaling_efficiency=speedup.median / devices if speedup else None,
+        scaling_efficiency_interval=(speedup.low / devices, speedup.high / devices) if speedup else None,
+        final_loss=run.losses[-1],
+        verdict=RowVerdict(against=reference.name, **against) if against else None,
+        data_sha256=record.data.sha256,
+        labels=(*placement.labels, *_labels(run, reference)),
+        curve=curve(run),
+        step_ms_percentiles=tuple(np.percentile(record.measurement.step_ms, range(101)).tolist()),
+        memory=record.memory,
+    )
+
+
+def _labels(run: Run, reference: Run) -> list[Label]:
+    """What the training itself could not know."""
+    labels = []
+    if noise := _noise(run):
+        labels.append(Label(kind="noisy", text=noise))
+    if disturbed := disturbances(run.record):
+        labels.append(Label(kind="disturbed", text="; ".join(disturbed)))
+    if step := run.record.first_unrepeated_step:
+        text = f"a repeat on this host gave another loss at step {step}"
+        labels.append(Label(kind="not_repeatable", text=text))
+    if run.record.initial_sha256 != reference.record.initial_sha256:
+        text = f"its first weights are not those of {reference.name}: the factory draws numbers that are not seeded"
+        labels.append(Label(kind="different_start", text=text))
+    return labels + _labels_of_nodes(run.record.nodes)
+
+
+def _noise(run: Run) -> str:
+    """How far the times of a run are uncertain, if they are."""
+    texts, speeds, repeats = [], run.timing.samples_per_sec_spread, run.record.measurement.repeats
+    if speeds.high > speeds.low * (1 + NOISY_SPREAD):
+        texts.append(f"samples per second differed by {100 * (speeds.high / speeds.low - 1):.0f}% between repeats")
+    if repeats and repeats.half_width is not None and repeats.stopped in ("limit", "off"):
+        times = f"{repeats.count} repeat{'s' if repeats.count > 1 else ''}"
+        why = "train.prolong_s allows no more" if repeats.stopped == "limit" else "train.prolong_s is 0"
+        texts.append(f"after {times} the speed-up is known within {repeats.half_width:.0%} only, and {why}")
+    return "; ".join(texts)
+
+
+def _labels_of_nodes(nodes: Sequence[Node]) -> list[Label]:
+    """That several machines are unlike, or one and the same."""
+    labels = []
+    for node in nodes[1:]:
+        facts, others = (flatten(one.host.model_dump(mode="json")) for one in (nodes[0], node))
+        unlike = [key for key in _TIMED_BY if facts.get(key) != others.get(key)]
+        if [gpu.name for gpu in nodes[0].host.gpus] != [gpu.name for gpu in node.host.gpus]:
+            unlike.append("gpus")
+        if unlike:
+            text = f"{node.name} is not like {nodes[0].name}: other {few(unlike)}"
+            labels.append(Label(kind="different_hosts", text=text))
+            break
+    machines = [node.machine for node in nodes]
+    if shared := [node.name for node in nodes if machines.count(node.machine) > 1]:
+        text = f"{few(shared)} run on one kernel, and share its cores and its memory"
+        labels.append(Label(kind="one_machine", text=text))
+    return labels
+
+
+def curve(run: Run) -> Curve:
+    """The curve of a run's losses."""
+    group = -(-len(run.losses) // MAX_POINTS)
+    seconds = list(itertools.accumulate(milliseconds / 1e3 for milliseconds in run.record.measurement.step_ms))
+    ends = tuple(range(group, len(run.losses) + 1, group))
+    return Curve(
+        step=ends,
+        seconds=tuple(round(seconds[end - 1], 6) for end in ends),
+        loss=tuple(fmean(run.losses[end - group : end]) for end in ends),
+    )
+
+
+def slice_step_ms(record: RunRecord) -> SliceSteps | None:
+    """Milliseconds of a step in the paired slices; None where nothing was paired."""
+    measurement = record.measurement
+    if "share" not in measurement.chunk_seconds:
+        return None
+    medians = {
+        name: 1e3 * median(sum(chunks) for chunks in repeats) / measurement.slice_steps
+        for name, repeats in measurement.chunk_seconds.items()
+    }
+    return SliceSteps.model_validate(medians)

@@ -1,0 +1,329 @@
+"""Causes: what makes a step longer than it need be here, each with what it takes and the figures that show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from samebits.files import Part
+from samebits.results.explanation.parts import Turn, mean_parts, turns_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from samebits.records.breakdown import Bounds, Breakdown, Phases, Traffic
+    from samebits.records.run import Placement
+    from samebits.results.comparison import SliceSteps
+    from samebits.results.explanation.parts import Parts
+
+CauseKind = Literal[
+    "launch_bound",
+    "small_batch",
+    "optimizer",
+    "communication",
+    "slow_link",
+    "reduced_often",
+    "buffers",
+    "straggler",
+    "data",
+    "device_reads",
+    "busy_host",
+    "own_threads",
+    "contention",
+    "oversubscribed",
+    "dp_copies",
+]
+
+LEAST_SHARE = 0.10
+"""A cause takes at least this share of a step, or it is not named."""
+
+FIXED_SHARE = 0.25
+"""Of a step on one device: with more that no batch changes, a step is launch-bound."""
+
+FLOOR_SHARE = 0.15
+"""Of an optimizer's time: with a floor below it, its time is that of launching operations."""
+
+SLOW_LINK = 0.005
+"""Of the rate of copies in one device's memory: devices that reduce more slowly than that have a slow link."""
+
+BUSY_CORES = 0.3
+"""Cores' worth of time of other processes, from which a host is busy."""
+
+QUIET_CORES = 0.15
+"""Cores' worth of time of other processes, up to which a rank that computes longer is to blame for it itself."""
+
+MORE_THAN_ONCE = 1.5
+"""Times the bytes of all gradients: with more, they are reduced more than once."""
+
+LATENCY_TIMES = 3
+"""An all-reduce that takes less than so many times that of the smallest message is one of latency, not of bytes."""
+
+
+class Evidence(Part):
+    """A figure, with its unit, and where it stands in the run's ``run.json`` or row of ``comparison.json``."""
+
+    name: str
+    value: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Observed:
+    """All that causes are found in. ``slices`` are paired steps beside one device, if there were any."""
+
+    breakdown: Breakdown
+    placement: Placement
+    slices: SliceSteps | None
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The turns that count."""
+        return turns_of(self.breakdown)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether no other process, and no thread beyond the cores, took a core."""
+        others = self.breakdown.other_cores
+        several = any(label.kind == "oversubscribed" for label in self.placement.labels)
+        return not several and not self.breakdown.one_thread_ms and others is not None and others < BUSY_CORES
+
+    @property
+    def devices(self) -> int:
+        """Devices that get samples."""
+        return self.placement.devices_used
+
+
+class Cause(NamedTuple):
+    """A cause: the milliseconds of a step that it takes, by turn; ``rank`` and ``phase`` of a straggler."""
+
+    kind: CauseKind
+    lost_ms: tuple[float, ...]
+    evidence: tuple[Evidence, ...]
+    rank: int | None = None
+    phase: str | None = None
+
+    @property
+    def ms(self) -> float:
+        """What it takes, in the median turn."""
+        return median(self.lost_ms)
+
+
+def find_causes(observed: Observed) -> list[Cause]:
+    """The causes that take enough of a step, the largest first."""
+    step = fmean(turn.parts.total for turn in observed.turns)
+    causes = [cause for find in _FINDERS for cause in find(observed)]
+    if any(cause.kind == "straggler" and cause.ms >= LEAST_SHARE * step for cause in causes):
+        causes = [cause for cause in causes if cause.kind != "contention"]  # all at once are as slow as their slowest
+    return sorted((cause for cause in causes if cause.ms >= LEAST_SHARE * step), key=lambda cause: -cause.ms)
+
+
+def _part(observed: Observed, name: str) -> tuple[float, ...]:
+    return tuple(getattr(turn.parts, name) for turn in observed.turns)
+
+
+def _own_phase(kind: CauseKind, part: str, what: str) -> Callable[[Observed], list[Cause]]:
+    def find(observed: Observed) -> list[Cause]:
+        lost = _part(observed, part)
+        return [Cause(kind, lost, (Evidence(name=what, value=median(lost), unit="ms"),))]
+
+    return find
+
+
+def _communication(observed: Observed) -> list[Cause]:
+    """Communication that is not hidden, under the name of what is behind it."""
+    traffic, bounds = observed.breakdown.traffic, observed.breakdown.bounds
+    if traffic is None:
+        return []
+    lost = _part(observed, "communication")
+    if observed.quiet:  # then what has a rank wait for a core are the threads that send
+        lost = tuple(turn.parts.communication + turn.parts.queued for turn in observed.turns)
+    shown = [Evidence(name="communication that is not hidden", value=median(lost), unit="ms")]
+    if not (traffic.buckets and bounds.all_reduces):
+        return [Cause("communication", lost, tuple(shown))]
+    times = _times_reduced(traffic)
+    causes = []
+    if times > 1:
+        with_waiting = zip(lost, _part(observed, "waiting"), strict=True)  # each time anew for whoever is late by luck
+        needless = tuple((ms + waiting) * (times - 1) / times for ms, waiting in with_waiting)
+        sent = Evidence(name="times that all gradients are reduced in a step", value=times, unit="")
+        causes.append(Cause("reduced_often", needless, (sent, *shown)))
+        lost = tuple(ms / times for ms in lost)
+    alone = bounds.all_reduces[-1]
+    if _of_latency(bounds):
+        return causes  # no batch makes it longer: see ``_fixed``
+    shown += [
+        Evidence(name="an all-reduce of the gradients alone", value=alone.ms, unit="ms"),
+        Evidence(name="its bus bandwidth", value=alone.bus_gb_per_s, unit="GB/s"),
+    ]
+    slow = max(one.bus_gb_per_s for one in bounds.all_reduces) < SLOW_LINK * bounds.copy_gb_per_s  # of any size
+    return [*causes, Cause("slow_link" if slow else "communication", lost, tuple(shown))]
+
+
+def _times_reduced(traffic: Traffic) -> float:
+    """How often a step reduces all gradients; 1 where some are left out, or padded."""
+    times = traffic.bytes_per_step / max(traffic.gradient_bytes, 1)
+    return times if times > MORE_THAN_ONCE else 1.0
+
+
+def _of_latency(bounds: Bounds) -> bool:
+    """Whether an all-reduce of the gradients takes little longer than one of next to nothing."""
+    first, last = bounds.all_reduces[0], bounds.all_reduces[-1]
+    return first is last or last.ms < LATENCY_TIMES * first.ms
+
+
+def _straggler(observed: Observed) -> list[Cause]:
+    """The rank that computes longest, if that is the same one in every turn: luck changes sides."""
+    turns, others = observed.turns, observed.breakdown.other_cores
+    if len(turns[0].own_ms) < 2 or (others or 0.0) > QUIET_CORES:
+        return []  # what shares a core with a rank slows it down, too
+    slowest = {turn.own_ms.index(max(turn.own_ms)) for turn in turns}
+    if len(slowest) > 1:
+        return []
+    (rank,) = slowest
+    lost = tuple(max(turn.own_ms) - _others(turn.own_ms, rank) for turn in turns)
+    mine = observed.breakdown.ranks[rank].alone
+    rest = [one.alone for number, one in enumerate(observed.breakdown.ranks) if number != rank]
+    if not mine:
+        return []
+    differences = {
+        name: fmean(_phase(mine, name)) - fmean(ms for one in rest for ms in _phase(one, name))
+        for name in ("data", "forward", "backward", "optimizer")
+    }
+    phase = max(differences, key=lambda name: differences[name])
+    shown = (
+        Evidence(name=f"rank {rank} computes", value=median(turn.own_ms[rank] for turn in turns), unit="ms"),
+        Evidence(name="others compute", value=median(_others(turn.own_ms, rank) for turn in turns), unit="ms"),
+    )
+    return [Cause("straggler", lost, shown, rank, phase)]
+
+
+def _phase(turns: Sequence[Phases], name: str) -> list[float]:
+    return [getattr(turn, name) for turn in turns]
+
+
+def _others(own_ms: Sequence[float], rank: int) -> float:
+    return fmean(ms for number, ms in enumerate(own_ms) if number != rank)
+
+
+def _queued(observed: Observed) -> list[Cause]:
+    """No core for a thread that was ready: because of others, or because there are more workers than cores."""
+    others = observed.breakdown.other_cores
+    lost = tuple(turn.queued_ms for turn in observed.turns)
+    shown = [Evidence(name="waiting for a core", value=median(lost), unit="ms")]
+    if any(label.kind == "oversubscribed" for label in observed.placement.labels):
+        return [Cause("oversubscribed", lost, tuple(shown))]
+    if others is None or others < BUSY_CORES:
+        return []
+    return [Cause("busy_host", lost, (Evidence(name="cores that others used", value=others, unit=""), *shown))]
+
+
+def _own_threads(observed: Observed) -> list[Cause]:
+    """Threads beyond the cores, by steps in which each rank was held to one."""
+    breakdown = observed.breakdown
+    if not breakdown.one_thread_ms:
+        return []
+    pairs = zip(breakdown.plain_ms, breakdown.one_thread_ms, strict=True)
+    step = mean_parts(observed.turns).total
+    lost = tuple(step * max(0.0, 1 - held / plain) for plain, held in pairs)
+    shown = (
+        Evidence(name="threads of a rank", value=max(rank.threads for rank in breakdown.ranks), unit=""),
+        Evidence(name="cores", value=breakdown.cores, unit=""),
+        Evidence(name="a step with one thread", value=median(breakdown.one_thread_ms), unit="ms"),
+    )
+    return [Cause("own_threads", lost, shown)]
+
+
+def _fixed(observed: Observed) -> list[Cause]:
+    """What a step costs whatever its batch is: launches and Python, and the optimizer."""
+    parts, half = mean_parts(observed.turns), observed.breakdown.bounds.half_ms
+    if half is not None:
+        fixed = [max(0.0, 2 * h - w) for h, w in zip(half, observed.breakdown.plain_ms, strict=True)]
+        if _moves_memory(observed, parts):
+            return []
+        named = parts.queued + parts.data + observed.breakdown.reads.ms  # under names of their own
+        launches = tuple(max(0.0, ms - named) for ms in sorted(fixed)[: len(observed.turns)])
+        if median(launches) >= FIXED_SHARE * parts.total:
+            shown = Evidence(name="time of a step that no batch changes", value=median(fixed), unit="ms")
+            return [Cause("launch_bound", launches, (shown,))]
+    return _small_batch(observed, parts)
+
+
+def _small_batch(observed: Observed, parts: Parts) -> list[Cause]:
+    """What no smaller share of a batch shortens: what a device's own work has of it, and all-reduces of latency."""
+    if observed.slices is None or observed.devices < 2:
+        return []
+    share, single = observed.slices.share, observed.slices.single
+    named = parts.data + observed.breakdown.reads.ms  # under names of their own, and no smaller for a smaller share
+    lost = max(0.0, share - single / observed.devices - named * (1 - 1 / observed.devices))
+    lost = max(0.0, lost - sum(cause.ms for cause in _own_threads(observed)))  # of each operation, if there are several
+    shown = [
+        Evidence(name="a device's share of the batch, alone", value=share, unit="ms"),
+        Evidence(name="the whole batch on one device", value=single, unit="ms"),
+    ]
+    bounds, traffic = observed.breakdown.bounds, observed.breakdown.traffic
+    if traffic and bounds.all_reduces and _of_latency(bounds):
+        sending = (parts.communication + (parts.queued if observed.quiet else 0.0)) / _times_reduced(traffic)
+        lost += sending
+        shown.append(Evidence(name="communication, as long for a larger batch", value=sending, unit="ms"))
+    return [Cause("small_batch", (lost,), tuple(shown))]
+
+
+def _optimizer(observed: Observed) -> list[Cause]:
+    """An optimizer that moves much for few samples."""
+    if not _moves_memory(observed, mean_parts(observed.turns)):
+        return []
+    lost, floor_ms = _part(observed, "optimizer"), observed.breakdown.bounds.optimizer_floor_ms
+    floor = Evidence(name="its floor, by the memory's rate", value=floor_ms, unit="ms")
+    return [Cause("optimizer", lost, (Evidence(name="the optimizer", value=median(lost), unit="ms"), floor))]
+
+
+def _moves_memory(observed: Observed, parts: Parts) -> bool:
+    """Whether the optimizer takes much of a step, and that for moving numbers rather than for launching operations."""
+    floor_ms = observed.breakdown.bounds.optimizer_floor_ms
+    return parts.optimizer >= FIXED_SHARE * parts.total and floor_ms >= FLOOR_SHARE * parts.optimizer
+
+
+def _contention(observed: Observed) -> list[Cause]:
+    """Devices that slow each other down without any communication: memory, caches, power."""
+    slices = observed.slices
+    if slices is None or slices.together is None:
+        return []
+    shown = (
+        Evidence(name="all devices at once, without communication", value=slices.together, unit="ms"),
+        Evidence(name="one of them alone", value=slices.share, unit="ms"),
+    )
+    if slices.single >= slices.strategy:
+        return []  # it is lost, and nothing that can be set here would help
+    queued = median(_part(observed, "queued"))
+    return [Cause("contention", (max(0.0, slices.together - slices.share - queued),), shown)]
+
+
+def _dp_copies(observed: Observed) -> list[Cause]:
+    """What DataParallel copies in each step."""
+    lost = tuple(t.parts.scatter + t.parts.replicate + t.parts.gather for t in observed.turns)
+    return [Cause("dp_copies", lost, (Evidence(name="scatter, replicate and gather", value=median(lost), unit="ms"),))]
+
+
+def _device_reads(observed: Observed) -> list[Cause]:
+    reads = observed.breakdown.reads
+    shown = (
+        Evidence(name="reads of the device in a forward pass", value=reads.count, unit=""),
+        Evidence(name="what they take", value=reads.ms, unit="ms"),
+    )
+    return [Cause("device_reads", (reads.ms,), shown)]
+
+
+_FINDERS: tuple[Callable[[Observed], list[Cause]], ...] = (
+    _communication,
+    _straggler,
+    _queued,
+    _own_threads,
+    _fixed,
+    _optimizer,
+    _contention,
+    _dp_copies,
+    _device_reads,
+    _own_phase("data", "data", "making a batch ready"),
+    _own_phase("buffers", "buffers", "synchronising buffers in the forward pass"),
+)

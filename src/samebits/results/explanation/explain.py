@@ -1,0 +1,135 @@
+"""Explain one run: the parts of its step, where its distance from ideal goes, its causes, and what to change."""
+
+from __future__ import annotations
+
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from samebits.files import Part
+from samebits.records.breakdown import Bounds
+from samebits.results.explanation.causes import CauseKind, Evidence, Observed, find_causes
+from samebits.results.explanation.parts import Parts, mean_parts, plain_ms
+from samebits.results.explanation.remedies import Change, Gain, RemedyKind, remedy_for
+
+if TYPE_CHECKING:
+    from samebits.records.run import RunRecord
+    from samebits.results.comparison import SliceSteps
+    from samebits.results.explanation.causes import Cause
+
+
+class Finding(Part):
+    """A cause with its share of a step, its evidence, and the advice.
+
+    ``gain`` is predicted, in samples per second.
+    """
+
+    cause: CauseKind
+    lost_ms: float
+    share: float
+    rank: int | None
+    phase: str | None
+    evidence: tuple[Evidence, ...]
+    remedy: RemedyKind
+    change: Change
+    gain: Gain | None
+
+
+class Losses(Part):
+    """The distance between a step and the ideal one, in ms; the parts add up to it.
+
+    ``ideal_ms`` is a step of one device divided by their number. ``fixed`` is what a device's share takes longer than
+    that, ``contention`` what devices slow each other down; what is left is the strategy's: for ``ddp`` divided as the
+    marked pass divided it, for ``dp`` its copies and the rest.
+    """
+
+    ideal_ms: float
+    fixed: float
+    contention: float
+    communication: float
+    waiting: float
+    buffers: float
+    copies: float
+    other: float
+
+
+AGREE = 1.5
+"""Steps of the slices and of the marked pass differ by less than this factor, or the host was another one meanwhile."""
+
+
+class Explanation(Part):
+    """Why a run's step takes as long as it does; ``step_ms`` and ``parts`` are of the marked pass, as ``plain_ms``.
+
+    ``unsteady_ms`` is a step in the slices where that differs so much from the marked pass that they were not used.
+    """
+
+    step_ms: float
+    plain_ms: float
+    parts: Parts
+    losses: Losses | None
+    unsteady_ms: float | None = None
+    findings: tuple[Finding, ...]
+    bounds: Bounds
+
+
+def explain(record: RunRecord, slices: SliceSteps | None) -> Explanation | None:
+    """The explanation of a run, None if its steps were not divided."""
+    if record.breakdown is None:
+        return None
+    plain = plain_ms(record.breakdown)
+    unsteady = slices.strategy if slices and not _agree(slices, plain) else None
+    observed = Observed(record.breakdown, record.placement, slices if unsteady is None else None)
+    turns = observed.turns
+    parts = mean_parts(turns)
+    step = fmean(turn.parts.total for turn in turns)
+    return Explanation(
+        step_ms=step,
+        plain_ms=plain,
+        parts=parts,
+        losses=_losses(observed, parts),
+        unsteady_ms=unsteady,
+        bounds=record.breakdown.bounds,
+        findings=tuple(_finding(cause, observed, step) for cause in find_causes(observed)),
+    )
+
+
+def _agree(slices: SliceSteps, step_ms: float) -> bool:
+    """Whether slices are of the same host as the marked pass: a step is as long, and a share of it is no longer."""
+    longest = AGREE * min(slices.strategy, slices.single)
+    return step_ms / AGREE <= slices.strategy <= step_ms * AGREE and slices.share <= longest
+
+
+def _finding(cause: Cause, observed: Observed, step: float) -> Finding:
+    remedy = remedy_for(cause, observed)
+    return Finding(
+        cause=cause.kind,
+        lost_ms=cause.ms,
+        share=cause.ms / step,
+        rank=cause.rank,
+        phase=cause.phase,
+        evidence=cause.evidence,
+        remedy=remedy.kind,
+        change=remedy.change,
+        gain=remedy.gain,
+    )
+
+
+def _losses(observed: Observed, parts: Parts) -> Losses | None:
+    slices = observed.slices
+    if slices is None:
+        return None
+    ideal = slices.single / observed.devices
+    together = slices.share if slices.together is None else slices.together
+    left = slices.strategy - together
+    between = {"communication": parts.communication, "waiting": parts.waiting, "buffers": parts.buffers,
+               "copies": parts.scatter + parts.replicate + parts.gather}  # fmt: skip
+    whole = sum(between.values())
+    shared = {name: left * ms / whole if whole else 0.0 for name, ms in between.items()}
+    if slices.together is None:  # dp: what its copies do not explain is its device 0's, and Python's
+        shared = between
+    return Losses(
+        ideal_ms=ideal,
+        fixed=slices.share - ideal,
+        contention=together - slices.share,
+        **shared,
+        other=left - sum(shared.values()),
+    )

@@ -1,0 +1,114 @@
+"""The first section of the report: the main run's first cause, what to do, and each figure with its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from samebits.results.explanation.causes import LEAST_SHARE
+from samebits.results.explanation.words import (
+    LOSS_NAMES,
+    NOTHING,
+    advice_of,
+    cause_of,
+    figure_of,
+    say_parts,
+    say_unsteady,
+)
+from samebits.results.text import milliseconds, times_single
+
+if TYPE_CHECKING:
+    from samebits.results.comparison import Comparison, Row
+    from samebits.results.explanation.explain import Explanation, Finding
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of evidence: its anchor, what it is, its value in words, and its place in comparison.json."""
+
+    id: str
+    name: str
+    value: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Said:
+    """A finding in words, and the figures that show it."""
+
+    cause: str
+    advice: str
+    figures: tuple[Figure, ...]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the section shows; ``distance`` is empty where one device was used."""
+
+    name: str
+    findings: tuple[Said, ...]
+    nothing: str
+    distance: str
+    figures: tuple[Figure, ...]
+
+
+def why_section(comparison: Comparison) -> Section | None:
+    """The section, None if no run was divided into parts."""
+    number = main_row(comparison)
+    if number is None:
+        return None
+    row = comparison.rows[number]
+    explanation = row.explanation
+    assert explanation
+    path = f"rows[{number}].explanation"
+    findings = tuple(
+        Said(cause_of(finding), advice_of(finding), _evidence(finding, place, f"{path}.findings[{place}]"))
+        for place, finding in enumerate(explanation.findings)
+    )
+    return Section(
+        name=row.name,
+        findings=findings,
+        nothing=NOTHING,
+        distance=say_distance(row, explanation),
+        figures=(*(figure for finding in findings for figure in finding.figures), *_parts(explanation, path)),
+    )
+
+
+def main_row(comparison: Comparison) -> int | None:
+    """The run that a reader asks about: of those with most devices that were divided, the one with ranks."""
+    divided = [number for number, row in enumerate(comparison.rows) if row.explanation]
+    rows = comparison.rows
+    return max(divided, key=lambda n: (rows[n].devices_used, rows[n].slice_step_ms is not None, n), default=None)
+
+
+def say_distance(row: Row, explanation: Explanation) -> str:
+    """How far the speed-up is from the number of devices, and the largest reasons."""
+    if explanation.unsteady_ms is not None:
+        return say_unsteady(explanation)
+    losses = explanation.losses
+    if losses is None or row.speedup is None:
+        return ""
+    lost = {name: getattr(losses, key) for key, name in LOSS_NAMES.items()}
+    distance = sum(lost.values())
+    text = (
+        f"{row.name} has {times_single(row)}, and {row.devices_used} times would be ideal: a step takes "
+        f"{milliseconds(losses.ideal_ms + distance)} in place of {milliseconds(losses.ideal_ms)}."
+    )
+    largest = sorted(((ms, name) for name, ms in lost.items() if ms >= LEAST_SHARE * distance), reverse=True)
+    parts = ", ".join(f"{milliseconds(ms)} {name}" for ms, name in largest[:3])
+    return f"{text} Of that, {parts}." if distance > 0 and parts else text
+
+
+def _evidence(finding: Finding, number: int, path: str) -> tuple[Figure, ...]:
+    return tuple(
+        Figure(f"evidence-{number}-{place}", one.name, figure_of(one), f"{path}.evidence[{place}]")
+        for place, one in enumerate(finding.evidence)
+    )
+
+
+def _parts(explanation: Explanation, path: str) -> list[Figure]:
+    return [
+        Figure(f"part-{key}", f"of a step: {name}", milliseconds(ms), f"{path}.parts.{key}")
+        for key, name, ms in say_parts(explanation.parts)
+        if ms >= 0.01 * explanation.step_ms
+    ]

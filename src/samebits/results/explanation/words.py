@@ -1,0 +1,164 @@
+"""An explanation in words: the cause in a sentence, its evidence, the next step with what it should bring."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.results.text import milliseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samebits.results.explanation.causes import CauseKind, Evidence
+    from samebits.results.explanation.explain import Explanation, Finding
+    from samebits.results.explanation.parts import Parts
+    from samebits.results.explanation.remedies import RemedyKind
+
+PART_NAMES: dict[str, str] = {
+    "data": "making a batch ready",
+    "scatter": "scattering it",
+    "replicate": "copying the model",
+    "forward": "forward pass",
+    "gather": "gathering outputs",
+    "backward": "backward pass",
+    "buffers": "synchronising buffers",
+    "communication": "communication that is not hidden",
+    "waiting": "waiting for the slowest rank",
+    "optimizer": "optimizer",
+    "host": "Python between them",
+    "queued": "waiting for a core",
+}
+"""The parts of a step, in the order in which they are shown."""
+
+LOSS_NAMES: dict[str, str] = {
+    "fixed": "work that a smaller share does not shorten",
+    "contention": "devices that slow each other down",
+    "communication": "communication that is not hidden",
+    "waiting": "waiting for the slowest rank",
+    "buffers": "synchronising buffers",
+    "copies": "DataParallel's copies",
+    "other": "not explained",
+}
+"""What lies between a step and the ideal one."""
+
+NOTHING = "No cause that can be changed here takes a tenth of a step."
+
+_CAUSES: dict[CauseKind, str] = {
+    "launch_bound": "Most of this time does not depend on the batch: Python and the launching of operations",
+    "small_batch": "The batch is too small to share: this time does not shrink with a device's part of it",
+    "optimizer": "The optimizer moves many parameters for few samples",
+    "communication": "Gradients are sent for longer than the backward pass can hide",
+    "slow_link": "The link between the devices is slow for these gradients",
+    "reduced_often": "Gradients are all-reduced more than once in a step",
+    "buffers": "Buffers are sent before each forward pass, as those of BatchNorm",
+    "straggler": "All wait for rank {rank}, whose {phase} pass takes longer than that of the others",
+    "data": "The devices wait for their input",
+    "device_reads": "The forward pass reads values of the device into Python, and waits for each",
+    "busy_host": "Other processes use the cores of this host",
+    "own_threads": "The model's operations use more threads than there are cores",
+    "contention": "Devices slow each other down without any communication: they share memory, caches or power",
+    "oversubscribed": "Several workers share a device",
+    "dp_copies": "DataParallel copies the model and the batch in each step",
+}
+
+_REMEDIES: dict[RemedyKind, str] = {
+    "accumulate": "let each step do {train.grad_accum_steps:g} times the samples in as many micro-batches "
+    "(train.grad_accum_steps and train.global_batch_size, both {train.grad_accum_steps:g} times as large)",
+    "larger_batch": "make train.global_batch_size {train.global_batch_size:g} times as large, and adapt the learning "
+    "rate",
+    "sync_once": "let all backward passes but the last of a step run under no_sync",
+    "keep_buffers": "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
+    "balance_ranks": "give that rank the same work and the same device as the others; "
+    "`python pipeline/train.py --trace` shows what it does",
+    "feed_faster": "prepare the input before the training, or in memory",
+    "keep_on_device": "remove .item(), .tolist() and `if tensor:` from the forward pass",
+    "free_cores": "stop what else runs on this host, or train elsewhere",
+    "one_thread": "leave out torch.set_num_threads: each worker has its cores already",
+    "fewer_devices": "use one device: it is faster here",
+    "use_ddp": "use ddp, which copies the model once",
+    "nothing": "nothing that can be set here would help",
+}
+
+
+def cause_of(finding: Finding) -> str:
+    """The cause in one sentence."""
+    of = {"forward": "forward", "backward": "backward"}.get(finding.phase or "", finding.phase)
+    text = _CAUSES[finding.cause].format(rank=finding.rank, phase=of)
+    if finding.phase in ("data", "optimizer"):
+        text = text.replace(f"{of} pass", str(of))
+    return f"{text}: {milliseconds(finding.lost_ms)}, {finding.share:.0%} of a step."
+
+
+def advice_of(finding: Finding) -> str:
+    """The next step, and what it should bring."""
+    text = (
+        _REMEDIES[finding.remedy]
+        .replace("{train.", "{")
+        .format(**{key.rpartition(".")[2]: value for key, value in finding.change.items()})
+    )
+    gain = finding.gain
+    if gain is None:
+        return f"Next: {text}."
+    size = f"{gain.median:.2f} times the samples per second"
+    if f"{gain.low:.2f}" != f"{gain.high:.2f}":
+        size += f" ({gain.low:.2f} to {gain.high:.2f})"
+    return f"Next: {text}. Predicted: {size}."
+
+
+def figure_of(evidence: Evidence) -> str:
+    """A figure of evidence, with its unit."""
+    if evidence.unit == "ms":
+        return milliseconds(evidence.value)
+    return f"{evidence.value:.3g} {evidence.unit}".strip()
+
+
+def say_parts(parts: Parts) -> list[tuple[str, str, float]]:
+    """Keys, names and milliseconds of the parts that take time."""
+    return [(key, name, ms) for key, name in PART_NAMES.items() if (ms := getattr(parts, key)) > 0]
+
+
+def say_explanation(name: str, explanation: Explanation, *, bar: Callable[[float], str] | None = None) -> str:
+    """An explanation for a terminal."""
+    draw = bar or (lambda share: "#" * round(30 * share))
+    lines = [f"{name}: a step takes {milliseconds(explanation.step_ms)}"]
+    for _, what, ms in say_parts(explanation.parts):
+        share = ms / explanation.step_ms
+        lines.append(f"  {what:<34} {milliseconds(ms):>9} {share:>4.0%} {draw(share)}".rstrip())
+    if explanation.losses:
+        lines += ["", *say_losses(explanation)]
+    if explanation.unsteady_ms is not None:
+        lines += ["", say_unsteady(explanation)]
+    lines.append("")
+    if not explanation.findings:
+        lines.append(NOTHING)
+    for number, finding in enumerate(explanation.findings, start=1):
+        lines.append(f"{number}. {cause_of(finding)}")
+        lines += [f"   {one.name}: {figure_of(one)}" for one in finding.evidence]
+        lines.append(f"   {advice_of(finding)}")
+    return "\n".join(lines)
+
+
+def say_unsteady(explanation: Explanation) -> str:
+    """Why there is no comparison with one device."""
+    assert explanation.unsteady_ms is not None
+    return (
+        f"This host was too unsteady to say what is lost against one device: a step took "
+        f"{milliseconds(explanation.unsteady_ms)} beside one device, and {milliseconds(explanation.plain_ms)} a moment "
+        "later. Train again when nothing else runs."
+    )
+
+
+def say_losses(explanation: Explanation) -> list[str]:
+    """Where the distance from the ideal speed-up goes."""
+    losses = explanation.losses
+    assert losses
+    distance = sum(getattr(losses, key) for key in LOSS_NAMES)
+    ideal = f"Ideal would be {milliseconds(losses.ideal_ms)}, one device's time over their number."
+    if distance <= 0:
+        return [f"{ideal} No step is longer than that."]
+    lines = [f"{ideal} Lost:"]
+    for key, name in LOSS_NAMES.items():
+        ms = getattr(losses, key)
+        if abs(ms) >= 0.01 * distance:
+            lines.append(f"  {name:<44} {ms:>8.3g} ms {ms / distance:>5.0%}")
+    return lines

@@ -1,0 +1,38 @@
+"""What a step takes of a device's memory, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from samebits.params.schema import StrategyName
+    from samebits.records.memory import DeviceMemory, Memory
+
+_GIB = 2**30
+
+
+def gib(count: float) -> str:
+    """Bytes in GiB or MiB, with three digits."""
+    return f"{count / _GIB:.3g} GiB" if count >= _GIB else f"{count / 2**20:.3g} MiB"
+
+
+def say_memory(memory: Memory, strategy: StrategyName) -> str:
+    """What a step takes on the fullest device, and what of it."""
+    number = memory.fullest
+    device = memory.devices[number]
+    where = ""
+    if len(memory.devices) > 1:
+        gathers = strategy == "dp" and number == 0
+        where = f" on device {number}, the fullest" + (", which also holds what dp gathers" if gathers else "")
+    own = "data and workspaces" if memory.source == "allocator" else "the process itself"
+    return (
+        f"a step of {memory.samples:,} samples takes {gib(device.peak)} of {gib(device.capacity)}{where}: "
+        f"{_parts(device)}, and {gib(device.other)} {own}"
+    )
+
+
+def _parts(device: DeviceMemory) -> str:
+    names = {"weights": "weights", "buffers": "buffers", "gradients": "gradients", "optimizer": "optimizer state",
+             "activations": "activations"}  # fmt: skip
+    parts = {words: getattr(device, name) for name, words in names.items()}
+    return ", ".join(f"{gib(count)} {words}" for words, count in parts.items() if count)

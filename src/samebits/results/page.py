@@ -1,0 +1,75 @@
+"""``reports/index.html``: one page with everything in it, from ``comparison.json`` alone."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from samebits.files import write_text
+from samebits.results.explanation.section import why_section
+from samebits.results.plots import TITLES, draw, write_tables
+from samebits.results.table import COLUMNS, LEGEND, cells, markdown
+from samebits.results.text import LABELS, answers, by_numerics, headline, remarks, sentences, spoken
+from samebits.results.verdict import ALLOWANCE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from samebits.results.comparison import Comparison
+
+CAPTIONS = {
+    "loss_by_step": "Every strategy sees the same batches in the same order, so the lines should lie on each other; "
+    "the dotted line is the floor, the least that any model can reach on new data; below it a model has learned its "
+    "batches by heart.",
+    "loss_by_seconds": "The same losses against time, each plot on a scale of its own: further left is faster.",
+    "breakdown": "The parts of a step as a pass of its own measured them, apart from the steps that are timed. They "
+    "add up to the step.",
+    "step_times": "The share of steps that took at most so long. Steep is regular; a long tail is a busy host.",
+    "speedups": "Each point is a median with its 95% interval, filled in fast numerics and hollow in exact; where the "
+    "interval holds 1, no difference is shown. The grey bar is what the devices could give at most, the dash what this "
+    "strategy would give if communication cost nothing. A run without a point has no speed-up.",
+}
+
+
+def write_report(comparison: Comparison, folder: Path) -> None:
+    """Write the table, the page, its plots and their tables to ``folder``."""
+    write_text(folder / "comparison.md", markdown(comparison))
+    plots = draw(comparison, folder / "plots")
+    write_tables(comparison, folder)
+    write_text(folder / "index.html", render(comparison, plots))
+
+
+def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
+    """The page, with the SVGs of ``plots`` inside."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=PackageLoader("samebits.results", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    labels = {label.kind for row in comparison.rows for label in row.labels}
+    return environment.get_template("page.html").render(
+        comparison=comparison,
+        headline=headline(comparison),
+        why=why_section(comparison),
+        answers=answers(comparison),
+        tables=[list(zip(COLUMNS, *map(cells, rows), strict=True)) for rows in by_numerics(comparison.rows).values()],
+        legend=LEGEND,
+        allowance=ALLOWANCE,
+        remarks=remarks(comparison),
+        labels={spoken(kind): text for kind, text in LABELS.items() if kind in labels},
+        verdicts=[(row.name, row.verdict, sentences(row.verdict)) for row in comparison.rows if row.verdict],
+        hashes=[(row.name, row.weights_sha256) for row in comparison.rows],
+        plots=[
+            (TITLES[name], [Markup(_inline(svg)) for svg in svgs], CAPTIONS[name])  # noqa: S704 - ours
+            for name, svgs in plots.items()
+        ],
+    )
+
+
+def _inline(svg: str) -> str:
+    """An SVG as an element of a page: no prolog, as wide as the page, and the page's font."""
+    svg = svg[svg.index("<svg") :]
+    return re.sub(
+        r'(<svg[^>]*?) height="[^"]*"([^>]*?) width="[^"]*"|(<svg[^>]*?) width="[^"]*"', r"\1\2\3", svg, count=1
+    )

@@ -1,0 +1,205 @@
+"""The plots of a comparison, as PNG and SVG, and the tables that ``dvc plots`` draws the same curves from."""
+
+from __future__ import annotations
+
+import csv
+import io
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from samebits.files import atomic, write_text
+from samebits.results.explanation.words import PART_NAMES, say_parts
+from samebits.results.text import COLOURS, by_numerics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from samebits.results.comparison import Comparison, Row
+
+_LOOKS: dict[str, dict[str, Any]] = {  # lines that lie on each other all show: a thin dashed one is on a thick one
+    "single": {"marker": "o", "linestyle": "-", "linewidth": 2.4},
+    "dp": {"marker": "s", "linestyle": "--", "linewidth": 1.8},
+    "ddp": {"marker": "^", "linestyle": "-.", "linewidth": 1.4},
+}
+PART_COLOURS = ("#999933", "#DDCC77", "#CC6677", "#88CCEE", "#AA4499", "#332288", "#44AA99", "#EE7733", "#CC3311",
+                "#117733", "#BBBBBB", "#000000")  # fmt: skip
+"""Of the parts of a step, in their order: out of Tol's palettes, which people with any colour vision can tell apart."""
+
+LEAST_SHOWN = 0.005
+"""Of the longest step: parts that are shorter everywhere are not in the legend."""
+
+_SIZE = (5.0, 3.5)  # inches: as wide as a phone, where letters keep their size
+_STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titleweight": "bold",
+    "axes.titlesize": "medium",
+    "grid.alpha": 0.3,
+    "font.family": "sans-serif",
+    "legend.frameon": False,
+    "legend.columnspacing": 1.2,
+    "lines.markersize": 5,
+    "svg.fonttype": "none",  # text stays text, in the page's own font
+    "figure.constrained_layout.use": True,
+}
+
+
+def _line(axes: Axes, row: Row, rows: Sequence[Row], x: Sequence[float], y: Sequence[float]) -> None:
+    """A run's line; its markers stand where those of no other run do."""
+    marks = (rows.index(row) / (8 * len(rows)), 1 / 8)
+    axes.plot(x, y, color=COLOURS[row.strategy], label=row.strategy, markevery=marks, **_LOOKS[row.strategy])
+
+
+def losses(axes: Axes, rows: Sequence[Row], *, over: Literal["step", "seconds"], label: str) -> None:
+    """Do they learn the same, and how soon do they get there? Lines on top of each other do, the left one first."""
+    for row in rows:
+        _line(axes, row, rows, getattr(row.curve, over), row.curve.loss)
+    if rows[0].floor is not None:
+        axes.axhline(rows[0].floor, color="0.35", linestyle=":", linewidth=1.2, label="floor")
+    axes.locator_params(axis="x", nbins=6)
+    axes.set(xlabel=label, ylabel="training loss")
+
+
+def step_times(axes: Axes, rows: Sequence[Row]) -> None:
+    """How regular are the steps? A steep line is a regular one."""
+    for row in rows:
+        _line(axes, row, rows, row.step_ms_percentiles, range(101))
+    axes.locator_params(axis="x", nbins=6)
+    slow = max(row.step_ms_percentiles[99] for row in rows)
+    fast = min(row.step_ms_percentiles[1] for row in rows)
+    if slow > 10 * fast:
+        from matplotlib.ticker import LogLocator
+
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter("")
+    axes.set(xlabel="milliseconds of a step", ylabel="% of steps that take at most so long", ylim=(0, 100))
+
+
+def speedups(axes: Axes, rows: Sequence[Row]) -> None:
+    """What did the devices buy? The bar is all that they have, the dash the bound without communication."""
+    shown = [(row, row.speedup) for row in rows if row.speedup]
+    first = {row.numerics: row for row, _ in reversed(shown)}
+    axes.barh([row.name for row in rows], [row.devices_used for row in rows], color="0.9", label="devices")
+    bounds = {row.name: row.bound.median for row in rows if row.bound}
+    dash: Any = {"color": "0.3", "markersize": 14, "markeredgewidth": 2, "label": "bound" if bounds else None}
+    axes.plot(list(bounds.values()), list(bounds), "|", **dash)
+    for row, value in shown:
+        axes.errorbar(
+            value.median,
+            row.name,
+            xerr=[[value.median - value.low], [value.high - value.median]],
+            marker=_LOOKS[row.strategy]["marker"],
+            markersize=8,
+            markerfacecolor=COLOURS[row.strategy] if row.numerics == "fast" else "white",
+            capsize=4,
+            color=COLOURS[row.strategy],
+            label=f"{row.numerics}: median and 95% interval" if row is first[row.numerics] else None,
+        )
+    axes.grid(axis="y", visible=False)
+    axes.set(xlabel="times the speed of single", xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
+
+
+def breakdown(axes: Axes, rows: Sequence[Row]) -> None:
+    """Where does the time of a step go? The parts of each step, one after the other."""
+    divided = [(row, row.explanation) for row in rows if row.explanation]
+    names = [row.name for row, _ in divided]
+    ends = [0.0] * len(divided)
+    for (key, label), colour in zip(PART_NAMES.items(), PART_COLOURS, strict=True):
+        widths = [getattr(explanation.parts, key) for _, explanation in divided]
+        if max(widths, default=0) >= LEAST_SHOWN * max(explanation.step_ms for _, explanation in divided):
+            axes.barh(names, widths, left=ends, color=colour, label=label, height=0.6)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    axes.grid(axis="y", visible=False)
+    axes.set(xlabel="milliseconds of a step", ylim=(len(divided) - 0.5, -0.5))
+
+
+PLOTS: dict[str, Callable[[Axes, Sequence[Row]], None]] = {
+    "loss_by_step": partial(losses, over="step", label="step"),
+    "loss_by_seconds": partial(losses, over="seconds", label="seconds of training"),
+    "step_times": step_times,
+    "speedups": speedups,
+    "breakdown": breakdown,
+}
+TITLES = {
+    "loss_by_step": "Loss at each step",
+    "loss_by_seconds": "Loss over time",
+    "step_times": "Time of a step",
+    "speedups": "Speed-up over single",
+    "breakdown": "Where a step goes",
+}
+TOGETHER = ("speedups", "breakdown")
+"""Plots that show all numerics; of the others there is one for each, ``NAME-NUMERICS``."""
+
+
+def svg_of(figure: Figure) -> str:
+    """A figure as SVG, the same bytes each time under the same ``svg.hashsalt``."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def draw(comparison: Comparison, folder: Path) -> dict[str, list[str]]:
+    """Write the plots to ``folder`` as PNG and SVG, the same bytes for the same comparison; return the SVGs of each."""
+    drawn = {}
+    for name in PLOTS:
+        if name == "breakdown" and not any(row.explanation for row in comparison.rows):
+            continue
+        parts = {"": list(comparison.rows)} if name in TOGETHER else by_numerics(comparison.rows)
+        drawn[name] = [_draw(name, numerics, rows, folder) for numerics, rows in parts.items()]
+    return drawn
+
+
+def _draw(name: str, numerics: str, rows: Sequence[Row], folder: Path) -> str:
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    file, title = (f"{name}-{numerics}", f"{TITLES[name]}, {numerics}") if numerics else (name, TITLES[name])
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": file}):
+        figure = Figure(figsize=_SIZE)
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        PLOTS[name](axes, rows)
+        axes.set_title(title, loc="left")
+        figure.legend(loc="outside lower center", ncols=2 if name in TOGETHER else 4)
+        svg = svg_of(figure)
+        figure.set_layout_engine("none")  # it has done its work
+        write_text(folder / f"{file}.svg", svg)
+        with atomic(folder / f"{file}.png") as temporary:
+            figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
+    return svg
+
+
+def write_tables(comparison: Comparison, folder: Path) -> None:
+    """Write what the plots show as CSV: files by run in ``curves`` and ``step_times``, and one for each other plot."""
+    for row in comparison.rows:
+        points = zip(row.curve.step, row.curve.seconds, row.curve.loss, strict=True)
+        _write_csv(folder / "curves" / f"{row.name}.csv", ["step", "seconds", "loss"], points)
+        percentiles = enumerate(row.step_ms_percentiles)
+        _write_csv(folder / "step_times" / f"{row.name}.csv", ["percent_of_steps", "milliseconds"], percentiles)
+    rows = [
+        (row.name, row.devices_used, row.speedup.median, row.bound.median if row.bound else "")
+        for row in comparison.rows
+        if row.speedup
+    ]
+    _write_csv(folder / "speedups.csv", ["run", "devices", "speedup", "bound"], rows)
+    divided = [(row.name, row.explanation.parts) for row in comparison.rows if row.explanation]
+    parts = [(name, what, ms) for name, parts in divided for _, what, ms in say_parts(parts)]
+    _write_csv(folder / "breakdown.csv", ["run", "part", "milliseconds"], parts)
+
+
+def _write_csv(path: Path, header: list[str], rows: Any) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())

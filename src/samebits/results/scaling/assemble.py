@@ -1,0 +1,86 @@
+"""One record out of the trainings: points, a fit, projections, and what became of points that were held out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.records.provenance import git_state
+from samebits.results.scaling.curve import STRONG_AND_WEAK, Scaling
+from samebits.results.scaling.fit import fit
+from samebits.results.scaling.measure import gradients_of, points_of
+from samebits.results.scaling.projection import fitted, held_out, project
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from samebits.params import Params
+    from samebits.records.run import Run
+    from samebits.results.scaling.fit import Fit
+    from samebits.results.scaling.measure import Training
+    from samebits.results.scaling.network import Network
+
+_APART = 1.5  # times that a coefficient may be another before it is said that the points do not tell it
+
+
+def assemble(
+    params: Params,
+    pairs: Sequence[tuple[Training, Run]],
+    *,
+    projected: Sequence[int],
+    network: Network | None,
+    per_host: int,
+    notes: Sequence[str] = (),
+) -> Scaling:
+    """Fit the points of the trainings, and project to so many devices, of which a host has ``per_host``."""
+    batch = params.train.global_batch_size
+    record = pairs[0][1].record
+    gradients = gradients_of(pairs[0][1])
+    measured, points, trainings, told = points_of(pairs, batch)
+    fits = any(point.devices == 1 for point in points) and any(point.bytes for point in points)
+    found = fit(points) if fits else None
+    projections = [
+        project(found, devices, scaling=scaling, batch=batch, gradients=gradients, per_host=per_host, network=network)
+        for scaling in STRONG_AND_WEAK
+        for devices in sorted({*projected})
+        if found
+    ]
+    if not found:
+        told.append("no training counts that timed one device beside several, so nothing is projected")
+    elif projections:
+        told += _caution(found, network, per_host, max(projected))
+    return Scaling(
+        task=params.data.task,
+        model=params.model.name,
+        model_parameters=record.model_parameters,
+        gradient_bytes=gradients.bytes,
+        messages=gradients.messages,
+        global_batch_size=batch,
+        device_type=record.placement.device_type,
+        per_host=per_host,
+        network=network,
+        params=params,
+        host=record.host,
+        git=git_state(),
+        measured=tuple(sorted(measured, key=lambda one: (STRONG_AND_WEAK.index(one.scaling), one.devices))),
+        points=tuple(points),
+        fit=fitted(found) if found else None,
+        projections=tuple(projections),
+        held_out=tuple(held_out(points, trainings)) if found else (),
+        notes=(*notes, *told),
+    )
+
+
+def _caution(found: Fit, network: Network | None, per_host: int, most: int) -> list[str]:
+    """What a reader must know of the projections."""
+    notes = []
+    if most > per_host and network is None:
+        notes.append(
+            f"beyond the {per_host} of this host, projections are of one host with so many devices and the same links: "
+            "--network says what is between hosts"
+        )
+    within = [found.range_of(name) for name in ("per_byte", "latency")]
+    if any(high > _APART * low for low, high in within) and any(high for _, high in within):
+        notes.append(
+            "the points do not tell latency from bandwidth, so both are in the ranges: measure more numbers of devices"
+        )
+    return notes

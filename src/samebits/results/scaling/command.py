@@ -1,0 +1,73 @@
+"""The command ``samebits scale``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from samebits.files import scratch_folder
+from samebits.host import count_cores, count_gpus
+from samebits.params import load_params, require_repository
+
+if TYPE_CHECKING:
+    from samebits.records.run import Run
+    from samebits.results.scaling.measure import Training
+
+
+@click.command(short_help="Train on 1, 2, 4 ... devices, and project further.")
+@click.option("--devices", help="Numbers to train with.  [default: 1,2,4 ... as far as this host has them]")
+@click.option(
+    "--project", "projected", help="Numbers to project to.  [default: 2, 4 and 8 times the most trained with]"
+)
+@click.option("--network", help="Between hosts, such as 400Gb/s,5us: bandwidth of a device's link, and its latency.")
+@click.option("--steps", type=click.IntRange(min=4), default=50, show_default=True, help="Of each training.")
+@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@click.option("--out-dir", default="reports", show_default=True, help="Folder to write.")
+@click.option("--json", "as_json", is_flag=True, help="What is written, as JSON.")
+def scale(
+    devices: str | None,
+    projected: str | None,
+    network: str | None,
+    steps: int,
+    params_file: str,
+    out_dir: str,
+    as_json: bool,
+) -> None:
+    """Measure how ddp scales on this host, fit a cost model to that, and project past the host.
+
+    Short trainings with 1, 2, 4 ... devices, in fast: strong scaling shares the same batch out, weak scaling gives each
+    device as many samples. They run in a folder that goes away. OUT_DIR gets scaling.json and a plot. A projection is
+    always named one; what more workers than devices do is shown and counts for nothing.
+
+    \b
+    Examples:
+      samebits scale
+      samebits scale --devices 1,2,4,8 --project 16,64 --network 400Gb/s,5us
+    """
+    from samebits.results.scaling import measure
+    from samebits.results.scaling.assemble import assemble
+    from samebits.results.scaling.curve import FILE
+    from samebits.results.scaling.network import parse_network
+    from samebits.results.scaling.plot import draw
+    from samebits.results.scaling.words import say
+
+    require_repository()
+    params, link = load_params(params_file), parse_network(network) if network else None
+    counts = measure.parse_counts("--devices", devices) if devices else measure.default_devices(params)
+    further = measure.default_projections(params, counts)
+    if projected is not None:
+        further = measure.parse_counts("--project", projected)
+    trainings, notes = measure.plan(params, counts, further)
+    pairs: list[tuple[Training, Run]] = []
+    with scratch_folder(Path(".samebits")) as folder:  # where a container sees it too
+        for run in measure.train(params, trainings, folder, Path(), steps=steps):
+            pairs.append((trainings[len(pairs)], run))
+            click.echo(f"{len(pairs)} of {len(trainings)}: {measure.describe(*pairs[-1])}", err=True)
+    per_host = count_gpus() or count_cores()
+    found = assemble(params, pairs, projected=further, network=link, per_host=per_host, notes=notes)
+    found.write(Path(out_dir) / FILE.name)
+    plot = draw(found, Path(out_dir) / "plots")
+    click.echo(found.model_dump_json(indent=2) if as_json else say(found))
+    click.echo(f"{Path(out_dir) / FILE.name} and {plot}", err=True)

@@ -1,0 +1,199 @@
+"""The cost model fitted to what was measured: least squares of relative errors with coefficients that are not negative.
+
+Every choice of coefficients that are not zero is tried. That finds the best one, and all that explain the points about
+as well: what the points do not tell apart, such as latency from bandwidth where one number of devices communicated, is
+a range in what follows from them, and not a guess.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from samebits.errors import UserError
+from samebits.results.scaling.model import LINEAR, Coefficients, Step, columns_with_overlap, costs, is_longer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from samebits.results.scaling.network import Network
+
+    Array = np.ndarray[Any, np.dtype[np.float64]]
+
+LEAST_ERROR = 0.005  # relative, of any point: no fit is taken to be better than a clock in use
+WIDTH = 2.0  # standard deviations that a range reaches to either side
+_OVERLAPS = (0.0, 0.25, 0.5, 0.75, 1.0)
+_TURNS = 4
+_WIDEST = math.log(100.0)
+
+
+class Point(Step):
+    """A step that was measured."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Coefficients, the ``chosen`` of them not being zero, with the squares of the relative errors that they leave.
+
+    ``covariance`` is that of the chosen ones for points whose relative errors have a variance of 1.
+    """
+
+    coefficients: Coefficients
+    chosen: tuple[int, ...]
+    squares: float
+    covariance: Array
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step that was not measured, and between what they are."""
+
+    seconds: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The best coefficients, and all that explain the points about as well; ``scatter`` is the relative error left."""
+
+    points: tuple[Point, ...]
+    best: Candidate
+    candidates: tuple[Candidate, ...]
+    scatter: float
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Of the best candidate."""
+        return self.best.coefficients
+
+    @property
+    def residuals(self) -> list[float]:
+        """Of each point, what the model says over what was measured, less 1."""
+        return [costs(self.coefficients, point).seconds / point.seconds - 1 for point in self.points]
+
+    def range_of(self, name: str) -> tuple[float, float]:
+        """Between what a coefficient is by the candidates."""
+        values = [getattr(one.coefficients, name) for one in self.candidates]
+        return min(values), max(values)
+
+    def estimate(self, step: Step, network: Network | None = None) -> Estimate:
+        """The time of a step, over a ``network`` that may be slower than the link that was measured.
+
+        The range holds what every candidate says, each with twice the standard deviation that the scatter of the points
+        gives it.
+        """
+        ends = [_ends(one, step, network, self.scatter) for one in self.candidates]
+        seconds = costs(over(self.coefficients, network), step).seconds
+        return Estimate(seconds, min(low for low, _ in ends), max(high for _, high in ends))
+
+
+def fit(points: Sequence[Point]) -> Fit:
+    """Fit the cost model.
+
+    Raises:
+        UserError: there are too few points, or none of more than one device.
+    """
+    if len(points) < 3 or not any(point.devices > 1 for point in points):
+        raise UserError(
+            f"{len(points)} points, expected at least 3, and some of more than one device",
+            hint="measure more numbers of devices",
+        )
+    found = list(_candidates(points))
+    least = min(found, key=lambda one: one.squares)
+    freedom = max(1, len(points) - len(least.chosen))
+    variance = max(least.squares / freedom, LEAST_ERROR**2)
+    near = [one for one in found if one.squares <= least.squares + WIDTH**2 * variance]
+    # Akaike's criterion: a coefficient is worth having if it explains more than it could by chance. Equal ones are told
+    # apart by their order, in which bytes come before latency, and by the smaller overlap.
+    best = min(near, key=lambda one: (round(one.squares / variance + 2 * len(one.chosen), 6), one.chosen))
+    return Fit(tuple(points), best, tuple(near), math.sqrt(variance))
+
+
+def _candidates(points: Sequence[Point]) -> Iterator[Candidate]:
+    """Every choice of coefficients that the points allow, each with every overlap."""
+    seconds = np.array([point.seconds for point in points])
+    overlaps = _OVERLAPS if any(point.hidable and point.bytes for point in points) else (0.0,)
+    plain = np.array([columns_with_overlap(point, 0.0, longer=False) for point in points])
+    present = [i for i in range(len(LINEAR)) if plain[:, i].any()]
+    for size in range(1, min(len(present), len(points)) + 1):
+        for chosen in itertools.combinations(present, size):
+            communicates = any(LINEAR[i] in ("per_byte", "latency") for i in chosen)
+            for overlap in overlaps if communicates else (0.0,):
+                if found := _solved(points, seconds, chosen, overlap):
+                    yield found
+
+
+def _solved(points: Sequence[Point], seconds: Array, chosen: tuple[int, ...], overlap: float) -> Candidate | None:
+    """Least squares with these coefficients alone; None if one of them would be negative, or is not determined."""
+    best: Candidate | None = None
+    for start in (False, True) if overlap else (False,):
+        longer = [start] * len(points)
+        for _ in range(_TURNS):
+            solved = _least_squares(_design(points, seconds, chosen, overlap, longer))
+            if solved is None:
+                break
+            values, covariance = solved
+            by = Coefficients(**{LINEAR[i]: float(v) for i, v in zip(chosen, values, strict=True)}, overlap=overlap)
+            truly = [is_longer(by, point) for point in points]
+            if overlap and truly != longer:
+                longer = truly
+                continue
+            errors = [costs(by, point).seconds / point.seconds - 1 for point in points]
+            squares = sum(error**2 for error in errors)
+            if best is None or squares < best.squares:
+                best = Candidate(by, chosen, squares, covariance)
+            break
+    return best
+
+
+def _design(
+    points: Sequence[Point], seconds: Array, chosen: tuple[int, ...], overlap: float, longer: Sequence[bool]
+) -> Array:
+    """How often each coefficient is in each point, over the point's seconds: errors count relative to them."""
+    rows = [columns_with_overlap(point, overlap, longer=one) for point, one in zip(points, longer, strict=True)]
+    return np.array(rows)[:, chosen] / seconds[:, None]
+
+
+def _least_squares(design: Array) -> tuple[Array, Array] | None:
+    """Coefficients that bring each row nearest to 1, and their covariance; None if negative or not determined."""
+    scale = np.linalg.norm(design, axis=0)
+    if not scale.all():
+        return None
+    scaled = design / scale
+    values, _, rank, _ = np.linalg.lstsq(scaled, np.ones(len(design)), rcond=1e-6)
+    if rank < design.shape[1] or (values < 0).any():
+        return None
+    covariance = np.linalg.inv(scaled.T @ scaled) / np.outer(scale, scale)
+    return values / scale, covariance
+
+
+def over(by: Coefficients, network: Network | None) -> Coefficients:
+    """The same where a ring also goes over a network: each of its links waits for the slowest."""
+    if network is None:
+        return by
+    slower = {
+        "per_byte": max(by.per_byte, 1 / network.bytes_per_second),
+        "latency": max(by.latency, network.latency_seconds),
+    }
+    return by.model_copy(update=slower)
+
+
+def _ends(candidate: Candidate, step: Step, network: Network | None, scatter: float) -> tuple[float, float]:
+    """Between what a step is by one candidate: in a ratio, so that no time is negative."""
+    by = over(candidate.coefficients, network)
+    seconds = costs(by, step).seconds
+    row = np.array(columns_with_overlap(step, by.overlap, longer=is_longer(by, step)))
+    for i, name in enumerate(LINEAR):
+        if getattr(by, name) != getattr(candidate.coefficients, name):
+            row[i] = 0.0  # it is given
+    row = row[list(candidate.chosen)]
+    relative = scatter * math.sqrt(1 + float(row @ candidate.covariance @ row) / seconds**2)
+    wide = math.exp(min(WIDTH * relative, _WIDEST))
+    return seconds / wide, seconds * wide

@@ -1,0 +1,259 @@
+"""The trainings behind a scaling curve: which there are, how the stages' scripts run them, and the points they give."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ruamel.yaml import YAML
+
+from samebits.errors import HostError, UserError
+from samebits.host import count_cores, count_gpus
+from samebits.params.sections import FileData
+from samebits.records.run import Spread, read_run
+from samebits.records.statistics import ratios, spread
+from samebits.results.scaling.curve import MADE_BY, STRONG_AND_WEAK, Measured, ScalingName
+from samebits.results.scaling.fit import Point
+from samebits.results.scaling.model import Step
+from samebits.results.verify import run_stage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from samebits.params import Params
+    from samebits.records.run import Measurement, Run, SliceName
+
+REPEATS = 5  # the training, then four times its slices
+LEARNING_RATE = 1e-4  # nothing diverges, whatever the batch; only time is looked at
+DRIFT = 0.15  # of one and the same step between trainings, above which it is said
+_MIB = 2**20
+
+
+class Training(NamedTuple):
+    """One training of ddp. ``few`` shows one device with as few samples as a projection gives it."""
+
+    kind: Literal["strong", "weak", "few"]
+    devices: int
+    global_batch_size: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.kind}-{self.devices}"
+
+
+def parse_counts(option: str, text: str) -> tuple[int, ...]:
+    """Read numbers of devices, such as ``1,2,4``. Raises UserError: it is something else."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) < 10 and int(part) for part in parts):
+        raise UserError(f"{option}: got {text!r}, expected numbers from 1 with commas", hint=f"such as {option} 1,2,4")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def describe(training: Training, run: Run) -> str:
+    """One line about a training that is done."""
+    share = training.global_batch_size // training.devices
+    return f"{training.devices} devices with {share} samples each, median step {run.timing.step_time_ms:.3g} ms"
+
+
+def default_devices(params: Params) -> tuple[int, ...]:
+    """1, 2, 4 ... as far as this host has devices and the batch divides."""
+    most, share = count_gpus() or count_cores(), _micro_batch(params)
+    return tuple(n for n in (2**i for i in range(20)) if n <= most and share % n == 0)
+
+
+def default_projections(params: Params, devices: Sequence[int]) -> tuple[int, ...]:
+    """Twice, four times and eight times as many as were measured, as far as there are samples for them."""
+    return tuple(n for n in (max(devices) * factor for factor in (2, 4, 8)) if n <= _micro_batch(params))
+
+
+def _micro_batch(params: Params) -> int:
+    return params.train.global_batch_size // params.train.grad_accum_steps
+
+
+def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tuple[list[Training], list[str]]:
+    """The trainings to run, and what is left out and why.
+
+    Raises:
+        HostError: this host has fewer devices, and they are not to be shared.
+        UserError: the batch cannot be shared out.
+    """
+    gpus = count_gpus()
+    existing, kind = gpus or count_cores(), "GPU" if gpus else "CPU core"
+    batch, accum, share = params.train.global_batch_size, params.train.grad_accum_steps, _micro_batch(params)
+    more = sorted({n for n in devices if n > 1})
+    if not more:
+        raise UserError("--devices: got 1 alone, expected more than one number", hint="such as --devices 1,2")
+    for n in more:
+        if n > existing and not params.train.oversubscribe:
+            text = f"--devices: got {n}, this host has {existing} {kind}{'s' if existing > 1 else ''}"
+            hint = "--project says what more would do; train.oversubscribe: true tries them without counting them"
+            raise HostError(text, hint=hint)
+        if share % n:
+            text = f"--devices: got {n}, expected a divisor of the {share} samples of a micro-batch"
+            raise UserError(text, hint="change train.global_batch_size or --devices")
+    for n in projected:
+        if n > share:
+            text = f"--project: got {n} devices for {share} samples of a micro-batch"
+            raise UserError(text, hint="raise train.global_batch_size, or name fewer devices")
+    trainings, notes = [Training("strong", n, batch) for n in more], []
+    for n in more:
+        if isinstance(params.data, FileData) and n * batch > params.data.num_samples:
+            notes.append(f"weak scaling on {n} devices was left out: its batch has {n * batch} samples, more than data")
+        else:
+            trainings.append(Training("weak", n, n * batch))
+    few = accum * (share // max(projected, default=1))
+    if more[0] <= existing and few * more[-1] < batch:
+        trainings.append(Training("few", more[0], more[0] * few))
+    return trainings, notes
+
+
+def train(params: Params, trainings: Sequence[Training], scratch: Path, root: Path, *, steps: int) -> Iterator[Run]:
+    """Make the data and run each training in ``scratch``, by the scripts of ``root``.
+
+    Raises:
+        SamebitsError: a stage failed.
+        Interrupted: a signal ended it.
+    """
+    largest = max(training.global_batch_size for training in trainings)
+    data = params.data
+    if largest > data.num_samples:
+        data = data.model_copy(update={"num_samples": largest})
+    file, data_dir = scratch / "params.yaml", scratch / "data"
+    for number, training in enumerate(trainings):
+        batch = training.global_batch_size
+        changes = {
+            "numerics": ("fast",),
+            "global_batch_size": batch,
+            "epochs": max(params.train.epochs, math.ceil(steps / (data.num_samples // batch))),
+            "repeats": REPEATS,
+            "optimizer": params.train.optimizer.model_copy(update={"lr": LEARNING_RATE}),
+            "schedule": params.train.schedule.model_copy(update={"warmup_steps": 0}),
+        }
+        changed = {"data": data, "train": params.train.model_copy(update=changes)}
+        YAML().dump(params.model_copy(update=changed).model_dump(mode="json"), file)
+        if not number:
+            run_stage(root, "prepare", "--params", file, "--out-dir", data_dir, quiet=True)
+        out = scratch / training.name
+        arguments = ["--strategy", "ddp", "--num-devices", training.devices, "--params", file, "--data-dir", data_dir]
+        only = ["--out-dir", out, "--no-tracking", "--no-checkpoints", "--steps", steps]
+        run_stage(root, "train", *arguments, *only, quiet=True)
+        yield read_run(out, made_by=MADE_BY)
+
+
+class Points(NamedTuple):
+    """What trainings give: the rows of a table, all points that count, and those of the whole of each training."""
+
+    measured: list[Measured]
+    points: list[Point]
+    trainings: list[tuple[ScalingName, Point]]
+    notes: list[str]
+
+
+def gradients_of(run: Run) -> Step:
+    """What a step of a run sends: float32 gradients, a message for each bucket that they fill."""
+    size = 4 * run.record.model_parameters
+    bucket = run.record.params.train.ddp.bucket_cap_mb * _MIB
+    return Step(devices=1, rows=0, bytes=size, messages=max(1, math.ceil(size / bucket)))
+
+
+def points_of(pairs: Sequence[tuple[Training, Run]], batch: int) -> Points:
+    """The points of trainings whose global batch for one device is ``batch``.
+
+    All but ``few`` time one device with the whole ``batch``. A host's speed drifts from training to training, and so
+    each is scaled to the median of what that one step took.
+    """
+    anchors = {training: one for training, run in pairs if (one := _anchor(training, run.record.measurement))}
+    found = Points([], [], [], [])
+    usual = median(anchors.values()) if anchors else None
+    if usual:
+        low, high = usual / max(anchors.values()), usual / min(anchors.values())
+        if high > 1 + DRIFT or low < 1 - DRIFT:
+            found.notes.append(f"the host's speed drifted between trainings by a factor of {high / low:.2f}")
+        alone = Spread(median=1e3 * usual, low=1e3 * min(anchors.values()), high=1e3 * max(anchors.values()))
+        found.measured.extend(
+            Measured(scaling=scaling, devices=1, rows=batch, step_ms=alone, speedup=spread([1.0]))
+            for scaling in STRONG_AND_WEAK
+        )
+    for training, run in pairs:
+        drift = usual / anchors[training] if usual and training in anchors else 1.0
+        _add(found, training, run, drift)
+    return found
+
+
+_ANCHORS: dict[str, SliceName] = {"strong": "single", "weak": "share"}
+
+
+def _anchor(training: Training, measurement: Measurement) -> float | None:
+    """Seconds of a step of one device with the batch that all trainings share."""
+    name = _ANCHORS.get(training.kind)
+    return median(_chunks(measurement, name)) if name and name in measurement.chunk_seconds else None
+
+
+def _add(found: Points, training: Training, run: Run, drift: float) -> None:
+    """Add what one training says."""
+    record, measurement = run.record, run.record.measurement
+    if "strategy" not in measurement.chunk_seconds:
+        reason = record.speedup_unavailable
+        found.notes.append(f"{training.name} was not timed: {reason.text if reason else 'its slices did not end'}")
+        return
+    devices, rows = training.devices, training.global_batch_size // training.devices
+    shared = Step(devices=devices, rows=rows, sharing=devices)
+    gradients = gradients_of(run)
+    whole = shared.model_copy(update={"bytes": gradients.bytes, "messages": gradients.messages})
+    steps: dict[SliceName, Step] = {"share": Step(devices=1, rows=rows), "together": shared, "strategy": whole}
+    if training.kind != "weak":  # there it has more samples than any device of a projection
+        steps["single"] = Step(devices=1, rows=training.global_batch_size)
+    label = next((one.text for one in record.placement.labels if one.kind == "oversubscribed"), None)
+    points = {
+        name: Point(**step.model_dump(), seconds=drift * median(_chunks(measurement, name)))
+        for name, step in steps.items()
+        if name in measurement.chunk_seconds
+    }
+    if label is None:
+        found.points.extend(points.values())
+    if training.kind == "few":
+        return
+    if label is None and "share" not in points:
+        reason = record.speedup_unavailable
+        found.notes.append(f"{training.kind}, {devices} devices: {reason.text if reason else 'no slice was paired'}")
+    if label is None:
+        found.trainings.append((training.kind, points["strategy"]))
+    repeats = [1e3 * drift * sum(chunks) / measurement.slice_steps for chunks in measurement.chunk_seconds["strategy"]]
+    middle = 1e3 * points["strategy"].seconds
+    found.measured.append(
+        Measured(
+            scaling=training.kind,
+            devices=devices,
+            rows=rows,
+            step_ms=Spread(median=middle, low=min(middle, *repeats), high=max(middle, *repeats)),
+            speedup=None if label else _speedup(training, measurement),
+            counts=label is None,
+            label=f"oversubscribed: {label}" if label else None,
+        )
+    )
+
+
+def _speedup(training: Training, measurement: Measurement) -> Spread | None:
+    """Samples per second over one device's, from paired chunks; None where no device was timed alone."""
+    name = _ANCHORS[training.kind]
+    if name not in measurement.chunk_seconds:
+        return None
+    factor = training.devices if training.kind == "weak" else 1
+    above, below = (measurement.chunk_seconds[one] for one in (name, "strategy"))
+    repeats = [factor * sum(a) / sum(b) for a, b in zip(above, below, strict=True)]
+    middle = median(factor * ratio for a, b in zip(above, below, strict=True) for ratio in ratios(a, b))
+    return Spread(median=middle, low=min(middle, *repeats), high=max(middle, *repeats))
+
+
+def _chunks(measurement: Measurement, name: SliceName) -> list[float]:
+    """Seconds of a step in each chunk of a slice."""
+    steps, chunk = measurement.slice_steps, measurement.chunk_steps
+    lengths = [min(chunk, steps - start) for start in range(0, steps, chunk)]
+    return [
+        seconds / length
+        for repeat in measurement.chunk_seconds[name]
+        for seconds, length in zip(repeat, lengths, strict=True)
+    ]

@@ -1,0 +1,92 @@
+"""The plot of a scaling curve: what was measured is a line, and a projection is dashed and named."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from samebits.files import atomic, write_text
+from samebits.results.plots import svg_of
+from samebits.results.scaling.curve import STRONG_AND_WEAK
+from samebits.results.text import COLOURS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from samebits.results.scaling.curve import Scaling, ScalingName
+
+NAME = "scaling"
+_COLOURS: dict[ScalingName, str] = {"strong": COLOURS["ddp"], "weak": COLOURS["single"]}
+_MARKS: dict[ScalingName, str] = {"strong": "^", "weak": "o"}
+_STYLE: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": NAME,
+    "figure.constrained_layout.use": True,
+}
+
+
+def draw_scaling(scaling: Scaling, axes: Axes) -> None:
+    """Speed-up in samples per second over devices, both in powers of 2."""
+    ticks = sorted({*(one.devices for one in scaling.measured), *(one.devices for one in scaling.projections)})
+    most = max(ticks, default=1)
+    axes.plot([1, most], [1, most], color="0.7", linewidth=1, label="ideal")
+    for name in STRONG_AND_WEAK:
+        _draw_one(scaling, name, axes)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log", base=2)
+    axes.set_xticks(ticks, [str(devices) for devices in ticks])
+    axes.minorticks_off()
+    axes.yaxis.set_major_formatter("{x:g}x")
+    axes.set(xlabel="devices", ylabel="samples per second over one device's")
+
+
+def _draw_one(scaling: Scaling, name: ScalingName, axes: Axes) -> None:
+    colour, mark = _COLOURS[name], _MARKS[name]
+    measured = [(one.devices, one.speedup) for one in scaling.measured if one.scaling == name and one.speedup]
+    if measured:
+        x, y = [devices for devices, _ in measured], [gain.median for _, gain in measured]
+        bars = [[gain.median - gain.low for _, gain in measured], [gain.high - gain.median for _, gain in measured]]
+        axes.errorbar(x, y, yerr=bars, color=colour, marker=mark, capsize=3, label=f"{name}, measured")
+    projected = [(one.devices, one.speedup) for one in scaling.projections if one.scaling == name]
+    if projected:
+        joined = [*measured[-1:], *projected]
+        x, y = [devices for devices, _ in joined], [gain.median for _, gain in joined]
+        low, high = [gain.low for _, gain in joined], [gain.high for _, gain in joined]
+        axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0)
+        axes.plot(x, y, color=colour, linestyle="--", marker=mark, markerfacecolor="white", label=f"{name}, projection")
+
+
+def figure_of(scaling: Scaling) -> Figure:
+    """The plot as a figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.0, 4.0))
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    draw_scaling(scaling, axes)
+    network = f", over {scaling.network.text}" if scaling.network else ""
+    axes.set_title(f"Scaling of {scaling.model}{network}", loc="left", fontweight="bold", fontsize="medium")
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def draw(scaling: Scaling, folder: Path) -> Path:
+    """Write ``scaling.svg`` and ``scaling.png``, the same bytes for the same record; give the PNG's path."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        figure = figure_of(scaling)
+        write_text(folder / f"{NAME}.svg", svg_of(figure))
+        figure.set_layout_engine("none")
+        with atomic(folder / f"{NAME}.png") as temporary:
+            figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
+    return folder / f"{NAME}.png"

@@ -1,0 +1,325 @@
+"""What results say, in words: a finished training, a verdict, a comparison."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from samebits.records.run import Placement
+from samebits.results.memory import say_memory
+from samebits.results.ratios import NO_DIFFERENCE, is_open, times, times_of
+from samebits.results.usage import say_gaps, say_use
+from samebits.results.verdict import ALLOWANCE, GRADES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from samebits.records.run import LabelKind, Ratio, Run
+    from samebits.results.comparison import Comparison, Row, SliceSteps
+    from samebits.results.verdict import LossVerdict, Verdict, WeightsVerdict
+
+COLOURS = {"single": "#0072B2", "dp": "#E69F00", "ddp": "#009E73"}
+"""Of each strategy, here and in MLflow: Okabe and Ito's palette, which people with any colour vision can tell apart."""
+
+LABELS: dict[LabelKind, str] = {
+    "fallback": "PyTorch ran the plain module: nothing was parallel, and no speed-up is claimed.",
+    "oversubscribed": "Several workers shared one device. This shows that the strategy works, not what it gains.",
+    "one_device": "One device was used, so there was nothing to share the work with.",
+    "unused_devices": "Some devices got no samples, because DataParallel cuts a batch into equal chunks.",
+    "noisy": "Repeats differed by more than 15%, or the speed-up could not be told within 5%, often because something "
+    "else used the host. Seconds are uncertain; paired speed-ups are less so, as their interval shows.",
+    "disturbed": "A device was slowed down, or others used it too. Its figures may be lower than without that.",
+    "different_start": "It began from other weights than the run it is compared with, so it is another training.",
+    "different_hosts": "The slowest machine sets the pace of all; a figure holds for this mixture alone.",
+    "one_machine": "More machines of this kind would not share cores and memory.",
+    "any_order": "train.ddp.deterministic is false, so NCCL may add gradients in another order each time.",
+    "not_repeatable": "Training again on this host gave other losses: an operation of the model is not deterministic.",
+}
+"""What each label means for a reader."""
+
+
+def spoken(kind: str) -> str:
+    """A kind of label, note or reason as words."""
+    return kind.replace("_", " ")
+
+
+def fine_percent(value: float) -> str:
+    """A share in percent with two significant digits, however small it is."""
+    return f"{Decimal(f'{100 * value:.1e}').normalize():f}%"
+
+
+def milliseconds(value: float) -> str:
+    """A duration with three digits."""
+    return f"{value:.3g} ms" if value < 1000 else f"{value:.0f} ms"
+
+
+def devices_of(placed: Placement | Row) -> str:
+    """The devices of a placement or of a row: ``2 GPUs``."""
+    kind = "GPU" if placed.device_type == "cuda" else "CPU device"
+    devices = f"{placed.devices_used} {kind}{'s' if placed.devices_used > 1 else ''}"
+    return f"{devices} of {len(placed.devices_by_node)} machines" if placed.devices_by_node else devices
+
+
+def count_of(devices: int, by_node: Sequence[int]) -> str:
+    """How many devices, and on several machines how many of each: ``4``, ``2x2`` or ``2+1``."""
+    if not by_node:
+        return str(devices)
+    return f"{len(by_node)}x{by_node[0]}" if len({*by_node}) == 1 else "+".join(map(str, by_node))
+
+
+# -- a finished training ------------------------------------------------------------------------------------
+
+
+def describe_run(run: Run) -> str:
+    """One line about a training."""
+    record, timing = run.record, run.timing
+    parts = [
+        f"{run.name}: {timing.training_seconds:.2f} s",
+        f"median step {milliseconds(timing.step_time_ms)}",
+        f"{timing.samples_per_sec:,.0f} samples/s",
+    ]
+    if timing.speedup:
+        shown = f" ({NO_DIFFERENCE})" if is_open(timing.speedup) else ""
+        parts.append(f"{times(timing.speedup)} single{shown}, bound {times(timing.bound)}")
+    elif record.speedup_unavailable:
+        parts.append(f"no speed-up: {record.speedup_unavailable.text}")
+    return ", ".join(parts) + f", weights {record.weights_sha256[:12]}"
+
+
+def notes_of(run: Run) -> list[str]:
+    """What a reader must know of a training: labels, notes and settings that were not applied."""
+    record = run.record
+    lines = [f"{spoken(label.kind)}: {label.text}" for label in record.placement.labels]
+    lines += [f"note: {note.text}" for note in record.notes]
+    return lines + [f"note: {key} was not applied: {why}" for key, why in record.not_applied.items()]
+
+
+# -- a verdict ----------------------------------------------------------------------------------------------
+
+
+def sentences(verdict: Verdict) -> tuple[str, str]:
+    """What the verdicts say, for people: one sentence on losses, one on weights."""
+    return f"losses: {_say_losses(verdict.losses)}", f"weights: {_say_weights(verdict.weights)}"
+
+
+def say_comparison(verdict: Verdict, differences: Mapping[str, tuple[Any, Any]]) -> str:
+    """Two runs for a terminal: the verdict, its two parts, and what differs in their settings and hosts."""
+    lines = [verdict.grade, *(f"  {sentence}" for sentence in sentences(verdict))]
+    if differences:
+        lines.append("what differs between the two")
+        lines += [f"  {name}: {a} | {b}" for name, (a, b) in differences.items()]
+    return "\n".join(lines)
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "not finite" if value is None else f"{value:.{digits}g}"
+
+
+def _say_losses(losses: LossVerdict) -> str:
+    if losses.grade == "bitwise":
+        return f"bitwise, all {losses.steps} steps"
+    if losses.problem:
+        shared = "the same bits" if not losses.first_difference else "not the same"
+        return f"diverged: {losses.problem}; the first {losses.steps} are {shared}"
+    if losses.tolerance == 0.0 and losses.values:
+        a, b = losses.values
+        return (
+            f"diverged: first at step {losses.first_difference} of {losses.steps}, {a} and {b}; exact numerics "
+            f"allow no difference; the largest is {_number(losses.largest_relative)} at step {losses.largest_at}"
+        )
+    measured = f"{ALLOWANCE} times what rounding alone did to this training"
+    source = measured if losses.measured else "the table's, as no twin was trained"
+    if losses.first_beyond is not None and losses.values:
+        a, b = losses.values
+        return (
+            f"diverged: first at step {losses.first_beyond} of {losses.steps}, {_number(a, 9)} and {_number(b, 9)}, "
+            f"beyond a tolerance of {_number(losses.tolerance)} ({source}); largest relative difference "
+            f"{_number(losses.largest_relative)} at step {losses.largest_at}"
+        )
+    return (
+        f"within tolerance: first difference at step {losses.first_difference} of {losses.steps}, the largest is "
+        f"{_number(losses.largest_relative)} at step {losses.largest_at}, tolerance there "
+        f"{_number(losses.tolerance)} ({source})"
+    )
+
+
+def _say_weights(weights: WeightsVerdict) -> str:
+    if weights.grade == "bitwise":
+        return f"bitwise, all {weights.tensors} tensors"
+    if weights.problem:
+        return f"diverged: {weights.problem}"
+    place = f"beyond its tolerance of {_number(weights.tolerance)} first of all {weights.beyond}"
+    if not weights.beyond:
+        place = f"tolerance there {_number(weights.tolerance)}"
+    return (
+        f"{weights.grade}: {weights.different} of {weights.tensors} tensors differ, the largest relative difference "
+        f"is {_number(weights.largest_relative)} in {weights.largest_in}, {place}"
+    )
+
+
+# -- a comparison -------------------------------------------------------------------------------------------
+
+
+def by_numerics(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """The rows of each numerics, which are compared with each other."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.numerics, []).append(row)
+    return groups
+
+
+def headline(comparison: Comparison) -> str:
+    """What was compared, and where."""
+    host = comparison.host
+    device = (
+        f"{len(host.gpus)} x {host.gpus[0].name}" if host.gpus else f"{host.cpu.model}, {host.cpu.cores} cores, no GPU"
+    )
+    return (
+        f"{comparison.model} on {comparison.task}, global batch {comparison.global_batch_size}, "
+        f"{comparison.steps} steps; {device}; torch {host.torch}"
+    )
+
+
+def say_fastest(comparison: Comparison) -> str:
+    """Which strategy to use here, by the speed-ups in the first numerics, as far as their intervals tell."""
+    first, *_ = by_numerics(comparison.rows).values()
+    others = [row for row in first if row.strategy != "single"]
+    measured = [(row, row.speedup) for row in others if row.speedup]
+    missed = [row.speedup_unavailable for row in others if row.speedup_unavailable]
+    unknown = [reason.text for reason in missed if reason.kind not in Placement.NOT_A_SPEEDUP]
+    if faster := [(row, ratio) for row, ratio in measured if ratio.low > 1]:
+        best, ratio = max(faster, key=lambda one: one[1].median)
+        rivals = [row.name for row, other in measured if row is not best and other.high >= ratio.low]
+        behind = (
+            f"; {_listed(rivals)} {'are' if rivals[1:] else 'is'} not shown to be slower than that" if rivals else ""
+        )
+        return f"Fastest here is {best.name} on {devices_of(best)}: {times_single(best)}{behind}."
+    if undecided := [f"{row.name}, {_times_single(ratio)}" for row, ratio in measured if is_open(ratio)]:
+        return f"None is shown to be faster here than one device: {NO_DIFFERENCE} for {_listed(undecided)}."
+    if unknown:
+        return f"Which strategy is fastest here was not measured: {unknown[0]}."
+    if measured:
+        return f"Fastest here is single-{first[0].numerics}: no other strategy beat one device."
+    why = "no other strategy could use more than one device" if first[1:] else "nothing else was trained"
+    return f"Fastest here is {first[0].name}: {why}."
+
+
+def times_single(row: Row) -> str:
+    """A speed-up with its interval, and whether that shows a difference."""
+    assert row.speedup
+    return _times_single(row.speedup) + (f", {NO_DIFFERENCE}" if is_open(row.speedup) else "")
+
+
+def _times_single(ratio: Ratio) -> str:
+    return times_of(ratio, "the speed of single")
+
+
+def say_speed(row: Row) -> str:
+    """What a strategy bought, what it could have, and where the time of a step goes."""
+    if row.strategy == "single":
+        return f"{row.name} on {devices_of(row)} is what the others are measured against."
+    if row.speedup is None:
+        if row.speedup_unavailable is None:
+            return f"{row.name} has no speed-up: it was not measured."
+        kind, text = row.speedup_unavailable.kind, row.speedup_unavailable.text
+        named = f" ({spoken(kind)})" if kind in LABELS else ""
+        return f"{row.name} has no speed-up{named}: {text}."
+    text = f"{row.name} on {devices_of(row)} ran at {times_single(row)}, in slices that took turns"
+    step = row.slice_step_ms
+    if step is None or row.bound is None:
+        return text + "."
+    text += (
+        f": a step takes {milliseconds(step.strategy)}, on one device {milliseconds(step.single)}. Without "
+        f"communication a device needs {milliseconds(step.share)} for its share, which bounds the speed at "
+        f"{times_of(row.bound)}"
+    )
+    parts = [f"{lost / step.strategy:.0%} ({milliseconds(lost)}) {what}" for what, lost in _lost_parts(step, row)]
+    if parts:
+        text += f". Of a step, {_listed(parts)}"
+    return text + "."
+
+
+def _lost_parts(step: SliceSteps, row: Row) -> list[tuple[str, float]]:
+    """What a step takes longer than one device's share, in words and ms.
+
+    What noise made negative, or longer than the step, is left out.
+    """
+    several = len(row.devices_by_node) > 1
+    alone = step.share if step.together is None else step.together
+    within = step.node if step.node is not None else alone if several else step.strategy
+    parts = {
+        "is lost as devices slow each other down": alone - step.share,
+        "goes to communication and waiting" + (" inside machines" if several else ""): within - alone,
+        "goes to the network and to waiting for other machines": step.strategy - within,
+    }
+    return [(what, lost) for what, lost in parts.items() if 0 < lost < step.strategy]
+
+
+def _listed(parts: Sequence[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)}, and {last}" if most else last
+
+
+def say_sameness(rows: Sequence[Row]) -> str:
+    """Whether runs of one numerics are the same model."""
+    verdicts = [(row.name, row.verdict) for row in rows if row.verdict]
+    if not verdicts:
+        return f"{rows[0].name} alone: there is nothing to compare it with."
+    what = f"Same model in {rows[0].numerics} numerics"
+    name, worst = max(verdicts, key=lambda item: GRADES.index(item[1].grade))
+    if worst.grade == "bitwise":
+        where = ", and so on any host" if rows[0].numerics == "exact" else ""
+        return f"{what}: yes, bit by bit, under every strategy{where}."
+    of_losses, of_weights = sentences(worst)
+    if worst.grade == "diverged":
+        return f"{what}: NO. {name} against {worst.against}: {of_losses}; {of_weights}."
+    losses, begin = worst.losses, f"{what}: yes, within what rounding explains"
+    if losses.largest_relative is None or losses.tolerance is None or losses.grade == "bitwise":
+        return f"{begin}: {name} differs in {of_weights}."
+    weights = worst.weights.largest_relative
+    return (
+        f"{begin}: losses differ by {fine_percent(losses.largest_relative)} at most "
+        f"({name}, step {losses.largest_at}, where {fine_percent(losses.tolerance)} passes)"
+        + (f", weights by {fine_percent(weights)}." if weights else ".")
+    )
+
+
+def answers(comparison: Comparison) -> list[str]:
+    """The short answers: what is fastest, whether a device is used well, what each strategy bought, and sameness."""
+    groups = list(by_numerics(comparison.rows).values())
+    speeds = [say_speed(row) for row in groups[0] if row.strategy != "single"]
+    prices = [say_price(row.price) for row in comparison.rows if row.price]
+    use = say_use(groups[0], [row.name for row in groups[0]])
+    return [say_fastest(comparison), *use, *speeds, *map(say_sameness, groups), *prices]
+
+
+def say_price(price: Ratio) -> str:
+    """What the same bits on any host cost."""
+    told = times_of(price, "the time of a fast step on one device", digits=2 if is_open(price) else 1)
+    return f"The same bits on any host cost here {told}" + (f", {NO_DIFFERENCE}." if is_open(price) else ".")
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What a reader must know beside the figures: labels, notes, settings that were not applied."""
+    return [*(text for row in comparison.rows for text in row_remarks(row)), *say_gaps(comparison.rows)]
+
+
+def row_remarks(row: Row) -> list[str]:
+    """The remarks on one run."""
+    reason = row.speedup_unavailable
+    labels = [label for label in row.labels if reason is None or label.kind != reason.kind]  # the answers say that
+    lines = [f"{row.name}: {spoken(label.kind)}: {label.text}" for label in labels]
+    lines += [f"{row.name}: {note.text}" for note in row.notes]
+    if row.memory is not None:
+        lines.append(f"{row.name}: {say_memory(row.memory, row.strategy)}")
+    return lines + [f"{row.name}: {key} was not applied: {why}" for key, why in row.not_applied.items()]
+
+
+def describe_row(row: Row) -> str:
+    """A run's description in Markdown."""
+    floor = "" if row.above_floor is None else f", {100 * row.above_floor:+.1f}% from the floor"
+    lines = [say_speed(row), f"Test loss {row.eval_loss:.4f}{floor}."]
+    if row.verdict:
+        lines += [f"Against {row.verdict.against}: **{row.verdict.grade}**."]
+        lines += [f"- {sentence}" for sentence in sentences(row.verdict)]
+    return "\n\n".join(lines) + "\n\n" + "\n".join(f"- {remark}" for remark in row_remarks(row))

@@ -1,0 +1,164 @@
+"""How well a training used its devices, from its record: rate, energy, and what disturbed it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.files import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from samebits.records.run import RunRecord, Timing
+    from samebits.records.usage import DeviceUsage, Interval
+
+OTHERS_CORES = 0.5
+"""More than so many cores that others use, where fewer are left over, disturb a training."""
+HELD_UP = 0.05
+"""Share of the time in which a control group's limit may hold a training up."""
+SLOWED = 0.05
+"""Share of the readings at which a GPU may be slowed down."""
+
+_SLOWDOWNS = {
+    "sw_thermal_slowdown": "it was too hot",
+    "hw_thermal_slowdown": "it was much too hot",
+    "hw_power_brake_slowdown": "its power supply asked for it",
+}
+"""Not that it idles, nor that it reaches its power limit, as any GPU at work may."""
+_HARDWARE = "hw_slowdown"
+
+
+class RowUsage(Part):
+    """Energy in joules for a million samples, and the rate of one device in TFLOP/s with its share of the roof.
+
+    The roof is what a product of matrices of the same precision reached on the device. Where one is None, it was not
+    measured; ``energy_unavailable`` and ``roof_unavailable`` say why, unless nothing was measured at all. ``uncounted``
+    are operations that the rate leaves out.
+    """
+
+    energy_j_per_million_samples: float | None = None
+    energy_unavailable: str | None = None
+    tflops: float | None = None
+    roof_tflops: float | None = None
+    roof_share: float | None = None
+    roof_unavailable: str | None = None
+    uncounted: tuple[str, ...] = ()
+
+
+def row_usage(record: RunRecord, timing: Timing) -> RowUsage:
+    """What a record and its times say."""
+    usage = record.usage
+    if usage is None:
+        return RowUsage()
+    joules, roof, tflops = usage.training.energy_j, usage.roof, None
+    if roof and roof.flops_per_step:
+        steps_per_second = timing.samples_per_sec / record.params.train.global_batch_size
+        tflops = roof.flops_per_step * steps_per_second / record.placement.devices_used / 1e12
+    best = roof.roof_flops / 1e12 if roof and roof.roof_flops else None
+    return RowUsage(
+        energy_j_per_million_samples=1e6 * joules / usage.samples if joules is not None and usage.samples else None,
+        energy_unavailable=usage.training.energy_unavailable,
+        tflops=tflops,
+        roof_tflops=best,
+        roof_share=tflops / best if tflops and best else None,
+        roof_unavailable=roof.problem if roof else None,
+        uncounted=roof.uncounted if roof else (),
+    )
+
+
+# -- what disturbed a training -----------------------------------------------------------------------------------
+
+
+def disturbances(record: RunRecord) -> list[str]:
+    """What slowed the devices down or used them meanwhile, as sentences."""
+    usage = record.usage
+    if usage is None:
+        return []
+    found: dict[str, str] = {}
+    for interval, when in ((usage.training, "training"), (usage.slices, "its slices")):
+        if interval is not None:
+            for what, text in _disturbances_of(interval, record):
+                found.setdefault(what, f"{text} during {when}" if what == "cores" else text)
+    return list(found.values())
+
+
+def _disturbances_of(interval: Interval, record: RunRecord) -> Iterator[tuple[str, str]]:
+    """What it is, so that it is said once, and a sentence."""
+    for device in interval.devices:
+        if why := _slowed(device):
+            yield f"slowed {device.index}", f"GPU {device.index} was slowed down, as {why}"
+        if device.shared:
+            yield f"shared {device.index}", f"another process was on GPU {device.index} too"
+    cores = interval.cores
+    if cores is None or record.placement.device_type != "cpu":
+        return
+    left = cores.available - record.placement.devices_used - cores.others
+    if cores.others > OTHERS_CORES and left < OTHERS_CORES:
+        yield "cores", f"others used {cores.others:.1f} of {cores.available} cores"
+    if cores.throttled is not None and cores.throttled > HELD_UP:
+        yield "limit", f"the control group's limit of CPU time held it up for {cores.throttled:.0%} of the time"
+
+
+def _slowed(device: DeviceUsage) -> str | None:
+    """Why the hardware slowed a GPU down, in more than a few readings.
+
+    NVML may give ``hw_slowdown`` also while a clock changes (NVML API Reference, NvmlClocksEventReasons), so it counts
+    without one of its causes only if it was there in most readings, and in several.
+    """
+    named = [text for reason, text in _SLOWDOWNS.items() if device.reasons.get(reason, 0.0) > SLOWED]
+    if named:
+        return " and ".join(named)
+    share = device.reasons.get(_HARDWARE, 0.0)
+    return "its hardware asked for it" if share > 0.5 and device.readings > 1 else None
+
+
+# -- in words ----------------------------------------------------------------------------------------------------
+
+
+def joules(value: float | None) -> str:
+    """An energy with three digits."""
+    if value is None:
+        return "–"
+    for unit, size in (("MJ", 1e6), ("kJ", 1e3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value:.3g} J"
+
+
+def flops(tera: float) -> str:
+    """A rate with two digits, without an exponent."""
+    return f"{tera:.2g} TFLOP/s" if 0.1 <= tera < 100 else f"{tera:.0f} TFLOP/s" if tera >= 100 else f"{_giga(tera)}"
+
+
+def _giga(tera: float) -> str:
+    giga = 1e3 * tera
+    return f"{giga:.0f} GFLOP/s" if giga >= 10 else f"{giga:.2g} GFLOP/s"
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "–" if value is None else f"{value:.0%}" if value >= 0.1 else f"{100 * value:.2g}%"
+
+
+def say_use(rows: Sequence[RowUsage], names: Sequence[str]) -> list[str]:
+    """Whether a device is used well at all, by the first of ``rows`` of which that is known."""
+    for row, name in zip(rows, names, strict=True):
+        if row.tflops is not None and row.roof_tflops is not None:
+            return [
+                f"A device does {flops(row.tflops)} in {name}, {share(row.roof_share)} of the "
+                f"{flops(row.roof_tflops)} that a product of matrices of this precision reaches here."
+            ]
+    return []
+
+
+def say_gaps(rows: Iterable[RowUsage]) -> list[str]:
+    """Why there is no energy or no roof, and what the rate leaves out, each reason once."""
+    said: list[str] = []
+    for row in rows:
+        if row.energy_unavailable:
+            said.append(f"energy: {row.energy_unavailable}")
+        if row.roof_unavailable:
+            said.append(f"roof: {row.roof_unavailable}")
+        if row.uncounted:
+            said.append(f"roof: nothing is counted of {', '.join(row.uncounted)}, for which PyTorch has no formula")
+    return list(dict.fromkeys(said))

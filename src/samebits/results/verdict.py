@@ -1,0 +1,271 @@
+"""Are two trainings the same? ``bitwise``, ``within tolerance`` (how far, where) or ``diverged`` (first step)."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import safetensors
+
+from samebits.errors import UserError
+from samebits.files import Part, regular
+from samebits.params import flatten
+from samebits.records.run import WEIGHTS as WEIGHTS_FILE
+from samebits.records.run import relative_difference
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from samebits.records.run import Rounding, Run
+
+Grade = Literal["bitwise", "within tolerance", "diverged"]
+GRADES: tuple[Grade, ...] = ("bitwise", "within tolerance", "diverged")
+"""From the best to the worst."""
+
+Require = Literal["bitwise", "tolerance"]
+
+ALLOWANCE = 4
+"""A difference may be so many times what the twin of a run showed: twice what correct runs were seen to need."""
+
+FLOOR = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 4e-5, "fp16": 1e-5}
+"""Relative difference that is never held against a loss, by precision: roundings of the two losses themselves."""
+
+UNMEASURED = {"fp32": (1e-4, 2e-2), "tf32": (1e-3, 5e-2), "bf16": (1e-3, 5e-2), "fp16": (1e-3, 5e-2)}
+"""Tolerance of losses where no twin was trained: for the first steps, and for all."""
+
+FIRST_STEPS = 8
+WEIGHTS = 1.0
+"""Tolerance of a tensor where no twin was trained to the end: beyond, two tensors have nothing in common."""
+
+
+def meets(grade: Grade, require: Require | None) -> bool:
+    """Whether a grade is as good as is asked for, which may be nothing."""
+    worst: dict[Require | None, Grade] = {"bitwise": "bitwise", "tolerance": "within tolerance", None: "diverged"}
+    return GRADES.index(grade) <= GRADES.index(worst[require])
+
+
+class LossVerdict(Part):
+    """Steps count from 1; differences are relative, None where a loss is not finite.
+
+    ``first_beyond`` is the first step whose difference exceeds its tolerance, ``values`` the two losses there.
+    ``tolerance`` is that of this step, else that of ``largest_at``; ``measured``: it comes from a twin.
+    """
+
+    grade: Grade
+    measured: bool
+    steps: int
+    first_difference: int | None
+    largest_relative: float | None
+    largest_at: int | None
+    tolerance: float | None
+    first_beyond: int | None
+    values: tuple[float | None, float | None] | None
+    problem: str | None
+
+
+class WeightsVerdict(Part):
+    """``largest_relative`` is the largest, over tensors, of ||a - b|| / max(||a||, ||b||), found in ``largest_in``.
+
+    ``tolerance`` is that of ``beyond``, the tensor that is furthest beyond its own, or else of ``largest_in``.
+    """
+
+    grade: Grade
+    tolerance: float
+    tensors: int
+    different: int = 0
+    largest_relative: float | None = None
+    largest_in: str | None = None
+    beyond: str | None = None
+    problem: str | None = None
+
+
+class Verdict(Part):
+    """Whether two runs are the same training; ``grade`` is the worse of the two verdicts."""
+
+    grade: Grade
+    losses: LossVerdict
+    weights: WeightsVerdict
+
+
+class Tolerance:
+    """How far two trainings may differ by rounding alone, at each step and at the end.
+
+    Args:
+        precisions: those of the two runs; the coarser one counts.
+        twins: what their twins showed; of two, the larger counts at each step.
+        none: both are exact, where no difference is allowed.
+    """
+
+    def __init__(self, precisions: Sequence[str], twins: Sequence[Rounding | None] = (), *, none: bool = False) -> None:
+        self._none = none
+        self._floor = max(FLOOR[precision] for precision in precisions)
+        self._table = max(UNMEASURED[precision] for precision in precisions)
+        self._twins = [twin for twin in twins if twin is not None]
+        self.measured = bool(self._twins)
+
+    def losses(self, steps: int) -> list[float]:
+        """The largest relative difference at each step; beyond a twin's last step, the table's also counts."""
+        if self._none:
+            return [0.0] * steps
+        if not self._twins:
+            return [self._table[step > FIRST_STEPS] for step in range(1, steps + 1)]
+        tolerances = [self._floor] * steps
+        for twin in self._twins:
+            for point in twin.losses:
+                start = point.step - 1
+                tolerances[start:] = [max(value, ALLOWANCE * point.difference) for value in tolerances[start:]]
+        known = max(twin.steps for twin in self._twins)
+        tolerances[known:] = [max(value, self._table[1]) for value in tolerances[known:]]
+        return tolerances
+
+    def weights(self, names: Iterable[str]) -> dict[str, float]:
+        """The largest relative difference of each tensor; of one that the twin does not name, its median's."""
+        if self._none:
+            return dict.fromkeys(names, 0.0)
+        shown = [twin.weights for twin in self._twins if twin.weights]
+        if not shown:
+            return dict.fromkeys(names, WEIGHTS)
+        typical = max(median(weights.values()) for weights in shown)
+        return {
+            name: max(self._floor, ALLOWANCE * max(typical, *(weights.get(name, 0.0) for weights in shown)))
+            for name in names
+        }
+
+
+def worst(*grades: Grade) -> Grade:
+    """The worst of some grades."""
+    return max(grades, key=GRADES.index)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def compare_losses(reference: Sequence[float], losses: Sequence[float], tolerance: Tolerance) -> LossVerdict:
+    """Compare losses step by step; of trainings of different lengths, the steps that both have."""
+    differences = [relative_difference(a, b) for a, b in zip(reference, losses, strict=False)]
+    limits = tolerance.losses(len(differences))
+    largest = max(differences, default=0.0)
+    first = next((step for step, value in enumerate(differences, start=1) if value), None)
+    at = differences.index(largest) + 1 if first else None
+    pairs = enumerate(zip(differences, limits, strict=True), start=1)
+    beyond = next((step for step, (value, limit) in pairs if value > limit), None)
+    problem = f"{len(reference)} steps against {len(losses)}" if len(reference) != len(losses) else None
+    grade: Grade = "bitwise" if first is None else "within tolerance"
+    return LossVerdict(
+        grade="diverged" if problem or beyond else grade,
+        measured=tolerance.measured,
+        steps=len(differences),
+        first_difference=first,
+        largest_relative=_finite(largest),
+        largest_at=at,
+        tolerance=_finite(limits[(beyond or at or 1) - 1]) if limits else None,
+        first_beyond=beyond,
+        values=(_finite(reference[beyond - 1]), _finite(losses[beyond - 1])) if beyond else None,
+        problem=problem,
+    )
+
+
+class _Stored(NamedTuple):
+    """A tensor of a file: its type and shape as the file names them, and its bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+    def values(self) -> NDArray[np.float64] | None:
+        """In float64; None where NumPy has no such type."""
+        if self.dtype == "BF16":  # the upper half of a float32
+            widened = np.frombuffer(self.data, "<u2").astype("<u4") << 16
+            return widened.view("<f4").astype(np.float64)
+        if self.dtype not in _NUMPY:
+            return None
+        return np.frombuffer(self.data, "<" + _NUMPY[self.dtype]).astype(np.float64)
+
+
+_NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16": "i2", "I8": "i1", "U8": "u1"}
+
+
+def _read(path: Path) -> dict[str, _Stored]:
+    # Not safetensors.numpy, which has no bfloat16.
+    try:
+        entries = dict(safetensors.deserialize(regular(path).read_bytes()))  # type: ignore[no-untyped-call]
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path}: not a safetensors file: {error}", hint="train again with `dvc repro`") from None
+    return {name: _Stored(e["dtype"], tuple(e["shape"]), bytes(e["data"])) for name, e in entries.items()}
+
+
+def _relative(a: _Stored, b: _Stored) -> float:
+    x, y = a.values(), b.values()
+    if x is None or y is None:
+        return math.inf
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return math.inf
+    scale = max(float(np.linalg.norm(x)), float(np.linalg.norm(y)))
+    return float(np.linalg.norm(x - y)) / scale if scale else 0.0
+
+
+def compare_weights(reference: Path, weights: Path, tolerance: Tolerance) -> WeightsVerdict:
+    """Compare two safetensors files tensor by tensor. Raises UserError: one of them is missing or damaged."""
+    first, second = _read(reference), _read(weights)
+    unlike = WeightsVerdict(grade="diverged", tolerance=WEIGHTS, tensors=len(first))
+    if alone := sorted(first.keys() ^ second.keys()):
+        return unlike.model_copy(update={"problem": f"only one of them has {alone[0]}"})
+    for name, a in first.items():
+        b = second[name]
+        if (a.dtype, a.shape) != (b.dtype, b.shape):
+            kinds = " and ".join(f"{entry.dtype} {list(entry.shape)}" for entry in (a, b))
+            return unlike.model_copy(update={"problem": f"{name} is {kinds}"})
+    differences = {name: _relative(a, second[name]) for name, a in first.items() if a.data != second[name].data}
+    limits = tolerance.weights(first)
+    largest_in = max(differences, key=differences.__getitem__) if differences else None
+    used = {name: value / limits[name] if limits[name] else math.inf for name, value in differences.items()}
+    beyond = max(used, key=used.__getitem__) if used else None
+    if beyond is not None and differences[beyond] <= limits[beyond]:
+        beyond = None
+    shown = beyond or largest_in
+    return WeightsVerdict(
+        grade="bitwise" if not differences else "diverged" if beyond else "within tolerance",
+        tolerance=limits[shown] if shown else WEIGHTS,
+        tensors=len(first),
+        different=len(differences),
+        largest_relative=_finite(differences[largest_in]) if largest_in else 0.0,
+        largest_in=largest_in,
+        beyond=beyond,
+    )
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted names whose values are not the same in two nested mappings; a missing one is None."""
+    first, second = flatten(a), flatten(b)
+    names = sorted(first.keys() | second.keys())
+    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
+
+
+_SETTINGS: Any = {
+    **dict.fromkeys(("strategy", "numerics", "placement", "params", "host"), True),
+    "data": {"sha256"},
+}
+
+
+def compare_runs(a: Run, b: Run) -> Verdict:
+    """Compare losses and weights of two runs. Raises UserError: the weights of one of them are missing or damaged."""
+    records = [run.record for run in (a, b)]
+    tolerance = Tolerance(
+        [record.params.train.precision for record in records],
+        [record.rounding for record in records],
+        none=all(record.numerics == "exact" for record in records),
+    )
+    losses = compare_losses(a.losses, b.losses, tolerance)
+    weights = compare_weights(a.folder / WEIGHTS_FILE, b.folder / WEIGHTS_FILE, tolerance)
+    return Verdict(grade=worst(losses.grade, weights.grade), losses=losses, weights=weights)
+
+
+def settings_that_differ(a: Run, b: Run) -> dict[str, tuple[Any, Any]]:
+    """What is not the same in the settings, the data and the hosts of two runs, by dotted name."""
+    return differences(*(run.record.model_dump(mode="json", include=_SETTINGS) for run in (a, b)))

@@ -1,0 +1,152 @@
+"""Train the exact runs again, away from the workspace, and compare their bits with ``dvc.lock``."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+
+from samebits.errors import UserError, from_exit_code, last_line
+from samebits.files import regular
+from samebits.records.lock import LOCK, read_lock
+from samebits.records.run import LOSSES, RECORD, WEIGHTS, RunRecord, read_losses
+from samebits.results.text import devices_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from samebits.params import Params
+    from samebits.params.schema import StrategyName
+
+BITS = (WEIGHTS, LOSSES)
+"""Files of a run that are functions of commit, params and data alone."""
+
+QUICK_STEPS = 50
+_DATA = ("data/train.safetensors", "data/card.json")
+_SECONDS_TO_STOP = 40  # for a stage that was interrupted: its launcher gives workers 30 s
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What became of one run; ``same``: all of its bits are those of the lock."""
+
+    name: str
+    same: bool
+    text: str
+
+
+def verify(
+    params: Params, strategies: Sequence[StrategyName], scratch: Path, *, quick: bool = False
+) -> Iterator[Verified]:
+    """Prepare the data and train each exact run in ``scratch``; one verdict for the data, then one for each run.
+
+    The stages' own scripts do it, so that it happens where stages run: on the host or in the image. ``quick`` trains
+    the first steps alone and compares them with the losses of the run in the workspace.
+
+    Raises:
+        UserError: ``dvc.lock`` has no such run, or for ``quick`` the workspace has not the run of the lock.
+        SamebitsError: a stage failed.
+    """
+    lock = read_lock()
+    locked = {strategy: lock.files(f"train@{strategy}-exact") for strategy in strategies}
+    known = {strategy: _known_losses(strategy, locked[strategy]) for strategy in strategies} if quick else {}
+    once = params.train.model_copy(update={"repeats": 1})  # nothing is timed
+    params_file, data = scratch / "params.yaml", scratch / "data"
+    YAML().dump(params.model_copy(update={"train": once}).model_dump(mode="json"), params_file)
+    run_stage(Path(), "prepare", "--params", params_file, "--out-dir", data, quiet=True)
+    yield _compare_bits("data", "prepared again", scratch, locked[strategies[0]], _DATA)
+    for strategy in strategies:
+        out = scratch / f"{strategy}-exact"
+        steps = ["--steps", min(QUICK_STEPS, params.total_steps)] if quick else []
+        command = ["--strategy", strategy, "--numerics", "exact", "--params", params_file, "--data-dir", data]
+        run_stage(Path(), "train", *command, "--out-dir", out, "--no-tracking", "--no-checkpoints", *steps, quiet=True)
+        placement = RunRecord.read(out / RECORD, made_by="samebits verify").placement
+        where = f"{strategy} on {devices_of(placement)}"
+        if quick:
+            yield _compare_losses(out.name, where, known[strategy], read_losses(out / LOSSES))
+        else:
+            files = {f"runs/{out.name}/{name}": name for name in BITS}
+            bits = {files[path]: md5 for path, md5 in locked[strategy].items() if path in files}
+            yield _compare_bits(out.name, where, out, bits, BITS)
+
+
+def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) -> None:
+    """Run a stage's script in its tree ``root``, with the tree's own code; its stdout goes to stderr, or nowhere.
+
+    Raises:
+        SamebitsError: it failed; its own message is on stderr.
+        Interrupted: a signal ended it, or this process while it ran.
+    """
+    root = root.resolve()
+    command = [sys.executable, str(root / "pipeline" / f"{name}.py"), *map(str, arguments)]
+    environ = {**os.environ, "PYTHONPATH": str(root / "src")}
+    out = subprocess.DEVNULL if quiet else sys.stderr
+    with subprocess.Popen(command, cwd=root, env=environ, stdout=out) as stage:
+        before = signal.signal(signal.SIGTERM, lambda *_: stage.terminate())
+        try:
+            code = stage.wait()
+        except KeyboardInterrupt:  # a terminal sends Ctrl-C to the stage too
+            code = stage.wait(_SECONDS_TO_STOP) or 128 + signal.SIGINT
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if code:
+        code = 128 - code if code < 0 else code
+        raise from_exit_code(code, f"pipeline/{name}.py failed", "see its message above")
+
+
+def stale(strategies: Sequence[StrategyName]) -> list[str]:
+    """What has changed in params and code since the lock was made; the host and what is missing do not count."""
+    stages = [f"train@{strategy}-exact" for strategy in strategies]
+    command = [sys.executable, "-m", "dvc", "status", "--json", *stages]
+    status = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        by_stage: dict[str, list[Any]] = json.loads(status.stdout)
+    except ValueError:
+        return [f"`dvc status` failed: {last_line(status.stderr)}"]
+    parts = [part for parts in by_stage.values() for part in parts if isinstance(part, dict)]
+    return sorted({name for part in parts for name in _changed(part)})
+
+
+def _changed(part: dict[str, Any]) -> Iterator[str]:
+    for name, state in part.get("changed deps", {}).items():
+        if isinstance(state, dict):
+            yield from (f"{name}: {key}" for key in state)
+        elif state == "modified" and name != "host.json":
+            yield name
+
+
+def _md5(path: Path) -> str:
+    return hashlib.md5(regular(path).read_bytes(), usedforsecurity=False).hexdigest()
+
+
+def _compare_bits(name: str, where: str, folder: Path, locked: dict[str, str], files: Sequence[str]) -> Verified:
+    different = [file for file in files if _md5(folder / file) != locked.get(file)]
+    if not different:
+        return Verified(name=name, same=True, text=f"{name}: bitwise, {where}")
+    text = f"{name}: DIFFERENT, {where}: {' and '.join(different)} not as in {LOCK}"
+    return Verified(name=name, same=False, text=text)
+
+
+def _known_losses(strategy: str, locked: dict[str, str]) -> list[float]:
+    path = Path(f"runs/{strategy}-exact") / LOSSES
+    if not path.is_file() or _md5(path) != locked.get(str(path)):
+        raise UserError(f"{path}: not the file of {LOCK}", hint="run `dvc checkout`, or leave --quick out")
+    return read_losses(path)
+
+
+def _compare_losses(name: str, where: str, known: list[float], losses: list[float]) -> Verified:
+    pairs = itertools.zip_longest(known[: len(losses)], losses)
+    first = next((step for step, (a, b) in enumerate(pairs, start=1) if a != b), None)
+    if first is None:
+        return Verified(name=name, same=True, text=f"{name}: bitwise for {len(losses)} steps, {where}")
+    text = f"{name}: DIFFERENT, {where}: the losses differ from step {first} on"
+    return Verified(name=name, same=False, text=text)

@@ -1,0 +1,98 @@
+"""What the stages' scripts share: their options, the container that they may run in, and their exit codes."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from samebits.errors import UserError, exit_on_error
+from samebits.host import caution, count_visible, torch_build
+from samebits.params import load_params
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+HELP_OPTIONS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+"""Settings of every click command."""
+
+
+class _Command(click.Command):
+    """A command that Ctrl-C ends as it ends a stage also while options are read, where click would say "Aborted!"."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run it, and end with its exit code."""
+        with exit_on_error():
+            try:
+                code = super().main(*args, **{**extra, "standalone_mode": False})
+            except click.ClickException as error:
+                error.show()
+                sys.exit(error.exit_code)
+            except click.Abort:
+                raise KeyboardInterrupt from None
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def stage(function: Callable[..., None]) -> click.Command:
+    """Make a function the command line of a stage: it is called with ``params``, and with its own options.
+
+    The command takes ``--params`` and ``--debug``, goes on in the image where stages run there, and ends with the exit
+    code of ``samebits.errors``. Its help is the module's docstring. Put it above the function's own ``click.option``s.
+    """
+
+    @functools.wraps(function)
+    def run(params_file: str, debug: bool, **options: Any) -> None:
+        with exit_on_error(debug=debug):
+            # What they import takes time, and --help needs none of it.
+            from samebits.cluster.launch import ending_told, handed_over
+            from samebits.container.stage import delivered, enter
+
+            gc.disable()  # it walks through all that torch brings, again and again, for seconds; workers have their own
+            with ending_told(os.environ), delivered(os.environ):
+                if handed_over(sys.argv, options.get("strategy"), os.environ):
+                    return
+                enter(sys.argv)
+                function(load_params(params_file), **options)
+
+    told = sys.modules[function.__module__].__doc__
+    command = click.command(cls=_Command, help=told, context_settings=HELP_OPTIONS)(run)
+    command.params += [
+        click.Option(["--params", "params_file"], default="params.yaml", show_default=True, help="Parameters to read."),
+        click.Option(["--debug"], is_flag=True, help="Show tracebacks."),
+    ]
+    return command
+
+
+def options_of(script: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """What a stage's script of this repository reads from its arguments, by parameter; it does not run.
+
+    Raises:
+        UserError: the script is not here.
+        click.UsageError: it would refuse them.
+    """
+    if not Path(script).is_file():
+        raise UserError(f"{Path.cwd()} has no {script}", hint="run this at the root of the repository")
+    command: click.Command = runpy.run_path(script)["main"]
+    return command.make_context(f"python {script}", list(arguments)).params
+
+
+def say_what_stays_unused(environ: Mapping[str, str] = os.environ) -> None:
+    """Say on stderr which of this host's GPUs trainings pass over, and what to do, before the first of them begins.
+
+    As where an environment was installed on a login node without a GPU.
+    """
+    lines = [noted] if (noted := caution(environ)) else []
+    build, gpus = torch_build(), count_visible(environ)
+    if gpus and build["version"] and not build["cuda"]:
+        text = f"torch {build['version']} is a CPU build, and the driver shows {gpus} GPU{'s' if gpus > 1 else ''}"
+        lines.append(
+            (f"{text}: trainings run on the CPU", "make repro TORCH=gpu, or set CUDA_VISIBLE_DEVICES= to agree")
+        )
+    for text, hint in lines:
+        sys.stderr.write(f"warning: {text}. hint: {hint}\n")

@@ -1,0 +1,102 @@
+"""A run's weights are a logged model of MLflow, linked with the run and its metrics.
+
+It is looked for before it is made, by the run's key and id, so that a delivery which was cut off goes on with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from samebits.records.provenance import UNAVAILABLE
+from samebits.tracking.store import RUN_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from mlflow import MlflowClient
+    from mlflow.entities import LoggedModel, Run
+
+MODEL_TYPE = "checkpoint"
+_SAMPLED = "system/"  # metrics of a host, which say nothing of a model
+
+
+def log_checkpoint(client: MlflowClient, run_id: str, weights: Path, *, name: str, tags: Mapping[str, str]) -> None:
+    """Make a file of weights the logged model of a run, unless it is that already, and link the run's metrics with it.
+
+    A server that knows no logged models leaves a tag that says so.
+    """
+    from mlflow.entities import LoggedModelOutput, LoggedModelStatus
+    from mlflow.exceptions import MlflowException
+
+    run = client.get_run(run_id)
+    try:
+        model = _find(client, run)
+    except MlflowException as error:
+        if not _is_unknown(error):
+            raise
+        client.set_tag(run_id, "logged_model", f"{UNAVAILABLE}this server knows no logged models")
+        return
+    if model is None:
+        tags = {RUN_TAG: run.data.tags[RUN_TAG], **tags}
+        model = client.create_logged_model(
+            run.info.experiment_id, name=name, source_run_id=run_id, tags=tags, model_type=MODEL_TYPE
+        )
+    if model.status != LoggedModelStatus.READY:
+        outputs = run.outputs.model_outputs if run.outputs else []
+        if model.model_id not in {output.model_id for output in outputs}:  # MLflow would list it twice
+            last_step = max((point.step for point in run.data.to_proto().metrics if point.key == "loss"), default=0)
+            client.log_outputs(run_id, [LoggedModelOutput(model.model_id, last_step)])
+        client.log_model_artifact(model.model_id, str(weights))
+        client.finalize_logged_model(model.model_id, LoggedModelStatus.READY)
+    link_metrics(client, run_id)
+
+
+def link_metrics(client: MlflowClient, run_id: str) -> None:
+    """Link a run's latest metrics with its logged model, if it has one; those that are linked already are left out."""
+    from mlflow.entities import Metric
+
+    run = client.get_run(run_id)
+    model = _known(client, run)
+    if model is None:
+        return
+    linked = {(point.key, point.timestamp, point.step) for point in model.metrics or ()}
+    points = [
+        Metric(point.key, point.value, point.timestamp, point.step, model_id=model.model_id)
+        for point in run.data.to_proto().metrics  # with their times, so that the run gets no second points
+        if not point.key.startswith(_SAMPLED) and (point.key, point.timestamp, point.step) not in linked
+    ]
+    if points:
+        client.log_batch(run_id, metrics=points)
+
+
+def fail_unfinished(client: MlflowClient, run_id: str) -> None:
+    """Let no logged model of a run wait for weights that will not come."""
+    from mlflow.entities import LoggedModelStatus
+
+    model = _known(client, client.get_run(run_id))
+    if model is not None and model.status == LoggedModelStatus.PENDING:
+        client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
+
+
+def _known(client: MlflowClient, run: Run) -> LoggedModel | None:
+    """The run's logged model; None also where the server knows no such thing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return _find(client, run)
+    except MlflowException as error:
+        if _is_unknown(error):
+            return None
+        raise
+
+
+def _find(client: MlflowClient, run: Run) -> LoggedModel | None:
+    key = run.data.tags.get(RUN_TAG)
+    found = client.search_logged_models([run.info.experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
+    return next((model for model in found if model.source_run_id == run.info.run_id), None)  # not a deleted run's
+
+
+def _is_unknown(error: Exception) -> bool:
+    """Whether a server before MLflow 3 answered."""
+    return getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND"

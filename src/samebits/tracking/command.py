@@ -1,0 +1,134 @@
+"""What ``samebits`` says of runs that are in a folder or in MLflow: ``compare``, ``explain`` and ``track``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from samebits.errors import HostError, UserError
+from samebits.files import scratch_folder
+from samebits.params import require_repository
+
+if TYPE_CHECKING:
+    from samebits.records.run import Run
+    from samebits.results.verdict import Require
+
+
+def _find(references: tuple[str, ...], folder: Path) -> list[Run]:
+    """The runs of those names, downloaded below ``folder`` where MLflow has them."""
+    from samebits.tracking.store import find_run_files
+
+    runs = []
+    for number, reference in enumerate(references):
+        scratch = folder / str(number)
+        scratch.mkdir()
+        runs.append(find_run_files(reference, scratch))
+    return runs
+
+
+@click.command(short_help="Say whether two trainings are the same.")
+@click.argument("a")
+@click.argument("b")
+@click.option("--require", type=click.Choice(["bitwise", "tolerance"]), help="Exit with 1 if the verdict is worse.")
+@click.option("--json", "as_json", is_flag=True, help="The verdicts as JSON.")
+@click.pass_context
+def compare(context: click.Context, a: str, b: str, require: Require | None, as_json: bool) -> None:
+    """Say whether two trainings are the same: bitwise, within tolerance, or diverged.
+
+    A and B are folders of runs or ids of MLflow runs. What differs between their settings and hosts is listed.
+
+    \b
+    Examples:
+      samebits compare runs/single-fast runs/ddp-fast
+      samebits compare runs/ddp-fast 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b --require tolerance
+    """
+    from samebits.results.text import say_comparison
+    from samebits.results.verdict import compare_runs, meets, settings_that_differ
+
+    with scratch_folder() as folder:
+        runs = _find((a, b), folder)
+        verdict, differences = compare_runs(*runs), settings_that_differ(*runs)
+    as_data = {"a": a, "b": b, **verdict.model_dump(mode="json"), "differences": differences}
+    click.echo(json.dumps(as_data, indent=2) if as_json else say_comparison(verdict, differences))
+    context.exit(int(not meets(verdict.grade, require)))
+
+
+@click.command(short_help="Say why a step takes as long as it does, and what to change.")
+@click.argument("run", required=False)
+@click.option("--against", help="Another run, with which its speed is compared.")
+@click.option("--json", "as_json", is_flag=True, help="The explanation as JSON.")
+def explain(run: str | None, against: str | None, as_json: bool) -> None:
+    """Say why a speed-up is what it is, and what to change, with the gain to expect.
+
+    RUN is a folder of a run or the id of an MLflow run; without it, the fastest run of several devices in runs/ is
+    explained. Only runs in fast numerics with train.repeats above 1 have been divided into parts.
+
+    \b
+    Examples:
+      samebits explain
+      samebits explain runs/ddp-fast
+      samebits explain runs/ddp-fast --against 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b
+    """
+    from samebits.results.comparison import slice_step_ms
+    from samebits.results.explanation.against import change, say_change
+    from samebits.results.explanation.explain import explain as explanation_of
+    from samebits.results.explanation.words import say_explanation
+
+    with scratch_folder() as folder:
+        chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
+        explanation = explanation_of(chosen.record, slice_step_ms(chosen.record))
+    if explanation is None:
+        hint = "train in fast numerics, with train.repeats above 1; DVC does so by default"
+        raise UserError(f"{run or chosen.folder}: its steps were not divided into parts", hint=hint)
+    if as_json:
+        data = {"run": chosen.name, **explanation.model_dump(mode="json")}
+        if others:
+            data["against"] = {"run": others[0].name, **change(chosen, others[0]).model_dump(mode="json")}
+        click.echo(json.dumps(data, indent=2))
+        return
+    click.echo(say_explanation(chosen.name, explanation))
+    if others:
+        click.echo(f"\n{say_change(chosen, others[0])}")
+
+
+def _default_run() -> str:
+    """The folder of the fast run with most devices; among equals ddp's."""
+    from samebits.records.run import RECORD, RunRecord
+
+    require_repository()
+    records = [RunRecord.read(file, made_by="dvc repro") for file in sorted(Path("runs").glob(f"*-fast/{RECORD}"))]
+    if not records:
+        raise UserError("runs: there is no run in fast numerics", hint="run `make repro`, or name a RUN")
+    most = max(records, key=lambda record: (record.placement.devices_used, record.placement.has_ranks))
+    return f"runs/{most.name}"
+
+
+@click.group()
+def track() -> None:
+    """Deliver local logs to MLflow."""
+
+
+@track.command()
+def sync() -> None:
+    """Deliver every log that MLflow does not have whole.
+
+    Needed where a server was away for longer than the sender waits, and no training was started since. Runs that
+    have begun nowhere go to the store that MLFLOW_TRACKING_URI names now.
+
+    \b
+    Example:
+      MLFLOW_TRACKING_URI=http://mlflow.example:5000 samebits track sync
+    """
+    from samebits.tracking.delivery import sync as deliver
+
+    require_repository()
+    count, problems = deliver()
+    if count or not problems:
+        click.echo(f"{count} {'log' if count == 1 else 'logs'} delivered" if count else "nothing is left to deliver")
+    for log, problem in problems.items():
+        click.echo(f"{log}: {problem}", err=True)
+    if problems:
+        raise HostError(f"{len(problems)} could not be delivered", hint="see above; is MLFLOW_TRACKING_URI right?")

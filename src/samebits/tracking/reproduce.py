@@ -1,0 +1,196 @@
+"""Train a recorded run again from nothing but what MLflow has of it, and say whether it is the same."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from samebits.errors import UserError, last_line, printable
+from samebits.files import write_text
+from samebits.records.card import read_card
+from samebits.records.provenance import Provenance, git_state, versions
+from samebits.records.run import read_run
+from samebits.results.text import sentences
+from samebits.results.verdict import compare_runs, settings_that_differ
+from samebits.results.verify import run_stage
+from samebits.tracking.recorder import events, record_all, set_tags
+from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, fetch_run, tracking_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from samebits.records.run import Run
+    from samebits.results.verdict import Verdict
+
+_MOST_LINES = 400  # of a patch, for a terminal
+
+REPRODUCES_TAG = "samebits.reproduces"
+"""Tag of a run that was made again, with the id of the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction:
+    """What became of it: the original, the run that was made again, the verdict, and what differs beside it."""
+
+    run_id: str
+    original: Run
+    again: Run
+    verdict: Verdict
+    differences: dict[str, tuple[Any, Any]]
+
+    def as_json(self) -> str:
+        """The verdict with what was compared."""
+        runs = {"original": self.run_id, "again": self.again.record.run}
+        verdict = self.verdict.model_dump(mode="json")
+        return json.dumps({**runs, **verdict, "differences": self.differences}, indent=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """A run as MLflow has it: its files in ``folder``, the commit, the patch on top of it or None, and packages."""
+
+    run_id: str
+    folder: Path
+    run: Run
+    commit: str
+    patch: Path | None
+    packages: dict[str, str]
+
+    def describe(self) -> str:
+        """What will be done, for the user to agree to."""
+        lines = [f"run {self.run_id}: {self.run.name}, {len(self.run.losses)} steps, of this commit:"]
+        lines.append(_git("show", "--no-patch", "--format=%h of %as by %an: %s", self.commit).stdout.strip())
+        if self.patch:
+            lines.append("with this patch on top, which came from MLflow:")
+            lines += self.patch.read_bytes().decode(errors="backslashreplace").split("\n")
+            if len(lines) > _MOST_LINES:
+                more = f"... and {len(lines) - _MOST_LINES} more lines, as long as you are asked in {self.patch}"
+                lines[_MOST_LINES:] = [more]
+        now, then = versions(), self.packages
+        changed = [f"{name} {then[name]} -> {now[name]}" for name in now if name in then and then[name] != now[name]]
+        if changed:
+            lines.append(f"packages that differ here: {', '.join(changed)}")
+        lines.append(f"its code runs on this host, with data of SHA-256 {self.run.record.data.sha256[:12]}")
+        return "\n".join(printable(line.expandtabs()) for line in lines)
+
+
+def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: Callable[[str], bool]) -> Reproduction:
+    """Fetch a run, train it again in a git worktree of its own, compare, and log the verdict to MLflow.
+
+    ``confirm`` is shown what will be done, and says whether it may be.
+
+    Raises:
+        UserError: there is no such run, it cannot be repeated here, or it may not.
+        SamebitsError: the recorded code failed.
+    """
+    original = scratch / "original"
+    original.mkdir()
+    recorded = read_recorded(run_id, fetch_run(run_id, original))
+    if not confirm(recorded.describe()):
+        raise UserError("nothing was run", hint="answer y, or give --yes")
+    with worktree(recorded, scratch) as tree:
+        again = train_again(recorded, tree, num_devices=num_devices)
+        reproduction = Reproduction(
+            run_id=run_id,
+            original=recorded.run,
+            again=again,
+            verdict=compare_runs(recorded.run, again),
+            differences=settings_that_differ(recorded.run, again),
+        )
+        log_reproduction(reproduction)
+    return reproduction
+
+
+def read_recorded(run_id: str, folder: Path) -> Recorded:
+    """What was fetched to ``folder``.
+
+    Raises:
+        UserError: the commit is not known, or is not in this repository, or the patch is missing.
+    """
+    provenance = Provenance.read(folder / "provenance.json", made_by="samebits track sync")
+    commit = provenance.git.commit
+    if commit is None:
+        hint = "only runs of a git repository can be repeated"
+        raise UserError(f"run {run_id} has no commit: {provenance.git.problem}", hint=hint)
+    if _git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
+        raise UserError(f"commit {commit} is not in this repository", hint="git fetch, or work in a clone that has it")
+    patch = folder / provenance.patch if provenance.patch else None
+    if provenance.patch_problem or (patch and not patch.exists()):
+        why = provenance.patch_problem or f"{provenance.patch} is not among its artifacts"
+        what = f"run {run_id} was made from changed files, whose patch is not there: {why}"
+        raise UserError(what, hint="train it again with git at hand")
+    return Recorded(
+        run_id=run_id, folder=folder, run=read_run(folder), commit=commit, patch=patch, packages=provenance.packages
+    )
+
+
+@contextmanager
+def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
+    """The recorded code and params in a worktree, which goes away. Raises UserError: the patch does not apply."""
+    tree = scratch / "worktree"
+    added = _git("worktree", "add", "--detach", "--quiet", str(tree), recorded.commit)
+    if added.returncode:
+        raise UserError(f"git worktree failed: {last_line(added.stderr)}", hint="see `git worktree list`")
+    try:
+        if recorded.patch:
+            applied = _git("-C", str(tree), "apply", "--binary", str(recorded.patch.resolve()))
+            if applied.returncode:
+                raise UserError(f"the patch does not apply: {last_line(applied.stderr)}", hint="compare it by hand")
+        write_text(tree / "params.yaml", (recorded.folder / "params.yaml").read_text(encoding="utf-8"))
+        _link_files(recorded.run.record.params.data.kwargs.model_dump(), tree)
+        yield tree
+    finally:
+        _git("worktree", "remove", "--force", str(tree))
+
+
+def _link_files(kwargs: dict[str, Any], tree: Path) -> None:
+    """Let ``tree`` see the user's own data, which git does not have; their hash is checked before they are used."""
+    for value in kwargs.values():
+        path = Path(str(value).partition(":")[0])
+        if not path.is_absolute() and path.is_file() and not (tree / path).exists():
+            (tree / path).parent.mkdir(parents=True, exist_ok=True)
+            (tree / path).symlink_to(path.resolve())
+
+
+def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> Run:
+    """Run the recorded code in ``tree``.
+
+    Raises:
+        UserError: the data are not those of the run.
+        SamebitsError: what the recorded code says.
+    """
+    record = recorded.run.record
+    run_stage(tree, "prepare")
+    card = read_card(tree / "data" / "card.json")
+    if card.sha256 != record.data.sha256:
+        got = f"{card.sha256[:12]}, expected {record.data.sha256[:12]}"
+        raise UserError(f"the data are not those of the run: SHA-256 {got}", hint="get the files that it was made from")
+    out = tree / "runs" / record.name  # in the tree, which is what a container sees
+    arguments: list[object] = ["--strategy", record.strategy, "--numerics", record.numerics]
+    arguments += ["--no-tracking", "--out-dir", out]
+    if record.strategy != "single":
+        arguments += ["--num-devices", num_devices or record.placement.num_devices]
+    run_stage(tree, "train", *arguments)
+    return read_run(out)
+
+
+@errors_of_the_store()
+def log_reproduction(reproduction: Reproduction) -> str:
+    """Record the run that was made again with its verdict and return its run id; the original is tagged with both."""
+    client, verdict = connect(tracking_uri()), reproduction.verdict
+    tags = {REPRODUCES_TAG: reproduction.run_id, "git_commit": git_state().told, "verdict": verdict.grade}
+    run_id = record_all(client, events(reproduction.again, tags))
+    description = [f"Run {reproduction.run_id} made again: **{verdict.grade}**.", *sentences(verdict)]
+    set_tags(client, run_id, {NOTE_TAG: "\n\n".join(description)})
+    client.log_text(run_id, reproduction.as_json(), "verdict.json")
+    set_tags(client, reproduction.run_id, {"samebits.reproduced": f"{verdict.grade} by {run_id}"})
+    return run_id
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)

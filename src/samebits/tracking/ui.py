@@ -1,0 +1,169 @@
+"""MLflow's UI over the runs of this repository: the server, and a saved view with the columns that a comparison needs.
+
+MLflow keeps such views as tags of the experiment; this one is what its "Save as new view" would write.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import sys
+import time
+import urllib.request
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from samebits.errors import HostError
+from samebits.files import write_text
+from samebits.records.log import LOGS
+from samebits.tracking.store import NOTE_TAG, tracking_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+KEY = "samebits"
+LINK = LOGS.parent / "view.txt"
+"""File with the view's address below the server's."""
+
+_COLUMNS = (
+    "metrics.`speedup`",
+    "metrics.`bound`",
+    "metrics.`scaling_efficiency`",
+    "metrics.`training_seconds`",
+    "metrics.`eval_loss`",
+    "metrics.`accuracy`",
+    "tags.`verdict`",
+    "tags.`num_devices`",
+    "tags.`labels`",
+    "tags.`weights_sha256`",
+)
+_LINES = ("loss",)
+_BARS = ("speedup", "bound", "scaling_efficiency", "training_seconds", "samples_per_sec", "step_time_ms", "eval_loss",
+         "accuracy", "peak_memory_gib")  # fmt: skip
+_SECTION = {"display": True, "isReordered": False, "deleted": False}
+_NOTE = (
+    "Trainings of one model under single, dp and ddp, by samebits. Each parent run is a comparison; its description "
+    "holds the table, its artifacts the report."
+)
+
+
+def _charts() -> list[dict[str, Any]]:
+    common = {"runsCountToCompare": 10, "metricSectionId": KEY, "deleted": False, "isGenerated": False}
+    line = {"type": "LINE", "lineSmoothness": 0, "xAxisScaleType": "linear", "scaleType": "linear", "range": {},
+            "xAxisKey": "step", "selectedXAxisMetricKey": "", "yAxisKey": "metric", "yAxisExpressions": [],
+            "ignoreOutliers": False, "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True}  # fmt: skip
+    lines = [{**common, **line, "uuid": f"{KEY}-{name}", "displayName": name, "metricKey": name} for name in _LINES]
+    bar = {**common, "type": "BAR"}
+    return lines + [{**bar, "uuid": f"{KEY}-{name}", "displayName": name, "metricKey": name} for name in _BARS]
+
+
+def view_tag() -> tuple[str, str]:
+    """Name and value of the tag: a flat list of trainings, the newest first, with their figures in this order."""
+    state = {
+        # Sorted by anything but the time of creation, MLflow lists runs without their parents.
+        "searchFilter": "tags.`strategy` != ''",
+        "orderByKey": "tags.`samebits.run`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "datasetsFilter": [],
+        "modelVersionFilter": "All Runs",
+        "selectedColumns": _COLUMNS,
+        "columnOrder": _COLUMNS,
+        "columnWidths": {},
+        "runsHiddenMode": "FIRST_10_RUNS",
+        "compareRunCharts": _charts(),
+        "compareRunSections": [
+            {**_SECTION, "uuid": KEY, "name": "Comparison", "isGenerated": False},
+            {**_SECTION, "uuid": f"{KEY}-model", "name": "Model metrics", "isGenerated": True},
+            {**_SECTION, "uuid": f"{KEY}-system", "name": "System metrics", "isGenerated": True},
+        ],
+        "viewMaximized": False,
+        "runListHidden": False,
+        "isAccordionReordered": False,
+        "useGroupedValuesInCharts": True,
+        "hideEmptyCharts": True,
+        "groupBy": None,
+        "groupsExpanded": {},
+        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
+    }
+    packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
+    value = {"name": KEY, "createdAt": 0, "updatedAt": 0, "state": f"deflate;{packed}"}
+    return f"mlflow.sharedViewState.{KEY}", json.dumps(value)
+
+
+def link(experiment: str) -> str:
+    """The view's address, to be put behind the server's."""
+    return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={KEY}"
+
+
+def prepare_view(client: MlflowClient, experiment: str) -> None:
+    """Put the view on the experiment, unless it is there, and note its address for ``samebits ui``."""
+    tags_of_the_view = {
+        "mlflow.experimentKind": "custom_model_development",  # not one of language models' traces
+        NOTE_TAG: _NOTE,
+        **dict([view_tag()]),
+    }
+    tags = client.get_experiment(experiment).tags
+    for name, value in tags_of_the_view.items():
+        if tags.get(name) != value:
+            client.set_experiment_tag(experiment, name, value)
+    write_text(LINK, link(experiment))
+
+
+def known_link() -> str:
+    """The address that was noted, else that of the start page."""
+    return Path(LINK).read_text(encoding="utf-8") if LINK.exists() else "/"
+
+
+def require_free_port(port: int) -> None:
+    """Raise HostError where something else listens, which the server itself would say late, and end with 0."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            hint = f"choose another: `samebits ui --port {port + 1}` or `make ui PORT={port + 1}`"
+            raise HostError(f"port {port} cannot be used: {error.strerror}", hint=hint) from None
+
+
+def serve(port: int) -> None:
+    """Become MLflow's server on a port of this host; its address is printed once it answers.
+
+    Raises:
+        HostError: the runs are on a server, which has pages of its own, or the port is taken.
+    """
+    uri = tracking_uri()
+    if uri.startswith("http"):
+        raise HostError(
+            "MLFLOW_TRACKING_URI is a server with a page of its own",
+            hint=f"open its address, and there {known_link()}",
+        )
+    require_free_port(port)
+    click.echo("starting MLflow's server; its address follows when it answers", err=True)
+    server = os.getpid()
+    if os.fork() == 0:
+        _announce(port, server)
+        os._exit(0)
+    arguments = ["-m", "mlflow", "ui", "--backend-store-uri", uri]
+    arguments += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    environ = {**os.environ, "PYTHONWARNINGS": "ignore"}  # its libraries' own
+    environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes for what nobody asks here
+    os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
+
+
+def _announce(port: int, server: int) -> None:
+    """Print the address below the server's first messages, where a reader looks; end with the server."""
+    root = f"http://127.0.0.1:{port}"
+    while os.getppid() == server:
+        try:
+            with urllib.request.urlopen(f"{root}/health", timeout=5):  # noqa: S310 - this host's own
+                click.echo(f"\nReady: {root}{known_link()} (Ctrl-C ends it)", err=True)
+                return
+        except OSError:
+            time.sleep(0.2)

@@ -1,0 +1,1 @@
+"""The training loop and what it needs: strategies, placement, batches, checkpoints, timed slices."""

@@ -1,0 +1,145 @@
+"""Feeding: whole batches, the same global batches in the same order for every strategy."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from samebits.errors import UserError
+from samebits.files import sha256
+from samebits.numerics.interface import MicroBatch
+from samebits.numerics.portable.random import Stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from samebits.records.card import Card
+    from samebits.training.split import BatchSplit
+
+_DEVICE_SHARE = 0.25  # of a GPU's free memory that data may take
+Data = tuple["Tensor", "Tensor"]
+"""Inputs and targets."""
+
+
+def load_data(folder: Path, card: Card, split: Literal["train", "test"]) -> Data:
+    """Inputs and targets of ``train`` or ``test``, memory-mapped, in CPU memory.
+
+    The file is read once for its hash, at a gigabyte a second or more, and is then in the cache that it is mapped from.
+
+    Raises:
+        UserError: the file is missing, or is not the one that the card hashes.
+    """
+    entry = card.train if split == "train" else card.test
+    path = folder / entry.file
+    hint = "run `python pipeline/prepare.py` again"
+    try:
+        if sha256(path) != entry.sha256:
+            raise UserError(f"{path}: not the data of its card: another SHA-256", hint=hint)
+        tensors = load_file(path)
+        inputs, targets = tensors["inputs"], tensors["targets"]
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file", hint=hint) from None
+    except (KeyError, OSError, SafetensorError) as error:
+        raise UserError(f"{path}: cannot be read: {error}", hint=hint) from None
+    for name, tensor, shape, dtype in (
+        ("inputs", inputs, card.input_shape, card.input_dtype),
+        ("targets", targets, card.target_shape, card.target_dtype),
+    ):
+        expected = f"{dtype} {(entry.num_samples, *shape)}"
+        got = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        if got != expected:
+            raise UserError(f"{path}: {name} are {got}, the card says {expected}", hint=hint)
+    if card.num_classes is not None and targets.numel() and not 0 <= targets.min() <= targets.max() < card.num_classes:
+        raise UserError(f"{path}: targets are not classes from 0 to {card.num_classes - 1}", hint=hint)
+    return inputs, targets
+
+
+def model_inputs(stored: Tensor, card: Card) -> Tensor:
+    """What a model is fed: 8-bit inputs become float32, exactly; others pass."""
+    if stored.dtype is not torch.uint8:
+        return stored
+    return stored.to(torch.float32).sub_(card.input_offset).mul_(card.input_scale)
+
+
+def on_device(data: Data, device: torch.device) -> Data:
+    """Move a data set that fits to the device, once for all that feed from it; else leave it where it is."""
+    if device.type != "cpu":
+        free, _ = torch.cuda.mem_get_info(device)
+        if sum(tensor.nbytes for tensor in data) > _DEVICE_SHARE * free:
+            return data
+    return data[0].to(device), data[1].to(device)
+
+
+class Batches:
+    """Micro-batches of one rank, each a contiguous part of a global batch.
+
+    An epoch's order is a permutation fixed by seed and epoch; samples beyond the last whole global batch are
+    left out of that epoch.
+
+    Data that is on the device (see ``on_device``) stays there. Otherwise the next micro-batch is gathered into
+    pinned memory and copied on a stream of its own while the device works on the one before.
+    """
+
+    def __init__(
+        self, data: Data, card: Card, split: BatchSplit, *, rank: int, seed: int, device: torch.device
+    ) -> None:
+        self._card, self._split, self._seed, self._device = card, split, seed, device
+        self._parts = split.micro_batches(rank)
+        self.micro_batches = len(self._parts)
+        self._inputs, self._targets = data
+        self._samples = self._inputs.shape[0]
+        self.steps_per_epoch = self._samples // split.samples
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+        self.resident = self._inputs.device == device
+        self._order_device = device if self.resident else torch.device("cpu")
+        self._staged: tuple[tuple[int, int], Data] | None = None
+        self._copies: torch.cuda.Stream | None = None
+        if device.type == "cuda" and not self.resident:
+            self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch ``index`` of ``step``, on the device; steps count from 0."""
+        inputs, targets = self._gathered(step, index)
+        return MicroBatch(model_inputs(inputs, self._card), targets, step, self._parts[index].shards)
+
+    def _gathered(self, step: int, index: int) -> Data:
+        if self.resident:
+            rows = self._rows(step, index)
+            return self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
+        here = (step, index)
+        batch = self._staged[1] if self._staged and self._staged[0] == here else self._stage(step, index)
+        if self._copies is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._copies)
+            for tensor in batch:
+                tensor.record_stream(current)  # its memory belongs to the other stream
+        following = (step, index + 1) if index + 1 < self.micro_batches else (step + 1, 0)
+        self._staged = (following, self._stage(*following))
+        return batch
+
+    def _rows(self, step: int, index: int) -> Tensor:
+        epoch, position = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            order = Stream(self._seed, "order", epoch).permutation(self._samples)
+            self._epoch, self._order = epoch, torch.from_numpy(order).to(self._order_device)
+        start, part = position * self._split.samples, self._parts[index]
+        return self._order[start + part.start : start + part.stop]
+
+    def _stage(self, step: int, index: int) -> Data:
+        """Gather into pinned memory and start the copy; the caching allocator keeps the block until it is done."""
+        context = torch.cuda.stream(self._copies) if self._copies is not None else nullcontext()
+        rows = self._rows(step, index)
+        pin = self._device.type == "cuda"
+        staged = []
+        for tensor in (self._inputs, self._targets):
+            host = torch.empty((len(rows), *tensor.shape[1:]), dtype=tensor.dtype, pin_memory=pin)
+            torch.index_select(tensor, 0, rows, out=host)
+            with context:
+                staged.append(host.to(self._device, non_blocking=True))
+        return staged[0], staged[1]

@@ -1,0 +1,100 @@
+"""What a host can do at best, measured by itself: all-reduces alone, copies, and what an optimizer has to move."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.records.breakdown import AllReduce, Bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samebits.training.loop import Trainable
+    from samebits.training.strategies import Strategy
+
+_SIZES = tuple(2**power for power in (12, 16, 20, 22, 24, 26, 28))
+_TIMES = 5
+_SECONDS = 0.3  # for all sizes: what a slow link does not allow is left out, but for the gradients themselves
+_COPY_BYTES = {"cpu": 2**25, "cuda": 2**28}
+
+
+def measure_bounds(trainable: Trainable, half_ms: tuple[float, ...] | None) -> Bounds:
+    """The bounds of a training on these devices; every rank must call it."""
+    strategy, device = trainable.strategy, trainable.strategy.device
+    strategy.barrier()
+    copy = _copy_gb_per_s(device)
+    return Bounds(
+        all_reduces=_all_reduces(strategy, gradient_bytes(trainable)) if strategy.world_size > 1 else (),
+        copy_gb_per_s=copy,
+        host_to_device_gb_per_s=_host_to_device_gb_per_s(device) if device.type == "cuda" else None,
+        optimizer_floor_ms=_optimizer_bytes(trainable) / copy / 1e6,
+        half_ms=half_ms,
+    )
+
+
+def gradient_bytes(trainable: Trainable) -> int:
+    """Bytes of the gradients of all parameters that are trained."""
+    return sum(p.nbytes for p in trainable.model.parameters() if p.requires_grad)
+
+
+def _optimizer_bytes(trainable: Trainable) -> int:
+    """Bytes that a step moves at least: parameters and state are read and written, gradients are read."""
+    total = 0
+    for group in trainable.optimizer.param_groups:
+        for p in group["params"]:
+            state = [value for value in trainable.optimizer.state[p].values() if isinstance(value, torch.Tensor)]
+            total += 3 * p.nbytes + sum(2 * value.nbytes for value in state)
+    return total
+
+
+def _all_reduces(strategy: Strategy, bytes_of_gradients: int) -> tuple[AllReduce, ...]:
+    """The all-reduces that there is time for, by size; sizes take turns, so that a bad moment befalls none alone."""
+    values = {size: torch.zeros(-(-size // 4), device=strategy.device) for size in _SIZES if size < bytes_of_gradients}
+    values[bytes_of_gradients] = torch.zeros(-(-bytes_of_gradients // 4), device=strategy.device)
+    seconds: dict[int, list[float]] = {}
+    spent = 0.0
+    for size, tensor in values.items():
+        (once,) = strategy.max_over_ranks([min(_times(partial(strategy.add_up, tensor), strategy.device, 1))])
+        spent += _TIMES * once
+        if spent < _SECONDS or size in (_SIZES[0], bytes_of_gradients):
+            seconds[size] = [once]
+    for _ in range(_TIMES):
+        for size, measured in seconds.items():
+            measured += _times(partial(strategy.add_up, values[size]), strategy.device, 1, warm=False)
+    return tuple(
+        _all_reduce(values[size].nbytes, min(strategy.max_over_ranks(measured)), strategy.world_size)
+        for size, measured in seconds.items()
+    )
+
+
+def _all_reduce(size_bytes: int, seconds: float, ranks: int) -> AllReduce:
+    bus = size_bytes / seconds * 2 * (ranks - 1) / ranks / 1e9
+    return AllReduce(size_bytes=size_bytes, ms=1e3 * seconds, bus_gb_per_s=bus)
+
+
+def _copy_gb_per_s(device: torch.device) -> float:
+    source = torch.ones(_COPY_BYTES[device.type], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source).copy_(source)
+    return 2 * source.nbytes / min(_times(lambda: target.copy_(source), device)) / 1e9
+
+
+def _host_to_device_gb_per_s(device: torch.device) -> float:
+    source = torch.ones(_COPY_BYTES["cpu"], dtype=torch.uint8, pin_memory=True)
+    target = source.to(device)
+    return source.nbytes / min(_times(lambda: target.copy_(source, non_blocking=True), device)) / 1e9
+
+
+def _times(work: Callable[[], object], device: torch.device, times: int = _TIMES, *, warm: bool = True) -> list[float]:
+    """Seconds of each of some calls, if ``warm`` after one that does not count."""
+    seconds = []
+    for _ in range(warm + times):
+        started = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return seconds[warm:]

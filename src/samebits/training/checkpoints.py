@@ -1,0 +1,284 @@
+"""Checkpoints of a training that has not ended, so that the same stage goes on where it was stopped.
+
+They are kept outside DVC's outs, in ``.samebits/resume/<identity>``, and deleted when the training is complete. A
+checkpoint is a safetensors file, ``<step>-<SHA-256>``, that was renamed into place as a whole, with a record in JSON as
+its metadata. Rank 0 alone reads and writes them: the machines of a training need not share a disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from samebits.errors import Interrupted, first_line
+from samebits.files import disk_errors, fsync, sha256, sha256_tree
+from samebits.training.loop import Training
+
+if TYPE_CHECKING:
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName
+    from samebits.records.card import Card
+    from samebits.records.run import Placement
+    from samebits.training.loop import Trainable
+    from samebits.training.strategies import Strategy
+
+FOLDER = Path(".samebits/resume")
+KEPT = 2  # the newest, and the one before in case that is damaged
+_FORMAT = 3
+_TIMES, _RANDOM = ("losses", "step_seconds"), "random."  # keys beside those of the state
+_DIGITS = 12  # of a step in a file's name
+_CODE = ("models", "numerics", "params", "training")  # packages that a result is a function of
+_RESULT_OF = {"global_batch_size", "epochs", "optimizer", "schedule", "clip_grad_norm"}
+_FAST_RESULT_OF = _RESULT_OF | {"grad_accum_steps", "precision", "compile", "cuda_graphs", "ddp"}
+
+GRACE_SECONDS = 10.0  # for the steps that are under way and the checkpoint; the launcher waits 30 s before SIGKILL
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+
+
+def identity(
+    params: Params, numerics: NumericsName, placement: Placement, card: Card, host: str, versions: dict[str, str]
+) -> str:
+    """A digest of everything that the result of a training is a function of.
+
+    Under ``exact`` that is neither strategy nor devices nor host; under ``fast`` it is all of them.
+    """
+    package = Path(__file__).parent.parent
+    facts: dict[str, Any] = {
+        "format": _FORMAT,
+        "code": {name: sha256_tree(package / name) for name in _CODE},
+        "versions": versions,
+        "source": sha256_tree(Path(params.model.source)) if params.model.source else None,
+        "seed": params.seed,
+        "data": card.sha256,
+        "model": params.model.model_dump(mode="json"),
+        "numerics": numerics,
+    }
+    if numerics == "exact":
+        facts |= {"train": params.train.model_dump(mode="json", include=_RESULT_OF), "shards": params.exact.shards}
+    else:
+        facts |= {"train": params.train.model_dump(mode="json", include=_FAST_RESULT_OF), "host": host}
+        facts |= {"placement": placement.model_dump(mode="json")}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class Checkpoints:
+    """The checkpoints of one identity; ``rank`` 0 alone writes.
+
+    Two trainings of one identity at a time do not share them: the second has none.
+    """
+
+    def __init__(self, name: str, rank: int, folder: Path = FOLDER) -> None:
+        self._folder = folder / name
+        self._writes = rank == 0
+        self._lock = -1
+        if self._writes:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                for above in (folder, folder.parent, folder.parent.parent):  # else a checkpoint on the disk has no name
+                    fsync(above)
+                # Neither a link that leads elsewhere nor a pipe that never opens.
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+                self._lock = os.open(self._folder / "lock", flags, 0o644)
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._writes = False
+            except OSError as error:
+                self._writes = False
+                sys.stderr.write(f"the training goes on without checkpoints: {error}\n")
+
+    def steps(self) -> list[int]:
+        """Steps of the checkpoints that rank 0 may use, the newest first; those that are not whole are left out."""
+        return [_step_of(path) for path in reversed(self._kept()) if _is_whole(path)] if self._writes else []
+
+    def load(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and record of a checkpoint."""
+        path = next(path for path in self._kept() if _step_of(path) == step)
+        with safe_open(path, framework="pt") as file:
+            record: dict[str, Any] = json.loads(file.metadata()["record"])
+        return load_file(path), record
+
+    def set_aside(self, step: int, why: Exception) -> None:
+        """Say that a checkpoint is of no use, and let nobody try it again."""
+        for path in (path for path in self._kept() if _step_of(path) == step):
+            sys.stderr.write(f"{path}: not a checkpoint of this training, it is set aside: {first_line(str(why))}\n")
+            with suppress(OSError):
+                path.rename(path.with_suffix(".refused"))
+
+    def save(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Write a checkpoint of the state after ``step`` steps, and delete all but the newest two.
+
+        Raises:
+            OSError: it cannot be written; the ones before are still there.
+        """
+        if not self._writes:
+            return
+        unfinished = self._folder / "unfinished"
+        copied = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+        try:
+            with disk_errors():
+                save_file(copied, unfinished, metadata={"record": json.dumps(record)})
+            fsync(unfinished)
+            for damaged in (path for path in self._kept() if _step_of(path) >= step):  # else this had gone on from it
+                damaged.unlink()
+            unfinished.rename(self._folder / f"{step:0{_DIGITS}d}-{sha256(unfinished)}.safetensors")
+            fsync(self._folder)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+        with suppress(OSError):  # the new one is written, whatever becomes of the old ones
+            for old in self._kept()[:-KEPT]:
+                old.unlink()
+
+    def delete(self) -> None:
+        """Delete all of them, and let another training of this identity have some."""
+        if self._writes:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _kept(self) -> list[Path]:
+        return sorted(self._folder.glob(f"{'[0-9]' * _DIGITS}-*.safetensors"))
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        return checkpoint.is_file() and checkpoint.stem.endswith(f"-{sha256(checkpoint)}")
+    except OSError:
+        return False
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.stem.partition("-")[0])
+
+
+class StopRequest:
+    """SIGINT or SIGTERM, on which a worker ends at once, or first writes a checkpoint.
+
+    It waits for signals in a thread, because the main thread may be in a collective that does not return.
+    While it is ``armed`` a signal is kept in ``signum``, for the training to see between two segments. Otherwise, and
+    when the grace is over, the process ends by the signal. Both signals must have their default action.
+    """
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.signum = 0
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # threads that start later inherit it
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        self.signum = signal.sigwait(_SIGNALS)
+        if self.armed:
+            time.sleep(GRACE_SECONDS)  # Ctrl-C comes twice: from the terminal, and from the launcher
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.kill(os.getpid(), self.signum)
+
+
+def _go_on(trainable: Trainable, tensors: dict[str, Tensor], record: dict[str, Any], step: int) -> Training:
+    """Put a training where its checkpoint is."""
+    losses, step_seconds = (tensors[name].tolist() for name in ("losses", "step_seconds"))
+    if len(losses) != step:
+        raise ValueError(f"{len(losses)} losses, and it is named by step {step}")
+    state = {key: value for key, value in tensors.items() if key not in _TIMES and not key.startswith(_RANDOM)}
+    trainable.load_state_dict(state, record["state"])
+    count = len(trainable.strategy.random_state())
+    mine = [tensors.get(f"{_RANDOM}{trainable.strategy.rank}.{i}") for i in range(count)]
+    if all(stream is not None for stream in mine):
+        trainable.strategy.set_random_state([stream for stream in mine if stream is not None])
+    return Training(losses, step_seconds, float(record["seconds"]), list(record["resumed"]))
+
+
+def _from_first_rank(
+    strategy: Strategy, tensors: dict[str, Tensor], record: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What rank 0 has read; the others are told names, types and shapes first."""
+    layout = {name: (str(value.dtype).removeprefix("torch."), value.shape) for name, value in tensors.items()}
+    layout, record = json.loads(strategy.broadcast_bytes(json.dumps([layout, record]).encode()))
+    if strategy.rank:
+        tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (kind, shape) in layout.items()}
+    for name in layout:
+        strategy.broadcast(tensors[name])
+    return tensors, record
+
+
+class PeriodicCheckpointer:
+    """Checkpoints after every ``every`` steps, 0 for none, and when somebody asks to stop.
+
+    Every rank has one and calls it at the same steps; rank 0 writes.
+    """
+
+    def __init__(self, checkpoints: Checkpoints, every: int, stop: StopRequest) -> None:
+        self._checkpoints, self._every, self._stop = checkpoints, every, stop
+        self._complained = False
+
+    def resume(self, trainable: Trainable) -> Training | None:
+        """Continue from the newest checkpoint that is whole and of use, which rank 0 reads and hands to the others."""
+        training, strategy = None, trainable.strategy
+        tensors, record = dict[str, Tensor](), dict[str, Any]()
+        for step in self._checkpoints.steps():
+            try:
+                tensors, record = self._checkpoints.load(step)
+                training = _go_on(trainable, tensors, record, step)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever somebody wrote there, the training does not end for it
+                self._checkpoints.set_aside(step, error)
+                trainable.reset()
+        chosen = -1 if training is None else len(training.losses)
+        step = int(strategy.max_over_ranks([chosen])[0])
+        self._stop.armed = True
+        if step >= 0 and strategy.world_size > 1:  # the others may be on machines without that file
+            tensors, record = _from_first_rank(strategy, tensors, record)
+            training = training or _go_on(trainable, tensors, record, step)
+        return training
+
+    def next_stop(self, step: int) -> int:
+        """The next multiple of ``every``."""
+        return (step // self._every + 1) * self._every if self._every else sys.maxsize
+
+    def segment_done(self, trainable: Trainable, so_far: Training) -> None:
+        """Write at a multiple of ``every``, and if any rank was asked to stop, which then raises Interrupted."""
+        signum = int(trainable.strategy.max_over_ranks([self._stop.signum])[0])
+        step = len(so_far.losses)
+        if signum or (self._every and step % self._every == 0):
+            self._save(trainable, so_far)
+        if signum:
+            raise Interrupted(signum)
+
+    def training_done(self) -> None:
+        """Obey at once whoever asks to stop from here on: what is left to do is not kept."""
+        self._stop.armed = False
+
+    def delete(self) -> None:
+        """The training's files are written: nothing will go on from here."""
+        self._checkpoints.delete()
+
+    def _save(self, trainable: Trainable, so_far: Training) -> None:
+        strategy = trainable.strategy
+        tensors, state = trainable.state_dict()
+        for i, stream in enumerate(strategy.random_state()):
+            everyone: Tensor = strategy.all_gather(stream.to(strategy.device))
+            tensors |= {f"{_RANDOM}{rank}.{i}": one for rank, one in enumerate(everyone)}
+        for name in _TIMES:
+            tensors[name] = torch.tensor(getattr(so_far, name), dtype=torch.float64)
+        record = {"state": state, "seconds": so_far.seconds, "resumed": so_far.resumed}
+        try:
+            self._checkpoints.save(len(so_far.losses), tensors, record)
+        except OSError as error:
+            if not self._complained:
+                sys.stderr.write(f"no checkpoint could be written, the training goes on: {error}\n")
+            self._complained = True

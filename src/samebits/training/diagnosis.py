@@ -1,0 +1,162 @@
+"""The classic mistakes, named: a trial step before the model is wrapped, and plain words for PyTorch's errors."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from samebits.errors import CollectiveError, HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
+from samebits.models.attributes import state, written
+from samebits.numerics.exact.module import written_in_forward
+from samebits.numerics.graphs import written_in_forward as not_run_again
+from samebits.records.run import Note
+
+if TYPE_CHECKING:
+    from samebits.numerics.interface import MicroBatch, Numerics
+    from samebits.records.card import Card
+    from samebits.records.run import Placement
+
+
+_NO_MEMORY = re.compile(
+    r"can't allocate memory|bad_alloc|CUDA error: out of memory|CU(BLAS|DNN|SOLVER)_STATUS_ALLOC_FAILED"
+)
+
+
+def trial_step(
+    model: nn.Module,
+    numerics: Numerics,
+    batch: MicroBatch,
+    card: Card,
+    placement: Placement,
+    *,
+    wants_ranks: bool,
+    graphs: bool = False,
+) -> list[Note]:
+    """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
+
+    ``wants_ranks``: the model is to be trained under ``ddp`` too, so that what ddp refuses is refused now. ``graphs``:
+    so is what CUDA graphs would not run again. The caller restores weights, buffers and random streams.
+
+    Raises:
+        UserError: the output does not fit the task, a parameter gets no gradient, which ``ddp`` refuses, or forward
+            writes something, which ``exact`` and CUDA graphs refuse.
+    """
+    batch = batch.head(placement.rows_per_device)
+    rows = len(batch.inputs)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
+    exact = numerics.name == "exact"
+    before = state(model) if exact or graphs else {}
+    outputs = numerics.forward(numerics.module(model), batch)
+    paths = written(before, state(model)) if before else []
+    if exact and paths:
+        raise written_in_forward(f"model.{few(paths)}")
+    if graphs and (paths := [path for path in paths if path not in dict(model.named_buffers())]):  # these may be
+        raise not_run_again(f"model.{path}" for path in paths)
+    expected = (rows, *card.output_shape)
+    if tuple(outputs.shape) != expected:
+        raise UserError(
+            f"the model returned shape {tuple(outputs.shape)} for {rows} samples, expected {expected}",
+            hint="end the model with one output per class of data/card.json",
+        )
+    numerics.backward(numerics.loss(outputs, batch.targets))
+    notes = _batch_norm_notes(model, placement)
+    idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if idle:
+        names = few(idle)
+        if wants_ranks or placement.has_ranks:
+            raise UserError(
+                f"no gradient reaches {names}; under ddp the ranks would wait for it at the next step",
+                hint="use it in forward, set its requires_grad to False, or leave ddp out of train.strategies",
+            )
+        text = f"no gradient reaches {names}; ddp would refuse this model"
+        notes.append(Note(kind="idle_parameters", text=text))
+    return notes
+
+
+def _batch_norm_notes(model: nn.Module, placement: Placement) -> list[Note]:
+    if placement.devices_used < 2 or not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return []
+    kept = "the first device" if placement.strategy == "dp" else "rank 0"
+    text = (
+        f"BatchNorm: each of {placement.devices_used} devices normalises by its own part of the batch, and the "
+        f"running statistics of {kept} are kept, so the model differs from single; GroupNorm does not have this"
+    )
+    return [Note(kind="batch_norm", text=text)]
+
+
+def explain(error: BaseException, *, placement: Placement, model: nn.Module | None) -> SamebitsError:
+    """Name what went wrong in a worker, in words that lead to a remedy."""
+    if isinstance(error, SamebitsError):
+        return error
+    text = str(error)
+    if is_out_of_memory(error):
+        return _out_of_memory(text, placement, model)
+    if re.search(r"same device|Input type .* and weight type", text):
+        return UserError(
+            f"the model and its batch are on different devices: {_one_line(text)}",
+            hint="make tensors in forward with device=x.device, and keep constant tensors with register_buffer",
+        )
+    if "Expected to have finished reduction" in text:
+        return UserError(
+            "a parameter got no gradient at some step, and under ddp the ranks wait for it",
+            hint="use every parameter at every step, or set its requires_grad to False",
+        )
+    if match := re.search(r"(\S+) does not have a deterministic implementation", text):
+        return UserError(
+            f"{match[1]} has no deterministic kernel on this device, so the run could not be repeated",
+            hint="replace the operation in the model",
+        )
+    if re.search(r"driver version is insufficient|no kernel image|driver .* too old", text):
+        return HostError(
+            f"this build of torch does not fit the GPU or its driver: {_one_line(text)}",
+            hint="see `samebits doctor`; install a newer driver, or a build of torch for this GPU",
+        )
+    if re.search("NCCL [Ee]rror", text) and not re.search(r"[Tt]imed? ?out", text):
+        return WorkerError(
+            f"NCCL failed: {_one_line(text)}",
+            hint="NCCL_DEBUG=INFO says why; in a container give it shared memory with --shm-size or --ipc=host",
+        )
+    if re.search(r"[Tt]imed? ?out|Connection (closed|reset)|DistBackendError", f"{type(error).__name__} {text}"):
+        return CollectiveError(
+            f"a rank waited in vain for another: {_one_line(text)}",
+            hint="see which rank failed first; raise train.timeout_s if a step may take that long",
+        )
+    command = f"python pipeline/train.py --strategy {placement.strategy} --debug"
+    if place := place_of(error):
+        what = f"{place}: the model raised {type(error).__name__}: {_one_line(text)}"
+        return UserError(what, hint=f"`{command}` shows the traceback")
+    return WorkerError(f"{type(error).__name__}: {_one_line(text)}", hint=f"`{command}` shows the traceback")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is that of an allocator: PyTorch's own, the host's, or one of CUDA and its libraries."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_NO_MEMORY.search(str(error)))
+
+
+def _one_line(text: str) -> str:
+    line = first_line(text)
+    return line if len(line) <= 300 else line[:297] + "..."
+
+
+def _out_of_memory(text: str, placement: Placement, model: nn.Module | None) -> HostError:
+    weights = sum(p.nbytes for p in model.parameters()) / 2**30 if model is not None else 0.0
+    where = "the host's memory"
+    if placement.device_type == "cuda":
+        named = re.search(r"GPU (\d+)", text)
+        device = int(named[1]) if named else placement.devices[0]
+        where = f"cuda:{device}"
+        with suppress(RuntimeError):  # of a context that cannot be used any more
+            free, total = torch.cuda.mem_get_info(device)
+            where += f" ({total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free)"
+    rows, gathers = placement.rows_per_device, placement.strategy == "dp"
+    return HostError(
+        f"out of memory on {where} with {rows} samples per device and a model of {weights:.2f} GiB of weights, as much "
+        f"again for gradients and for each optimizer state{', and on the first device all outputs' if gathers else ''}",
+        hint="raise train.grad_accum_steps, lower train.global_batch_size, or use precision bf16",
+    )

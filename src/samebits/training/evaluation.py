@@ -1,0 +1,106 @@
+"""Evaluation on the whole test split, each sample exactly once."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.errors import UserError, reason
+from samebits.files import sha256
+from samebits.host import count_gpus
+from samebits.numerics.interface import MicroBatch
+from samebits.records.card import read_card
+from samebits.records.run import RECORD, WEIGHTS, Evaluation, RunRecord
+from samebits.training.batches import model_inputs
+from samebits.training.diagnosis import explain
+from samebits.training.placement import place
+from samebits.training.setup import Setup
+from samebits.training.strategies import SingleDeviceStrategy
+from samebits.training.weights import load_weights
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from samebits.numerics.interface import Numerics
+    from samebits.params import Params
+    from samebits.records.card import Card
+    from samebits.training.batches import Data
+
+
+def evaluate(
+    module: nn.Module, numerics: Numerics, data: Data, card: Card, *, batch_size: int, device: torch.device
+) -> tuple[float, float | None]:
+    """Mean loss, and accuracy where there are classes; the last batch is short, never padded.
+
+    The sum of the losses is exact, and rounded once.
+    """
+    inputs, targets = data
+    losses: list[float] = []
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    was_training = module.training
+    module.eval()
+    with torch.no_grad():
+        for start in range(0, len(inputs), batch_size):
+            x = model_inputs(inputs[start : start + batch_size].to(device), card)
+            y = targets[start : start + batch_size].to(device)
+            outputs = numerics.forward(module, MicroBatch(x, y, step=0))
+            losses += numerics.losses(outputs, y).tolist()
+            if card.num_classes is not None:
+                correct += (outputs.flatten(0, -2).argmax(dim=-1) == y.flatten()).sum()
+    module.train(was_training)
+    accuracy = correct.item() / targets.numel() if card.num_classes is not None else None
+    return math.fsum(losses) / targets.numel(), accuracy
+
+
+def evaluate_run(params: Params, *, data_dir: Path, run_dir: Path) -> Evaluation:
+    """Evaluate ``run_dir/model.safetensors`` on the first device, in the numerics that it was trained in.
+
+    It sets this process's switches, so that each run wants a process of its own.
+
+    Raises:
+        UserError: the data or the run's files are missing, or are not those of ``params``.
+    """
+    card = read_card(data_dir / "card.json", params)
+    record = RunRecord.read(run_dir / RECORD, made_by="python pipeline/train.py")
+    weights, numerics = run_dir / WEIGHTS, record.numerics
+    try:
+        digest = sha256(weights)
+    except FileNotFoundError:
+        raise UserError(f"{weights}: no such file", hint="run `python pipeline/train.py` first") from None
+    except OSError as error:
+        hint = "train again with `python pipeline/train.py`"
+        raise UserError(f"{weights}: cannot be read: {reason(error)}", hint=hint) from None
+    if digest != record.weights_sha256:
+        what = f"SHA-256 {digest[:12]}, expected the {record.weights_sha256[:12]} of {RECORD}"
+        raise UserError(f"{weights}: {what}", hint="train again with `python pipeline/train.py`")
+    gpus = min(1, count_gpus())
+    placement, split = place("single", params, numerics, gpus=gpus, cores=1)
+    device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+    setup = Setup(params, numerics, card, split=split, strategy=SingleDeviceStrategy(device))
+    setup.enter_process()
+    torch.set_num_threads(1)  # the result must not depend on the host's number of cores
+    model = setup.build()
+    for note in load_weights(model, weights):
+        sys.stderr.write(f"{weights}: {note}\n")
+    module = setup.numerics.module(setup.place(model))
+    data = setup.load(data_dir, "test")
+    try:
+        loss, accuracy = evaluate(
+            module, setup.numerics, data, card, batch_size=split.rows_of_evaluation, device=device
+        )
+    except Exception as error:
+        raise explain(error, placement=placement, model=model) from error
+    return Evaluation(
+        eval_loss=loss,
+        accuracy=accuracy,
+        floor=card.floor,
+        teacher_loss=card.test.teacher_loss,
+        above_floor=loss / card.floor - 1 if card.floor is not None else None,
+        samples=len(data[0]),
+        weights_sha256=digest,
+    )

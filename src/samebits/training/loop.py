@@ -1,0 +1,294 @@
+"""The training loop. A strategy, numerics and a tracker are handed in; nothing here asks which they are."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from samebits.errors import UserError
+from samebits.numerics.portable.elementary import cos_pi
+from samebits.training.meters import StepClock
+from samebits.training.notes import no_notes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor, nn
+
+    from samebits.numerics.interface import Numerics
+    from samebits.params import Params
+    from samebits.params.schema import Train
+    from samebits.training.batches import Batches
+    from samebits.training.checkpoints import PeriodicCheckpointer
+    from samebits.training.notes import Notes
+    from samebits.training.strategies import Strategy
+
+SEGMENT_SECONDS = 0.5  # how often losses are handed to the tracker
+
+
+class Tracker(Protocol):
+    """Is told how far a training is."""
+
+    def step(self, step: int) -> None:
+        """Step ``step``, counted from 1, begins. This is timed with it."""
+
+    def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
+        """Take the losses of consecutive steps, the first of which is ``first_step``, outside the timed segments."""
+
+
+class NoTracker:
+    """A tracker of a training that nobody watches."""
+
+    def step(self, step: int) -> None:
+        """Tell nobody."""
+
+    def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
+        """Keep nothing."""
+
+
+def _tensors_of(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+class Snapshot:
+    """The parameters and all buffers of a model, also those that are not saved with its weights.
+
+    Kept in the host's memory, so that a GPU's peak is the training's own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._values = [tensor.detach().to("cpu", copy=True) for tensor in _tensors_of(model)]
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters' values, in the model's order."""
+        return self._values[: sum(1 for _ in self._model.parameters())]
+
+    def restore(self) -> None:
+        """Put the values back in place and drop all gradients."""
+        with torch.no_grad():
+            for tensor, value in zip(_tensors_of(self._model), self._values, strict=True):
+                tensor.copy_(value)
+        self._model.zero_grad(set_to_none=True)
+
+
+def learning_rate(step: int, train: Train, total_steps: int) -> float:
+    """Learning rate of a step counted from 0: linear warm-up, then constant or a half cosine to near zero.
+
+    The cosine is lr * (1 + cos(pi * t / T)) / 2 (Loshchilov and Hutter 2017) over the T steps that follow the
+    warm-up, computed without the C library so that it is the same on every host.
+    """
+    lr, warmup_steps = train.optimizer.lr, train.schedule.warmup_steps
+    if step < warmup_steps:
+        return lr * ((step + 1) / warmup_steps)
+    if train.schedule.name == "constant":
+        return lr
+    progress = Fraction(step - warmup_steps, total_steps - warmup_steps)
+    return lr * (0.5 * (1.0 + cos_pi(progress)))
+
+
+class Trainable:
+    """A model under one strategy, with its batches and its optimizer: all that a step needs."""
+
+    def __init__(
+        self, *, model: nn.Module, batches: Batches, strategy: Strategy, numerics: Numerics, params: Params
+    ) -> None:
+        self.model, self.batches, self.strategy, self.numerics = model, batches, strategy, numerics
+        self._params = params
+        self.notes: Notes = no_notes
+        self._initial = Snapshot(model)
+        module = numerics.module(model)
+        if strategy.compiles and numerics.graphs:
+            numerics.capture(module, batches.micro_batch(0, 0), batches.micro_batch(1, 0))
+        self.module = strategy.wrap(module, reduction=numerics.reduction)
+        if params.train.compile and strategy.compiles:
+            self.module = numerics.compile(self.module)
+        self.optimizer = numerics.optimizer(model)
+        self.module.train()
+
+    def step(self, step: int, rate: float) -> Tensor:
+        """Make one optimizer step, counted from 0, and return this worker's part of the loss without waiting for it."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        loss = self._accumulate_grads(step)
+        while not self.numerics.accepts_grads(partial(self.strategy.all_reduce, maximum=True)):
+            loss = self._accumulate_grads(step)
+        self.notes("optimizer")
+        self.numerics.step(self.optimizer)
+        self.notes("host")
+        return loss
+
+    def _accumulate_grads(self, step: int) -> Tensor:
+        self.optimizer.zero_grad(set_to_none=True)
+        losses = []
+        count = self.batches.micro_batches
+        for index in range(count):
+            last = index == count - 1
+            with nullcontext() if last else self.strategy.no_sync(self.module):
+                self.notes("data")
+                batch = self.batches.micro_batch(step, index)
+                self.notes("forward")
+                loss = self.numerics.loss(self.numerics.forward(self.module, batch), batch.targets)
+                if count > 1 and self.numerics.reduction == "mean":
+                    loss = loss / count
+                self.notes("backward")
+                self.numerics.backward(loss)
+                self.notes("host")
+            losses.append(loss.detach())
+        return losses[0] if count == 1 else torch.stack(losses).sum()
+
+    def watch(self, notes: Notes) -> None:
+        """Have each step say what it does."""
+        self.notes = notes
+        self.strategy.note_phases(self.module, notes)
+
+    @property
+    def sync_buffers(self) -> bool:
+        """Whether a forward pass begins with the buffers of rank 0."""
+        return bool(getattr(self.module, "forward_sync_buffers", False))
+
+    def mean_losses(self, losses: Tensor) -> list[float]:
+        """What ``run`` gave on this and on all other ranks, as mean losses; every rank must call it."""
+        return self.numerics.mean_losses(losses, self.strategy.all_reduce, self.strategy.world_size)
+
+    def rates(self, start: int, stop: int) -> list[float]:
+        """Learning rates of the steps from ``start`` up to ``stop``."""
+        return [learning_rate(step, self._params.train, self._params.total_steps) for step in range(start, stop)]
+
+    def run(
+        self, start: int, rates: Sequence[float], clock: StepClock, on_step: Callable[[int], None] | None = None
+    ) -> Tensor:
+        """Train the steps from ``start`` on, one for each rate, as one timed segment.
+
+        ``on_step`` is called with the number of each step, from 1. Return this worker's parts of the losses, for
+        ``mean_losses``.
+        """
+        losses = []
+        clock.start()
+        for index, rate in enumerate(rates):
+            if on_step:
+                on_step(start + index + 1)
+            losses.append(self.step(start + index, rate))
+            clock.lap()
+        clock.stop()
+        return torch.stack(losses)
+
+    def reset(self) -> None:
+        """Return to the initial state: weights, buffers, optimizer, gradient scale and random streams."""
+        self._initial.restore()
+        self.numerics.reset(self.optimizer)
+        self.strategy.seed(self._params.seed)
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that the next step depends on, of this rank: tensors, which are not copied, and the rest as JSON.
+
+        The state of the random streams is the strategy's; all else is the same on every rank.
+        """
+        tensors: dict[str, Tensor] = {f"model.{i}": t for i, t in enumerate(_tensors_of(self.model))}
+        numbers: dict[str, dict[str, Any]] = {}
+        for i, p in enumerate(self._optimized()):
+            for name, value in self.optimizer.state[p].items():
+                if isinstance(value, torch.Tensor):
+                    tensors[f"optimizer.{i}.{name}"] = value
+                else:
+                    numbers.setdefault(str(i), {})[name] = value
+        return tensors, {"optimizer": numbers, "numerics": self.numerics.state_dict()}
+
+    def load_state_dict(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+        """Go back to a state that ``state_dict`` gave, perhaps on another rank."""
+        self.reset()
+        with torch.no_grad():
+            for i, tensor in enumerate(_tensors_of(self.model)):
+                value = tensors[f"model.{i}"]
+                if value.shape != tensor.shape or value.dtype != tensor.dtype:  # copy_ would cast and broadcast
+                    raise ValueError(f"model.{i} is {value.dtype} {tuple(value.shape)}, another model's")
+                tensor.copy_(value)
+        self.numerics.load_state_dict(record["numerics"])
+        parameters = self._optimized()
+        for i, numbers in record["optimizer"].items():
+            self.optimizer.state[parameters[int(i)]].update(numbers)
+        for key, value in tensors.items():
+            kind, number, *name = key.split(".", maxsplit=2)
+            if kind == "optimizer":
+                p = parameters[int(number)]
+                on_device = value if name == ["step"] and not self._counts_on_device() else value.to(p.device)
+                self.optimizer.state[p][name[0]] = on_device
+
+    def _optimized(self) -> list[Tensor]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _counts_on_device(self) -> bool:
+        """PyTorch's fused optimizers count steps on the device, the others on the CPU."""
+        return any(group.get("fused") or group.get("capturable") for group in self.optimizer.param_groups)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training gave: the mean loss over ranks at each step, and this worker's times.
+
+    ``resumed`` lists the steps after which it was continued from a checkpoint.
+    """
+
+    losses: list[float]
+    step_seconds: list[float]
+    seconds: float
+    resumed: list[int] = field(default_factory=list)
+
+
+def warm_up(trainable: Trainable, steps: int, before_reset: Callable[[], None] = lambda: None) -> float:
+    """Run some steps, return to the initial state, and give the seconds of the slowest rank's last step."""
+    clock = StepClock(trainable.strategy.device)
+    trainable.reset()
+    for step in range(steps):
+        trainable.run(step, trainable.rates(step, step + 1), clock)
+    before_reset()
+    trainable.reset()
+    return trainable.strategy.max_over_ranks([clock.step_seconds[-1]])[0]
+
+
+def train(
+    trainable: Trainable,
+    total_steps: int,
+    *,
+    step_seconds: float,
+    tracker: Tracker,
+    checkpointer: PeriodicCheckpointer | None = None,
+) -> Training:
+    """Train from the initial state, or from the checkpoint that ``checkpointer`` has.
+
+    ``step_seconds``, the same on every rank, sets the length of a segment.
+
+    Raises:
+        UserError: the loss is not finite.
+        Interrupted: somebody asked to stop.
+    """
+    clock = StepClock(trainable.strategy.device)
+    segment = max(1, min(total_steps, round(SEGMENT_SECONDS / max(step_seconds, 1e-9))))
+    before = checkpointer.resume(trainable) if checkpointer else None
+    losses = list(before.losses) if before else []
+    resumed = [*before.resumed, len(losses)] if before else []
+    if before:
+        clock.step_seconds, clock.seconds = list(before.step_seconds), before.seconds
+        tracker.losses(1, losses, trainable.rates(0, len(losses)))
+    while len(losses) < total_steps:
+        start = len(losses)
+        stop = min(start + segment, total_steps, checkpointer.next_stop(start) if checkpointer else total_steps)
+        rates = trainable.rates(start, stop)
+        part = trainable.mean_losses(trainable.run(start, rates, clock, tracker.step))
+        tracker.losses(start + 1, part, rates)
+        losses += part
+        bad = next((i for i, loss in enumerate(part) if not math.isfinite(loss)), None)
+        if bad is not None:
+            raise UserError(
+                f"the loss is {part[bad]} at step {start + bad + 1}, expected a finite number",
+                hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
+            )
+        if checkpointer and stop < total_steps:
+            checkpointer.segment_done(trainable, Training(losses, clock.step_seconds, clock.seconds, resumed))
+    return Training(losses, clock.step_seconds, clock.seconds, resumed)

@@ -1,0 +1,221 @@
+"""What of a step's memory is weights, buffers, gradients, optimizer state and activations, by device."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import weakref
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from samebits.host import memory_limit, private_bytes
+from samebits.records.memory import DeviceMemory, Memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from samebits.training.loop import Trainable
+    from samebits.training.strategies import Strategy
+
+
+class MemoryMeter:
+    """Looks at a training's memory; ``taken`` is None before that, and where it cannot be told."""
+
+    def __init__(self) -> None:
+        self.taken: Memory | None = None
+
+    def measure(self, trainable: Trainable, samples: int) -> None:
+        """Keep what ``measure_memory`` tells."""
+        self.taken = measure_memory(trainable, samples)
+
+
+def measure_memory(trainable: Trainable, samples: int) -> Memory | None:
+    """Make one more step, and tell what each device held when it held the most; ``samples`` are those of a step.
+
+    A step must have been made before, so that optimizer and wrapper have what they keep. Every rank must call it, and
+    the caller restores the state.
+
+    On a GPU the figures are those of PyTorch's allocator. It does not know of CUDA's own context, of libraries that
+    allocate for themselves (NCCL), nor of gaps between tensors. On a CPU storages are counted from the operation that
+    makes them until they are freed. What a kernel takes and gives back within one operation is not seen there, nor what
+    the C library keeps of freed memory. Gradients are told apart as autograd finishes them, so that the one in the
+    making counts as an activation.
+
+    None for a compiled module, whose kernels make no tensors that could be counted.
+    """
+    if hasattr(trainable.module, "_orig_mod"):
+        return None
+    strategy = trainable.strategy
+    kept = _gradients_that_stay(trainable)
+    held = _Held(trainable, kept)
+    with _watched(strategy) as watch, _gradients_told(trainable, set(kept), watch):
+        trainable.step(0, trainable.rates(0, 1)[0])
+        watch.see()
+    here = [held.with_step(number, watch, _capacity(strategy, number)) for number in range(len(watch.most))]
+    everyone = strategy.gather_bytes(json.dumps([device.model_dump() for device in here]).encode())
+    devices = tuple(DeviceMemory.model_validate(device) for rank in everyone for device in json.loads(rank))
+    return Memory(source="allocator" if strategy.cuda_devices else "counted", samples=samples, devices=devices)
+
+
+def _capacity(strategy: Strategy, number: int) -> int:
+    """Bytes of a device of this worker, or its part of them where several workers share one."""
+    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if not strategy.cuda_devices:
+        return memory_limit() // workers
+    total: int = torch.cuda.get_device_properties(strategy.cuda_devices[number]).total_memory
+    return total // -(-workers // torch.cuda.device_count())
+
+
+# -- what is there before and after a step ---------------------------------------------------------------------
+
+
+def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
+    """Each storage once."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage._cdata: storage for storage in storages}
+
+
+def _bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
+    """Bytes of the storages on a device; AdamW may count its steps on the CPU."""
+    return sum(s.nbytes() for s in _storages(t for t in tensors if t.device.type == device.type).values())
+
+
+def _gradients_that_stay(trainable: Trainable) -> dict[int, int]:
+    """Drop the gradients; the bytes of those storages that stay, as the buckets do into which ``ddp`` lets them point.
+
+    By the storage's address.
+    """
+    parameters = list(trainable.model.parameters())
+    storages = _storages(p.grad for p in parameters if p.grad is not None)
+    alive = {key: (weakref.ref(storage), storage.nbytes()) for key, storage in storages.items()}
+    storages.clear()
+    trainable.optimizer.zero_grad(set_to_none=True)
+    return {key: count for key, (storage, count) in alive.items() if storage() is not None}
+
+
+class _Held:
+    """Bytes that this worker's first device holds also between steps."""
+
+    def __init__(self, trainable: Trainable, kept: dict[int, int]) -> None:
+        strategy, model = trainable.strategy, trainable.model
+        self._weights = _bytes_of(model.parameters(), strategy.device)
+        self._buffers = _bytes_of(model.buffers(), strategy.device)
+        state = (value for one in trainable.optimizer.state.values() for value in one.values())
+        self._optimizer = _bytes_of((value for value in state if isinstance(value, Tensor)), strategy.device)
+        self._gradients = sum(kept.values())
+        if strategy.cuda_devices:
+            self._there = [torch.cuda.memory_allocated(index) for index in strategy.cuda_devices]
+        else:
+            with suppress(AttributeError, OSError):  # only GNU's library has it: what was freed would count twice
+                ctypes.CDLL(None).malloc_trim(0)
+            self._there = [private_bytes()]
+
+    def with_step(self, number: int, watch: _Watch, capacity: int) -> DeviceMemory:
+        """The parts of one device; those after the first have a replica during the step and nothing of it before."""
+        most, there = watch.most[number], self._there[number]
+        parts = {"weights": self._weights, "buffers": self._buffers}
+        if number:
+            replica = sum(parts.values()) <= most
+            parts = {name: count if replica else 0 for name, count in parts.items()}
+            parts |= {"gradients": 0, "optimizer": 0, "activations": most - sum(parts.values()), "other": there}
+        else:
+            gradients = watch.gradients_then
+            held = sum(parts.values()) + self._optimizer + self._gradients
+            parts |= {"gradients": self._gradients + gradients, "optimizer": self._optimizer}
+            parts |= {"activations": max(0, most - gradients), "other": max(0, there - held)}
+        return DeviceMemory(**parts, capacity=capacity)
+
+
+# -- what a step has at the most -------------------------------------------------------------------------------
+
+
+class _Watch:
+    """The ``most`` that each device had beyond what was there, and the first one's new gradients at that moment."""
+
+    def __init__(self, read: Callable[[], list[int]]) -> None:
+        self._read = read
+        self.most = [0 for _ in read()]
+        self.gradients_then = 0
+        self._gradients = 0
+
+    def see(self) -> None:
+        """Look whether there was more than ever before since the last look."""
+        now = self._read()
+        if now[0] > self.most[0]:
+            self.gradients_then = self._gradients
+        self.most = [max(pair) for pair in zip(self.most, now, strict=True)]
+
+    def gradient(self, count: int) -> None:
+        """There are so many bytes more of gradients."""
+        self.see()
+        self._gradients += count
+
+
+@contextmanager
+def _watched(strategy: Strategy) -> Iterator[_Watch]:
+    """Watch the devices of a worker while it makes a step."""
+    devices = strategy.cuda_devices
+    if not devices:
+        counter = _Counter()
+        with counter:
+            yield _Watch(lambda: [counter.most])
+        return
+    for index in devices:
+        torch.cuda.reset_peak_memory_stats(index)
+    before = [torch.cuda.memory_allocated(index) for index in devices]
+    yield _Watch(
+        lambda: [torch.cuda.max_memory_allocated(index) - was for index, was in zip(devices, before, strict=True)]
+    )
+
+
+@contextmanager
+def _gradients_told(trainable: Trainable, kept: set[int], watch: _Watch) -> Iterator[None]:
+    """Tell the watch of each gradient that takes memory of its own, once."""
+    told: set[int] = set()
+
+    def tell(parameter: Tensor) -> None:
+        grad = parameter.grad
+        if grad is not None and id(parameter) not in told and grad.untyped_storage()._cdata not in kept:
+            told.add(id(parameter))
+            watch.gradient(grad.untyped_storage().nbytes())
+
+    parameters = [p for p in trainable.model.parameters() if p.requires_grad]
+    handles = [p.register_post_accumulate_grad_hook(tell) for p in parameters]  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of the storages that operations make: those ``live`` now, and the ``most`` that lived at once."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.live = self.most = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = _storages(_strided((args, kwargs)))
+        result = func(*args, **(kwargs or {}))
+        for key, storage in _storages(_strided(result)).items():
+            if key not in given:
+                self.live += storage.nbytes()
+                weakref.finalize(storage, self._freed, storage.nbytes()).atexit = False
+        self.most = max(self.most, self.live)
+        return result
+
+    def _freed(self, count: int) -> None:
+        self.live -= count
+
+
+def _strided(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor) and leaf.layout is torch.strided]

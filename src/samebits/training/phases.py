@@ -1,0 +1,205 @@
+"""The marked pass: where the time of a step goes, apart from all steps that are timed for speed-ups.
+
+Steps take turns: as they are (plain), with notes of their phases (noted), and on all devices at once without any
+communication (alone). What a backward pass takes longer than alone is communication and waiting; how long each rank
+computes alone tells who waits for whom, although all end together. A single device also does half the batch in turn,
+which tells what a step costs whatever its batch is.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from samebits.host import Cores, CoreShares, count_cores
+from samebits.records.breakdown import Breakdown, Phases, RankPhases, Reads, Traffic
+from samebits.training.bounds import gradient_bytes, measure_bounds
+from samebits.training.buckets import Tracer
+from samebits.training.meters import StepClock
+from samebits.training.notes import PhaseClock, no_notes
+from samebits.training.reads import ReadCounter, read_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from samebits.records.breakdown import PhaseName
+    from samebits.training.loop import Trainable
+
+TURNS = 12
+TURN_SECONDS = 0.06
+TRACED_STEPS = 4
+
+Turn = Literal["plain", "noted", "alone", "half", "one thread"]
+
+
+@dataclass(frozen=True)
+class Twins:
+    """Copies of a training that the pass compares it with, if there are any, on this rank.
+
+    ``alone`` does this rank's part without communication, ``half`` half of the batch on the only device, and
+    ``traced``, a function, makes the one whose all-reduces a tracer notes.
+    """
+
+    alone: Trainable | None
+    half: Trainable | None
+    traced: Callable[[Tracer], Trainable | None]
+
+
+def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_seconds: float) -> Breakdown:
+    """Divide the steps of a training into phases; every rank must call it, with twins of the same kinds.
+
+    ``step_seconds``, the same on every rank, sets how many steps a turn has.
+    """
+    steps = max(1, min(total_steps, round(TURN_SECONDS / max(step_seconds, 1e-9))))
+    turns = _Turns(trainable, twins, steps, total_steps)
+    turns.run()
+    traffic, reads = _trace(trainable, twins, total_steps)
+    strategy = trainable.strategy
+    everyone = strategy.gather_bytes(turns.here().model_dump_json().encode())
+    ranks = tuple(RankPhases.model_validate_json(rank) for rank in everyone)
+    return Breakdown(
+        steps=steps,
+        plain_ms=turns.ms("plain"),
+        noted_ms=turns.ms("noted"),
+        one_thread_ms=turns.ms("one thread"),
+        ranks=ranks,
+        traffic=traffic,
+        reads=reads,
+        bounds=measure_bounds(trainable, turns.ms("half") if twins.half else None),
+        cores=count_cores(),
+        other_cores=turns.shares.others if turns.shares else None,
+    )
+
+
+class _Turns:
+    """Steps of each kind, turn by turn."""
+
+    def __init__(self, trainable: Trainable, twins: Twins, steps: int, total_steps: int) -> None:
+        self._subjects: dict[Turn, Trainable] = {"plain": trainable, "noted": trainable}
+        if twins.alone:
+            self._subjects["alone"] = twins.alone
+        if twins.half:
+            self._subjects["half"] = twins.half
+        self._threads = torch.get_num_threads()
+        if takes_threads(trainable):
+            self._subjects["one thread"] = trainable
+        self._steps, self._last_start = steps, max(1, total_steps - steps + 1)
+        self._strategy = trainable.strategy
+        self._clock = PhaseClock(self._strategy.device)
+        self._seconds: dict[Turn, list[float]] = {turn: [] for turn in self._subjects}
+        self._phases: dict[Turn, list[Phases]] = {"noted": [], "alone": []}
+        self._cpu_seconds = 0.0
+        self.shares: CoreShares | None = None
+
+    def run(self) -> None:
+        """All turns, in an order that moves on from turn to turn, so that none of them always follows the same one."""
+        for subject in {id(subject): subject for subject in self._subjects.values()}.values():
+            subject.reset()
+        cores = Cores(os.getppid())  # the launcher and all its workers
+        before = cores.read()
+        order = list(self._subjects)
+        for number in range(TURNS):
+            first = number % len(order)
+            for turn in order[first:] + order[:first]:
+                self._strategy.barrier()
+                self._take(turn, number * self._steps % self._last_start)
+        after = cores.read()
+        if before and after:
+            self.shares = CoreShares.between(before, after)
+        self._clock.close()
+
+    def _take(self, turn: Turn, start: int) -> None:
+        subject, noted = self._subjects[turn], turn in self._phases
+        rates = subject.rates(start, start + self._steps)
+        if noted:
+            subject.watch(self._clock)
+        clock, before = StepClock(self._strategy.device), time.process_time()
+        if noted:
+            self._clock("host")
+        with one_thread() if turn == "one thread" else nullcontext():
+            subject.run(start, rates, clock)
+        if noted:
+            self._phases[turn].append(self._clock.take(self._steps))
+            subject.watch(no_notes)
+        if turn == "noted":
+            self._cpu_seconds += time.process_time() - before
+        self._seconds[turn].append(clock.seconds)
+
+    def ms(self, turn: Turn) -> tuple[float, ...]:
+        """Milliseconds of a step of the slowest rank, by turn, if there were any; every rank must call it."""
+        if turn not in self._seconds:
+            return ()
+        return tuple(1e3 * s / self._steps for s in self._strategy.max_over_ranks(self._seconds[turn]))
+
+    def here(self) -> RankPhases:
+        """What this rank has noted."""
+        return RankPhases(
+            noted=tuple(self._phases["noted"]),
+            alone=tuple(self._phases["alone"]),
+            cpu_cores=self._cpu_seconds / max(sum(self._seconds["noted"]), 1e-9),
+            threads=self._threads,
+        )
+
+
+def takes_threads(trainable: Trainable) -> bool:
+    """Whether some rank's model has taken more threads than a CPU device is, which is one; every rank must call it."""
+    taken = trainable.strategy.device.type == "cpu" and torch.get_num_threads() > 1
+    return bool(trainable.strategy.max_over_ranks([taken])[0])
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in which operations use one thread, whatever the model asks for."""
+    threads, asked = torch.get_num_threads(), torch.set_num_threads
+    torch.set_num_threads(1)
+    torch.set_num_threads = lambda _: None  # type: ignore[assignment]  # the model would set it again
+    try:
+        yield
+    finally:
+        torch.set_num_threads = asked
+        torch.set_num_threads(threads)
+
+
+class _TracedNotes:
+    """Passes the beginnings of steps and of backward passes on to a tracer, and knows the phase."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self.phase: PhaseName = "host"
+
+    def __call__(self, phase: PhaseName) -> None:
+        """A phase begins."""
+        self.phase = phase
+        if phase == "backward":
+            self._tracer.begin_backward()
+
+
+def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffic | None, Reads]:
+    """What some steps send and read; they are slower than others."""
+    tracer = Tracer(trainable.strategy.device)
+    several = trainable.strategy.world_size > 1
+    subject = twins.traced(tracer) if several else trainable
+    if subject is None:
+        return None, Reads()
+    subject.reset()
+    notes = _TracedNotes(tracer)
+    reads = ReadCounter(lambda: notes.phase)
+    subject.watch(notes)
+    with reads:
+        subject.run(0, subject.rates(0, 1), StepClock(trainable.strategy.device))
+    for step in range(min(TRACED_STEPS, total_steps)):
+        tracer.begin_step()
+        subject.run(step, subject.rates(step, step + 1), StepClock(trainable.strategy.device))
+    subject.watch(no_notes)
+    of_one = read_seconds(trainable.strategy.device) if reads.count else 0.0
+    counted = Reads(count=reads.count, ms=1e3 * of_one * reads.count)
+    if not several:
+        return None, counted
+    buffer_bytes = sum(buffer.nbytes for buffer in subject.model.buffers()) if subject.sync_buffers else 0
+    traffic = Traffic(buckets=tracer.buckets(), gradient_bytes=gradient_bytes(trainable), buffer_bytes=buffer_bytes)
+    return traffic, counted

@@ -1,0 +1,260 @@
+"""Decide, before anything starts, which devices a strategy gets and what its figures may be called."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from samebits.errors import HostError, UserError
+from samebits.numerics.graphs import why_not
+from samebits.records.run import Label, Note, Placement
+from samebits.training.split import BatchSplit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName, StrategyName, Train
+
+MAX_CPU_DEVICES = 2
+_TOO_MANY = "lower it, use auto, or set train.oversubscribe: true"
+_RING = (
+    "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its own choice "
+    "may be faster, with train.ddp.deterministic: false"
+)
+
+
+class Devices(NamedTuple):
+    """What one machine has, and how many of its devices are asked for; ``machine`` tells it from others."""
+
+    gpus: int
+    cores: int
+    wanted: int | Literal["auto"] = "auto"
+    name: str = ""
+    machine: str = ""
+
+    @property
+    def existing(self) -> int:
+        """GPUs where there are any, else cores."""
+        return self.gpus or self.cores
+
+    @property
+    def kind(self) -> str:
+        """What ``existing`` counts."""
+        return "GPU" if self.gpus else "CPU core"
+
+
+def place(
+    strategy: StrategyName, params: Params, numerics: NumericsName, *, gpus: int, cores: int
+) -> tuple[Placement, BatchSplit]:
+    """Choose the devices for ``strategy`` on a host with so many visible GPUs and usable cores, and split the batch.
+
+    Raises:
+        HostError: more devices are asked for than exist, without ``train.oversubscribe``.
+        UserError: the batch cannot be split over the devices that are asked for.
+    """
+    here = Devices(gpus, cores, params.train.num_devices)
+    whole = BatchSplit.of(params, numerics)
+    if strategy == "single":
+        device_type: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
+        return Placement(strategy=strategy, device_type=device_type, rows_per_device=whole.rows_per_device), whole
+    count, notes = _count(strategy, params.train, whole, here)
+    if strategy == "dp":
+        return _place_dp(whole, here, count, notes)
+    return _place_ranks(strategy, params.train, numerics, whole, [here], [count], notes)
+
+
+def place_over_nodes(
+    strategy: StrategyName, params: Params, numerics: NumericsName, nodes: Sequence[Devices]
+) -> tuple[Placement, BatchSplit]:
+    """Choose the devices of each of several machines, all of which have GPUs or none has.
+
+    In ``exact`` they may differ in number, since shards stay whole.
+
+    Raises:
+        HostError: see ``place``.
+        UserError: see ``place``; or the strategy has no ranks, or machines would get unequal parts in ``fast``.
+    """
+    if strategy in ("single", "dp"):
+        hint = "start it on one machine, or train with ddp"
+        raise UserError(f"{strategy} uses one machine, and {len(nodes)} were started", hint=hint)
+    train, whole = params.train, BatchSplit.of(params, numerics)
+    for node in nodes:
+        if node.wanted != "auto" and node.wanted > node.existing and not train.oversubscribe:
+            text = f"train.num_devices: got {node.wanted}, {node.name} has {node.existing} {node.kind}s"
+            raise HostError(text, hint=_TOO_MANY)
+    most = [_available(node) if node.wanted == "auto" else node.wanted for node in nodes]
+    if whole.shards is None and len({*most}) > 1:
+        counted = ", ".join(f"{node.name} {count}" for node, count in zip(nodes, most, strict=True))
+        raise UserError(
+            f"fast needs as many devices on each machine, and they have: {counted}",
+            hint="set train.num_devices, or train in exact, where shards are shared out",
+        )
+    counts, notes = most, tuple[Note, ...]()
+    if all(node.wanted == "auto" for node in nodes):
+        fitting = (n for n in range(max(most), 0, -1) if whole.over(ranks=sum(min(n, one) for one in most)).even)
+        each = next(fitting, max(most))
+        counts = [min(each, one) for one in most]
+        if counts != most:
+            text = f"{sum(counts)} of {sum(most)} devices, as {whole.units} {whole.unit} are shared out equally"
+            notes = (Note(kind="fewer_devices", text=text),)
+    if not whole.over(ranks=sum(counts)).even:
+        raise UserError(
+            f"{len(nodes)} machines have {sum(counts)} devices for {whole.units} {whole.unit} of a batch",
+            hint="raise exact.shards" if whole.shards else "change train.global_batch_size or train.num_devices",
+        )
+    return _place_ranks(strategy, train, numerics, whole, nodes, counts, notes)
+
+
+def _place_dp(whole: BatchSplit, here: Devices, count: int, notes: tuple[Note, ...]) -> tuple[Placement, BatchSplit]:
+    labels = _oversubscribed([here], [count])
+    if not here.gpus or count == 1:
+        why = "one GPU is used" if here.gpus else "no CUDA device is visible"
+        label = Label(kind="fallback", text=f"{why}, so DataParallel ran the plain module on one device")
+        placement = Placement(
+            strategy="dp",
+            device_type="cuda" if here.gpus else "cpu",
+            num_devices=count,
+            rows_per_device=whole.rows_per_device,
+            labels=(label,),
+            notes=notes,
+        )
+        return placement, whole
+    split = whole.over(devices=count)
+    if split.busy_devices < count:
+        text = (
+            f"DataParallel cuts {split.units_at_a_time} {split.unit} into {split.busy_devices} chunks, so "
+            f"{count - split.busy_devices} of {count} devices get none"
+        )
+        labels.append(Label(kind="unused_devices", text=text))
+    placement = Placement(
+        strategy="dp",
+        device_type="cuda",
+        num_devices=count,
+        devices_used=split.busy_devices,
+        rows_per_device=split.rows_per_device,
+        devices=tuple(i % here.gpus for i in range(count)),
+        labels=tuple(labels),
+        notes=notes,
+    )
+    return placement, split
+
+
+def _place_ranks(
+    strategy: StrategyName,
+    train: Train,
+    numerics: NumericsName,
+    whole: BatchSplit,
+    nodes: Sequence[Devices],
+    counts: Sequence[int],
+    notes: tuple[Note, ...],
+) -> tuple[Placement, BatchSplit]:
+    """One rank for each device; ranks are numbered by machine."""
+    count = sum(counts)
+    split = whole.over(ranks=count)
+    labels = _oversubscribed(nodes, counts)
+    if count == 1:
+        text = f"{strategy} ran with a world size of 1: one process, nothing to reduce"
+        labels.append(Label(kind="one_device", text=text))
+    devices = [i % (node.gpus or one) for node, one in zip(nodes, counts, strict=True) for i in range(one)]
+    own_gpus = all(0 < one <= node.gpus for node, one in zip(nodes, counts, strict=True))
+    backend: Literal["gloo", "nccl"] = "nccl" if own_gpus else "gloo"
+    if backend == "nccl" and count > 1 and numerics == "fast":  # sums in exact are the same in any order
+        if train.ddp.deterministic:
+            notes += (Note(kind="ring", text=_RING),)
+        else:
+            labels.append(Label(kind="any_order", text="NCCL chose its algorithm, so a repeat may give other bits"))
+    placement = Placement(
+        strategy=strategy,
+        device_type="cuda" if nodes[0].gpus else "cpu",
+        num_devices=count,
+        devices_used=count,
+        rows_per_device=split.rows_per_device,
+        world_size=count,
+        devices=tuple(devices),
+        devices_by_node=tuple(counts) if len(counts) > 1 else (),
+        backend=backend,
+        labels=tuple(labels),
+        notes=notes,
+    )
+    return placement, split
+
+
+def _oversubscribed(nodes: Sequence[Devices], counts: Sequence[int]) -> list[Label]:
+    """A label for each machine with more workers than devices; containers and the like may share one."""
+    labels = []
+    for machine in dict.fromkeys(node.machine for node in nodes):
+        here = [(node, count) for node, count in zip(nodes, counts, strict=True) if node.machine == machine]
+        node = max((node for node, _ in here), key=lambda node: node.existing)
+        total = sum(count for _, count in here)
+        if total > node.existing:
+            kind = f"{node.kind}{'s' if node.existing > 1 else ''}"
+            where = f" of {node.name}" if len(counts) > 1 else ""
+            labels.append(Label(kind="oversubscribed", text=f"{total} workers share {node.existing} {kind}{where}"))
+    return labels
+
+
+def _available(node: Devices) -> int:
+    return node.gpus or min(node.cores, MAX_CPU_DEVICES)
+
+
+def _count(strategy: StrategyName, train: Train, whole: BatchSplit, here: Devices) -> tuple[int, tuple[Note, ...]]:
+    """How many devices ``dp`` or ``ddp`` gets."""
+    if train.num_devices == "auto":
+        available = _available(here)
+        count = max(n for n in range(1, available + 1) if whole.over(ranks=n).even)
+        if count == available:
+            return count, ()
+        text = f"{count} of {available} devices, the most that divide {whole.units} {whole.unit} equally"
+        return count, (Note(kind="fewer_devices", text=text),)
+    count = train.num_devices
+    if count > here.existing and not train.oversubscribe:
+        text = f"train.num_devices: got {count}, this host has {here.existing} {here.kind}s"
+        raise HostError(text, hint=_TOO_MANY)
+    if count > whole.units:
+        raise UserError(
+            f"train.num_devices: got {count} devices for {whole.units} {whole.unit}, accepts at most {whole.units}",
+            hint="raise exact.shards"
+            if whole.shards
+            else "raise train.global_batch_size or lower train.grad_accum_steps",
+        )
+    if strategy != "dp" and not whole.over(ranks=count).even:
+        raise UserError(
+            f"train.num_devices: got {count}, accepts a divisor of the {whole.units} {whole.unit} that {strategy} "
+            "shares out",
+            hint="change train.global_batch_size or train.num_devices",
+        )
+    return count, ()
+
+
+def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, tf32: bool) -> dict[str, str]:
+    """Settings that are right but do nothing in this training, each with the reason; ``tf32``: the GPU has it."""
+    reasons: dict[str, str] = {}
+    if numerics == "exact":
+        if train.compile:
+            reasons["train.compile"] = "a compiler may fuse what the exact numerics round apart"
+        if train.precision != "fp32":
+            reasons["train.precision"] = "the exact numerics compute in float32 precision"
+    else:
+        if train.compile and placement.strategy == "dp":
+            reasons["train.compile"] = "torch.compile is not combined with DataParallel"
+        if train.precision == "tf32" and placement.device_type == "cpu":
+            reasons["train.precision"] = "tf32 is a mode of NVIDIA GPUs; float32 was used"
+        elif train.precision == "tf32" and not tf32:
+            reasons["train.precision"] = "this GPU is older than tf32 (compute capability 8.0); float32 was used"
+    if train.cuda_graphs and (why := _no_graphs(train, placement, numerics)):
+        reasons["train.cuda_graphs"] = why
+    if train.ddp.static_graph and train.grad_accum_steps > 1 and placement.has_ranks:
+        reasons["train.ddp.static_graph"] = "PyTorch cannot combine it with gradient accumulation"
+    if train.optimizer.name == "adamw" and train.optimizer.momentum:
+        reasons["train.optimizer.momentum"] = "AdamW has no momentum setting"
+    if train.num_devices != "auto" and train.num_devices > placement.num_devices:
+        reasons["train.num_devices"] = "single always uses one device"
+    return reasons
+
+
+def _no_graphs(train: Train, placement: Placement, numerics: NumericsName) -> str | None:
+    if numerics == "exact":
+        return "the exact numerics look at values while a step runs"
+    if placement.strategy == "dp":
+        return "DataParallel makes new replicas at each step, and a graph is of one module's memory"
+    return why_not(train, placement.device_type)

@@ -1,0 +1,83 @@
+"""When timed slices are repeated once more: until the speed-up is known well enough, or a limit is spent."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from samebits.records.run import Note, Repeats
+from samebits.records.statistics import NARROW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samebits.records.run import Ratio, StopKind
+
+MOST_REPEATS = 100  # of slices so short that the limit would allow thousands
+
+
+def why_stop(ratio: Ratio | None, *, count: int, spent: float, longest: float, limit: float) -> StopKind | None:
+    """Why no repeat should follow the ``count`` that were timed, None if one should.
+
+    ``ratio`` is None while there are too few pairs to tell an interval. ``spent`` of the ``limit`` are the seconds that
+    prolonging has taken; the next repeat is expected to take as long as the ``longest``.
+    """
+    if ratio is not None and ratio.half_width <= NARROW:
+        return "narrow"
+    if not limit:
+        return "off"
+    return "limit" if count >= MOST_REPEATS or spent + longest > limit else None
+
+
+def notes_of(repeats: Repeats | None) -> list[Note]:
+    """That a measurement was prolonged, if it was."""
+    if repeats is None or repeats.count == repeats.planned:
+        return []
+    known = f"until the speed-up was known within {NARROW:.0%}" if repeats.stopped == "narrow" else "as far as allowed"
+    text = (
+        f"the host is noisy: slices were timed {repeats.count} times in place of {repeats.planned}, {known} "
+        f"({repeats.prolonged_seconds:.1f} s more)"
+    )
+    return [Note(kind="prolonged", text=text)]
+
+
+class Prolonging:
+    """Decides for one rank, after each repeat, whether another follows; ``limit`` is ``train.prolong_s``."""
+
+    def __init__(self, planned: int, limit: float, now: Callable[[], float] = time.perf_counter) -> None:
+        self._planned, self._limit, self._now = planned, limit, now
+        self._last, self._longest, self._spent = now(), 0.0, 0.0
+        self._count = 0
+        self._half_width: float | None = None
+        self._stopped: StopKind | None = None
+
+    def wants_more(self, ratio: Callable[[], Ratio | None] | None) -> bool:
+        """Whether to time another repeat, now that one has ended.
+
+        ``ratio`` gives the speed-up as it is known by now, and is None if there will be none.
+        """
+        now = self._now()
+        seconds, self._last = now - self._last, now
+        self._longest = max(self._longest, seconds)
+        self._spent += seconds if self._count >= self._planned else 0.0
+        self._count += 1
+        if self._count < self._planned:
+            return True
+        if ratio is None:
+            self._half_width, self._stopped = None, "no_ratio"
+            return False
+        value = ratio()
+        self._half_width = value.half_width if value else None
+        self._stopped = why_stop(value, count=self._count, spent=self._spent, longest=self._longest, limit=self._limit)
+        return self._stopped is None
+
+    def result(self) -> Repeats:
+        """What the record says, once no repeat follows."""
+        assert self._stopped
+        return Repeats(
+            planned=self._planned,
+            count=self._count,
+            prolonged_seconds=round(self._spent, 3),
+            half_width=self._half_width,
+            stopped=self._stopped,
+        )

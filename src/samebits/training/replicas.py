@@ -1,0 +1,81 @@
+"""``nn.DataParallel`` as the strategy ``dp`` uses it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel
+
+from samebits.training.notes import no_notes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from samebits.training.notes import Notes
+
+
+class Replicas(DataParallel[nn.Module]):
+    """PyTorch's wrapper, which raises what a replica raised, and divides ranges as it does tensors of their length.
+
+    ``notes`` is told what it does beside the forward pass of its replicas.
+    """
+
+    notes: Notes = staticmethod(no_notes)  # a plain function would become a method
+
+    def scatter(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[int | torch.device]
+    ) -> Any:
+        """Divide the arguments; a range stays on the host."""
+        self.notes("scatter")
+        parts, kwargs_of_parts = super().scatter(inputs, kwargs, device_ids)
+        count = len(device_ids)
+        parts = tuple(
+            tuple(chunk_of(value, index, count) if isinstance(value, range) else value for value in part)
+            for index, part in enumerate(parts)
+        )
+        return parts, kwargs_of_parts
+
+    def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> list[nn.Module]:
+        """Copy the module to every device."""
+        self.notes("replicate")
+        return super().replicate(module, device_ids)
+
+    def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
+        """Bring the outputs to one device; the forward pass goes on there."""
+        self.notes("gather")
+        gathered = super().gather(outputs, output_device)
+        self.notes("forward")
+        return gathered
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Run the replicas; PyTorch makes another exception of theirs, without its hint and its place."""
+        self.notes("forward")
+        guarded = [_Replica(replica) for replica in replicas]
+        try:
+            return super().parallel_apply(guarded, inputs, kwargs)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001 - what it raises is raised
+            raise next((replica.error for replica in guarded if replica.error), error) from None
+
+
+class _Replica:
+    """A replica of a module, and what it raised."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.error: Exception | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._module(*args, **kwargs)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def chunk_of(numbers: range, index: int, count: int) -> range:
+    """The part of a range that ``torch.chunk`` would give of a tensor of its length."""
+    size = -(-len(numbers) // count)
+    return numbers[index * size : (index + 1) * size]

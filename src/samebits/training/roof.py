@@ -1,0 +1,147 @@
+"""What a step computes, and how fast its device multiplies matrices: whether the device is used well at all."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from samebits.errors import first_line
+from samebits.records.usage import Roof
+from samebits.training.diagnosis import is_out_of_memory
+
+if TYPE_CHECKING:
+    from samebits.params.schema import Train
+    from samebits.training.loop import Trainable
+
+COUNTING_SECONDS = 0.05  # that the counted passes may take, by the time of a step
+PRODUCT_SECONDS = 0.03  # for which products of one size are repeated
+ROOF_SECONDS = 0.15  # in which sizes are tried
+_SIZES = {"cpu": (128, 256, 512, 768, 1024, 1536), "cuda": (1024, 2048, 4096, 8192)}
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_ALSO_PRODUCTS = re.compile(
+    r"rnn|lstm|gru|fft|linalg|cdist|trilinear|mkldnn|quantized|sparse|spmm|flash|attention|(^|_)(mv|addmv|dot|addr)$"
+)
+"""Names of operations that multiply much, as far as the counter does not know them."""
+
+
+def measure_roof(trainable: Trainable, train: Train, samples: int, step_seconds: float) -> Roof | None:
+    """The work of a step of so many ``samples``, and the roof of its device; on rank 0, while the others wait.
+
+    Every rank must call it, after all that is timed. What cannot be measured is said, not fatal. None in ``exact``,
+    whose products are not PyTorch's, and where nothing is repeated.
+    """
+    if trainable.numerics.name == "exact" or train.repeats == 1:
+        return None
+    return trainable.strategy.first_alone(lambda: _measure(trainable, train, samples, step_seconds))
+
+
+def _measure(trainable: Trainable, train: Train, samples: int, step_seconds: float) -> Roof:
+    roof = Roof()
+    try:
+        trainable.numerics.configure()
+        flops, uncounted = count_flops(trainable, samples, step_seconds)
+        roof = Roof(flops_per_step=flops, uncounted=uncounted)
+        best = multiply_fast(trainable.strategy.device, _TYPES.get(train.precision, torch.float32))
+    except Exception as error:  # noqa: BLE001 - the training is done, and no user's operation may end it now
+        return roof.model_copy(update={"problem": f"{type(error).__name__}: {first_line(str(error))}"})
+    return roof.model_copy(update={"roof_flops": best})
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
+    """Counts by the formulas of PyTorch's FlopCounterMode, and notes which products have none there."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        from torch.utils import flop_counter  # here, because with CUDA it imports Triton
+
+        aten = torch.ops.aten
+        self._formulas = {
+            **flop_counter.flop_registry,
+            aten._scaled_dot_product_flash_attention_for_cpu: flop_counter.sdpa_flop,
+            aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_counter.sdpa_backward_flop,
+        }
+        self.flops = 0
+        self.uncounted: set[str] = set()
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: else the first operation imports PyTorch's compiler, as FlopCounterMode's does, which takes a second."""
+        return False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # PyTorch's
+        """Run the operation and count it."""
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = getattr(func, "_overloadpacket", func)
+        if formula := self._formulas.get(packet):
+            self.flops += formula(*args, **kwargs, out_val=out)
+        elif _multiplies(str(packet)):
+            self.uncounted.add(str(packet).replace(".", "::", 1))
+        return out
+
+
+def _multiplies(packet: str) -> bool:
+    """Whether an operation may well be a product of matrices: by its name, or because nobody knows what it is."""
+    space, _, name = packet.partition(".")
+    return space not in ("aten", "prim", "prims") or bool(_ALSO_PRODUCTS.search(name))
+
+
+def count_flops(trainable: Trainable, samples: int, step_seconds: float) -> tuple[float, tuple[str, ...]]:
+    """Multiplications and additions of a step of so many ``samples``, and what was not counted.
+
+    Counted forward and backward on some rows of this rank's first micro-batch, and taken times the rows of the step.
+    The model is called as it is, without a wrapper, and no gradient is left in it.
+    """
+    batch = trainable.batches.micro_batch(0, 0)
+    rows = len(batch.inputs)
+    seconds = step_seconds / trainable.batches.micro_batches
+    batch = batch.head(max(2, min(rows, int(rows * COUNTING_SECONDS / max(seconds, 1e-9)))))
+    numerics, model = trainable.numerics, trainable.model
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    with _Counter() as counter:
+        loss = numerics.loss(numerics.forward(numerics.module(model), batch), batch.targets)
+        torch.autograd.grad(loss, parameters, allow_unused=True)  # not backward, for which ddp has hooks
+    return counter.flops * samples / len(batch.inputs), tuple(sorted(counter.uncounted))
+
+
+def multiply_fast(device: torch.device, dtype: torch.dtype) -> float:
+    """The most multiplications and additions a second that products of square matrices reached, as switches stand.
+
+    Sizes grow until a product takes long enough to be timed, or the time is over. The first product of a size is not
+    timed. Raises RuntimeError: not even the smallest is computed.
+    """
+    best, began = 0.0, time.perf_counter()
+    generator = torch.Generator(device).manual_seed(0)
+    for size in _SIZES[device.type]:
+        try:
+            a, b = (torch.rand(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+            single = _seconds(a, b, device, 1)  # with what a first call takes, as a library's start
+            single = min(single, _seconds(a, b, device, 1))
+            repeats = max(1, int(PRODUCT_SECONDS / max(single, 1e-6) / 2))
+            seconds = min(_seconds(a, b, device, repeats) / repeats for _ in range(2))
+        except RuntimeError as error:
+            if best and is_out_of_memory(error):
+                break
+            raise
+        best = max(best, 2 * size**3 / min(seconds, single))
+        spent = time.perf_counter() - began
+        if spent + 12 * seconds + PRODUCT_SECONDS > ROOF_SECONDS:
+            break
+    return best
+
+
+def _seconds(a: torch.Tensor, b: torch.Tensor, device: torch.device, repeats: int) -> float:
+    """Of so many products in a row, with the device synchronised at both ends."""
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(repeats):
+        a @ b
+    wait(device)
+    return time.perf_counter() - began

@@ -1,0 +1,103 @@
+"""One way to set a model up in a process, for trainings, their references, evaluation and the doctor's trials."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from samebits.models.build import build_model
+from samebits.numerics.exact.numerics import ExactNumerics
+from samebits.numerics.fast import FastNumerics
+from samebits.training.batches import Batches, load_data, on_device
+from samebits.training.diagnosis import trial_step
+from samebits.training.loop import Snapshot, Trainable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from samebits.numerics.interface import Numerics
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName
+    from samebits.records.card import Card
+    from samebits.records.run import Note, Placement
+    from samebits.training.batches import Data
+    from samebits.training.split import BatchSplit
+    from samebits.training.strategies import Strategy
+
+
+class Setup:
+    """Builds what a step needs; its methods are called in the order in which they stand here."""
+
+    def __init__(
+        self, params: Params, numerics: NumericsName, card: Card, *, split: BatchSplit, strategy: Strategy
+    ) -> None:
+        self.params, self.card, self.split, self.strategy = params, card, split, strategy
+        self.numerics = make_numerics(params, numerics, card, split, strategy.device)
+
+    def enter_process(self) -> None:
+        """Make this process the strategy's worker, with the switches of the numerics and the seed's random streams."""
+        self.strategy.setup()
+        self.numerics.configure()
+        self.strategy.seed(self.params.seed)
+
+    def build(self) -> nn.Module:
+        """The untrained model on the CPU, as its factory made it. Raises UserError: see ``build_model``."""
+        return build_model(self.params.model, self.card, self.params.seed, self.numerics.construction())
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """Make a model one that these numerics train, on the strategy's device."""
+        self.numerics.prepare(model)
+        return model.to(self.strategy.device)
+
+    def load(self, folder: Path, split: Literal["train", "test"] = "train") -> Data:
+        """A split of the data, on the device if it fits. Raises UserError: see ``load_data``."""
+        return on_device(load_data(folder, self.card, split), self.strategy.device)
+
+    def batches(self, data: Data) -> Batches:
+        """What this rank feeds."""
+        rank, device = self.strategy.rank, self.strategy.device
+        return Batches(data, self.card, self.split, rank=rank, seed=self.params.seed, device=device)
+
+    def try_step(
+        self,
+        model: nn.Module,
+        batches: Batches,
+        placement: Placement,
+        *,
+        wants_ranks: bool,
+        before_restore: Callable[[], None] = lambda: None,
+    ) -> list[Note]:
+        """Run the placed model once, before it is wrapped, and leave it as it was; raises what ``trial_step`` does."""
+        initial = Snapshot(model)
+        batch = batches.micro_batch(0, 0)
+        graphs = self.strategy.compiles and self.numerics.graphs
+        notes = trial_step(model, self.numerics, batch, self.card, placement, wants_ranks=wants_ranks, graphs=graphs)
+        before_restore()
+        initial.restore()
+        return notes
+
+    def trainable(self, model: nn.Module, batches: Batches) -> Trainable:
+        """The placed model under the strategy, with its optimizer."""
+        return Trainable(
+            model=model, batches=batches, strategy=self.strategy, numerics=self.numerics, params=self.params
+        )
+
+
+def make_numerics(params: Params, name: NumericsName, card: Card, split: BatchSplit, device: torch.device) -> Numerics:
+    """The numerics of that name, for global batches that are split like this."""
+    if name == "fast":
+        return FastNumerics(params.train, device, card.loss)
+    assert split.shards, "exact numerics need shards"
+    return ExactNumerics(
+        params.train,
+        device,
+        card.loss,
+        tuple(card.target_shape),
+        seed=params.seed,
+        shards=split.shards,
+        samples=split.samples,
+        independent=params.model.source is None,
+    )

@@ -1,0 +1,275 @@
+"""Timed slices beside the training: repeats, and what the same work takes otherwise.
+
+References run on the first device alone: ``single`` does the whole global batch, ``share`` one device's share of it,
+and ``fast``, beside an exact ``single``, does the whole batch in PyTorch's own arithmetic. Two more run on all devices
+at once: ``together`` without any communication, and ``node``, on several machines, with none between them.
+
+A slice is cut into chunks, and those of the references are interleaved with the strategy's own, so that a host whose
+speed drifts slows all of them alike: ratios are taken within a chunk. On a noisy host there are more repeats than were
+asked for.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from samebits.records.run import Measurement, Reason, Repeats, SliceName
+from samebits.records.statistics import paired_ratio
+from samebits.training.diagnosis import is_out_of_memory
+from samebits.training.loop import warm_up
+from samebits.training.meters import StepClock
+from samebits.training.prolonging import Prolonging
+from samebits.training.setup import Setup
+from samebits.training.strategies import SingleDeviceStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor, nn
+
+    from samebits.params.schema import NumericsName, Train
+    from samebits.records.run import Placement, Ratio
+    from samebits.training.batches import Data
+    from samebits.training.buckets import Tracer
+    from samebits.training.loop import Trainable
+    from samebits.training.split import BatchSplit
+    from samebits.training.strategies import Strategy
+
+ReferenceName = SliceName | Literal["traced", "half"]
+"""``traced`` is the training itself, with notes of its all-reduces; ``half`` does half the batch on one device."""
+
+EVERYWHERE: set[SliceName] = {"together", "node"}  # the others run on the first device
+_ONE_PAIR = Reason(
+    kind="one_repeat", text="one pair of times tells no interval, and train.repeats and train.prolong_s allow no more"
+)
+_NO_MEMORY = Reason(kind="no_memory", text="the references do not fit on one device beside the training")
+SLICE_SECONDS = 0.5
+CHUNKS = 8
+WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Seconds of each chunk by name and repeat (``strategy`` is the slowest rank's), and whether losses repeated.
+
+    ``first_difference`` is the first step, from 1, at which a repeat's loss was not the training's, else None.
+    ``problem`` says why nothing was timed, or no reference. ``repeats`` are rank 0's alone to say.
+    """
+
+    steps: int = 0
+    chunk_steps: int = 0
+    seconds: dict[SliceName, list[list[float]]] = field(default_factory=dict)
+    first_difference: int | None = None
+    problem: Reason | None = None
+    repeats: Repeats | None = None
+
+    def speedup(self) -> Ratio | None:
+        """Times faster than ``single``."""
+        return _ratio(self.seconds, "single", "strategy")
+
+    def bound(self) -> Ratio | None:
+        """What the speed-up would be if communication cost nothing: ``single`` over ``share``."""
+        return _ratio(self.seconds, "single", "share")
+
+    def price(self) -> Ratio | None:
+        """Times slower than ``fast``."""
+        return _ratio(self.seconds, "strategy", "fast")
+
+    def measurement(self, step_seconds: Sequence[float]) -> Measurement:
+        """The times as they are recorded, with those of the training's own steps."""
+        return Measurement(
+            step_ms=tuple(float(f"{seconds * 1e3:.4g}") for seconds in step_seconds),
+            slice_steps=self.steps,
+            chunk_steps=self.chunk_steps,
+            chunk_seconds={name: tuple(map(tuple, repeats)) for name, repeats in self.seconds.items()},
+            repeats=self.repeats,
+        )
+
+
+def _ratio(seconds: Mapping[SliceName, list[list[float]]], above: SliceName, below: SliceName) -> Ratio | None:
+    return paired_ratio(seconds[above], seconds[below]) if seconds.get(above) and seconds.get(below) else None
+
+
+NOT_MEASURED = Slices(problem=Reason(kind="not_measured", text="what comes after the training did not end"))
+NO_MEMORY_LEFT = Slices(problem=Reason(kind="no_memory", text="memory ran out in the slices after the training"))
+
+
+def reference_names(placement: Placement, numerics: NumericsName) -> tuple[SliceName, ...]:
+    """What a training is compared with."""
+    if placement.may_speed_up:
+        together: tuple[SliceName, ...] = ("together",) if placement.has_ranks else ()
+        node: tuple[SliceName, ...] = ("node",) if max(placement.devices_by_node, default=1) > 1 else ()
+        return "single", "share", *together, *node
+    return ("fast",) if numerics == "exact" and placement.strategy == "single" else ()
+
+
+@dataclass
+class References:
+    """Warm references that run on this rank, and the names of all; ``problem`` says why there are none."""
+
+    names: tuple[SliceName, ...] = ()
+    here: dict[SliceName, Trainable] = field(default_factory=dict)
+    problem: Reason | None = None
+
+
+def make_references(untrained: nn.Module | None, data: Data, setup: Setup, placement: Placement) -> References:
+    """What a training is timed beside. Every rank must call it.
+
+    ``untrained`` is the model as it was built, None on a rank that has no reference. A reference that does not fit on
+    the device is said, not fatal.
+    """
+    if setup.params.train.repeats == 1:
+        return References(problem=Reason(kind="one_repeat", text="train.repeats is 1"))
+    references = References(reference_names(placement, setup.numerics.name))
+    strategy = setup.strategy
+    for name in references.names:
+        make = partial(make_reference, name, untrained, data, setup, placement)
+        reference = make() if name in EVERYWHERE else strategy.first_alone(make)
+        if reference is not None:
+            references.here[name] = reference
+        lacks = reference is None and (strategy.rank == 0 or name in EVERYWHERE)
+        if strategy.max_over_ranks([lacks])[0]:
+            return References(problem=_NO_MEMORY)
+    return references
+
+
+def measure_slices(
+    trainable: Trainable, references: References, losses: Sequence[float], asked: Train, *, step_seconds: float
+) -> Slices:
+    """Time at least ``train.repeats - 1`` slices of ``trainable`` beside its references, each from the initial state.
+
+    ``losses`` are the training's, which the slices must repeat. Every rank must call it.
+    """
+    if asked.repeats == 1:
+        return Slices(problem=references.problem)
+    prolonging = Prolonging(asked.repeats - 1, asked.prolong_s)
+    slices = time_slices(
+        trainable, references.here, references.names, losses, step_seconds=step_seconds, prolonging=prolonging
+    )
+    return replace(slices, problem=references.problem or slices.problem)
+
+
+def make_reference(
+    name: ReferenceName,
+    untrained: nn.Module | None,
+    data: Data,
+    setup: Setup,
+    placement: Placement,
+    tracer: Tracer | None = None,
+) -> Trainable | None:
+    """A warm reference on this worker's first device, which has an ``untrained`` model; None if it does not fit there.
+
+    It is set up as its own training would be, but that the share of a strategy that cannot be compiled is not either.
+    """
+    assert untrained is not None
+    numerics = "fast" if name == "fast" else setup.numerics.name
+    split, strategy = _part(name, setup, placement)
+    if tracer:
+        strategy = strategy.traced(tracer)
+    if numerics == "fast":
+        split = replace(split, shards=None)
+    part = Setup(setup.params, numerics, setup.card, split=split, strategy=strategy)
+    part.numerics.configure()
+    try:
+        model = part.place(copy.deepcopy(untrained))
+        reference = part.trainable(model, part.batches(data))
+        warm_up(reference, WARM_UP_STEPS[setup.strategy.device.type])
+    except Exception as error:
+        if name in ("node", "traced") or not is_out_of_memory(error):  # whose group waits for this rank
+            raise
+        return None
+    return reference
+
+
+def _part(name: ReferenceName, setup: Setup, placement: Placement) -> tuple[BatchSplit, Strategy]:
+    """What a reference feeds, and under which strategy."""
+    strategy = setup.strategy
+    match name:
+        case "share":
+            return setup.split.share(placement.devices_used), strategy.alone()
+        case "together":
+            return setup.split, strategy.alone()
+        case "node":
+            return setup.split, strategy.within(placement.ranks_by_node)
+        case "traced":
+            return setup.split, strategy
+        case "half":
+            return setup.split.over(devices=2).share(2), strategy.alone()
+    return setup.split.over(), SingleDeviceStrategy(strategy.device)
+
+
+def time_slices(
+    trainable: Trainable,
+    references: dict[SliceName, Trainable],
+    names: Sequence[SliceName],
+    losses: Sequence[float],
+    *,
+    step_seconds: float,
+    prolonging: Prolonging,
+) -> Slices:
+    """Time slices of ``trainable`` and of the references, as often as rank 0's ``prolonging`` wants.
+
+    ``references`` are those that run on this rank; ``names`` lists all of them.
+    """
+    strategy = trainable.strategy
+    steps = max(1, min(len(losses), round(SLICE_SECONDS / max(step_seconds, 1e-9))))
+    chunk = max(1, steps // CHUNKS)
+    order: list[SliceName] = ["strategy", *names]
+    here: dict[SliceName, Trainable] = {"strategy": trainable, **references}
+    seconds: dict[SliceName, list[list[float]]] = {name: [] for name in order}
+    difference: int | None = None
+    problem: Reason | None = None
+    random = {}
+    turns = itertools.cycle(range(len(order)))  # over all repeats, so that a drift is shared out also in short slices
+    more, failed = True, False
+    while more:
+        for name, one in here.items():
+            one.reset()
+            random[name] = one.strategy.random_state()
+        times: dict[SliceName, list[float]] = {name: [] for name in order}
+        for start in range(0, steps, chunk):
+            stop = min(start + chunk, steps)
+            turn = next(turns)
+            for name in order[turn:] + order[:turn]:
+                strategy.barrier()
+                clock = StepClock(strategy.device)
+                if name in here:
+                    try:
+                        part, random[name] = _go_on(here[name], random[name], start, stop, clock)
+                    except Exception as error:
+                        if name in ("strategy", "node") or not is_out_of_memory(error):  # others wait for this one
+                            raise
+                        del here[name]
+                        problem = _NO_MEMORY
+                times[name].append(clock.seconds)
+                if name == "strategy":
+                    repeated = trainable.mean_losses(part)
+                    unequal = [i for i in range(start, stop) if repeated[i - start] != losses[i]]
+                    if unequal and (difference is None or unequal[0] + 1 < difference):
+                        difference = unequal[0] + 1
+        for name, values in times.items():
+            seconds[name].append(strategy.max_over_ranks(values))
+        failed = bool(strategy.max_over_ranks([problem is not None])[0])
+        speedup = partial(_ratio, seconds, "single", "strategy") if "single" in names and not failed else None
+        mine = strategy.rank == 0 and prolonging.wants_more(speedup)
+        more = bool(strategy.max_over_ranks([mine])[0])
+    if failed:
+        seconds, problem = {"strategy": seconds["strategy"]}, _NO_MEMORY
+    elif "single" in names and _ratio(seconds, "single", "strategy") is None:
+        problem = _ONE_PAIR
+    result = prolonging.result() if strategy.rank == 0 else None
+    return Slices(steps, chunk, seconds, difference, problem, result)
+
+
+def _go_on(
+    trainable: Trainable, random: list[Tensor], start: int, stop: int, clock: StepClock
+) -> tuple[Tensor, list[Tensor]]:
+    """Run some steps of one of those that share this process's switches and random generators: it has its own."""
+    trainable.numerics.configure()
+    trainable.strategy.set_random_state(random)
+    losses = trainable.run(start, trainable.rates(start, stop), clock)
+    return losses, trainable.strategy.random_state()

@@ -1,0 +1,345 @@
+"""The strategies behind one interface: ``single``, ``dp`` and ``ddp``.
+
+This and ``replicas`` are the modules that name PyTorch's parallel wrappers. A strategy says which device a worker uses,
+wraps the module, tells which part of a global batch this worker feeds, and combines values over workers.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import itertools
+import os
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+
+from samebits.errors import HostError, UserError, WorkerError, first_line
+from samebits.host import count_cores
+from samebits.numerics.portable.random import derive
+from samebits.training.replicas import Replicas
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, MutableMapping, Sequence
+
+    from samebits.params.schema import Train
+    from samebits.records.run import Placement
+    from samebits.training.buckets import Tracer
+    from samebits.training.notes import Notes
+
+Reduction = Literal["mean", "sum"]
+
+T = TypeVar("T")
+_POLL_SECONDS = 0.05
+_PIECE_BYTES = 2**26
+
+INIT_METHOD = "SAMEBITS_INIT_METHOD"
+"""Variable with the process group's ``init_method``; unset, as under plain torchrun, it is ``env://``."""
+
+
+class SingleDeviceStrategy:
+    """One device; also the base of the others."""
+
+    compiles = True
+    """Whether ``torch.compile`` can take the wrapped module, and CUDA graphs the one inside."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.rank, self.world_size = 0, 1
+
+    @property
+    def cuda_devices(self) -> tuple[int, ...]:
+        """CUDA devices that this worker uses, each once."""
+        return (self.device.index,) if self.device.type == "cuda" else ()
+
+    def setup(self) -> None:
+        """Prepare this worker. A CPU device is one thread, so that ratios compare like with like.
+
+        Raises:
+            HostError: CUDA does not start.
+        """
+        if self.device.type == "cpu":
+            torch.set_num_threads(1)
+        else:
+            try:
+                torch.cuda.init()  # type: ignore[no-untyped-call]
+                torch.cuda.set_device(self.device)
+            except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:  # all that CUDA may say
+                text = f"CUDA does not start on {self.device}: {first_line(str(error))}"
+                raise HostError(
+                    text, hint="`samebits doctor` tries each GPU; make repro TORCH=cpu uses none"
+                ) from error
+            ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            torch.set_num_threads(max(1, count_cores() // ranks_here))  # they share the cores that feed them
+
+    def close(self) -> None:
+        """Release what ``setup`` took."""
+
+    def seed(self, seed: int) -> None:
+        """Start the random stream of this worker's devices; every rank and every GPU has its own."""
+        for number, generator in enumerate(self._generators()):
+            generator.manual_seed(derive(seed, "model draws", self.rank, number) % 2**63)
+
+    def _generators(self) -> list[torch.Generator]:
+        return [torch.default_generator, *(torch.cuda.default_generators[i] for i in self.cuda_devices)]
+
+    def random_state(self) -> list[Tensor]:
+        """Where this worker's random streams stand."""
+        return [generator.get_state() for generator in self._generators()]
+
+    def set_random_state(self, state: list[Tensor]) -> None:
+        """Go back to a state that ``random_state`` gave."""
+        for generator, value in zip(self._generators(), state, strict=True):
+            generator.set_state(value)
+
+    def wrap(self, module: nn.Module, *, reduction: Reduction = "mean") -> nn.Module:  # noqa: ARG002
+        """Wrap a module that is already on ``device``; ``reduction`` is what becomes of the gradients of the ranks."""
+        return module
+
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG002
+        """A block in which gradients are added up locally; the last backward pass of a step stays outside."""
+        return nullcontext()
+
+    def all_reduce(self, values: Tensor, *, maximum: bool = False) -> Tensor:  # noqa: ARG002
+        """The sum or the maximum over ranks; every rank must call it."""
+        return values.clone()
+
+    def add_up(self, values: Tensor) -> None:
+        """Put the sum over ranks in place of the values; every rank must call it."""
+
+    def max_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """The maximum over ranks of Python's numbers; every rank must call it."""
+        numbers = torch.tensor(values, dtype=torch.float64, device=self.device)
+        maxima: list[float] = self.all_reduce(numbers, maximum=True).tolist()
+        return maxima
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """Values of all ranks, stacked by rank; every rank must call it."""
+        return values.unsqueeze(0)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each rank has, by rank; every rank must call it."""
+        return [data]
+
+    def broadcast(self, values: Tensor) -> None:
+        """Fill a CPU tensor of any type with what rank 0 has in it; every rank must call it."""
+
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """What rank 0 has; every rank must call it."""
+        (size,) = self.max_over_ranks([len(data) if self.rank == 0 else 0])
+        whole = torch.zeros(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            whole.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self.broadcast(whole)
+        return whole.numpy().tobytes()
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def first_alone(self, work: Callable[[], T]) -> T | None:
+        """What ``work`` gives on rank 0, while the others wait for it and get None; every rank must call it."""
+        return work()
+
+    def alone(self) -> SingleDeviceStrategy:
+        """This worker's device, with what it feeds and without any other: nothing is combined."""
+        alone = SingleDeviceStrategy(self.device)
+        alone.rank, alone.compiles = self.rank, self.compiles
+        return alone
+
+    def traced(self, tracer: Tracer) -> SingleDeviceStrategy:  # noqa: ARG002 - nothing is sent
+        """The same, with the all-reduces of what it wraps noted."""
+        return self
+
+    def note_phases(self, module: nn.Module, notes: Notes) -> None:
+        """Have a wrapped module say what it does beside its forward pass."""
+
+    def within(self, groups: Sequence[Sequence[int]]) -> SingleDeviceStrategy:  # noqa: ARG002 - one rank is one group
+        """The same with values combined inside each group of ranks alone; every rank must call it."""
+        return self
+
+
+class DataParallelStrategy(SingleDeviceStrategy):
+    """``nn.DataParallel``: one process, one replica of the module on each GPU at every step.
+
+    Without CUDA, or with one GPU, the wrapper runs the plain module; the placement carries the label.
+    """
+
+    compiles = False
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        super().__init__(devices[0])
+        self._devices = devices
+
+    @property
+    def cuda_devices(self) -> tuple[int, ...]:
+        """Every GPU, each once."""
+        return tuple(dict.fromkeys(device.index for device in self._devices)) if self.device.type == "cuda" else ()
+
+    def wrap(self, module: nn.Module, *, reduction: Reduction = "mean") -> nn.Module:  # noqa: ARG002 - one rank
+        """Wrap; the model stands on the first device, as the wrapper requires."""
+        return Replicas(module, device_ids=list(self._devices) if self.cuda_devices else None)
+
+    def note_phases(self, module: nn.Module, notes: Notes) -> None:
+        """It scatters, replicates and gathers."""
+        assert isinstance(module, Replicas)
+        module.notes = notes
+
+
+class DDPStrategy(SingleDeviceStrategy):
+    """``DistributedDataParallel``: this worker is one rank with one device."""
+
+    def __init__(self, device: torch.device, backend: str | None, train: Train, *, ring: bool = False) -> None:
+        super().__init__(device)
+        self._backend, self._train, self._ring = backend, train, ring
+        self._limit = datetime.timedelta(seconds=train.timeout_s)
+        self._numbers = itertools.count()  # of exchanges over the store; copies of this strategy go on in them
+        self._group: dist.ProcessGroup | None = None  # of all ranks
+        self._tracer: Tracer | None = None
+        self.rank, self.world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+    def setup(self) -> None:
+        """Join the process group; a rank that waits longer than ``train.timeout_s`` fails."""
+        super().setup()
+        if self._ring:
+            _hold_to_ring(os.environ)
+        url = os.environ.get(INIT_METHOD, "env://")
+        self._store, *_ = next(rendezvous(url, self.rank, self.world_size))
+        dist.init_process_group(
+            self._backend,
+            store=self._store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=self._limit,
+            device_id=self.device if self._backend == "nccl" else None,
+        )
+        if dist.get_world_size() != self.world_size:
+            raise WorkerError("the process group is not whole", hint="see the launcher's messages")
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def wrap(self, module: nn.Module, *, reduction: Reduction = "mean") -> nn.Module:
+        """Wrap with the flags of ``train.ddp``."""
+        options = self._train.ddp
+        wrapped = DistributedDataParallel(
+            module,
+            process_group=self._group,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            gradient_as_bucket_view=options.gradient_as_bucket_view,
+            static_graph=options.static_graph and self._train.grad_accum_steps == 1,
+            bucket_cap_mb=options.bucket_cap_mb,
+            forward_sync_buffers=options.forward_sync_buffers,
+        )
+        if reduction == "sum":
+            wrapped.register_comm_hook(self._group, _sum_of_ranks)
+        elif self._tracer:
+            wrapped.register_comm_hook(None, self._tracer.hook(self._group))
+        return wrapped
+
+    def no_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """No all-reduce within the block; a compiled wrapper passes the attribute on."""
+        context: AbstractContextManager[Any] = module.no_sync()  # type: ignore[operator]
+        return context
+
+    def all_reduce(self, values: Tensor, *, maximum: bool = False) -> Tensor:
+        """The sum or the maximum over the process group."""
+        reduced = values.clone()
+        dist.all_reduce(reduced, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM, group=self._group)
+        return reduced
+
+    def add_up(self, values: Tensor) -> None:
+        """The sum over the process group, in place."""
+        dist.all_reduce(values, group=self._group)
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """Values of the whole process group; ranks must hold the same shape."""
+        parts = [torch.empty_like(values) for _ in range(self.world_size)]
+        dist.all_gather(parts, values.contiguous())
+        return torch.stack(parts)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each rank has, over the store, which needs no room on a device."""
+        key = f"samebits/bytes{next(self._numbers)}"
+        self._store.set(f"{key}/{self.rank}", data)
+        keys = [f"{key}/{rank}" for rank in range(self.world_size)]
+        self._store.wait(keys, self._limit)
+        return [self._store.get(one) for one in keys]
+
+    def broadcast(self, values: Tensor) -> None:
+        """What rank 0 has, over the process group, in pieces for which every device has room."""
+        if not values.numel():
+            return
+        for piece in torch.split(values.flatten().view(torch.uint8), _PIECE_BYTES):
+            moved = piece.to(self.device)
+            dist.broadcast(moved, src=0)
+            piece.copy_(moved)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier()
+
+    def first_alone(self, work: Callable[[], T]) -> T | None:
+        """What ``work`` gives on rank 0; the others wait on the store, where no time limit of a collective ends it."""
+        key = f"samebits/work{next(self._numbers)}"
+        if self.rank == 0:
+            result = work()
+            self._store.set(key, "done")
+            return result
+        while not self._store.check([key]):
+            time.sleep(_POLL_SECONDS)
+        return None
+
+    def traced(self, tracer: Tracer) -> DDPStrategy:
+        """The same, with a communication hook that notes."""
+        traced = copy.copy(self)
+        traced._tracer = tracer
+        return traced
+
+    def within(self, groups: Sequence[Sequence[int]]) -> DDPStrategy:
+        """The same, whose gradients, sums and maxima are those of a group; all else is still of all ranks."""
+        within = copy.copy(self)
+        within._group, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+            [list(ranks) for ranks in groups], timeout=self._limit
+        )
+        return within
+
+
+def _hold_to_ring(environ: MutableMapping[str, str]) -> None:
+    """Choose the algorithm whose order of additions does not change between calls, as that of trees and NVLS does."""
+    chosen = environ.setdefault("NCCL_ALGO", "Ring")
+    if chosen.lower() != "ring":
+        raise UserError(
+            f"NCCL_ALGO is {chosen}, and train.ddp.deterministic holds NCCL to Ring",
+            hint="unset NCCL_ALGO, or set train.ddp.deterministic: false",
+        )
+
+
+def _sum_of_ranks(group, bucket):  # type: ignore[no-untyped-def]  # DDP reads types
+    """Communication hook: DDP's own all-reduce without its division by the number of ranks."""
+    work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+Strategy = SingleDeviceStrategy
+
+
+def make_strategy(placement: Placement, train: Train) -> Strategy:
+    """The strategy object of this worker; for ``ddp`` its rank comes from the launcher's environment."""
+    cuda = placement.device_type == "cuda"
+    devices = [torch.device("cuda", index) if cuda else torch.device("cpu") for index in placement.devices]
+    match placement.strategy:
+        case "single":
+            return SingleDeviceStrategy(devices[0])
+        case "dp":
+            return DataParallelStrategy(devices)
+        case "ddp":
+            ring = any(note.kind == "ring" for note in placement.notes)
+            return DDPStrategy(devices[int(os.environ["RANK"])], placement.backend, train, ring=ring)

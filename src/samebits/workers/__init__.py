@@ -1,0 +1,1 @@
+"""The processes of a training: launching them, and what each one does."""

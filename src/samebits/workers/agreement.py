@@ -1,0 +1,103 @@
+"""What the machines of one training must have in common, proved before its first step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from samebits.errors import HostError, UserError
+from samebits.files import Part, sha256_tree
+from samebits.host import boot_id, count_cores, count_gpus, torch_build
+from samebits.params import flatten
+from samebits.records.card import read_card
+from samebits.records.provenance import git_changes, git_state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from samebits.params import Params
+
+_OF_THE_HOST = ("image", "torch", "CUDA")
+_BY_NODE = {"train.num_devices"}
+_HASH_DIGITS = 12
+
+
+class NodeFacts(Part):
+    """One machine of a training: its name, the kernel it runs on, its devices, and all that must be equal.
+
+    ``machine`` tells machines apart whose names are the same, or whose kernel is.
+    """
+
+    name: str
+    machine: str
+    gpus: int
+    cores: int
+    num_devices: int | Literal["auto"]
+    equal: dict[str, Any]
+
+
+def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | None) -> NodeFacts:
+    """The facts of this machine; ``arguments`` are those of the stage that are the same everywhere.
+
+    Without ``data_dir`` the data are none of them.
+
+    Raises:
+        UserError: the data card cannot be read.
+        HostError: a GPU cannot be read.
+    """
+    git, build, source = git_state(), torch_build(), params.model.source
+    values = {key: value for key, value in flatten(params.model_dump(mode="json")).items() if key not in _BY_NODE}
+    return NodeFacts(
+        name=socket.gethostname(),
+        machine=_machine(),
+        gpus=count_gpus(),
+        cores=count_cores(),
+        num_devices=params.train.num_devices,
+        equal={
+            **{f"--{name.replace('_', '-')}": value for name, value in arguments.items()},
+            **{f"params {key}": value for key, value in values.items()},
+            "commit": git.told,
+            "changes on top of the commit": git_changes(git),
+            "samebits": sha256_tree(Path(__file__).parent.parent)[:_HASH_DIGITS],
+            "model.source": sha256_tree(Path(source))[:_HASH_DIGITS] if source else None,
+            "data": read_card(data_dir / "card.json", params).sha256[:_HASH_DIGITS] if data_dir else None,
+            "image": os.environ.get("SAMEBITS_IMAGE_ID") or os.environ.get("SAMEBITS_IMAGE") or None,
+            "torch": build["version"],
+            "CUDA": build["cuda"],
+        },
+    )
+
+
+def _machine() -> str:
+    """A short name of the kernel that runs here."""
+    return hashlib.sha256(boot_id().encode()).hexdigest()[:_HASH_DIGITS]
+
+
+def require_equal(nodes: Sequence[NodeFacts]) -> None:
+    """Raise the first of the differences."""
+    for error in differences(nodes):
+        raise error
+
+
+def differences(nodes: Sequence[NodeFacts]) -> Iterator[UserError | HostError]:
+    """What a machine has otherwise than node 0, each thing once and with both values.
+
+    A HostError is of the software or of what the host has, a UserError of all else.
+    """
+    first = nodes[0]
+    for thing in {key: None for node in nodes for key in node.equal}:
+        mine = first.equal.get(thing)
+        for rank, node in enumerate(nodes):
+            if (theirs := node.equal.get(thing)) != mine:
+                text = f"{thing}: node 0 ({first.name}) has {mine}, node {rank} ({node.name}) has {theirs}"
+                kind = HostError if thing in _OF_THE_HOST else UserError
+                yield kind(text, hint="the machines of a training must have the same")
+                break
+    with_gpus = [rank for rank, node in enumerate(nodes) if node.gpus]
+    if with_gpus and len(with_gpus) < len(nodes):
+        rank = next(rank for rank in range(len(nodes)) if rank not in with_gpus)
+        text = f"node {rank} ({nodes[rank].name}) has no GPU, node {with_gpus[0]} ({nodes[with_gpus[0]].name}) has some"
+        yield HostError(text, hint="set CUDA_VISIBLE_DEVICES= on all of them to train on CPUs")

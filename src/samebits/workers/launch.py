@@ -1,0 +1,155 @@
+"""One training, or one evaluation, in workers of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+from samebits.errors import Interrupted, SamebitsError, WorkerError, first_line
+from samebits.files import make_folder, remove
+from samebits.host.rendezvous import Nodes
+from samebits.records.log import LOGS, SCHEMA, End, RunLog, Sampled, Start, new_key, store_in_use
+from samebits.records.provenance import note_provenance
+from samebits.records.run import FILES, TRACE, Evaluation
+from samebits.training.checkpoints import FOLDER
+from samebits.training.evaluation import evaluate_run
+from samebits.workers.processes import launch
+from samebits.workers.rank import failures_reported
+from samebits.workers.team import gathered
+from samebits.workers.worker import Job, train_as_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName, StrategyName
+    from samebits.records.log import Status
+    from samebits.records.run import Placement
+    from samebits.workers.rank import Reporter
+    from samebits.workers.samples import Sample
+
+ALONE = Nodes()
+
+
+def run_training(
+    params: Params,
+    strategy: StrategyName,
+    numerics: NumericsName,
+    *,
+    data_dir: Path,
+    out_dir: Path,
+    start_sender: Callable[[Path], object] | None = None,
+    checkpoints: Path | None = FOLDER,
+    steps: int | None = None,
+    trace: bool = False,
+    nodes: Nodes = ALONE,
+    prepare: Callable[[], object] = lambda: None,
+) -> Placement:
+    """Train ``params.model`` under one strategy and write the run's files to ``out_dir``.
+
+    ``start_sender`` is called with the run's local log once it exists; without it nothing is logged. Checkpoints are
+    kept under ``checkpoints``, None for none. ``steps`` ends the training early, and then there are none either: those
+    that may be there are of the whole training. With ``trace`` some steps are also written as a trace. Each of several
+    ``nodes`` calls this, and the first one alone writes; another one that lacks ``data_dir`` has ``prepare`` make it.
+
+    Raises:
+        UserError: the parameters, the data or the model are wrong, or not the same on all machines.
+        HostError: there are not as many devices, or not enough memory; or the machines do not find each other.
+        WorkerError: a worker failed, or a machine.
+        Interrupted: a signal ended the training.
+    """
+    if numerics == "fast":
+        import torch._dynamo  # noqa: F401 - else each worker would, at its first optimizer step, for seconds
+    with gathered(
+        params,
+        strategy,
+        numerics,
+        nodes,
+        arguments={"steps": steps, "trace": trace},
+        data_dir=data_dir,
+        prepare=prepare,
+    ) as team:
+        placement = team.placement
+        if placement.device_type == "cpu":
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either
+        key, log = new_key(f"{strategy}-{numerics}"), None
+        if team.leads:
+            make_folder(out_dir)
+            for name in (*FILES, TRACE):
+                remove(out_dir / name)  # an older run's, which must not be taken for this one's
+            start = Start(
+                log_schema=SCHEMA,
+                tracking_uri=store_in_use(),
+                run=key,
+                strategy=strategy,
+                numerics=numerics,
+                placement=placement,
+                params=params,
+            )
+            log = _log(start, start_sender) if start_sender else None
+        if log is not None:
+            team.peers.on_sample(partial(_log_sample, log))
+        job = Job(
+            params=params,
+            numerics=numerics,
+            placement=placement,
+            split=team.split,
+            data_dir=data_dir,
+            out_dir=out_dir,
+            key=key,
+            nodes=tuple(zip(team.names, team.machines, strict=True)),
+            log=log,
+            checkpoints=checkpoints if steps is None else None,
+            steps=steps,
+            trace=trace,
+        )
+        status: Status = "FAILED"
+        try:
+            launch(partial(train_as_rank, job), team.ranks, timeout_s=params.train.timeout_s, peers=team.peers)
+            status = "FINISHED"
+        except Interrupted:
+            status = "KILLED"
+            raise
+        finally:
+            if log is not None:
+                log.append(End(status=status))
+                log.close()
+        return placement
+
+
+def _log(start: Start, start_sender: Callable[[Path], object]) -> RunLog | None:
+    """The log of a training, which is being delivered; None if there can be none, since no training ends for that."""
+    try:
+        log = RunLog(LOGS / f"{start.run}.jsonl")
+        note_provenance(log.path)  # before its first event, so that nobody delivers a run without
+        log.append(start)
+        log.flush()
+        start_sender(log.path)
+    except (OSError, SamebitsError) as error:
+        sys.stderr.write(f"the training goes on untracked: {error}\n")
+        return None
+    return log
+
+
+def _log_sample(log: RunLog, node: str, sample: Sample) -> None:
+    log.append(Sampled(node=node, sample=sample.number, values=sample.values))
+
+
+def evaluate_in_worker(params: Params, *, data_dir: Path, run_dir: Path, file: Path) -> Evaluation:
+    """As ``evaluate_run``, in a worker of its own: what numerics set in a process must not reach the next run's.
+
+    What it gives is also written to ``file``.
+    """
+
+    def unforeseen(error: BaseException) -> WorkerError:
+        return WorkerError(f"{type(error).__name__}: {first_line(str(error))}", hint="--debug shows the traceback")
+
+    def work(reporter: Reporter) -> None:
+        with failures_reported(reporter, unforeseen):
+            evaluate_run(params, data_dir=data_dir, run_dir=run_dir).write(file)
+
+    launch(work, 1)
+    return Evaluation.read(file, made_by="python pipeline/evaluate.py")

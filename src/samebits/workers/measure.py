@@ -1,0 +1,96 @@
+"""What is measured beside a training, once it is done: slices, the twin of rounding, and where a step goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from samebits.training.diagnosis import is_out_of_memory
+from samebits.training.loop import Snapshot
+from samebits.training.phases import Twins, break_down
+from samebits.training.rounding import measure_rounding
+from samebits.training.slices import (
+    EVERYWHERE,
+    NO_MEMORY_LEFT,
+    Slices,
+    make_reference,
+    make_references,
+    measure_slices,
+    reference_names,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from samebits.records.breakdown import Breakdown
+    from samebits.records.run import Placement, Rounding
+    from samebits.training.batches import Data
+    from samebits.training.loop import Trainable
+    from samebits.training.setup import Setup
+    from samebits.training.slices import References
+    from samebits.workers.sampler import Sampler
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured; ``rounding`` and ``breakdown`` are of fast numerics alone."""
+
+    slices: Slices
+    rounding: Rounding | None = None
+    breakdown: Breakdown | None = None
+
+
+def has_twins(setup: Setup, placement: Placement) -> bool:
+    """Whether this rank has copies of the training beside it, and so has to keep the untrained model."""
+    if setup.params.train.repeats == 1:
+        return False
+    names = {*reference_names(placement, setup.numerics.name)}
+    return setup.numerics.name == "fast" or bool(names if setup.strategy.rank == 0 else names & EVERYWHERE)
+
+
+def measure(
+    trainable: Trainable,
+    untrained: nn.Module | None,
+    data: Data,
+    setup: Setup,
+    placement: Placement,
+    losses: list[float],
+    *,
+    step_seconds: float,
+    sampler: Sampler,
+) -> Measured:
+    """Measure a finished training; every rank must call it.
+
+    ``untrained`` is the model as it was built, None on a rank without copies. ``losses`` are the training's.
+    """
+    strategy, params = setup.strategy, setup.params
+    twin = params.train.repeats > 1 and setup.numerics.name == "fast"
+    final = Snapshot(trainable.model) if twin else None
+    strategy.barrier()  # saving a large model must not count as waiting for what comes next
+    try:
+        references = make_references(untrained, data, setup, placement)
+        with sampler.during("slices"):
+            slices = measure_slices(trainable, references, losses, params.train, step_seconds=step_seconds)
+        if final is None:
+            return Measured(slices)
+        rounding = measure_rounding(trainable, losses, final, seed=params.seed, step_seconds=step_seconds)
+        make = partial(make_reference, untrained=untrained, data=data, setup=setup, placement=placement)
+        twins = _twins(make, references, setup, placement)
+        breakdown = break_down(trainable, twins, total_steps=len(losses), step_seconds=step_seconds)
+        return Measured(slices, rounding, breakdown)
+    except Exception as error:
+        if strategy.world_size > 1 or not is_out_of_memory(error):  # other ranks wait for this one
+            raise
+        return Measured(NO_MEMORY_LEFT)
+
+
+def _twins(make: partial[Trainable | None], references: References, setup: Setup, placement: Placement) -> Twins:
+    """Copies for the marked pass, made when the references are done with, for which there may be no room beside."""
+    alone = references.here.get("together")
+    references.here.clear()
+    if placement.world_size > 1 and alone is None:
+        alone = make("together")
+    halves = placement.strategy == "single" and setup.split.units % 2 == 0
+    half = make("half") if halves else None
+    return Twins(alone=alone, half=half, traced=lambda tracer: make("traced", tracer=tracer))

@@ -1,0 +1,279 @@
+"""Where the launchers of all nodes meet before a worker is forked: a key-value store, in a process on node 0."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, unlisted
+
+from samebits.errors import (
+    CollectiveError,
+    HostError,
+    Interrupted,
+    SamebitsError,
+    UserError,
+    WithHint,
+    WorkerError,
+    few,
+    first_line,
+)
+from samebits.files import Part
+from samebits.host.addresses import Address, Waiting
+from samebits.workers.parent import end_with_parent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from multiprocessing.connection import Connection
+    from types import TracebackType
+
+    from samebits.host.rendezvous import Nodes
+
+_POLL_SECONDS = 0.05
+_LINGER_SECONDS = 1.0
+_TRY_SECONDS = 4.0  # after 3, the kernel knows that no machine has an address
+_SLACK_SECONDS = 5.0  # for PyTorch to notice its own limit, which it does after a pause
+_AGAIN_SECONDS = 1.0  # until a name is looked up again
+_STALE_SECONDS = 60.0  # that name servers may say what was true before
+
+
+class Report(Part):
+    """How a node failed; ``waited``: only for want of another."""
+
+    node: int
+    message: str
+    hint: str
+    exit_code: int
+    waited: bool
+
+    @classmethod
+    def of(cls, error: WithHint, node: int) -> Self:
+        """An error of this node."""
+        waited = isinstance(error, CollectiveError)
+        return cls(node=node, message=error.message, hint=error.hint, exit_code=error.exit_code, waited=waited)
+
+    def error(self, name: str = "") -> WithHint:
+        """As an error here, of the node with such a name."""
+        if self.exit_code > 128:
+            return Interrupted(self.exit_code - 128)
+        return PeerError(self, f"node {self.node} ({name})" if name else f"node {self.node}")
+
+
+class PeerError(SamebitsError):
+    """The failure of a node, as all of them say it."""
+
+    def __init__(self, report: Report, where: str) -> None:
+        super().__init__(f"{where}: {report.message}", hint=report.hint)
+        self.report, self.exit_code = report, report.exit_code
+
+
+def root_cause(reports: Sequence[Report]) -> Report | None:
+    """The first that did not only wait for another."""
+    return next((report for report in reports if not report.waited), reports[0] if reports else None)
+
+
+class Meeting:
+    """What the launchers of all nodes know of each other; of use until the block ends, and on node 0 last.
+
+    Whoever leaves the block by an error tells the others of it.
+    """
+
+    def __init__(self, nodes: Nodes, *, seconds: float) -> None:
+        """Raises what ``Address.of`` does, and HostError: node 0 cannot listen there, or does not answer in time.
+
+        That is ``seconds``, or as long as the machines may take to start.
+        """
+        self.nodes, self.address = nodes, Address.of(nodes)
+        self._seconds = max(seconds, nodes.start_seconds)
+        self._deadline = time.monotonic() + self._seconds
+        self._looked = time.monotonic()
+        self._server = None
+        if nodes.rank == 0 and not nodes.served:
+            self._check_mine()
+            self._server = _serve(self.address.port)
+        try:
+            self._wait_for_answer()
+            self.store = self._connect()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(error, WithHint | KeyboardInterrupt):
+            if not isinstance(error, PeerError):
+                told = error if isinstance(error, WithHint) else Interrupted(signal.SIGINT)
+                with suppress(RuntimeError):
+                    self.report(Report.of(told, self.nodes.rank))
+            if self._server:
+                time.sleep(_LINGER_SECONDS)  # for the others, who look more often than that
+        self.close()
+
+    def exchange(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        """The facts of all nodes, by their number.
+
+        Raises:
+            UserError: another process says that it is this node.
+            HostError: a node has not come in time.
+            SamebitsError: what another node failed of meanwhile.
+        """
+        try:
+            return self._exchange(facts)
+        except RuntimeError:  # PyTorch's, of a connection that has closed
+            ended = WorkerError(f"it has left {self.address}", hint="see what it says")
+            raise Report.of(ended, 0).error() from None
+
+    def _exchange(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+        nodes, store = self.nodes, self.store
+        if store.add(f"joined/{nodes.rank}", 1) > 1:
+            hint = "give each machine a number of its own, and each training a port of its own"
+            raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
+        store.set(f"beat/{nodes.rank}", "0")
+        store.set(f"facts/{nodes.rank}", json.dumps(facts))
+        waiting = Waiting()
+        while missing := [k for k in range(nodes.count) if not store.check([f"facts/{k}"])]:
+            if report := root_cause(self.reports()):
+                raise report.error()
+            text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
+            if time.monotonic() > self._deadline:
+                hint = f"start the same command there with its number, {missing[0]}; see whether it reaches this port"
+                raise HostError(f"{text} did not come to {self.address} within {self._seconds:g} s", hint=hint)
+            waiting.say(f"waiting at {self.address} for {text}")
+            time.sleep(_POLL_SECONDS)
+        return [json.loads(store.get(f"facts/{k}")) for k in range(nodes.count)]
+
+    def report(self, report: Report) -> None:
+        """Tell all nodes of a failure, behind those that were told before."""
+        self.store.set(f"reports/{self.store.add('reports', 1)}", report.model_dump_json())
+
+    def reports(self, known: Sequence[Report] = ()) -> list[Report]:
+        """All failures so far, of which some are ``known``."""
+        found = list(known)
+        while self.store.check([key := f"reports/{len(found) + 1}"]):
+            found.append(Report.model_validate_json(self.store.get(key)))
+        return found
+
+    def close(self) -> None:
+        """End the store, if it is this node's."""
+        if self._server is not None:
+            self._server.kill()
+            self._server.join()
+            self._server = None
+
+    def _check_mine(self) -> None:
+        """As ``Address.check_mine``, but for a while of a name that may still stand for another machine."""
+        deadline, waiting = time.monotonic() + min(self.nodes.start_seconds, _STALE_SECONDS), Waiting()
+        while True:
+            try:
+                self.address.check_mine()
+            except HostError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                waiting.say(f"waiting: {error}")
+            else:
+                return
+            time.sleep(_POLL_SECONDS)
+            self._look_again()
+
+    def _look_again(self) -> None:
+        """Look node 0's name up again, while machines start: name servers may still speak of one that was there."""
+        if self.nodes.start_seconds and time.monotonic() > self._looked + _AGAIN_SECONDS:
+            with suppress(HostError):
+                self.address = Address.of(replace(self.nodes, start_seconds=0))
+            self._looked = time.monotonic()
+
+    def _wait_for_answer(self) -> None:
+        """Return once somebody listens at node 0's address. PyTorch would wait too, and not say for what."""
+        waiting = Waiting()
+        problem = hint = ""
+        while True:
+            limit = max(0.1, min(_TRY_SECONDS, self._deadline - time.monotonic()))
+            try:
+                socket.create_connection((self.address.ip, self.address.port), timeout=limit).close()
+            except ConnectionRefusedError:
+                problem, hint = "nothing listens there", "start node 0, with the same port"
+            except TimeoutError:
+                if limit == _TRY_SECONDS or not problem:
+                    problem, hint = "no answer", "is it node 0's address, and does a firewall let the port through?"
+            except OSError as error:
+                problem, hint = str(error.strerror).lower(), "is it node 0's address, in a network of this machine?"
+            else:
+                return
+            if time.monotonic() > self._deadline:
+                raise HostError(f"node 0 at {self.address}: {problem}, for {self._seconds:g} s", hint=hint)
+            waiting.say(f"waiting for node 0 at {self.address}: {problem}. hint: {hint}")
+            time.sleep(_POLL_SECONDS)
+            self._look_again()
+
+    def _connect(self) -> Store:
+        seconds = max(1.0, self._deadline - time.monotonic())
+        greeting = _Greeting(self.address, seconds)
+        greeting.join(seconds + _SLACK_SECONDS)
+        if greeting.store is None:
+            text = f"what listens at {self.address} is no node 0: {greeting.problem}"
+            raise HostError(text, hint="give another port on all machines")
+        return PrefixStore(f"samebits/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/", greeting.store)
+
+
+class _Greeting(threading.Thread):
+    """A connection to the store; a thread, as PyTorch waits for ever for the answer of a listener that has none.
+
+    It has ended where there is a store, so that workers can be forked.
+    """
+
+    def __init__(self, address: Address, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self._address, self._limit = address, datetime.timedelta(seconds=seconds)
+        self.store: Store | None = None
+        self.problem = f"no store has answered for {seconds:.0f} s"
+        self.start()
+
+    def run(self) -> None:
+        """Connect."""
+        try:
+            store = TCPStore(self._address.ip, self._address.port, is_master=False, timeout=self._limit)
+        except RuntimeError as error:
+            self.problem = first_line(str(error))
+        else:
+            self.store = store
+
+
+def _serve(port: int) -> multiprocessing.context.ForkProcess:
+    """Start the store in a process of its own: it has a thread, with which no worker should be forked."""
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_keep_store, args=(port, there), daemon=True)
+    process.start()
+    there.close()
+    problem = "its process ended"
+    with suppress(EOFError):
+        problem = here.recv()
+    if problem:
+        process.join()
+        raise HostError(f"node 0 cannot listen at port {port}: {problem}", hint="give another port on all machines")
+    return process
+
+
+def _keep_store(port: int, ready: Connection) -> None:
+    end_with_parent(signal.SIGKILL)  # it goes with its launcher, and not before
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    try:
+        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)  # noqa: S104 - the others come to it
+    except RuntimeError as error:
+        ready.send(first_line(str(error)))
+        return
+    ready.send("")
+    while store:
+        signal.pause()

@@ -1,0 +1,149 @@
+"""How two machines reach each other: a round trip and an all-reduce between the workers of each pair of nodes."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+import json
+import os
+import socket
+import time
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # documented, unlisted
+from torch.distributed.rendezvous import rendezvous
+
+from samebits.errors import HostError, WorkerError, first_line
+from samebits.files import Part
+from samebits.host.addresses import own_ip
+from samebits.workers.rank import failures_reported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+    from samebits.workers.rank import Reporter
+
+Backend = Literal["gloo", "nccl"]
+
+PAIR_SECONDS = 15.0  # that two machines have to connect
+BYTES = 2**24  # of an all-reduce
+_CONNECT_SECONDS = 5.0
+_ROUND_TRIPS, _ALL_REDUCES = 100, 5
+_POLL_SECONDS = 0.05
+
+
+class Pair(Part):
+    """Two nodes by their numbers, and the medians between them; or the ``problem`` that they have.
+
+    ``bytes_per_second`` are those of an all-reduce's tensor over its time, which for two ranks is the bandwidth of the
+    bus as nccl-tests counts it.
+    """
+
+    first: int
+    second: int
+    backend: Backend
+    round_trip_seconds: float | None = None
+    bytes_per_second: float | None = None
+    problem: str = ""
+
+
+def measure_pairs(backend: Backend, file: Path, reporter: Reporter) -> None:
+    """Run in a worker of each node; node 0's appends each pair to ``file``, a line of JSON."""
+
+    def unforeseen(error: BaseException) -> WorkerError:
+        return WorkerError(f"{type(error).__name__}: {first_line(str(error))}", hint="see what the other machines say")
+
+    with failures_reported(reporter, unforeseen):
+        _measure_pairs(backend, file)
+
+
+def _measure_pairs(backend: Backend, file: Path) -> None:
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = PrefixStore(f"pairs/{backend}", next(rendezvous("env://", rank, count))[0])
+    for first, second in itertools.combinations(range(count), 2):
+        key = f"{first}-{second}"
+        if rank in (first, second):
+            found = _measure(
+                PrefixStore(key, store), int(rank == second), Pair(first=first, second=second, backend=backend)
+            )
+            if rank == first:
+                store.set(key, found.model_dump_json())
+        _wait(partial(store.check, [key]), f"nodes {first} and {second} have not measured")
+        if rank == 0:
+            with file.open("a", encoding="utf-8") as stream:
+                stream.write(store.get(key).decode() + "\n")
+    store.add("left", 1)
+    if rank == 0:  # whose launcher keeps the store
+        _wait(lambda: store.add("left", 0) == count, "a node has not left")
+
+
+def _wait(done: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + 3 * PAIR_SECONDS
+    while not done():
+        if time.monotonic() > deadline:
+            raise HostError(f"{otherwise} for {3 * PAIR_SECONDS:g} s", hint="see what the other machines say")
+        time.sleep(_POLL_SECONDS)
+
+
+def _measure(store: Store, rank: int, pair: Pair) -> Pair:
+    device = torch.device("cuda", 0) if pair.backend == "nccl" else torch.device("cpu")
+    limit = datetime.timedelta(seconds=PAIR_SECONDS)
+    if pair.backend == "gloo" and (problem := _unreachable(store, rank)):  # which takes it more than a minute to see
+        return pair.model_copy(update={"problem": problem})
+    try:
+        dist.init_process_group(pair.backend, store=store, rank=rank, world_size=2, timeout=limit)
+        times = list(_times(device, rank))
+    except RuntimeError as error:  # PyTorch's, for all that a network may do
+        return pair.model_copy(update={"problem": first_line(str(error))})
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    trips, reductions = times[:_ROUND_TRIPS], times[_ROUND_TRIPS:]
+    return pair.model_copy(update={"round_trip_seconds": median(trips), "bytes_per_second": BYTES / median(reductions)})
+
+
+def _unreachable(store: Store, rank: int) -> str:
+    """Why one of the two does not reach a port of the other that the kernel chose; empty if both do."""
+    ip = own_ip(os.environ.get("GLOO_SOCKET_IFNAME"), os.environ["MASTER_ADDR"])
+    for listening in (1, 0):
+        if rank == listening:
+            with socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET) as server:
+                store.set(f"at/{listening}", json.dumps([ip, server.getsockname()[1]]))
+                store.wait([f"tried/{listening}"], datetime.timedelta(seconds=PAIR_SECONDS))
+        else:
+            ip_there, port = json.loads(store.get(f"at/{listening}"))
+            problem = ""
+            try:
+                socket.create_connection((ip_there, port), timeout=_CONNECT_SECONDS).close()
+            except OSError as error:
+                why = "no answer" if isinstance(error, TimeoutError) else str(error.strerror).lower()
+                problem = f"{ip} does not reach port {port} of {ip_there}: {why}"
+            store.set(f"tried/{listening}", problem)
+        if problem := store.get(f"tried/{listening}").decode():
+            return problem
+    return ""
+
+
+def _times(device: torch.device, rank: int) -> Iterator[float]:
+    """Seconds of each round trip, then of each all-reduce; one of either goes before, which opens connections."""
+    ball, gradients = torch.zeros(1, device=device), torch.zeros(BYTES // 4, device=device)
+
+    def round_trip() -> None:
+        for sender in (0, 1):
+            (dist.send if rank == sender else dist.recv)(ball, 1 - rank)
+
+    for work, times in ((round_trip, _ROUND_TRIPS), (lambda: dist.all_reduce(gradients), _ALL_REDUCES)):
+        for turn in range(times + 1):
+            begun = time.perf_counter()
+            work()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            if turn:
+                yield time.perf_counter() - begun

@@ -1,0 +1,282 @@
+"""The worker processes of one launch: forked, watched, and ended together.
+
+Workers are forked from this process after everything heavy is imported, which takes no time where a fresh
+interpreter takes seconds. That is safe while this process has one thread, and has neither computed with torch nor
+touched CUDA. They find what torchrun tells its workers in their environment.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from samebits.errors import CollectiveError, Interrupted, SamebitsError, UserError, WorkerError
+from samebits.files import scratch_folder
+from samebits.numerics.environment import prepare_environment
+from samebits.training.checkpoints import GRACE_SECONDS
+from samebits.training.strategies import INIT_METHOD
+from samebits.workers.parent import end_with_parent
+from samebits.workers.peers import Alone
+from samebits.workers.rank import STACK_SIGNAL, Reports
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from multiprocessing.context import ForkProcess
+
+    from samebits.workers.peers import Peers
+    from samebits.workers.rank import Reporter
+
+POLL_SECONDS = 0.25  # how often workers are looked at; their end is noticed at once
+END_SECONDS = 2.0  # that workers have, after one has failed, before they are killed
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}  # that ask a worker to stop
+SIGNAL_SECONDS = 1.0
+_CHOSEN = "GLOO_SOCKET_IFNAME"  # by the user, where it is set
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The workers of this machine among all of a training's: ``here`` of ``world_size``.
+
+    ``environment`` says where their process group meets; without, it is the one of this launch.
+    """
+
+    here: range
+    world_size: int
+    environment: Mapping[str, str] | None = None
+
+    @classmethod
+    def of_one_machine(cls, count: int) -> Self:
+        """All of them."""
+        return cls(range(count), count)
+
+
+def launch(
+    function: Callable[[Reporter], object],
+    workers: int | Ranks,
+    *,
+    timeout_s: float = math.inf,
+    peers: Peers | None = None,
+) -> None:
+    """Run ``function(reporter)`` in so many forked workers. The first failure ends them all, also on other machines.
+
+    A worker that is stopped, or that builds its model, for longer than ``timeout_s`` has failed too.
+
+    Raises:
+        SamebitsError: what a worker reported, or how it ended.
+        Interrupted: a signal ended the launch; the workers had it first.
+    """
+    peers = peers or Alone()
+    ranks = Ranks.of_one_machine(workers) if isinstance(workers, int) else workers
+    prepare_environment()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    gc.freeze()  # what was imported is looked through neither in the workers nor at the end
+    with scratch_folder() as folder:
+        crew = _Crew(function, ranks, folder, peers)
+        try:
+            crew.start()
+            peers.watch()
+            crew.watch(timeout_s)
+            peers.finish()
+        except (Interrupted, KeyboardInterrupt) as error:
+            signum = error.signum if isinstance(error, Interrupted) else int(signal.SIGINT)
+            peers.interrupted(signum)
+            crew.end(signal.SIGTERM if signum == signal.SIGHUP else signum, 1.5 * GRACE_SECONDS)
+            raise Interrupted(signum) from None
+        except SamebitsError as error:
+            raise peers.cause(error) from None
+        finally:
+            crew.end(signal.SIGTERM, END_SECONDS)
+            peers.leave()
+
+
+class _Crew:
+    """The workers of one launch; in messages they have the numbers of all machines, elsewhere those of this one."""
+
+    def __init__(self, function: Callable[[Reporter], object], ranks: Ranks, folder: Path, peers: Peers) -> None:
+        workers = len(ranks.here)
+        self._reports, self._peers, self._first = Reports(folder, workers), peers, ranks.here.start
+        context = multiprocessing.get_context("fork")
+        self._processes = [
+            context.Process(target=_enter, args=(function, self._reports.of(rank), _environment(rank, ranks, folder)))
+            for rank in range(workers)
+        ]
+        self._polls_stopped, self._polls_building = [0] * workers, [0] * workers
+
+    def start(self) -> None:
+        """Fork the workers; a signal waits until they have their own handlers."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        try:
+            for process in self._processes:
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def watch(self, timeout_s: float) -> None:
+        """Return when all workers are done; raise how the first of them failed."""
+        running = dict(enumerate(self._processes))
+        while running:
+            ended = wait([process.sentinel for process in running.values()], timeout=POLL_SECONDS)
+            self._peers.check()
+            for rank, process in list(running.items()):
+                if process.sentinel in ended:
+                    process.join()
+                    assert process.exitcode is not None
+                    if process.exitcode or not self._reports.done(rank):
+                        raise self._failure(rank, process.exitcode)
+                    del running[rank]
+                elif not ended:
+                    self._look_at(rank, process, timeout_s)
+
+    def end(self, signum: int, seconds: float) -> None:
+        """Send a signal to those that still run, and kill those that run on; at once if a second signal comes."""
+        try:
+            for process in self._running():
+                assert process.pid
+                os.kill(process.pid, signum)
+            deadline = time.monotonic() + seconds
+            while (running := self._running()) and time.monotonic() < deadline:
+                wait([process.sentinel for process in running], timeout=deadline - time.monotonic())
+        finally:
+            for process in self._running():
+                process.kill()
+                process.join()
+
+    def _running(self) -> list[ForkProcess]:
+        return [process for process in self._processes if process.pid and process.exitcode is None]
+
+    def _look_at(self, rank: int, process: ForkProcess, timeout_s: float) -> None:
+        """Raise if a worker will not come back. Polls are counted, and not the time: Ctrl-Z stops the launcher too."""
+        self._polls_stopped[rank] = self._polls_stopped[rank] + 1 if _is_stopped(process) else 0
+        self._polls_building[rank] += self._reports.position(rank).phase == "building"
+        if self._polls_stopped[rank] * POLL_SECONDS > timeout_s:
+            raise self._stopped(rank)
+        if self._polls_building[rank] * POLL_SECONDS > timeout_s:
+            text = f"the model's factory was not done within train.timeout_s, {timeout_s:g} s"
+            raise self._with_stacks(UserError(text, hint="raise it, or see with --debug where the factory is"))
+
+    def _failure(self, rank: int, exitcode: int) -> SamebitsError:
+        """The root cause: a worker that a signal ended, or that the others waited for, else the first error."""
+        if -exitcode in _SIGNALS or exitcode - 128 in _SIGNALS:
+            self._wait_for_signal()
+            hint = "run the same command again; it goes on from a checkpoint"
+            return CollectiveError(f"the worker of rank {self._rank(rank)} was asked to stop", hint=hint)
+        failed = self._reports.failed()
+        first = next(iter(failed.values()), None)
+        waited = exitcode == -signal.SIGABRT or isinstance(first, CollectiveError)  # SIGABRT is NCCL's way
+        silent = [r for r, process in enumerate(self._processes) if process.exitcode is None and r not in failed]
+        if waited and (stopped := [r for r in silent if _is_stopped(self._processes[r])]):
+            return self._stopped(stopped[0])
+        behind = min(silent, key=lambda r: self._reports.position(r).step, default=rank)
+        # NCCL ends the rank that waits, which is ahead of the one that does not come.
+        here, there = self._reports.position(rank).step, self._reports.position(behind).step
+        by_nccl = exitcode == -signal.SIGABRT and there < here
+        if exitcode < 0 and not by_nccl:
+            return WorkerSignalledError(self._rank(rank), signal.Signals(-exitcode), self._where(rank))
+        if first is None and not by_nccl:
+            hint = "run with --debug" if exitcode else "nothing in the model or its factory may end the process"
+            text = f"the worker of rank {self._rank(rank)} ended with exit code {exitcode}{self._where(rank)}"
+            return WorkerError(text, hint=hint)
+        if waited and silent:
+            where, said = self._where(behind), first.message if first else "NCCL ended a rank that waited too long"
+            text = f"the worker of rank {self._rank(behind)} did not answer the others{where}: {said}"
+            hint = "see with --debug where it is; raise train.timeout_s if a step may take that long"
+            return self._with_stacks(WorkerError(text, hint=hint))
+        assert first is not None
+        return first
+
+    def _stopped(self, rank: int) -> WorkerError:
+        text = f"the worker of rank {self._rank(rank)} was stopped, as by SIGSTOP or SIGTTOU{self._where(rank)}"
+        return WorkerError(text, hint="run the same command again; it goes on from a checkpoint")
+
+    def _wait_for_signal(self) -> None:
+        """A signal is for everybody, and on its way here; on another machine it was perhaps first."""
+        deadline = time.monotonic() + SIGNAL_SECONDS
+        while time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+            self._peers.check()
+
+    def _rank(self, rank: int) -> int:
+        return self._first + rank
+
+    def _where(self, rank: int) -> str:
+        return self._reports.position(rank).text
+
+    def _with_stacks(self, error: SamebitsError) -> SamebitsError:
+        """With where all threads are, for --debug."""
+        for process in self._running():
+            assert process.pid
+            os.kill(process.pid, STACK_SIGNAL)
+        time.sleep(0.2)  # one that is in a system call writes at once, one that is not scheduled has nothing to say
+        error.traceback = self._reports.stacks()
+        return error
+
+
+def _is_stopped(process: ForkProcess) -> bool:
+    try:
+        state = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state == "T"
+
+
+def _environment(rank: int, ranks: Ranks, folder: Path) -> dict[str, str]:
+    """What torchrun tells a worker.
+
+    On one machine the process group meets at a file and talks over the loopback interface: PyTorch's TCP store would
+    look up a name for ``::ffff:127.0.0.1`` at every connection, which takes 5 seconds when a name server does not
+    answer.
+    """
+    meeting = ranks.environment or {INIT_METHOD: f"file://{folder}/process-group", "GLOO_SOCKET_IFNAME": "lo"}
+    return {
+        "RANK": str(ranks.here[rank]),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(len(ranks.here)),
+        "WORLD_SIZE": str(ranks.world_size),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        **{name: value for name, value in meeting.items() if name != _CHOSEN or name not in os.environ},
+    }
+
+
+def _enter(function: Callable[[Reporter], object], reporter: Reporter, environment: dict[str, str]) -> None:
+    """Run in a worker.
+
+    The launcher's signal handlers, which a fork inherits, are undone. Unless it chooses otherwise (``StopRequest``), a
+    worker ends at once, also while it waits in a collective; and also when its launcher is killed, since the kernel
+    then sends it SIGINT.
+    """
+    for signum in _SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes tells all; the launcher sends SIGTERM
+    end_with_parent(signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    os.environ.update(environment)
+    gc.enable()
+    reporter.show_stacks()
+    function(reporter)
+    reporter.done()
+
+
+class WorkerSignalledError(WorkerError):
+    """A signal ended a worker."""
+
+    def __init__(self, rank: int, signum: signal.Signals, where: str = "") -> None:
+        hint = _SIGNAL_HINTS.get(signum.name, "run with --debug")
+        super().__init__(f"the worker of rank {rank} was ended by {signum.name}{where}", hint=hint)
+        self.signum = signum
+
+
+_SIGNAL_HINTS = {
+    "SIGKILL": "the kernel may have been out of memory: see dmesg",
+    "SIGABRT": "NCCL ends a rank like this that waited longer than train.timeout_s for another; see NCCL_DEBUG=INFO",
+    "SIGBUS": "shared memory may be full: give the container more with --shm-size or --ipc=host",
+}

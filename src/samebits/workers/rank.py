@@ -1,0 +1,169 @@
+"""One rank in its process: where it is, how it runs and fails, and what the launcher learns of that."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import mmap
+import signal
+import time
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
+
+from samebits.errors import CollectiveError, Interrupted, SamebitsError, WorkerError, from_exit_code
+from samebits.training.diagnosis import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from torch import nn
+
+    from samebits.records.run import Placement
+    from samebits.training.strategies import Strategy
+
+Phase = Literal["working", "preparing", "building", "training", "measuring", "recording", "done"]
+_PHASES: tuple[Phase, ...] = get_args(Phase)
+_WHERE: dict[Phase, str] = {
+    "preparing": " while it prepared",
+    "building": " while it built the model",
+    "measuring": " in the timed slices",
+    "recording": " while it wrote its files",
+}
+STACK_SIGNAL = signal.SIGUSR2
+"""Has a worker write where each of its threads is."""
+
+
+class Position(NamedTuple):
+    """Where a rank is; ``step``, from 1, is of the training."""
+
+    phase: Phase
+    step: int
+
+    @property
+    def text(self) -> str:
+        """To follow what happened to the rank."""
+        return f" at step {self.step}" if self.phase == "training" else _WHERE.get(self.phase, "")
+
+
+class Reporter:
+    """What one worker tells its launcher: in memory that they share, and in files in the launch's ``folder``."""
+
+    def __init__(self, folder: Path, memory: memoryview, rank: int) -> None:
+        self._folder, self._memory, self._rank = folder, memory, rank
+
+    def at(self, phase: Phase, step: int = 0) -> None:
+        """Say where this rank is, in memory that the launcher sees."""
+        self._memory[0], self._memory[1] = _PHASES.index(phase), step
+
+    def done(self) -> None:
+        """Say that all work is done: an exit code of 0 alone says nothing, a model's own code may end the process."""
+        self.at("done")
+
+    def failure(self, error: SamebitsError) -> None:
+        """Leave an error for the launcher, as plain data."""
+        report = {
+            "time": time.time(),
+            "message": error.message,
+            "hint": error.hint,
+            "exit_code": error.exit_code,
+            "waited": isinstance(error, CollectiveError),
+            "traceback": traceback.format_exc(),
+        }
+        unfinished = self._folder / f"rank{self._rank}.unfinished"
+        unfinished.write_text(json.dumps(report), encoding="utf-8")
+        unfinished.rename(self._folder / f"rank{self._rank}.json")
+
+    def show_stacks(self) -> None:
+        """From now on a signal has this process write where its threads are, also when they wait in C."""
+        stream = (self._folder / f"rank{self._rank}.stack").open("w", encoding="utf-8")
+        faulthandler.register(STACK_SIGNAL, file=stream)
+
+
+class Reports:
+    """What the launcher knows of the workers of one launch. ``folder`` is theirs, and is empty at first."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self._folder = folder
+        memory = memoryview(mmap.mmap(-1, 16 * workers)).cast("q")  # a fork shares it
+        self._memories = [memory[2 * rank : 2 * rank + 2] for rank in range(workers)]
+
+    def of(self, rank: int) -> Reporter:
+        """What the worker of a rank reports by."""
+        return Reporter(self._folder, self._memories[rank], rank)
+
+    def position(self, rank: int) -> Position:
+        """Where a rank said last that it is."""
+        phase, step = self._memories[rank]
+        return Position(_PHASES[phase], step)
+
+    def done(self, rank: int) -> bool:
+        """Whether a rank has done all its work."""
+        return self.position(rank).phase == "done"
+
+    def failed(self) -> dict[int, SamebitsError]:
+        """The errors that workers left, by rank, the first of them first."""
+        found = {
+            rank: json.loads(path.read_text(encoding="utf-8"))
+            for rank in range(len(self._memories))
+            if (path := self._folder / f"rank{rank}.json").exists()
+        }
+        return {rank: _error(report) for rank, report in sorted(found.items(), key=lambda item: float(item[1]["time"]))}
+
+    def stacks(self) -> str:
+        """Where the threads of all workers were at the last signal."""
+        paths = (self._folder / f"rank{rank}.stack" for rank in range(len(self._memories)))
+        return "\n".join(f"{path.stem}:\n{path.read_text(encoding='utf-8')}" for path in paths if path.exists())
+
+
+def _error(report: dict[str, object]) -> SamebitsError:
+    message, hint = str(report["message"]), str(report["hint"])
+    error = from_exit_code(int(str(report["exit_code"])), message, hint)
+    assert isinstance(error, SamebitsError), "a worker that a signal ended reports nothing"
+    if report["waited"]:
+        error = CollectiveError(message, hint=hint)
+    error.traceback = str(report["traceback"])
+    return error
+
+
+class Rank(Protocol):
+    """What one worker process does; ``model`` is None until it is built."""
+
+    strategy: Strategy
+    model: nn.Module | None
+
+    def run(self) -> None:
+        """Work as one rank among the others."""
+
+
+def run_rank(make: Callable[[], Rank], placement: Placement, reporter: Reporter) -> None:
+    """Run one rank; a failure is reported, and the process ends with its exit code."""
+    rank: Rank | None = None
+    with failures_reported(
+        reporter, lambda error: explain(error, placement=placement, model=rank.model if rank else None)
+    ):
+        rank = make()
+        rank.run()
+        # The wrapper must be gone before the process group: freed by the wrapper's destructor, which keeps
+        # Python's lock, the group would wait for ever for threads of its own that need the lock.
+        gc.collect()
+        rank.strategy.close()
+
+
+@contextmanager
+def failures_reported(reporter: Reporter, explained: Callable[[BaseException], SamebitsError]) -> Iterator[None]:
+    """Report whatever fails in the block, ``explained``, and end the process with its exit code."""
+    try:
+        yield
+    except Interrupted as error:
+        raise SystemExit(error.exit_code) from None
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - whatever it is, a SystemExit too, the launcher must learn of it
+        failure = error if isinstance(error, SamebitsError) else explained(error)
+        reporter.failure(failure)
+        if isinstance(failure, WorkerError):
+            time.sleep(1)  # a rank that failed for want of another lets the launcher see that one first
+        raise SystemExit(failure.exit_code) from None

@@ -1,0 +1,106 @@
+"""Who trains together: the ranks of this machine, and those of the others once they are proved to be alike."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from samebits.host import count_cores, count_gpus
+from samebits.training.placement import Devices, place, place_over_nodes
+from samebits.workers.agreement import NodeFacts, node_facts, require_equal
+from samebits.workers.meeting import Meeting
+from samebits.workers.peers import Alone, Others
+from samebits.workers.processes import Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    from samebits.host.addresses import Address
+    from samebits.host.rendezvous import Nodes
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName, StrategyName
+    from samebits.records.run import Placement
+    from samebits.training.split import BatchSplit
+    from samebits.workers.peers import Peers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Team:
+    """The workers of a training, those of this machine among them.
+
+    ``leads``: rank 0 is here, which alone writes. ``names`` and ``machines`` are those of all nodes, if there are
+    several.
+    """
+
+    placement: Placement
+    split: BatchSplit
+    ranks: Ranks
+    peers: Peers
+    leads: bool = True
+    names: tuple[str, ...] = ()
+    machines: tuple[str, ...] = ()
+
+
+@contextmanager
+def gathered(
+    params: Params,
+    strategy: StrategyName,
+    numerics: NumericsName,
+    nodes: Nodes,
+    *,
+    arguments: Mapping[str, Any],
+    data_dir: Path,
+    prepare: Callable[[], object],
+) -> Iterator[Team]:
+    """The team of a training. On several machines they meet first, and part at the end of the block.
+
+    ``arguments`` are what the stage was told beside ``params``, and are to be the same everywhere. ``prepare`` makes
+    ``data_dir`` on a machine that lacks it.
+
+    Raises:
+        UserError: see ``place``; or the machines do not have the same of what a training is made from.
+        HostError: see ``place``; or the machines do not find each other.
+        SamebitsError: what another machine failed of.
+    """
+    if not nodes.several:
+        placement, split = place(strategy, params, numerics, gpus=count_gpus(), cores=count_cores())
+        ranks = Ranks.of_one_machine(placement.world_size)
+        yield Team(placement=placement, split=split, ranks=ranks, peers=Alone())
+        return
+    limit = params.train.timeout_s
+    with Meeting(nodes, seconds=limit) as meeting:
+        if nodes.rank and not (data_dir / "card.json").exists():
+            prepare()
+        told = {**arguments, "strategy": strategy, "numerics": numerics, "nodes": nodes.count}
+        mine = node_facts(params, told, data_dir)
+        facts = [NodeFacts.model_validate(one) for one in meeting.exchange(mine.model_dump(mode="json"))]
+        require_equal(facts)
+        devices = [Devices(one.gpus, one.cores, one.num_devices, one.name, one.machine) for one in facts]
+        placement, split = place_over_nodes(strategy, params, numerics, devices)
+        counts, names = placement.devices_by_node, tuple(one.name for one in facts)
+        first = sum(counts[: nodes.rank])
+        gpus = placement.devices[first : first + counts[nodes.rank]] if placement.device_type == "cuda" else ()
+        yield Team(
+            placement=placement,
+            split=split,
+            ranks=Ranks(range(first, first + counts[nodes.rank]), sum(counts), environment_of(nodes, meeting.address)),
+            peers=Others(meeting, names, timeout_s=limit, gpus=gpus),
+            leads=nodes.rank == 0,
+            names=names,
+            machines=tuple(one.machine for one in facts),
+        )
+
+
+def environment_of(nodes: Nodes, address: Address) -> dict[str, str]:
+    """What torchrun tells a worker of a process group whose store the launchers keep."""
+    interface = address.interface()
+    return {
+        "GROUP_RANK": str(nodes.rank),
+        "MASTER_ADDR": address.ip,
+        "MASTER_PORT": str(address.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+    }

@@ -1,0 +1,325 @@
+"""What one worker process does: prepare, warm up, train, measure, and (rank 0) record."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from samebits.host import HostFacts, host_facts
+from samebits.records import log as events
+from samebits.records.card import read_card
+from samebits.records.run import TRACE, WEIGHTS, Node, Note, Placement, Reason, RunRecord, Timing, write_run
+from samebits.records.statistics import spread
+from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
+from samebits.training.loop import train, warm_up
+from samebits.training.memory import MemoryMeter
+from samebits.training.meters import peak_gib, reset_peak
+from samebits.training.placement import not_applied
+from samebits.training.prolonging import notes_of
+from samebits.training.roof import measure_roof
+from samebits.training.setup import Setup
+from samebits.training.slices import NOT_MEASURED, WARM_UP_STEPS
+from samebits.training.strategies import make_strategy
+from samebits.training.trace import write_trace
+from samebits.training.weights import save_weights, weights_digest
+from samebits.workers.measure import Measured, has_twins, measure
+from samebits.workers.rank import run_rank
+from samebits.workers.sampler import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from torch import nn
+
+    from samebits.params import Params
+    from samebits.params.schema import NumericsName
+    from samebits.records.log import Event, RunLog
+    from samebits.records.run import Arithmetic
+    from samebits.training.batches import Data
+    from samebits.training.loop import Trainable, Training
+    from samebits.training.slices import Slices
+    from samebits.training.split import BatchSplit
+    from samebits.workers.rank import Phase, Reporter
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One training, as the launcher hands it to its workers; ``key`` names the run in logs and in MLflow.
+
+    Checkpoints are under ``checkpoints``, None for no checkpoints; ``steps`` ends the training early. ``nodes`` are the
+    names of several machines and of their kernels.
+    """
+
+    params: Params
+    numerics: NumericsName
+    placement: Placement
+    split: BatchSplit
+    data_dir: Path
+    out_dir: Path
+    key: str
+    nodes: tuple[tuple[str, str], ...] = ()
+    log: RunLog | None = None
+    checkpoints: Path | None = FOLDER
+    steps: int | None = None
+    trace: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a rank trains. ``untrained`` is a copy for the references that run on this rank, if there are any."""
+
+    trainable: Trainable
+    untrained: nn.Module | None
+    data: Data
+    host: HostFacts
+    nodes: tuple[Node, ...]
+    initial_sha256: str
+    checkpointer: PeriodicCheckpointer | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A finished training, whose weights are saved; times and peaks are those of the slowest or largest rank."""
+
+    training: Training
+    peaks_gib: list[float]
+    weights_sha256: str
+    arithmetic: Arithmetic | None
+
+
+class Progress:
+    """A tracker that says how far a training is, on a bar if it is ``shown``, and passes everything on to a log."""
+
+    def __init__(
+        self, name: str, total_steps: int, at: Callable[[Phase, int], None], log: RunLog | None, *, shown: bool
+    ) -> None:
+        tqdm.monitor_interval = 0  # no thread beside the training
+        self._bar = tqdm(total=total_steps, desc=name, unit="step", disable=None if shown else True, leave=False)
+        self._at, self._log = at, log
+
+    def step(self, step: int) -> None:
+        """Tell the launcher."""
+        self._at("training", step)
+
+    def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
+        """Advance by the steps that are done."""
+        if self._log:
+            self._log.losses(first_step, losses, learning_rates)
+        self._bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
+        self._bar.update(len(losses))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self._bar.close()
+
+
+class Worker:
+    """One rank of a job."""
+
+    def __init__(self, job: Job, stop: StopRequest, reporter: Reporter) -> None:
+        self._job, self._params, self._stop, self._at = job, job.params, stop, reporter.at
+        self._card = read_card(job.data_dir / "card.json", job.params)
+        self.strategy = make_strategy(job.placement, job.params.train)
+        self._setup = Setup(job.params, job.numerics, self._card, split=job.split, strategy=self.strategy)
+        self.model: nn.Module | None = None
+        self._notes: list[Note] = list(job.placement.notes)
+        self._sampler = Sampler(job.placement, on=self.strategy.rank == 0)
+        self._memory = MemoryMeter()
+
+    def run(self) -> None:
+        """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
+        self._at("preparing")
+        prepared = self._prepare()
+        look = partial(self._memory.measure, prepared.trainable, self._job.split.samples)
+        step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.strategy.device.type], before_reset=look)
+        trained = self._train(prepared, step_seconds)
+        first = self.strategy.rank == 0
+        if first:
+            self._record(prepared, trained, Measured(NOT_MEASURED))  # so that nothing that comes after it can lose it
+        self._at("measuring")
+        measured = measure(
+            prepared.trainable,
+            prepared.untrained,
+            prepared.data,
+            self._setup,
+            self._job.placement,
+            trained.training.losses,
+            step_seconds=step_seconds,
+            sampler=self._sampler,
+        )
+        self._sampler.roof = measure_roof(prepared.trainable, self._params.train, self._job.split.samples, step_seconds)
+        if self._job.trace:
+            write_trace(prepared.trainable, self._job.out_dir / TRACE, len(trained.training.losses))
+        self._at("recording")
+        if first:
+            timing = self._record(prepared, trained, measured)
+            self._log_result(timing, trained.weights_sha256)
+        if prepared.checkpointer:
+            prepared.checkpointer.delete()
+
+    def _prepare(self) -> Prepared:
+        job, setup = self._job, self._setup
+        setup.enter_process()
+        host = host_facts()  # here, because where there are GPUs it starts CUDA
+        nodes = self._nodes(host)
+        self._log(events.Setup(host=host, nodes=nodes, data=self._card, data_dir=str(job.data_dir.resolve())))
+        self._at("building")
+        self.model = model = setup.build()
+        self._at("preparing")
+        first = self.strategy.rank == 0
+        untrained = copy.deepcopy(model) if has_twins(self._setup, job.placement) else None
+        initial_sha256 = weights_digest(model) if first else ""
+        setup.place(model)
+        data = setup.load(job.data_dir)
+        batches = setup.batches(data)
+        wants_ranks = bool({*self._params.train.strategies} - {"single", "dp"})
+        self._notes += setup.try_step(model, batches, job.placement, wants_ranks=wants_ranks)
+        return Prepared(
+            trainable=setup.trainable(model, batches),
+            untrained=untrained,
+            data=data,
+            host=host,
+            nodes=nodes,
+            initial_sha256=initial_sha256,
+            checkpointer=self._checkpointer(host),
+        )
+
+    def _nodes(self, host: HostFacts) -> tuple[Node, ...]:
+        """Every machine as its first rank sees it, if there are several."""
+        counts = self._job.placement.devices_by_node
+        if not counts:
+            return ()
+        everyone = self.strategy.gather_bytes(host.model_dump_json().encode())
+        firsts = [everyone[sum(counts[:node])] for node in range(len(counts))]
+        return tuple(
+            Node(name=name, machine=machine, host=HostFacts.model_validate_json(facts))
+            for (name, machine), facts in zip(self._job.nodes, firsts, strict=True)
+        )
+
+    def _checkpointer(self, host: HostFacts) -> PeriodicCheckpointer | None:
+        job = self._job
+        if job.checkpoints is None:
+            return None
+        versions = {"torch": str(torch.__version__)}
+        name = identity(self._params, job.numerics, job.placement, self._card, host.fingerprint, versions)
+        every = self._params.train.checkpoint_every_steps
+        return PeriodicCheckpointer(Checkpoints(name, self.strategy.rank, job.checkpoints), every, self._stop)
+
+    def _train(self, prepared: Prepared, seconds_of_a_step: float) -> Trained:
+        job, strategy, numerics = self._job, self.strategy, self._setup.numerics
+        first, steps = strategy.rank == 0, job.steps or self._params.total_steps
+        checkpointer, model = prepared.checkpointer, prepared.trainable.model
+        reset_peak(strategy)
+        name = f"{job.placement.strategy}-{job.numerics}"
+        progress = Progress(name, steps, self._at, job.log if first else None, shown=first)
+        with self._sampler.during("training"):
+            training = train(
+                prepared.trainable, steps, step_seconds=seconds_of_a_step, tracker=progress, checkpointer=checkpointer
+            )
+        progress.close()
+        if training.resumed:
+            after = ", ".join(map(str, training.resumed))
+            text = f"the training was stopped and continued after step {after}; its times are of all parts"
+            self._notes.append(Note(kind="resumed", text=text))
+        peaks = strategy.all_gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
+        weights_sha256 = ""
+        if first:
+            weights_sha256 = save_weights(numerics.model_state_dict(model), job.out_dir / WEIGHTS)
+        if checkpointer:
+            checkpointer.training_done()
+        (seconds,) = strategy.max_over_ranks([training.seconds])
+        step_seconds = strategy.max_over_ranks(training.step_seconds)
+        return Trained(
+            training=replace(training, step_seconds=step_seconds, seconds=seconds),
+            peaks_gib=peaks.flatten().tolist(),
+            weights_sha256=weights_sha256,
+            arithmetic=numerics.arithmetic(),
+        )
+
+    def _record(self, prepared: Prepared, trained: Trained, measured: Measured) -> Timing:
+        slices = measured.slices
+        job, params, device = self._job, self._params, self.strategy.device
+        tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        record = RunRecord(
+            run=job.key,
+            strategy=job.placement.strategy,
+            numerics=job.numerics,
+            placement=job.placement,
+            notes=(*self._notes, *notes_of(slices.repeats)),
+            not_applied=not_applied(params.train, job.placement, job.numerics, tf32=tf32),
+            speedup_unavailable=why_no_speedup(job.placement, slices),
+            first_unrepeated_step=slices.first_difference,
+            rounding=measured.rounding,
+            breakdown=measured.breakdown,
+            arithmetic=trained.arithmetic,
+            initial_sha256=prepared.initial_sha256,
+            weights_sha256=trained.weights_sha256,
+            model_parameters=sum(p.numel() for p in prepared.trainable.model.parameters()),
+            host=prepared.host,
+            nodes=prepared.nodes,
+            data=self._card,
+            params=params,
+            measurement=slices.measurement(trained.training.step_seconds),
+            usage=self._sampler.usage(trained.training, job.split.samples),
+            memory=self._memory.taken,
+        )
+        timing = timing_of(trained, slices, samples=job.split.samples)
+        write_run(job.out_dir, record, timing, trained.training.losses)
+        return timing
+
+    def _log_result(self, timing: Timing, weights_sha256: str) -> None:
+        job, out_dir = self._job, str(self._job.out_dir.resolve())
+        self._log(events.Result(run=job.key, timing=timing, out_dir=out_dir, weights_sha256=weights_sha256))
+        if job.log:
+            job.log.close()  # with what the disk had not taken
+
+    def _log(self, event: Event) -> None:
+        if self._job.log and self.strategy.rank == 0:
+            self._job.log.append(event)
+
+
+def timing_of(trained: Trained, slices: Slices, *, samples: int) -> Timing:
+    """The figures of timing.json, of steps of so many samples."""
+    steps, seconds = trained.training.step_seconds, trained.training.seconds
+    fast, middle, slow = (1e3 * np.percentile(steps, [5, 50, 95])).tolist()
+    speeds = [slices.steps * samples / sum(chunks) for chunks in slices.seconds.get("strategy", [])]
+    return Timing(
+        training_seconds=seconds,
+        samples_per_sec=len(steps) * samples / seconds,
+        samples_per_sec_spread=spread([len(steps) * samples / seconds, *speeds]),
+        step_time_ms=middle,
+        step_time_p5_ms=fast,
+        step_time_p95_ms=slow,
+        speedup=slices.speedup(),
+        bound=slices.bound(),
+        price=slices.price(),
+        peak_memory_gib={
+            f"device{i}": peak if math.isfinite(peak) else None for i, peak in enumerate(trained.peaks_gib)
+        },
+    )
+
+
+def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
+    """Why there is no ratio to ``single``; None where there is one, or where none can be."""
+    if placement.strategy == "single" or slices.speedup():
+        return None
+    if placement.may_speed_up:
+        return slices.problem or Reason(kind="not_measured", text="it was not measured")
+    label = next((label for label in placement.labels if label.kind in Placement.NOT_A_SPEEDUP), None)
+    if label is None:
+        return Reason(kind="one_device", text="one device was used")
+    return Reason.model_validate({"kind": label.kind, "text": label.text})
+
+
+def train_as_rank(job: Job, reporter: Reporter) -> None:
+    """Train as one rank of a job."""
+    stop = StopRequest()
+    run_rank(lambda: Worker(job, stop, reporter), job.placement, reporter)

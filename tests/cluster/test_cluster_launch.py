@@ -1,0 +1,185 @@
+"""`samebits launch` and SAMEBITS_LAUNCHER: what goes to which engine, what is printed, and what is refused."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from conftest import ROOT
+from samebits.cli import main
+from samebits.cluster.launch import launcher
+from samebits.errors import UserError
+
+IMAGE = f"registry.example/samebits@sha256:{'a' * 64}"
+DDP = ("--strategy", "ddp", "--numerics", "exact")
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    """A folder with what a launch reads, for which no engine is set."""
+    folder = tmp_path / "kit"
+    (folder / "pipeline").mkdir(parents=True)
+    shutil.copy(ROOT / "pipeline/train.py", folder / "pipeline")
+    shutil.copy(ROOT / "params.yaml", folder)
+    monkeypatch.chdir(folder)
+    for name in [name for name in os.environ if name.startswith(("SAMEBITS_L", "SAMEBITS_N", "SLURM_", "MLFLOW_"))]:
+        monkeypatch.delenv(name)
+    return folder
+
+
+def launch(*arguments):
+    return CliRunner().invoke(main, ["launch", *arguments], prog_name="samebits")
+
+
+def files(folder):
+    return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
+
+
+def test_a_dry_run_of_slurm_shows_the_job(repository):
+    (repository / "cluster.toml").write_text(
+        '[slurm]\npartition = "gpu"\ngpus_per_node = 4\narguments = ["--qos=high"]\n'
+    )
+    before = files(repository)
+    done = launch("--dry-run", "--nodes", "3", "slurm", *DDP)
+    assert (done.exit_code, done.stderr) == (0, "")
+    command = shlex.split(done.stdout)
+    assert command[:4] == ["sbatch", "--wait", "--nodes=3", "--ntasks-per-node=1"]
+    assert {"--partition=gpu", "--gpus-per-node=4", "--qos=high", "--requeue"} <= {*command}
+    (wrapped,) = [one.removeprefix("--wrap=") for one in command if one.startswith("--wrap=")]
+    inside = shlex.split(wrapped)
+    assert inside[:4] == ["exec", "srun", "--nodes=3", "--ntasks=3"]
+    assert inside[-6:] == [sys.executable, "pipeline/train.py", *DDP]
+    assert files(repository) == before
+
+
+def test_a_dry_run_inside_an_allocation_shows_the_step(repository, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    command = shlex.split(launch("--dry-run", "slurm", *DDP, "--out-dir", "a b").stdout)
+    assert command[:3] == ["srun", "--nodes=2", "--ntasks=2"]
+    assert command[-8:] == [sys.executable, "pipeline/train.py", *DDP, "--out-dir", "a b"]
+
+
+@pytest.mark.parametrize(("key", "image"), [("container_image", "kit.sqsh"), ("apptainer_image", "kit.sif")])
+def test_in_an_image_python_is_the_images(key, image, repository):
+    (repository / "cluster.toml").write_text(f'[slurm]\n{key} = "{image}"\n')
+    text = launch("--dry-run", "slurm", *DDP).stdout
+    assert image in text
+    assert " python pipeline/train.py --strategy ddp" in text
+
+
+SBATCH = """#!/bin/sh
+echo "Submitted batch job 17"
+printf '%s\\n' "$@" > arguments.txt
+env > environ.txt
+printf '{"schema": 1, "exit_code": {code}, "message": "a worker", "hint": "look"}' > "$SAMEBITS_LAUNCH/node1.json"
+exit 1
+"""
+
+
+def test_a_launch_waits_and_ends_as_the_machines_do(repository, monkeypatch, capfdbinary):
+    """A stand-in for ``sbatch``; a real Slurm's is tried in tests/system/nodes."""
+    program = repository.parent / "bin/sbatch"
+    program.parent.mkdir()
+    program.write_text(SBATCH.replace("{code}", "4"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SAMEBITS_LAUNCHER", "slurm")
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "slurm", *DDP], standalone_mode=False)
+    assert ended.value.code == 4
+    assert b"error: a worker. hint: look" in capfdbinary.readouterr().err
+    assert "--wait" in (repository / "arguments.txt").read_text().splitlines()
+    environ = (repository / "environ.txt").read_text().splitlines()
+    assert "SAMEBITS_LAUNCHER=local" in environ  # where it ends up, it trains
+
+
+def test_without_slurm_that_is_said(repository, monkeypatch):
+    monkeypatch.setenv("PATH", str(repository))
+    done = launch("slurm", *DDP)
+    assert (done.exit_code, done.stderr.startswith("error: sbatch is not here. hint: ")) == (3, True), done.stderr
+
+
+@pytest.mark.parametrize(("options", "kinds"), [((), ["Service", "Job"]), (("--kind", "TrainJob"), ["TrainJob"])])
+def test_a_dry_run_of_kubernetes_prints_manifests(options, kinds, repository):
+    (repository / "cluster.toml").write_text(f'[kubernetes]\nimage = "{IMAGE}"\nclaim = "experiments"\n')
+    before = files(repository)
+    done = launch("--dry-run", "--nodes", "3", *options, "kubernetes", *DDP, "--num-devices", "2")
+    assert (done.exit_code, done.stderr) == (0, "")
+    documents = list(yaml.safe_load_all(done.stdout))
+    assert [document["kind"] for document in documents] == kinds
+    assert re.fullmatch(r"samebits-ddp-exact-[0-9a-f]{8}", documents[-1]["metadata"]["name"])
+    assert done.stdout == launch("--dry-run", "--nodes", "3", *options, "kubernetes", *DDP, "--num-devices", "2").stdout
+    command = json.dumps(["python", "pipeline/train.py", *DDP, "--num-devices", "2"]).strip("[]")
+    assert command in json.dumps(documents[-1])
+    assert files(repository) == before
+
+
+PRINTED = "hint: samebits launch --dry-run kubernetes --strategy ddp ... | kubectl apply -f -"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("kubernetes", *DDP), "error: kubernetes: what is to be started is printed, and nobody waits for it. "
+                               f"{PRINTED}"),
+        (("slurm", "--strategy", "single"), "error: single uses one machine, and slurm would start several. "
+                                            "hint: python pipeline/train.py --strategy single, or launch ddp"),
+        (("--dry-run", "kubernetes", "--strategy=dp"), "error: dp uses one machine, and kubernetes would start"),
+        (("slurm", *DDP, "--nodes", "2"), "error: --nodes is what slurm tells each machine. "
+                                          "hint: samebits launch --nodes 2 slurm ..., before the engine's name"),
+        (("slurm", *DDP, "--node-rank", "0"), "error: --node-rank is what slurm tells each machine"),
+        (("slurm", *DDP, "--master", "n0"), "error: --master is what slurm tells each machine"),
+        (("--kind", "Job", "slurm", *DDP), "error: --kind: slurm has none"),
+        (("--dry-run", "kubernetes", *DDP), "error: cluster.toml has no table [kubernetes]"),
+        (("--nodes", "0", "slurm", *DDP), "Error: Invalid value for '--nodes': 0 is not in the range x>=1"),
+        (("nomad", *DDP), "Error: Invalid value for '{slurm|kubernetes}': 'nomad' is not one of"),
+        (("--dryrun", "slurm", *DDP), "Error: No such option '--dryrun'"),
+        (("slurm", *DDP, "--dry-run"), "Usage: python pipeline/train.py [OPTIONS]"),
+        (("slurm", "--stratgy", "ddp"), "Error: No such option '--stratgy'"),
+        (("slurm", "--strategy", "zero"), "Error: Invalid value for '--strategy': 'zero' is not one of"),
+        (("slurm",), "Error: Missing option '--strategy'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_launched_is_refused(arguments, message, repository):
+    done = launch(*arguments)
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+    assert done.stdout == ""
+    assert not (repository / ".samebits").exists()
+
+
+def test_without_a_repository_there_is_nothing_to_launch(repository):
+    shutil.rmtree(repository / "pipeline")
+    done = launch("slurm", *DDP)
+    assert (done.exit_code, "has no pipeline/train.py. hint: run this at the root" in done.stderr) == (2, True)
+    (repository / "params.yaml").unlink()
+    assert "has no params.yaml" in launch("slurm", *DDP).stderr
+
+
+def test_the_help_behind_an_engine_is_the_stages(repository):
+    done = launch("slurm", "--help")
+    assert (done.exit_code, "Stage train: train the model" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, "local"), ("", "local"), ("local", "local"), ("slurm", "slurm")]
+)
+def test_the_launcher_that_a_stage_is_given(value, expected):
+    assert launcher({} if value is None else {"SAMEBITS_LAUNCHER": value}) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("pbs", r"SAMEBITS_LAUNCHER: got 'pbs', accepts local or slurm\. hint: unset SAMEBITS_LAUNCHER"),
+        ("kubernetes", rf"SAMEBITS_LAUNCHER: got 'kubernetes', for which no stage waits\. {re.escape(PRINTED)}"),
+    ],
+)
+def test_a_launcher_that_no_stage_waits_for_is_refused(value, message):
+    with pytest.raises(UserError, match=message):
+        launcher({"SAMEBITS_LAUNCHER": value})

@@ -1,0 +1,693 @@
+"""The image's name, what is mounted, and where a stage runs; without an engine; tests/system/container has one."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import docker
+import pytest
+from ruamel.yaml import YAML
+
+from conftest import ROOT, needs_root
+from samebits.container import image, spec, stage
+from samebits.container.engine import SOCKET, address_of, connect, gpu_request
+from samebits.doctor import containers
+from samebits.errors import HostError, UserError
+
+NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
+
+
+def compose(name):
+    yaml = YAML(typ="safe")
+    yaml.constructor.add_constructor("!reset", lambda loader, node: "reset")
+    return yaml.load((ROOT / name).read_text())
+
+
+# -- names -----------------------------------------------------------------------------------------------------
+
+
+NAMED = ("Dockerfile", "requirements.uv.lock", "requirements.cpu.lock", "requirements.gpu.lock")
+
+
+def compose_environment(folder, environ=None):
+    """What tools/env.sh tells Compose of a folder."""
+    for name in (*NAMED, "tools/env.sh"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
+    subprocess.run(["sh", "tools/env.sh"], cwd=folder, env=environ, capture_output=True, text=True, check=True)
+    return dict(line.split("=", 1) for line in (folder / ".env").read_text().splitlines())
+
+
+def test_compose_and_the_kit_name_one_image(tmp_path):
+    values = compose_environment(tmp_path)
+    assert values["SAMEBITS_GPU_IMAGE"] == image.image_name("gpu", ROOT)
+    assert values["SAMEBITS_CPU_IMAGE"] == image.image_name("cpu", ROOT)
+    assert f"{values['SAMEBITS_UID']}:{values['SAMEBITS_GID']}" == spec.user_of(tmp_path)
+    assert (values["SAMEBITS_ROOT"], values["SAMEBITS_GIT"]) == (str(tmp_path), str(tmp_path))
+    assert [image.variant_of(values[f"SAMEBITS_{name}_IMAGE"]) for name in ("CPU", "GPU")] == ["cpu", "gpu"]
+    assert image.variant_of("samebits:changed") is None
+
+
+@needs_root
+def test_a_container_works_as_the_owner_of_the_clone(tmp_path):
+    os.chown(tmp_path, 4321, 4321)
+    values = compose_environment(tmp_path)
+    assert f"{values['SAMEBITS_UID']}:{values['SAMEBITS_GID']}" == spec.user_of(tmp_path) == "4321:4321"
+    assert (tmp_path / ".env").stat().st_uid == 4321
+
+
+SAVED = {"name": "kit", "id": "sha256:1", "digest": None, "base": None, "layers": ["sha256:2"], "sha256": "3" * 64}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ("[]", r"kit\.tar\.json: the file: Input should be "),
+        ("3", r"kit\.tar\.json: the file: Input should be "),
+        ("{}", r"kit\.tar\.json: name: Field required\. hint: run `samebits container save` again"),
+        (json.dumps({**SAVED, "sha256": 7}), r"kit\.tar\.json: sha256: Input should be a valid string"),
+        (json.dumps(SAVED), r"kit\.tar: SHA-256 .*, expected 333333333333: it is not whole"),
+        (None, r"kit\.tar\.json: no such file\. hint: copy it too"),
+        (os.mkfifo, r"kit\.tar\.json: cannot be read: expected a regular file"),
+    ],
+)
+def test_an_image_whose_record_is_damaged_is_not_loaded(record, message, tmp_path):
+    (tmp_path / "kit.tar").write_text("no archive")
+    if callable(record):
+        record(tmp_path / "kit.tar.json")
+    elif record:
+        (tmp_path / "kit.tar.json").write_text(record)
+    with pytest.raises(UserError, match=message):
+        image.load_image(None, tmp_path / "kit.tar")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_an_image_is_loaded_from_a_file_alone(make, tmp_path):
+    make(tmp_path / "kit.tar")
+    (tmp_path / "kit.tar.json").write_text(json.dumps(SAVED))
+    with pytest.raises(UserError, match=r"kit\.tar: cannot be read: expected a regular file\. hint: name the file"):
+        image.load_image(None, tmp_path / "kit.tar")
+    with pytest.raises(UserError, match="File name too long"):
+        image.load_image(None, tmp_path / ("x" * 300))
+    with pytest.raises(
+        UserError, match=r"none\.tar: no such file\. hint: name the file that `samebits container save`"
+    ):
+        image.load_image(None, tmp_path / "none.tar")
+
+
+@pytest.mark.parametrize(("code", "file"), [(0, None), (9, "docker-compose.yml:docker-compose.cpu.yml")])
+def test_without_a_driver_compose_takes_the_overlay_for_cpus(code, file, tmp_path):
+    smi = tmp_path / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(f"#!/bin/sh\nexit {code}\n")
+    smi.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{smi.parent}:{os.environ['PATH']}"}
+    assert compose_environment(tmp_path, environ).get("COMPOSE_FILE") == file
+
+
+def test_two_clones_are_two_projects(tmp_path):
+    first, second = (compose_environment(tmp_path / name / "samebits") for name in ("alice", "bob"))
+    assert first["COMPOSE_PROJECT_NAME"] != second["COMPOSE_PROJECT_NAME"]
+
+
+def test_what_a_user_has_put_into_the_environment_stays(tmp_path):
+    (tmp_path / ".env").write_text("SAMEBITS_PORT=5001\nSAMEBITS_UID=77\nBASE_IMAGE=mirror/cuda@sha256:1\n")
+    values = compose_environment(tmp_path)
+    assert (values["SAMEBITS_PORT"], values["BASE_IMAGE"]) == ("5001", "mirror/cuda@sha256:1")
+    assert values["SAMEBITS_UID"] != "77"
+    assert compose_environment(tmp_path) == values
+
+
+def test_a_name_follows_what_decides_on_the_packages(tmp_path):
+    for name in ("Dockerfile", "requirements.uv.lock", "requirements.cpu.lock"):
+        (tmp_path / name).write_text(name)
+    before = image.image_name("cpu", tmp_path)
+    (tmp_path / "requirements.cpu.lock").write_text("other")
+    assert image.image_name("cpu", tmp_path) != before
+    assert image.wanted_image("cpu", tmp_path, {image.IMAGE: "mine:1"}) == "mine:1"
+    with pytest.raises(HostError, match=r"no requirements\.gpu\.lock here, which an image is made from"):
+        image.image_name("gpu", tmp_path)
+
+
+# -- where a stage runs ----------------------------------------------------------------------------------------
+
+
+def test_inside_it_goes_on_where_it_is():
+    stage.enter(["pipeline/train.py"], {stage.INSIDE: "1", stage.RUNTIME: "container", **NO_ENGINE})
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "devices", "cuda", "error"),
+    [
+        ("C", "8", None, "13.0", None),
+        ("C", "8", "2,3", "13.0", None),
+        ("C", "8", "", "13.0", None),
+        ("E", "2", "MIG-00000001-0000-5000-8000-000000000000", "13.0", None),
+        ("F", "2", "1", "13.0", None),
+        ("C", "4", None, "13.0", "4 GPUs on the host, 8 for torch in mine"),
+        ("C", "8", None, None, "8 GPUs on the host, 0 for torch in mine"),
+        ("C", "0", None, None, None),
+    ],
+)
+def test_inside_gpus_are_counted_before_a_choice_among_them(name, given, devices, cuda, error, gpu_host):
+    gpu_host(name, cuda=cuda)
+    environ = {stage.INSIDE: "1", spec.GPUS: given, "SAMEBITS_IMAGE": "mine"}
+    if devices is not None:
+        environ["CUDA_VISIBLE_DEVICES"] = devices
+    if error is None:
+        stage.enter(["pipeline/train.py"], environ)
+        return
+    with pytest.raises(HostError, match=error):
+        stage.enter(["pipeline/train.py"], environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "devices", "given", "lock"),
+    [
+        ("C", None, 8, "gpu"),
+        ("C", "2,3", 8, "gpu"),
+        ("C", "", 0, "cpu"),
+        ("E", "MIG-00000001-0000-5000-8000-000000000001", 2, "gpu"),
+        ("F", None, 2, "gpu"),
+    ],
+)
+def test_a_container_is_given_all_gpus_unless_they_are_hidden(name, devices, given, lock, gpu_host, monkeypatch):
+    gpu_host(name)
+    monkeypatch.setattr(stage, "connect", lambda environ: engine())
+    monkeypatch.setattr(stage, "require_image", lambda client, wanted, environ: wanted)
+    monkeypatch.setattr(stage, "wanted_image", lambda variant, root, environ: variant)
+    place = stage.find_place(environ={} if devices is None else {"CUDA_VISIBLE_DEVICES": devices})
+    assert (place.gpus, place.image) == (given, lock)
+
+
+def test_the_host_can_be_asked_for(capsys):
+    stage.enter(["pipeline/host.py"], {stage.RUNTIME: "host", **NO_ENGINE})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "explained"),
+    [
+        ("pipeline/host.py", {"DVC_STAGE": "host"}, True),
+        ("pipeline/train.py", {"DVC_STAGE": "train@single-fast"}, False),
+        ("pipeline/train.py", {}, True),
+    ],
+)
+def test_without_an_engine_a_stage_runs_on_the_host_and_one_line_says_why(script, environ, explained, capsys):
+    stage.enter([script], {**environ, **NO_ENGINE})
+    expected = (
+        "on the host, not in the image: no Docker engine: /nowhere/docker.sock is not there. "
+        "hint: install and start Docker, or set SAMEBITS_RUNTIME=host\n"
+    )
+    assert capsys.readouterr().err == (expected if explained else "")
+
+
+def test_a_container_that_is_asked_for_must_be_had():
+    with pytest.raises(HostError, match="no Docker engine"):
+        stage.enter(["pipeline/train.py"], {stage.RUNTIME: "container", **NO_ENGINE})
+    with pytest.raises(HostError, match="another host's"):
+        stage.enter(["pipeline/train.py"], {stage.RUNTIME: "container", "DOCKER_HOST": "tcp://10.0.0.1:2375"})
+
+
+def test_another_word_is_refused():
+    with pytest.raises(UserError, match="SAMEBITS_RUNTIME: got 'docker', accepts auto, container or host"):
+        stage.enter(["pipeline/train.py"], {stage.RUNTIME: "docker"})
+
+
+@pytest.mark.parametrize(("allowed", "hint"), [(True, "start Docker"), (False, "the group docker")])
+def test_an_engine_that_does_not_answer(allowed, hint, tmp_path, monkeypatch):
+    def no_client(**_):
+        raise docker.errors.DockerException("nobody listens.")
+
+    (tmp_path / "docker.sock").touch()
+    monkeypatch.setattr(docker, "DockerClient", no_client)
+    monkeypatch.setattr(os, "access", lambda path, mode: allowed)
+    with pytest.raises(
+        HostError, match=r"no Docker engine answers at .*/docker\.sock: nobody listens\. hint"
+    ) as silent:
+        connect({"DOCKER_HOST": f"unix://{tmp_path}/docker.sock"})
+    assert hint in silent.value.hint
+
+
+def test_a_stage_ends_with_its_exit_code_if_there_is_no_engine(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "pipeline/prepare.py")],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin", "PYTHONPATH": str(ROOT / "src"), "SAMEBITS_RUNTIME": "container", **NO_ENGINE},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (3, 1)
+    assert done.stderr.startswith("error: no Docker engine")
+
+
+# -- mounts ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repository(tmp_path):
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+    return folder
+
+
+SERVER = "http://mlflow:5000"
+
+
+def mounted(folder, uri=SERVER, **environ):
+    return spec.mounts_of(folder, uri, environ=environ)
+
+
+def test_the_repository_is_mounted_and_a_store_elsewhere(repository, tmp_path):
+    (tmp_path / "store").mkdir()
+    (repository / "pipeline").mkdir()
+    assert mounted(repository, f"sqlite:///{tmp_path}/store/mlflow.db") == [repository, tmp_path / "store"]
+    assert mounted(repository / "pipeline") == [repository]
+
+
+def test_a_folder_that_git_does_not_know_is_mounted_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert mounted(tmp_path) == [tmp_path]
+    monkeypatch.setenv("PATH", "")
+    assert mounted(tmp_path) == [tmp_path]
+
+
+def test_an_experiment_of_a_queue_sees_the_repository_that_it_is_of(repository):
+    inner = repository / ".dvc/tmp/exps/tmpabc"
+    inner.mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet"], cwd=inner, check=True)
+    assert mounted(inner) == [repository]
+
+
+def test_a_worktree_sees_git(repository, tmp_path):
+    commands = (["commit", "--allow-empty", "-qm", "x"], ["worktree", "add", "-q", str(tmp_path / "tree")])
+    for command in commands:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+        subprocess.run(["git", *identity, *command], cwd=repository, check=True)
+    assert mounted(tmp_path / "tree") == [repository / ".git", tmp_path / "tree"]
+
+
+def test_a_cache_of_dvcs_that_is_elsewhere_is_mounted(repository, tmp_path):
+    (repository / ".dvc").mkdir()
+    (repository / ".dvc/config.local").write_text("[cache]\n    dir = ../../cache\n    type = symlink\n")
+    assert mounted(repository) == [repository]  # as long as it is not there, nothing links to it
+    (tmp_path / "cache").mkdir()
+    assert mounted(repository) == [tmp_path / "cache", repository]
+
+
+def test_certificates_are_mounted_as_files(repository, tmp_path):
+    (tmp_path / "ca.crt").touch()
+    assert spec.mounts_of(repository, SERVER, certificates=[tmp_path / "ca.crt"], environ={}) == [
+        tmp_path / "ca.crt",
+        repository,
+    ]
+
+
+@pytest.fixture
+def datasets(tmp_path):
+    for name in ("far", "further"):
+        (tmp_path / name).mkdir()
+    return [tmp_path / "far", tmp_path / "further"]
+
+
+def test_what_the_user_names_is_mounted(repository, datasets):
+    far, further = datasets
+    assert mounted(repository, SAMEBITS_MOUNTS=f"{far}:../further") == [far, further, repository]
+    assert mounted(repository, SAMEBITS_MOUNTS=f"{far}::{repository}/.git") == [far, repository]
+
+
+@pytest.mark.parametrize(
+    "line", ["SAMEBITS_MOUNTS={}", 'SAMEBITS_MOUNTS = "{}"', "SAMEBITS_MOUNTS=/x\nSAMEBITS_MOUNTS={}"]
+)
+def test_what_a_line_of_the_environment_file_names_is_mounted(line, repository, datasets):
+    far, further = datasets
+    (repository / ".env").write_text(f"SAMEBITS_PORT=5001\n{line.format(far)}\nSAMEBITS_MOUNTS_TOO=/y\n")
+    assert mounted(repository) == [far, repository]
+    assert mounted(repository, SAMEBITS_MOUNTS=str(further)) == [further, repository]  # the environment wins
+    assert mounted(repository, SAMEBITS_MOUNTS="") == [repository]
+    inner = repository / ".dvc/tmp/exps/tmpabc"
+    inner.mkdir(parents=True)
+    assert mounted(inner) == [far, repository]
+
+
+def test_what_tools_write_into_the_environment_file_leaves_the_users_mounts(tmp_path):
+    (tmp_path / ".env").write_text("SAMEBITS_MOUNTS=/datasets\n")
+    assert compose_environment(tmp_path)["SAMEBITS_MOUNTS"] == "/datasets"
+
+
+def test_mounts_that_are_not_there_are_told(repository):
+    with pytest.raises(UserError, match="SAMEBITS_MOUNTS: /not/there: no such file or folder"):
+        mounted(repository, SAMEBITS_MOUNTS="/not/there")
+
+
+@pytest.mark.parametrize("folder", ["/", "/tmp", "/etc", "/usr/bin", "/dev/null", "/home"])
+def test_nothing_hides_the_images_own_files(folder, repository):
+    with pytest.raises(HostError, match=f"{folder} cannot be mounted: the image has its own"):
+        mounted(repository, SAMEBITS_MOUNTS=folder)
+
+
+def test_a_folder_in_a_folder_of_the_images_own_can_be_mounted(repository):
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        assert mounted(repository, SAMEBITS_MOUNTS=folder) == [repository, Path(folder)]
+
+
+def test_a_store_of_files_is_mounted(repository, tmp_path):
+    (tmp_path / "runs").mkdir()
+    assert mounted(repository, f"file://{tmp_path}/runs") == [repository, tmp_path / "runs"]
+
+
+def test_a_store_in_a_folder_of_the_images_own_is_refused(repository):
+    with pytest.raises(HostError, match="/tmp cannot be mounted: the image has its own"):
+        mounted(repository, "sqlite:////tmp/mlflow.db")
+
+
+# -- paths that would not be seen ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command_for(repository, monkeypatch):
+    """The command that the engine gets in the repository."""
+    monkeypatch.chdir(repository)
+    for name in ("SAMEBITS_MOUNTS", *spec.TRUST):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", SERVER)
+    place = stage.Place(client=None, image=None, gpus=0)
+    return lambda *argv: stage.command_for(place, ["python", "pipeline/train.py", *argv])
+
+
+@pytest.mark.parametrize("option", ["--out-dir", "--data-dir", "--params"])
+@pytest.mark.parametrize("path", ["/tmp/not/there", "/data", "../elsewhere", "out/../../far", "linked/x"])
+def test_an_option_that_names_what_is_not_mounted_is_refused(option, path, command_for, repository, tmp_path):
+    (tmp_path / "far").mkdir()
+    (repository / "linked").symlink_to(tmp_path / "far")
+    for argv in ([option, path], [f"{option}={path}"]):
+        with pytest.raises(UserError, match=f"{option}: {path} is not mounted in the container") as refused:
+            command_for("--strategy", "ddp", *argv)
+        assert "SAMEBITS_MOUNTS" in refused.value.hint
+
+
+def test_an_option_that_names_what_is_mounted_is_not(command_for, repository, datasets, monkeypatch):
+    far, _ = datasets
+    argv = ("--out-dir", str(far / "new/run"), f"--data-dir={repository}/data", "--params", "other.yaml")
+    monkeypatch.setenv("SAMEBITS_MOUNTS", str(far))
+    command = command_for(*argv)
+    assert (command.argv[2:], command.mounts, command.cwd) == ([*argv], [far, repository], repository)
+    command_for("--out-dir")  # without a value, which the script itself complains of
+
+
+FILES = {"inputs": "here.npy", "targets": "here.safetensors:y"}
+
+
+@pytest.mark.parametrize(
+    ("key", "params"),
+    [
+        ("data.kwargs.inputs", {"data": {"task": "file", "kwargs": {**FILES, "inputs": "{far}/x.npy"}}}),
+        ("data.kwargs.targets", {"data": {"task": "file", "kwargs": {**FILES, "targets": "{far}/x.safetensors:y"}}}),
+        ("data.kwargs.split", {"data": {"task": "file", "kwargs": {**FILES, "split": "../far/x.npy"}}}),
+        ("data.kwargs.inputs", {"data": {"task": "file", "kwargs": {**FILES, "inputs": "linked.npy"}}}),
+        ("model.source", {"model": {"name": "net:make", "source": "{far}/net.py"}}),
+    ],
+)
+def test_a_parameter_that_names_what_is_not_mounted_is_refused(
+    key, params, command_for, repository, datasets, monkeypatch
+):
+    far, _ = datasets
+    (repository / "linked.npy").symlink_to(far / "x.npy")
+    text = json.dumps(params).replace("{far}", str(far))
+    for name in ("params.yaml", "other.yaml"):
+        (repository / name).write_text(text)
+        argv = ["--params", name] if name == "other.yaml" else []
+        with pytest.raises(
+            UserError, match=rf"{key}: .*far.* is not mounted|{key}: linked.npy is not mounted"
+        ) as refused:
+            command_for(*argv)
+        assert "SAMEBITS_MOUNTS" in refused.value.hint
+        monkeypatch.setenv("SAMEBITS_MOUNTS", str(far))
+        assert command_for(*argv).mounts == [far, repository]
+        monkeypatch.delenv("SAMEBITS_MOUNTS")
+        (repository / name).unlink()
+
+
+@pytest.mark.parametrize("text", ["data: [", "sed: 0\n", None, "model: {name: 'net:make', source: net.py}\n"])
+def test_wrong_parameters_are_left_to_the_command_inside(text, command_for, repository):
+    if text:
+        (repository / "params.yaml").write_text(text)
+    assert command_for().mounts == [repository]
+
+
+def test_a_result_never_stays_in_the_container_also_where_the_host_would_do(command_for, monkeypatch):
+    monkeypatch.setattr(stage, "find_place", lambda **_: stage.Place(client=None, image=None, gpus=0))
+    with pytest.raises(UserError, match="--out-dir: /tmp/not/there is not mounted in the container"):
+        stage.enter(["pipeline/compare.py", "--out-dir", "/tmp/not/there"], {})
+
+
+@pytest.mark.parametrize(
+    ("pid", "environ", "writes", "delivers"),
+    [
+        (1, {stage.INSIDE: "1"}, True, True),
+        (1, {stage.INSIDE: "1"}, False, False),  # there is nothing new
+        (7, {stage.INSIDE: "1"}, True, False),  # somebody else ends the container, and delivers
+        (1, {}, True, False),
+        (1, {stage.INSIDE: "1", "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n0"}, True, False),
+    ],
+)
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_ends_a_container_delivers_first(fails, pid, environ, writes, delivers, monkeypatch, tmp_path, capsys):
+    """The logs of a folder that machines share may be node 0's."""
+    monkeypatch.chdir(tmp_path)
+    stage.LOGS.mkdir(parents=True)
+    (stage.LOGS / "old.jsonl").touch()
+    log = stage.LOGS / "new.jsonl"
+    monkeypatch.setattr(stage, "sync", lambda: (0, {log: "MLflow is away"}))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: pid)
+        with pytest.raises(HostError) if fails else nullcontext(), stage.delivered(environ):
+            if writes:
+                log.touch()
+            if fails:
+                raise HostError("no device", hint="none")
+    said = f"{log}: MLflow is away. hint: samebits track sync\n"
+    assert capsys.readouterr().err == (said if delivers else "")
+
+
+# -- what the engine is asked for ------------------------------------------------------------------------------
+
+
+def engine(*options, runtimes=("runc", "nvidia"), devices=()):
+    known = {
+        "SecurityOptions": list(options),
+        "Runtimes": {name: {} for name in runtimes},
+        "DiscoveredDevices": [{"Source": "cdi", "ID": device} for device in devices],
+    }
+    return SimpleNamespace(info=lambda: known)
+
+
+def create_arguments(tmp_path, uri="http://mlflow:5000", *, gpus=0, client=None, **environ):
+    attrs = {"RepoDigests": ["registry.example/samebits@sha256:1"]}
+    known = SimpleNamespace(id="sha256:0", tags=["samebits:x"], labels={image.BASE_LABEL: "base"}, attrs=attrs)
+    command = spec.ContainerCommand(
+        argv=["true"], cwd=tmp_path, mounts=[tmp_path], tracking_uri=uri, gpus=gpus, environ=environ
+    )
+    return spec.create_arguments(client or engine(), known, command)
+
+
+def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
+    arguments = create_arguments(tmp_path, gpus=2)
+    (request,) = arguments["device_requests"]
+    assert (request.count, request.capabilities) == (-1, [["gpu"]])
+    assert {limit.name: limit.hard for limit in arguments["ulimits"]} == spec.LIMITS
+    assert arguments["environment"]["SAMEBITS_HOST_GPUS"] == "2"
+    assert "NVIDIA_VISIBLE_DEVICES" not in arguments["environment"]
+    assert (create_arguments(tmp_path)["device_requests"], create_arguments(tmp_path)["ulimits"]) == ([], [])
+    assert create_arguments(tmp_path)["shm_size"] == 8 * 2**30
+    assert create_arguments(tmp_path, SAMEBITS_SHM_SIZE="16g")["shm_size"] == 16 * 2**30
+    with pytest.raises(UserError, match="SAMEBITS_SHM_SIZE: got 'many', accepts bytes, or k, m or g of them"):
+        create_arguments(tmp_path, SAMEBITS_SHM_SIZE="many")
+
+
+def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    request = gpu_request(engine(runtimes=["runc"], devices=["nvidia.com/gpu=0", "nvidia.com/gpu=all"]))
+    assert (request.driver, request.device_ids) == ("cdi", ["nvidia.com/gpu=all"])
+    assert gpu_request(engine(runtimes=["runc"])) is None
+    assert gpu_request(SimpleNamespace(info=dict)) is None
+
+
+@needs_root
+def test_what_an_engine_does_to_users_is_met(tmp_path):
+    os.chown(tmp_path, 4321, 4321)
+    plain = create_arguments(tmp_path, gpus=1, client=engine("name=seccomp,profile=default"))
+    assert (plain["user"], plain["userns_mode"]) == ("4321:4321", None)
+    assert plain["security_opt"] == ["no-new-privileges:true"]
+    rootless = create_arguments(tmp_path, gpus=1, client=engine("name=seccomp,profile=default", "name=rootless"))
+    assert rootless["user"] == "0:0"
+    assert {limit.name for limit in rootless["ulimits"]} == {"stack", "nofile"}
+    assert create_arguments(tmp_path, client=engine("name=userns"))["userns_mode"] == "host"
+    assert "label=disable" in create_arguments(tmp_path, client=engine("name=selinux"))["security_opt"]
+
+
+@pytest.mark.parametrize(
+    ("uri", "mode"),
+    [
+        ("http://localhost:5000", "host"),
+        ("http://127.0.1.1:5000", "host"),
+        ("http://[::1]:5000", "host"),
+        ("http://0.0.0.0:5000", "host"),
+        ("http://mlflow:5000", "bridge"),
+        ("http://10.0.0.1:5000", "bridge"),
+        ("sqlite:///mlflow.db", "bridge"),
+    ],
+)
+def test_a_server_on_this_host_is_reached_by_its_network(uri, mode, tmp_path):
+    assert create_arguments(tmp_path, uri)["network_mode"] == mode
+
+
+def test_variables_of_the_kits_parts_go_inside_and_no_others(tmp_path):
+    (tmp_path / "src").mkdir()
+    given = {
+        "NCCL_DEBUG": "INFO",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "TRITON_CACHE_DIR": "/var/cache/of/the/host",
+        "SSL_CERT_FILE": str(tmp_path / "ca.crt"),
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "SAMEBITS_RUNTIME": "container",
+        "SAMEBITS_MOUNTS": str(tmp_path),
+        "SAMEBITS_IMAGE": "mine",
+        "HOME": "/root",
+    }
+    assert create_arguments(tmp_path, **given)["environment"] == {
+        "NCCL_DEBUG": "INFO",
+        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
+        "SSL_CERT_FILE": str(tmp_path / "ca.crt"),
+        "SAMEBITS_IMAGE": "samebits:x",
+        "SAMEBITS_IMAGE_ID": "sha256:0",
+        "SAMEBITS_IMAGE_DIGEST": "registry.example/samebits@sha256:1",
+        "SAMEBITS_IMAGE_BASE": "base",
+        "SAMEBITS_HOST_GPUS": "0",
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "PYTHONPATH": str(tmp_path / "src"),
+        "TINI_KILL_PROCESS_GROUP": "1",
+    }
+
+
+def test_the_engine_is_that_of_the_docker_command(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    for name in ("DOCKER_HOST", "DOCKER_CONTEXT"):
+        monkeypatch.delenv(name, raising=False)
+    assert address_of(os.environ) == SOCKET
+    (tmp_path / "config.json").write_text("{}")
+    docker.context.ContextAPI.create_context("mine", orchestrator=None, host="unix:///run/user/1000/docker.sock")
+    assert address_of({**os.environ, "DOCKER_CONTEXT": "mine"}) == "unix:///run/user/1000/docker.sock"
+    (tmp_path / "config.json").write_text('{"currentContext": "mine"}')
+    assert address_of(os.environ) == "unix:///run/user/1000/docker.sock"
+    assert address_of({**os.environ, "DOCKER_HOST": "unix:///other.sock"}) == "unix:///other.sock"
+
+
+def test_compose_is_told_what_the_engine_knows(tmp_path):
+    docker = tmp_path / "docker"
+    docker.write_text(
+        "#!/bin/sh\ncase $* in info*) echo '[name=rootless]';; *Digest*gpu-*) echo registry/x@sha256:1;; "
+        "*.Id*gpu-*) echo sha256:0;; *) exit 1;; esac\n"
+    )
+    toolkit = tmp_path / "nvidia-ctk"
+    toolkit.write_text("#!/bin/sh\necho 'NVIDIA Container Toolkit CLI version 1.18.1'\necho 'commit: 1.2.3'\n")
+    for script in (docker, toolkit):
+        script.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    values = compose_environment(tmp_path / "clone", environ)
+    assert (values["SAMEBITS_UID"], values["SAMEBITS_GID"]) == ("0", "0")
+    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    assert int(values["SAMEBITS_MEMLOCK"]) == (-1 if hard == resource.RLIM_INFINITY else hard)
+    assert values["SAMEBITS_GPU_IMAGE_ID"] == "sha256:0"
+    assert values["SAMEBITS_GPU_IMAGE_DIGEST"] == "registry/x@sha256:1"
+    assert values["SAMEBITS_CPU_IMAGE_ID"] == values["SAMEBITS_CPU_IMAGE_DIGEST"] == ""
+    assert values["SAMEBITS_CONTAINER_TOOLKIT"] == "1.18.1"
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "text"),
+    [
+        ("1.9.0", "warning", "1.9.0 is older than 1.17.8"),
+        ("1.17.7", "warning", "1.17.7 is older than 1.17.8: a container may take the host over"),
+        ("1.17.8", "ok", "1.17.8"),
+        ("1.20.0", "ok", "1.20.0"),
+        (None, "ok", "does not say its version"),
+    ],
+)
+def test_a_toolkit_that_lets_containers_take_the_host_over_is_told(version, status, text, monkeypatch):
+    monkeypatch.setattr(containers, "toolkit_version", lambda: version)
+    (finding,) = containers.toolkit(engine(), 2)
+    assert finding.status == status
+    assert text in finding.text
+    assert finding.hint is None or "bulletins: https://" in finding.hint
+
+
+# -- Dockerfile and Compose files ------------------------------------------------------------------------------
+
+
+def test_the_base_is_pinned_by_its_digest_and_nothing_needs_buildkit():
+    text = (ROOT / "Dockerfile").read_text()
+    assert "ARG BASE_IMAGE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:" in text
+    assert [line for line in text.splitlines() if line.startswith(("# syntax", "ADD "))] == []
+    assert "RUN --mount" not in text
+    assert "--require-hashes" in text
+    assert [line for line in text.splitlines() if line.startswith("USER ")] == ["USER 1000:1000"]
+
+
+def test_nothing_but_sources_and_locks_is_sent_to_the_builder():
+    first, *rest = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert first == "*"
+    kept = {line[1:] for line in rest if line.startswith("!")}
+    assert kept == {
+        "pyproject.toml",
+        "README.md",
+        "src",
+        "wheels",
+        *(f"requirements.{n}.lock" for n in ("cpu", "gpu", "uv")),
+    }
+    assert {".git", ".env", "data", "secrets"} & kept == set()
+
+
+COMPOSE = ["docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.postgres.yml"]
+SERVICES = [(name, service) for name in COMPOSE for service in compose(name)["services"]]
+
+
+@pytest.mark.parametrize(("name", "service"), SERVICES)
+def test_no_service_has_more_than_it_needs(name, service):
+    definition = compose(name)["services"][service]
+    assert not {"privileged", "network_mode", "pid", "ipc", "cap_add", "devices"} & set(definition)
+    assert "docker.sock" not in str(definition)
+    assert all(port.startswith("127.0.0.1:") for port in definition.get("ports", []))
+    if "image" in definition and name != "docker-compose.cpu.yml":
+        assert definition["cap_drop"] == ["ALL"]
+        assert definition["security_opt"] == ["no-new-privileges:true"]
+        assert definition["read_only"] is True
+        assert "user" in definition
+        assert "@sha256:" in definition["image"] or "_IMAGE:?" in definition["image"]
+
+
+def test_the_health_check_asks_the_api_and_the_grace_is_longer_than_the_launchers():
+    services = compose("docker-compose.yml")["services"]
+    assert "/api/2.0/mlflow/" in str(services["mlflow"]["healthcheck"]["test"])
+    assert services["experiment"]["stop_grace_period"] == "60s"
+    assert services["experiment"]["init"] is True
+    assert services["experiment"]["depends_on"] == {"mlflow": {"condition": "service_healthy"}}
+    (device,) = services["experiment"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+
+
+def test_no_file_holds_a_secret():
+    overlay = compose("docker-compose.postgres.yml")
+    assert overlay["secrets"] == {"postgres_password": {"file": "secrets/postgres_password"}}
+    assert "POSTGRES_PASSWORD" not in overlay["services"]["postgres"]["environment"]
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    assert {"/.env", "/secrets/", "/wheels/"} <= set(ignored)

@@ -1,0 +1,189 @@
+"""What an engine refuses: the SDK talks to a socket that answers as an engine would, which no real one does at will."""
+
+import json
+import os
+import signal
+import tempfile
+import threading
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingUnixStreamServer
+from types import SimpleNamespace
+
+import pytest
+from docker.context.config import get_context_id
+
+from samebits.container.engine import connect
+from samebits.container.run import _Relay, output
+from samebits.container.spec import ContainerCommand
+from samebits.container.stage import RUNTIME
+from samebits.doctor.containers import containers
+from samebits.errors import HostError
+
+HANGS_UP = None
+ANSWERS = {
+    "GET /_ping": [(200, "OK")],
+    "GET /version": [(200, {"Version": "28.1.0", "ApiVersion": "1.44"})],
+    "GET /info": [(200, {"DockerRootDir": "/not/there", "Runtimes": {"nvidia": {}}})],
+    "GET /containers/json": [(200, [])],
+    "GET /containers/one/json": [(200, {"Id": "one"})],
+    "POST /containers/create": [(201, {"Id": "one"})],
+    "DELETE /containers/one": [(200, "")],
+}
+
+
+class Request(BaseHTTPRequestHandler):
+    """Is answered by the first of its answers that is left; the last one stays."""
+
+    def answer(self):
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = self.path.partition("?")[0].removeprefix("/v1.44")
+        known = self.server.answers[f"{self.command} {path}"]
+        answer = known.pop(0) if known[1:] else known[0]
+        self.server.asked.append(self.requestline.split()[1].removeprefix("/v1.44"))
+        if answer is HANGS_UP:
+            return
+        status, body = answer
+        text = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = do_DELETE = answer  # noqa: N815 - the names that http.server looks for
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def engine():
+    """Starts one; it gives DOCKER_HOST, and what it was asked for."""
+    folder = tempfile.TemporaryDirectory()  # a socket's path has 107 bytes at most, and pytest's own may be longer
+    socket = f"{folder.name}/docker.sock"
+    server = ThreadingUnixStreamServer(socket, Request)
+    server.asked = []
+
+    def start(**answers):
+        server.answers = {name: list(known) for name, known in {**ANSWERS, **answers}.items()}
+        threading.Thread(target=server.serve_forever, args=[0.01]).start()
+        return {"DOCKER_HOST": f"unix://{socket}"}, server.asked
+
+    with folder, server:
+        yield start
+        server.shutdown()
+
+
+def output_of_true(environ, folder, gpus=0):
+    image = SimpleNamespace(id="sha256:0", tags=["samebits:x"], labels={}, attrs={})
+    command = ContainerCommand(
+        argv=["true"], cwd=folder, mounts=[folder], tracking_uri="http://mlflow:5000", gpus=gpus, environ={}
+    )
+    with closing(connect(environ)) as client:
+        return output(client, image, command)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((500, {"message": "mkdir /var/lib/docker/x: no space left on device."}), "no space left on device"),
+        (HANGS_UP, "Remote end closed connection without response"),
+    ],
+)
+def test_a_container_that_the_engine_does_not_make_is_told(answer, why, engine, tmp_path):
+    environ, _ = engine(**{"POST /containers/create": [answer]})
+    with pytest.raises(HostError) as caught:
+        output_of_true(environ, tmp_path)
+    assert caught.value.message.startswith("no container could be made: ")
+    assert why in caught.value.message
+    assert caught.value.hint == "see `docker info`"
+
+
+@pytest.mark.parametrize(("gpus", "looked_at"), [(0, "engine"), (2, "toolkit")])
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ((500, {"message": 'could not select device driver "" with capabilities: [[gpu]]'}), "could not select device"),
+        (HANGS_UP, "Remote end closed connection without response"),
+    ],
+)
+def test_a_container_that_does_not_start_is_told_and_removed(answer, why, gpus, looked_at, engine, tmp_path):
+    environ, asked = engine(**{"POST /containers/one/start": [answer]})
+    with pytest.raises(HostError) as caught:
+        output_of_true(environ, tmp_path, gpus)
+    assert caught.value.message.startswith("the container could not be run: ")
+    assert why in caught.value.message
+    assert caught.value.hint == f"`samebits doctor` looks at the {looked_at}"
+    assert asked[-1].startswith("/containers/one?")
+
+
+@pytest.mark.parametrize("refusal", [(409, {"message": "container one is not running"}), HANGS_UP])
+def test_a_signal_that_comes_before_the_command_is_sent_once_it_runs(refusal, engine):
+    environ, asked = engine(**{"POST /containers/one/kill": [refusal, (200, "")]})
+    with closing(connect(environ)) as client, _Relay(client.containers.get("one")) as relay:
+        del asked[:]
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked == ["/containers/one/kill?signal=15"]
+        relay.start()  # as after the start of the container
+        relay.start()
+    assert asked == ["/containers/one/kill?signal=15"] * 2
+
+
+def test_the_doctor_goes_on_where_the_engines_disk_and_the_locks_are_not_to_be_seen(engine, tmp_path, monkeypatch):
+    """As an engine's in a machine of its own, and in a folder that no image is made from."""
+    environ, _ = engine()
+    monkeypatch.chdir(tmp_path)
+    found = {finding.name: (finding.status, finding.text) for finding in containers(0, environ)}
+    assert found == {
+        "container": ("ok", "Docker 28.1.0"),
+        "container disk": ("skipped", "/not/there cannot be looked at: No such file or directory"),
+        "toolkit": ("skipped", "no GPU"),
+        "image": ("skipped", "no Dockerfile here, which an image is made from"),
+        "owner": ("ok", "what runs have made is yours"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("wanted", "status", "text", "hint"),
+    [
+        ("auto", "skipped", "no Docker engine: {} is not there; stages run here", None),
+        ("container", "failed", "no Docker engine: {} is not there", "install and start Docker, or set {}=host"),
+    ],
+)
+def test_the_doctor_says_what_becomes_of_stages_without_an_engine(wanted, status, text, hint, tmp_path, monkeypatch):
+    socket = tmp_path / "docker.sock"
+    monkeypatch.chdir(tmp_path)
+    first, second = containers(0, {"DOCKER_HOST": f"unix://{socket}", RUNTIME: wanted})
+    assert (first.name, first.status, first.text) == ("container", status, text.format(socket))
+    assert first.hint == (hint and hint.format(RUNTIME))
+    assert (second.name, second.status) == ("owner", "ok")
+
+
+DOCKERS = {"Name": "mine", "Metadata": {}, "Endpoints": {"docker": {"Host": "unix:///run/docker.sock"}}}
+
+
+@pytest.mark.parametrize(
+    ("meta", "certificates", "why"),
+    [
+        ("{", False, "Detected corrupted meta file for context mine"),
+        ("{}", False, "'Endpoints'"),
+        (json.dumps(DOCKERS), True, "Path to a certificate and key files must be provided"),
+    ],
+)
+def test_a_context_that_is_damaged_is_not_taken_for_another_engine(meta, certificates, why, tmp_path, monkeypatch):
+    name = get_context_id("mine")
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    folder = tmp_path / "contexts/meta" / name
+    folder.mkdir(parents=True)
+    (folder / "meta.json").write_text(meta)
+    if certificates:
+        tls = tmp_path / "contexts/tls" / name / "docker"
+        tls.mkdir(parents=True)
+        for file in ("ca.pem", "cert.pem", "key.pem"):
+            (tls / file).symlink_to("/not/there")
+    with pytest.raises(HostError) as caught:
+        connect({"DOCKER_CONTEXT": "mine"})
+    assert caught.value.message.startswith(f"docker's context cannot be read: {why}")
+    assert caught.value.hint == "see `docker context ls`, or set DOCKER_HOST"

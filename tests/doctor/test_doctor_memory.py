@@ -1,0 +1,310 @@
+"""The largest batch that fits: forecast, tried, and told."""
+
+import json
+import signal
+
+import pytest
+
+from conftest import small
+from samebits.doctor import fitting, memory
+from samebits.doctor.finding import Finding
+from samebits.doctor.fitting import Bracket, Case, Told, search
+from samebits.doctor.room import FULL, LOOKED, Looked
+from samebits.errors import HostError, UserError
+from samebits.files import write_json
+from samebits.params import parse_params
+from samebits.training.forecast import Forecast
+from samebits.workers.processes import WorkerSignalledError
+from samples import memory as taken
+
+MIB = 2**20
+
+
+# -- the search ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", [8, 400, 1000, 1016, 5000])
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(1000, Bracket(1000, 1008)), (8, Bracket(8, 16)), (0, Bracket(None, 8)), (4000, Bracket(2048, None))],
+)
+def test_the_search_ends_between_neighbours(first, limit, expected):
+    tried = []
+
+    def fits(samples):
+        tried.append(samples)
+        return samples <= limit
+
+    assert search(fits, first, unit=8, most=2048, precision=0) == expected
+    assert len(tried) == len({*tried}) <= 20
+    assert all(samples % 8 == 0 and 8 <= samples <= 2048 for samples in tried)
+
+
+@pytest.mark.parametrize("off", [0.8, 0.95, 1.0, 1.05, 1.3])
+def test_a_good_forecast_needs_few_trials(off):
+    tried = []
+
+    def fits(samples):
+        tried.append(samples)
+        return samples <= 100_000
+
+    fitted, failed = search(fits, int(100_000 * off), unit=4, most=10**6)
+    assert fitted <= 100_000 < failed <= fitted * 1.02
+    assert len(tried) <= 9
+
+
+# -- a case, with made-up workers ------------------------------------------------------------------------------
+
+
+def make_case(folder, *, strategy="single", numerics="fast", gpus=0, limit=None, num_samples=4096, **train):
+    raw = small(numerics=[numerics], **train)
+    raw["data"]["num_samples"] = num_samples
+    return Case(
+        params=parse_params(raw),
+        strategy=strategy,
+        numerics=numerics,
+        gpus=gpus,
+        cores=2,
+        data_dir=folder,
+        folder=folder,
+        limit=limit,
+        seconds=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "numerics", "gpus", "train", "unit", "most"),
+    [
+        ("single", "fast", 0, {}, 1, 4090),
+        ("single", "fast", 0, {"grad_accum_steps": 4}, 4, 4088),
+        ("ddp", "fast", 0, {"grad_accum_steps": 4}, 8, 4088),
+        ("dp", "fast", 4, {}, 4, 4088),
+        ("ddp", "exact", 2, {}, 8, 4088),
+    ],
+)
+def test_batches_that_can_be_tried(strategy, numerics, gpus, train, unit, most, tmp_path):
+    case = make_case(tmp_path, strategy=strategy, numerics=numerics, gpus=gpus, num_samples=4090, **train)
+    assert (case.unit, case.most) == (unit, most)
+
+
+@pytest.fixture
+def made_up(monkeypatch):
+    """Workers whose steps take ``fixed + per_sample * samples`` of ``room``; what they were asked to try is kept."""
+
+    def be(room, *, fixed=1000, per_sample=10, bend=0):
+        tried = []
+
+        def launch(function, _workers):
+            (attempt,) = function.args
+            samples = attempt.split.samples
+            tried.append(samples)
+            tensors = max(fixed + per_sample * samples, 2 * per_sample * (samples - bend) if bend else 0)
+            if tensors > room:
+                (attempt.out / FULL).touch()
+                raise HostError("out of memory", hint="none")
+            seen = Looked(memory=taken({"activations": tensors}, samples=samples), peaks=(tensors,), rooms=(room,))
+            write_json(attempt.out / LOOKED, seen.model_dump(mode="json"))
+
+        monkeypatch.setattr(fitting, "launch", launch)
+        return tried
+
+    return be
+
+
+def test_looks_grow_until_the_forecast_is_near(made_up, tmp_path):
+    tried = made_up(21_000)
+    told = make_case(tmp_path, global_batch_size=64).tell()
+    assert told.forecast == Forecast(2000, 0)
+    assert tried == [16, 32, 128, 512, 1000]
+
+
+def test_a_line_that_bends_is_followed(made_up, tmp_path):
+    """The peak of a small batch is the optimizer's, that of a large one the forward pass's."""
+    made_up(21_000, fixed=5000, per_sample=10, bend=1)
+    assert make_case(tmp_path).tell().forecast.samples == 1051
+
+
+@pytest.mark.parametrize(
+    ("room", "tried", "told", "start"),
+    [
+        (900, [16, 4, 1], None, None),  # nothing fits
+        (1015, [16, 4, 1, 2], None, 1),
+        (1025, [16, 4, 1, 2], Forecast(2, 0), 2),
+        (10**6, [16, 32, 128, 512, 2048, 4096], Forecast(99_900, 0), 4096),  # more than there are samples
+    ],
+)
+def test_where_looks_end(room, tried, told, start, made_up, tmp_path):
+    asked = made_up(room)
+    found = make_case(tmp_path, global_batch_size=64).tell()
+    assert asked == tried
+    assert (found and found.forecast, found and found.start) == (told, start)
+
+
+def raising(error):
+    def launch(function, _workers):
+        raise error
+
+    return launch
+
+
+def test_a_training_that_fails_otherwise_is_no_want_of_memory(tmp_path, monkeypatch):
+    case = make_case(tmp_path)
+    monkeypatch.setattr(fitting, "launch", raising(UserError("wrong", hint="mend it")))
+    with pytest.raises(UserError, match="wrong"):
+        case.fits(64, limit=None, at_once=True)
+
+
+@pytest.mark.parametrize(("signum", "fits"), [(signal.SIGKILL, False), (signal.SIGABRT, False), (signal.SIGALRM, None)])
+def test_a_worker_that_a_signal_ended(signum, fits, tmp_path, monkeypatch):
+    case = make_case(tmp_path)
+    monkeypatch.setattr(fitting, "launch", raising(WorkerSignalledError(0, signum)))
+    if fits is None:
+        with pytest.raises(HostError, match="took longer than 60 s"):
+            case.fits(64, limit=None, at_once=True)
+    else:
+        assert case.fits(64, limit=None, at_once=True) == fits
+        with pytest.raises(WorkerSignalledError):  # a small batch that crashes is no matter of memory
+            case.tell()
+
+
+# -- what is said ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """The last finding about a case whose largest batches are so and so, at once and as a training runs."""
+
+    def say(largest, usual, *, strategy="single", gpus=0, forecast=None, start=None, rooms=(8 * MIB,), **settings):
+        devices = [{"activations": MIB}] * len(rooms)
+        looked = Looked(memory=taken(*devices, samples=64), peaks=rooms, rooms=rooms)
+        told = Told(looked, forecast, start or (forecast.samples if forecast else 4096))
+        monkeypatch.setattr(Case, "tell", lambda _: told)
+        limits = {True: largest, False: usual}
+        monkeypatch.setattr(Case, "fits", lambda _, samples, *, limit, at_once: samples <= limits[at_once])
+        *_, last = memory._findings_of(make_case(tmp_path, strategy=strategy, gpus=gpus, **settings))
+        assert last.name == "memory"
+        return last
+
+    return say
+
+
+def test_what_was_forecast_and_what_was_tried(said):
+    found = said(1000, 1000, forecast=Forecast(990, 0))
+    assert found.status == "ok"
+    assert found.text == (
+        "single-fast: forecast a batch of 990 in 8 MiB; tried: 990 fits and 1,009 does not"
+    )  # fmt: skip
+
+
+def test_all_samples_fit(said):
+    text = "single-fast: forecast all 4,096 samples of the data set in 8 MiB; tried: 4,096 fits, and there are no more"
+    assert said(9999, 9999).text == text
+
+
+def test_too_little_room_for_two_looks(said):
+    text = "single-fast: too near the end of 8 MiB for a forecast; tried: 66 fits and 67 does not"
+    assert said(66, 66, start=64).text == text
+
+
+def test_what_the_c_library_keeps_decides_on_a_cpu(said):
+    found = said(1000, 500, forecast=Forecast(1000, 0))
+    assert found.status == "ok"
+    assert "; but 500 fits and 510 does not while" in found.text
+    variables = "MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536"
+    assert found.text.endswith(f": {variables} make it give that back at once")
+    failed = said(1000, 50, forecast=Forecast(1000, 0))
+    assert (failed.status, failed.exit_code) == ("failed", 3)
+    assert failed.text.endswith("; params.yaml asks for 64")
+
+
+def test_the_device_that_is_the_limit_is_named(said):
+    both = {"strategy": "dp", "gpus": 2, "rooms": (8 * MIB, 16 * MIB)}
+    assert (
+        "in 8 MiB of device 0, which also holds what dp gathers; tried"
+        in said(1000, 0, forecast=Forecast(990, 0), **both).text
+    )
+    assert "in 16 MiB of device 1; tried" in said(1000, 0, forecast=Forecast(990, 1), **both).text
+
+
+def test_a_batch_that_does_not_fit_fails(said):
+    found = said(0, 0, forecast=Forecast(10, 0))
+    assert (found.status, found.exit_code) == ("failed", 3)
+    assert "tried: 1 does not fit; params.yaml asks for 64" in found.text
+    assert "grad_accum_steps" in found.hint
+
+
+def test_dp_without_gpus_is_as_single(tmp_path):
+    (found,) = memory._findings_of(make_case(tmp_path, strategy="dp"))
+    assert (found.status, found.text.partition(",")[0]) == ("skipped", "dp-fast: as single")
+
+
+def test_wrong_params_and_damaged_data(tmp_path):
+    (tmp_path / "params.yaml").write_text("sed: 0\n")
+    (found,) = memory.memory_findings(tmp_path / "params.yaml", data_dir=tmp_path)
+    assert (found.status, found.name) == ("skipped", "memory")
+    (tmp_path / "params.yaml").write_text("seed: 0\n")
+    (tmp_path / "card.json").write_text("{")
+    (found,) = memory.memory_findings(tmp_path / "params.yaml", data_dir=tmp_path)
+    assert (found.status, found.name, found.exit_code) == ("failed", "data", 2)
+
+
+# -- real trials -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def doctor(repo, stage):
+    """Run ``samebits doctor --memory`` in a repository, and give its lines about memory."""
+    script = repo / "command.py"
+    script.write_text("from samebits.cli import main\nmain()\n")
+
+    def run(*arguments):
+        done = stage.run_script(script, "doctor", "--json", *arguments)
+        findings = [Finding(**finding) for finding in json.loads(done.stdout)["findings"]]
+        return done.returncode, [finding for finding in findings if finding.name == "memory"]
+
+    return run
+
+
+def test_the_whole_command(doctor, stage):
+    stage.write_params(small(strategies=["single", "dp"]))
+    code, (parts, outcome, dp) = doctor("--memory", "--model")
+    assert (code, parts.status, outcome.status, dp.status) == (0, "ok", "ok", "skipped")
+    assert parts.text.startswith("single-fast: a step of 512 samples takes ")
+    assert outcome.text.endswith("; tried: 512 fits, and there are no more")
+
+
+def test_a_device_that_is_too_small(doctor, stage):
+    stage.write_params(small(strategies=["single"]))
+    code, (found,) = doctor("--memory-gib", "0.01")
+    assert (code, found.status) == (3, "failed")
+    assert found.text == "single-fast: not even a batch of 1 fits in 10 MiB"
+
+
+def test_ddp_and_exact_are_looked_at_too(tmp_path, data_dir):
+    for strategy, numerics, devices in (("ddp", "fast", 2), ("single", "exact", 1)):
+        case = make_case(tmp_path, strategy=strategy, numerics=numerics, num_samples=512)
+        seen = fitting.Case.tell(case.__class__(**{**case.__dict__, "data_dir": data_dir(case.params)})).looked.memory
+        assert len(seen.devices) == devices
+        assert all(device.activations > 128 * 4 * seen.samples // devices for device in seen.devices)
+        # ddp's gradients lie in buckets that stay; the exact ones come after the peak of the forward pass.
+        assert (seen.devices[0].gradients >= seen.devices[0].weights) == (strategy == "ddp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["vectors", "images", "tokens"])
+def test_the_forecast_is_within_a_tenth_of_the_truth(task, tmp_path, data_dir):
+    """Where freed memory goes back at once; `benchmarks/memory_forecast.py` measures it otherwise."""
+    model = {"name": "gpt", "kwargs": {"width": 64}} if task == "tokens" else None
+    raw = small(task, model=model, global_batch_size=16)
+    params = parse_params(raw)
+    facts = {"strategy": "single", "numerics": "fast", "gpus": 0, "cores": 1, "seconds": 120}
+    case = Case(params=params, data_dir=data_dir(params), folder=tmp_path, limit=None, **facts)
+    own = case.tell().looked.memory.devices[0].other
+    limit = own + 64 * MIB
+    wide = params.model_copy(update={"data": params.data.model_copy(update={"num_samples": 10**6})})
+    case = Case(params=wide, data_dir=data_dir(params), folder=tmp_path, limit=limit, **facts)
+    forecast = case.tell().forecast
+    bracket = search(
+        lambda samples: case.fits(samples, limit=limit, at_once=True), forecast.samples, unit=1, most=10**6
+    )
+    assert forecast.samples == pytest.approx(bracket.fitted, rel=0.1)

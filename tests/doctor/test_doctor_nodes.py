@@ -1,0 +1,38 @@
+"""What the doctor says of machines that do not measure with each other; tests/system/nodes has such as do."""
+
+import socket
+
+import pytest
+
+from samebits.doctor.nodes import _joined, _of_pair
+from samebits.host.rendezvous import Nodes
+from samebits.workers import pairs
+from samebits.workers.meeting import Meeting
+from samebits.workers.pairs import Pair
+from samebits.workers.team import environment_of
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_a_worker_that_waits_in_vain_for_the_others_is_a_finding(port, monkeypatch):
+    """The third machine, while the first two have not measured."""
+    monkeypatch.setattr(pairs, "PAIR_SECONDS", 0.1)
+    nodes = [Nodes(count=3, rank=rank, master="localhost", port=port) for rank in range(3)]
+    with Meeting(nodes[0], seconds=20) as meeting:
+        environment = environment_of(nodes[2], meeting.address)
+        (finding,) = _joined(nodes[2], ["n0", "n1", "n2"], environment, with_gpus=False)
+    assert (finding.name, finding.status, finding.exit_code) == ("gloo", "failed", 3)
+    assert finding.text == "nodes 0 and 1 have not measured for 0.3 s"
+    assert finding.hint == "see what the other machines say"
+
+
+def test_a_pair_with_a_problem_is_a_failure_with_a_way_out():
+    finding = _of_pair(Pair(first=0, second=2, backend="gloo", problem="no such interface"), ["n0", "n1", "n2"])
+    assert (finding.name, finding.status) == ("n0 - n2", "failed")
+    assert finding.text == "gloo does not connect them: no such interface"
+    assert "GLOO_SOCKET_IFNAME" in finding.hint

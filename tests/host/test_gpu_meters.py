@@ -1,0 +1,133 @@
+"""NVML's readings beside a training: against the stand-in for NVML."""
+
+import pytest
+
+from samebits.host import TOTALS, GpuMeters
+
+GAUGES = {"utilization_percent", "memory_used_mib", "power_w", "sm_clock_mhz", "max_sm_clock_mhz", "temperature_c"}
+ALL = GAUGES | set(TOTALS)
+NVLINK = {"nvlink_tx_mb", "nvlink_rx_mb"}
+PCIE = {"pcie_tx_mb", "pcie_rx_mb"}
+
+
+def read(devices=(0,), own=(), *, slow=False):
+    with GpuMeters(devices) as meters:
+        return meters.read(own, slow=slow)
+
+
+@pytest.mark.parametrize(
+    ("name", "visible", "missing"),
+    [
+        ("A", None, set()),
+        ("B", None, NVLINK | PCIE),
+        ("C", "2,3", set()),
+        ("D", None, NVLINK | PCIE),
+        ("E", None, ALL - {"memory_used_mib"}),
+        ("F", None, NVLINK | {"energy_j"}),
+    ],
+)
+def test_what_can_be_read_of_each_host(name, visible, missing, gpu_host):
+    gpu_host(name, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {}))
+    reading = read()[0]
+    assert set(reading.values) == ALL - missing
+    assert missing <= set(reading.unreadable)
+
+
+@pytest.mark.parametrize(
+    ("question", "lost"),
+    [
+        ("utilization", {"utilization_percent"}),
+        ("memory", {"memory_used_mib"}),
+        ("power", {"power_w"}),
+        ("energy", {"energy_j"}),
+        ("clock", {"sm_clock_mhz"}),
+        ("max_clock", {"max_sm_clock_mhz"}),
+        ("temperature", {"temperature_c"}),
+        ("fields", PCIE | NVLINK),
+        ("reasons", {"reasons"}),
+        ("processes", {"shared"}),
+    ],
+)
+def test_one_unreadable_counter_loses_no_other(question, lost, gpu_host):
+    gpu_host("A", "gpu 1", "process 7", f"fails {question} NO_PERMISSION")
+    reading = read([1], [7])[1]
+    assert reading.unreadable == dict.fromkeys(lost, "Insufficient Permissions")
+    assert set(reading.values) == ALL - lost
+    assert (reading.reasons is None) == (question == "reasons")
+    assert (reading.shared is None) == (question == "processes")
+
+
+def test_values_are_in_the_unit_of_their_name(gpu_host):
+    gpu_host("A", "utilization 50")
+    values = read()[0].values
+    assert {name: values[name] for name in GAUGES} == {
+        "utilization_percent": 50.0, "memory_used_mib": 4.0, "power_w": 61.0, "sm_clock_mhz": 210.0,
+        "max_sm_clock_mhz": 1410.0, "temperature_c": 33.0,
+    }  # fmt: skip
+    # Counters of the stand-in rise from the same moment on: 61 W, 2000 MB and 51200 MB a second.
+    assert values["pcie_tx_mb"] / values["energy_j"] == pytest.approx(2000 / 61, rel=1e-3)
+    assert values["nvlink_rx_mb"] / values["energy_j"] == pytest.approx(51200 / 61, rel=1e-3)
+
+
+@pytest.mark.parametrize(("name", "expected"), [("A", {}), ("B", {"pcie_tx_mb_per_s": 4.0, "pcie_rx_mb_per_s": 4.0}),
+                                                ("D", {})])  # fmt: skip
+def test_pcie_without_a_counter_is_measured_where_there_is_time(name, expected, gpu_host):
+    calls = gpu_host(name)
+    values = read(slow=True)[0].values
+    assert {key: value for key, value in values.items() if key.endswith("per_s")} == expected
+    assert ("nvmlDeviceGetPcieThroughput" in calls.read_text()) == (name != "A")
+
+
+@pytest.mark.parametrize(
+    ("lines", "reasons"),
+    [((), ()), (("reasons 0x5",), ("gpu_idle", "sw_power_cap")), (("reasons 0x20",), ("sw_thermal_slowdown",)),
+     (("reasons 0x88",), ("hw_slowdown", "hw_power_brake_slowdown"))],
+)  # fmt: skip
+def test_reasons_have_names(lines, reasons, gpu_host):
+    gpu_host("A", *lines)
+    assert read()[0].reasons == reasons
+
+
+@pytest.mark.parametrize(
+    ("listed", "own", "shared"),
+    [((7,), (7,), False), ((7, 8), (7, 8, 9), False), ((7, 8), (7,), True), ((8,), (7,), None), ((), (7,), None)],
+)
+def test_who_else_computes_on_a_gpu(listed, own, shared, gpu_host):
+    """Nothing is said where none of the own is listed: a container's numbers are not those of its host."""
+    gpu_host("A", *(f"process {pid}" for pid in listed))
+    reading = read(own=own)[0]
+    assert reading.shared is shared
+    assert ("shared" in reading.unreadable) == (shared is None)
+
+
+def test_somebody_else_s_gpu_that_is_too_hot(gpu_host):
+    gpu_host("C")
+    first, second, third = read([0, 1, 2], [4242]).values()
+    assert first.reasons == ("hw_slowdown", "hw_thermal_slowdown")
+    assert (first.shared, second.shared, third.shared) == (False, None, None)
+    assert (second.reasons, third.reasons) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("lines", "devices", "why"),
+    [
+        (("gpu 2", "fails all GPU_IS_LOST"), (2,), "GPU 2 cannot be read: GPU is lost"),
+        ((), (9,), "NVML does not list it"),
+    ],
+)
+def test_a_device_that_is_not_there_is_said(lines, devices, why, gpu_host):
+    gpu_host("A", *lines)
+    readings = read([0, *devices])
+    assert set(readings[0].values) == ALL
+    assert readings[devices[0]].unreadable == {"device": why}
+
+
+def test_without_a_driver_that_is_said(gpu_host):
+    gpu_host("A", STAND_IN_NVML="/nowhere")
+    assert "Driver Not Loaded" in read()[0].unreadable["device"]
+
+
+def test_no_device_asks_nobody(gpu_host):
+    calls = gpu_host("A")
+    assert read([]) == {}
+    assert not calls.exists()

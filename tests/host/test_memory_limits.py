@@ -1,0 +1,53 @@
+"""What a host and its control groups leave to a process."""
+
+import pytest
+
+from samebits.host import data_bytes, private_bytes
+from samebits.host.memory import memory_available, memory_limit
+
+GIB, KIB = 2**30, 2**10
+MEMINFO = f"MemTotal:       {8 * GIB // KIB} kB\nMemFree:  1 kB\nMemAvailable:   {5 * GIB // KIB} kB\n"
+V2 = {"memory.max": 2 * GIB, "memory.current": GIB, "memory.stat": f"anon 5\ninactive_file {GIB // 4}\n"}
+V1 = {
+    "memory.limit_in_bytes": 3 * GIB,
+    "memory.usage_in_bytes": GIB,
+    "memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB // 2}\n",
+}
+NO_LIMIT_V1 = {**V1, "memory.limit_in_bytes": 2**63 - 4096}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "limit", "available"),
+    [
+        ("", {}, 8 * GIB, 5 * GIB),
+        ("0::/job\n", {"job": V2}, 2 * GIB, 1.25 * GIB),
+        ("0::/job\n", {"job": {**V2, "memory.max": "max"}}, 8 * GIB, 5 * GIB),
+        ("0::/job/step\n", {"job": V2, "job/step": {**V2, "memory.max": "max"}}, 2 * GIB, 1.25 * GIB),
+        ("0::/job/step\n", {"job": V2, "job/step": {**V2, "memory.max": GIB}}, GIB, 0.25 * GIB),
+        ("0::/what/the/host/says\n", {".": V2}, 2 * GIB, 1.25 * GIB),  # inside a container
+        ("0::/job\n", {"job": {**V2, "memory.current": 3 * GIB}}, 2 * GIB, 0),
+        ("4:cpu,memory:/job\n0::/\n", {"memory/job": V1}, 3 * GIB, 2.5 * GIB),
+        ("4:memory:/job\n", {"memory/job": NO_LIMIT_V1, "memory": NO_LIMIT_V1}, 8 * GIB, 5 * GIB),
+        ("4:memory:/job\n", {"memory/job": NO_LIMIT_V1, "memory": V1}, 3 * GIB, 2.5 * GIB),
+        ("4:cpu:/job\n", {"memory/job": V1}, 8 * GIB, 5 * GIB),
+    ],
+)
+def test_the_lowest_limit_counts(cgroup, files, limit, available, tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text(MEMINFO)
+    (proc / "self" / "cgroup").write_text(cgroup)
+    for folder, entries in files.items():
+        (groups / folder).mkdir(parents=True, exist_ok=True)
+        for name, value in entries.items():
+            (groups / folder / name).write_text(f"{value}\n")
+    assert memory_limit(groups=groups, proc=proc) == limit
+    assert memory_available(groups=groups, proc=proc) == available
+
+
+def test_what_a_process_has_grows_as_it_takes_more():
+    private, data = private_bytes(), data_bytes()
+    held = bytearray(b"x") * (64 << 20)
+    assert len(held) == 64 << 20
+    assert private_bytes() - private == pytest.approx(64 << 20, rel=0.1)
+    assert data_bytes() - data == pytest.approx(64 << 20, rel=0.1)

@@ -1,0 +1,163 @@
+"""Which machine of how many this is, as torchrun, Slurm, a container or options tell it."""
+
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from samebits.errors import HostError, UserError
+from samebits.host import addresses, rendezvous
+from samebits.host.addresses import Address
+from samebits.host.rendezvous import Nodes, find_nodes
+
+TORCHRUN = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n0", "PET_MASTER_PORT": "29501"}
+AGENT = {
+    "TORCHELASTIC_RUN_ID": "none", "LOCAL_WORLD_SIZE": "1", "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1",
+    "MASTER_ADDR": "n0", "MASTER_PORT": "29502", "TORCHELASTIC_USE_AGENT_STORE": "True",
+}  # fmt: skip
+STEP = {
+    "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1",
+    "SLURM_STEP_NODELIST": "n[0-1]", "SLURM_JOB_ID": "40017", "SLURM_NNODES": "3",
+}  # fmt: skip
+START = {"SAMEBITS_START_SECONDS": "40"}
+
+
+@pytest.fixture
+def scontrol(monkeypatch):
+    def run(command, **_):
+        assert command == ["scontrol", "show", "hostnames", "n[0-1]"]
+        return subprocess.CompletedProcess(command, 0, stdout="n0\nn1\n")
+
+    monkeypatch.setattr(rendezvous.subprocess, "run", run)
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "expected"),
+    [
+        ((), {}, Nodes()),
+        ((), TORCHRUN, Nodes(count=2, rank=1, master="n0", port=29501)),
+        ((), {**TORCHRUN, "PET_NNODES": "2:2", **STEP}, Nodes(count=2, rank=1, master="n0", port=29501)),
+        ((), {"PET_NNODES": "1", "PET_NPROC_PER_NODE": "gpu"}, Nodes(num_devices="auto")),
+        ((), {**TORCHRUN, "PET_NPROC_PER_NODE": "4"}, Nodes(count=2, rank=1, master="n0", port=29501, num_devices="4")),
+        ((), AGENT, Nodes(count=2, rank=1, master="n0", port=29502, served=True)),
+        ((), STEP, Nodes(count=2, rank=1, master="n0", port=20017)),
+        ((), {**STEP, "PET_MASTER_ADDR": "n9"}, Nodes(count=2, rank=1, master="n9", port=20017)),
+        ((), {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, Nodes()),
+        ((), {"SLURM_NNODES": "2", "SLURM_NODEID": "0"}, Nodes()),  # a batch script, outside of any step
+        ((3, 2, "10.0.0.1"), TORCHRUN, Nodes(count=3, rank=2, master="10.0.0.1")),
+        ((3, 2, "n0:29600"), {}, Nodes(count=3, rank=2, master="n0", port=29600)),
+        ((3, 2, "[fd00::1]:29600"), {}, Nodes(count=3, rank=2, master="fd00::1", port=29600)),
+        ((3, 2, "fd00::1"), {}, Nodes(count=3, rank=2, master="fd00::1")),
+        ((1, 0, None), {}, Nodes()),
+        ((), {**TORCHRUN, **START}, Nodes(count=2, rank=1, master="n0", port=29501, start_seconds=40)),
+        ((), {**STEP, **START}, Nodes(count=2, rank=1, master="n0", port=20017, start_seconds=40)),
+        ((3, 2, "fd00::1"), START, Nodes(count=3, rank=2, master="fd00::1", start_seconds=40)),
+        ((), START, Nodes()),
+    ],
+)
+def test_the_nodes_are_found(options, environ, expected, scontrol):
+    assert find_nodes(*options, environ=environ) == expected
+    if expected.several and not expected.served:
+        assert find_nodes(environ=expected.environ()) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "message"),
+    [
+        ((2, None, None), {}, "--nodes, --node-rank and --master are given together or not at all"),
+        ((2, 2, "n0"), {}, "--node-rank: got 2, accepts 0 to 1"),
+        ((0, 0, "n0"), {}, "--nodes: got 0, accepts 1 or more"),
+        ((2, 0, ":29500"), {}, "--master: got :29500, expected a host"),
+        ((2, 0, "n0:99999"), {}, "the port of --master: got 99999, accepts 1 to 65535"),
+        ((), {"PET_NNODES": "1:4"}, "PET_NNODES: got 1:4, accepts one number"),
+        ((), {"PET_NNODES": "two"}, "PET_NNODES: got two, expected a number"),
+        ((), {"PET_NNODES": "2"}, "PET_MASTER_ADDR is not set, and there are 2 machines"),
+        ((), {**TORCHRUN, "PET_NODE_RANK": "7"}, "PET_NODE_RANK: got 7, accepts 0 to 1"),
+        ((), {**AGENT, "LOCAL_WORLD_SIZE": "4"}, "torchrun started 4 processes on this machine"),
+        ((), {**STEP, "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 2 machines"),
+        ((), {**TORCHRUN, "SAMEBITS_START_SECONDS": "soon"}, "SAMEBITS_START_SECONDS: got soon, expected a number"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, environ, message, scontrol):
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        find_nodes(*options, environ=environ)
+
+
+def test_without_slurms_commands_the_first_host_is_asked_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(HostError, match=r"scontrol show hostnames n\[0-1\] failed: .* hint: name the first machine in"):
+        find_nodes(environ=STEP)
+
+
+def test_an_address_is_told_with_the_name_that_it_was_given_by():
+    assert str(Address("n0", "10.0.0.1", 29500)) == "n0 (10.0.0.1:29500)"
+    assert str(Address("fd00::1", "fd00::1", 29500)) == "[fd00::1]:29500"
+
+
+@pytest.mark.parametrize("master", ["127.0.0.1", "localhost", "::1"])
+def test_the_loopback_interface_serves_where_it_was_meant(master):
+    address = Address.of(Nodes(count=2, master=master))
+    address.check_mine()
+    assert address.interface() == "lo"
+    assert ("lo", address.ip) in addresses.interfaces()
+
+
+# -- names that come to be known ------------------------------------------------------------------------------------
+
+
+def answer(ip):
+    return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, 0))]
+
+
+@pytest.fixture
+def name_server(monkeypatch):
+    """Gives one answer after the other, the last one for ever: an address, None for a name that is not known."""
+
+    def give(*answers, seconds=0.0):
+        left, asked = list(answers), []
+
+        def look_up(name, *_, **__):
+            asked.append(name)
+            time.sleep(seconds)
+            ip = left.pop(0) if len(left) > 1 else left[0]
+            if ip is None:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            return answer(ip)
+
+        monkeypatch.setattr(addresses.socket, "getaddrinfo", look_up)
+        return asked
+
+    monkeypatch.setattr(addresses, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(addresses, "_SAY_SECONDS", 0.02)
+    return give
+
+
+def test_a_name_may_come_to_be_known_while_machines_start(name_server, capsys):
+    asked = name_server(None, None, None, None, "10.0.0.7")
+    assert Address.of(Nodes(count=2, master="n0.pods", start_seconds=40)) == Address("n0.pods", "10.0.0.7", 29500)
+    assert asked == ["n0.pods"] * 5
+    said = "waiting: n0.pods is no host that this machine knows: Name or service not known\n"
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize(("start_seconds", "least"), [(0, 1), (1, 10)])
+def test_a_name_that_stays_unknown_is_said(start_seconds, least, name_server):
+    asked = name_server(None)
+    begun = time.monotonic()
+    message = "n0.pods is no host that this machine knows: Name or service not known. hint: give its address"
+    with pytest.raises(HostError, match=message):
+        Address.of(Nodes(count=2, master="n0.pods", start_seconds=start_seconds))
+    assert len(asked) == 1 if least == 1 else len(asked) >= least
+    assert start_seconds <= time.monotonic() - begun < start_seconds + 5
+
+
+def test_a_slow_name_server_is_asked_once_at_a_time(name_server, monkeypatch, capsys):
+    """No thread may be left when workers are forked."""
+    monkeypatch.setattr(addresses, "_RESOLVE_SECONDS", 0.1)
+    before = threading.active_count()
+    asked = name_server("10.0.0.7", seconds=0.5)
+    assert Address.of(Nodes(count=2, master="n0.pods", start_seconds=40)).ip == "10.0.0.7"
+    assert (asked, threading.active_count()) == (["n0.pods"], before)
+    assert capsys.readouterr().err == "waiting: no name server answered for n0.pods within 0.1 s\n"

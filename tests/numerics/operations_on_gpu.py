@@ -1,0 +1,98 @@
+"""Run every operation of PyTorch's own test database under the exact engine on the CPU and on a GPU; print JSON.
+
+    python tests/numerics/operations_on_gpu.py [NAME ...]
+
+How many samples were computed on both, and the operations whose results or gradients have other bits on the GPU, or
+that fail there alone.
+"""
+
+import json
+import os
+import sys
+import warnings
+from contextlib import contextmanager
+
+from samebits.numerics.environment import prepare_environment
+
+prepare_environment()
+
+import torch  # noqa: E402 - it reads one of the variables once
+from torch.utils._pytree import tree_map  # noqa: E402
+
+from operations_probe import NO_MODE, SAMPLES, UNINITIALISED, attempt, samples_of  # noqa: E402
+from samebits.errors import UserError  # noqa: E402
+from samebits.numerics.exact.engine import Draws, Engine  # noqa: E402
+from samebits.numerics.exact.module import _OneForm  # noqa: E402
+from samebits.numerics.initialization import portable_initialization  # noqa: E402
+from samebits.numerics.kernels import choose_kernels  # noqa: E402
+
+ONLY_INPUT = {"tensor_split"}  # the other tensors say where to cut, and stay on the CPU
+DEVICE = os.environ.get("PROBE_DEVICE", "cuda")
+
+
+@contextmanager
+def as_in_training(number):
+    with Engine(Draws(0, number, [0])), _OneForm():
+        yield
+
+
+def moved(op, sample):
+    def move(value):
+        return tree_map(lambda x: x.to(DEVICE) if isinstance(x, torch.Tensor) else x, value)
+
+    sample.input = move(sample.input)
+    if op.name not in ONLY_INPUT:
+        sample.args, sample.kwargs = move((sample.args, sample.kwargs))
+    return sample
+
+
+def bits(tensor):
+    """The bytes, of all NaN the same ones."""
+    t = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if t.is_floating_point():
+        t = torch.where(t.isnan(), torch.full((), float("nan"), dtype=t.dtype), t)
+    return str(t.dtype), tuple(t.shape), t.flatten().view(torch.uint8).numpy().tobytes()
+
+
+def compare(op, sample, number):
+    """None if exact does not compute it, "" for equal bits, else what differs."""
+    try:
+        here = attempt(op, sample, as_in_training(number))
+    except Exception:  # noqa: BLE001 - refused, or a sample that PyTorch itself refuses
+        return None
+    try:
+        there = attempt(op, moved(op, sample), as_in_training(number))
+    except (Exception, UserError) as error:  # noqa: BLE001 - reported
+        return f"sample {number}: {type(error).__name__}: {error}"[:300]
+    for name, a, b in zip(("results", "gradients"), here, there, strict=True):
+        if [bits(t) for t in a] != [bits(t) for t in b]:
+            return f"sample {number}: {name}"
+    return ""
+
+
+def main():
+    choose_kernels(fused=False)  # the database freezes these
+    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
+
+    warnings.simplefilter("ignore")
+    computed, different, only = 0, {}, sys.argv[1:]
+    for op in op_db:
+        name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+        if op.name in NO_MODE or UNINITIALISED in name or (only and op.name not in only):
+            continue
+        torch.manual_seed(0)
+        with portable_initialization(0):
+            try:
+                samples = [sample for dtype in SAMPLES for sample in samples_of(op, dtype)]
+            except Exception:  # noqa: BLE001 - operations_probe.py reports it
+                continue
+        for number, sample in enumerate(samples):
+            found = compare(op, sample, number)
+            computed += found == ""
+            if found:
+                different.setdefault(name, []).append(found)
+    json.dump({"computed": computed, "different": different}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

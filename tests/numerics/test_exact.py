@@ -1,0 +1,124 @@
+"""Exact numerics: one set of bits for every split, environment and device."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import exact_probe
+from conftest import MODEL_OF_TASK, ROOT, small
+from samebits.files import sha256
+
+CASES = [(model, optimizer) for model in exact_probe.MODELS for optimizer in ("sgd", "adamw")]
+GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())
+
+# Of these the first is tried by default, and the others are slow.
+ENVIRONMENTS = [
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    {"ATEN_CPU_CAPABILITY": "default"},
+    {"MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    {"ATEN_CPU_CAPABILITY": "avx2"},
+    {"ATEN_CPU_CAPABILITY": "avx512"},
+    {"MKL_ENABLE_INSTRUCTIONS": "AVX2"},
+    {"MKL_CBWR": "COMPATIBLE"},
+    {"PROBE_THREADS": "2"},
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "PROBE_THREADS": "2"},
+]
+FAST_BY_INSTRUCTION_SET = [{"ATEN_CPU_CAPABILITY": name} for name in ("default", "avx2", "avx512")]
+one_part = functools.cache(exact_probe.train)  # what a split is compared with
+
+
+def probe(environ, cases):
+    if not exact_probe.this_cpu_has(environ):
+        pytest.skip(f"this CPU has no {environ['ATEN_CPU_CAPABILITY']}")
+    command = [sys.executable, exact_probe.__file__, *(json.dumps(case) for case in cases)]
+    done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return [digest for digest, _ in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize(("model", "optimizer"), CASES)
+def test_golden_hashes(model, optimizer):
+    assert one_part(model, optimizer, whole=True)[0] == GOLDEN[f"{model} {optimizer} whole"], (
+        "python tests/golden/make.py"
+    )
+    assert one_part(model, optimizer, whole=False)[0] == GOLDEN[f"{model} {optimizer} by shards"]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("splits", [2, 3, 4, 8])
+@pytest.mark.parametrize("model", exact_probe.MODELS)
+def test_every_split_gives_the_same_bits(model, splits, whole):
+    assert exact_probe.train(model, "adamw", splits, whole=whole) == one_part(model, "adamw", whole=whole)
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [pytest.param(environ, marks=[pytest.mark.slow] if i else []) for i, environ in enumerate(ENVIRONMENTS)],
+    ids=str,
+)
+def test_every_environment_gives_the_same_bits(environ):
+    cases = [
+        {"model": model, "optimizer": "adamw", "whole": whole}
+        for model in exact_probe.MODELS
+        for whole in (True, False)
+    ]
+    names = [f"{case['model']} adamw {'whole' if case['whole'] else 'by shards'}" for case in cases]
+    assert dict(zip(names, probe(environ, cases), strict=True)) == {name: GOLDEN[name] for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", MODEL_OF_TASK)
+def test_the_real_wrappers_give_the_same_bits_with_any_number_of_devices(task, stage, data_dir):
+    """Also with more workers than cores, and with numbers that do not divide the shards."""
+    params = stage.write_params(small(task, numerics=["exact"], oversubscribe=True, clip_grad_norm=1.0))
+    data = str(data_dir(params))
+
+    def run(strategy, *arguments):
+        options = ["--strategy", strategy, "--numerics", "exact", "--no-tracking", "--data-dir", data]
+        done = stage("train", *options, *arguments)
+        assert done.returncode == 0, done.stderr
+        return [sha256(stage.folder / f"runs/{strategy}-exact" / name) for name in ("model.safetensors", "losses.csv")]
+
+    expected = run("single")
+    assert run("dp") == expected
+    for count in ("2", "3", "8"):
+        assert run("ddp", "--num-devices", count) == expected
+    stage.write_params(small(task, numerics=["exact"], oversubscribe=True, clip_grad_norm=1.0, grad_accum_steps=2))
+    assert run("ddp", "--num-devices", "3") == expected
+
+
+@pytest.mark.slow
+def test_fast_numerics_do_not():
+    case = {"model": "mlp", "fast": True, "steps": 20}
+    found = {probe(environ, [case])[0] for environ in FAST_BY_INSTRUCTION_SET if exact_probe.this_cpu_has(environ)}
+    assert len(found) > 1
+
+
+@pytest.mark.parametrize("model", exact_probe.MODELS)
+def test_it_learns_what_fast_learns(model):
+    without = {"steps": 10}
+    _, exact = exact_probe.train(model, **without)
+    _, fast = exact_probe.train(model, fast=True, **without)
+    if model in ("regression", "convnet"):  # without dropout
+        assert exact == pytest.approx(fast, rel=1e-3)
+    assert exact[-1] < exact[0]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_clipping_and_settings_that_change_the_step_do_not_depend_on_the_split(whole):
+    one = exact_probe.train("mlp", clip_grad_norm=0.1, whole=whole)
+    assert exact_probe.train("mlp", "sgd", 4, clip_grad_norm=0.1, whole=whole) == one
+    assert one != exact_probe.train("mlp", whole=whole)
+
+
+def test_threads_do_not_change_bits():
+    torch.set_num_threads(2)
+    try:
+        assert exact_probe.train("gpt")[0] == GOLDEN["gpt sgd whole"]
+    finally:
+        torch.set_num_threads(1)

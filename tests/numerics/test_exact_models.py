@@ -1,0 +1,376 @@
+"""A user's own models in the exact numerics, in the usual public styles and unchanged."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import exact_probe
+from samebits.errors import UserError
+from samebits.numerics.exact.numerics import ExactNumerics
+from samebits.numerics.fast import FastNumerics
+from samebits.numerics.portable.random import Stream
+from samebits.params import parse_params
+
+CPU = torch.device("cpu")
+SAMPLES, SHARDS, STEPS = 16, 4, 3
+TOKENS, LENGTH = 20, 12
+TRAIN = parse_params({"train": {"optimizer": {"name": "adamw", "lr": 0.003}}}).train
+
+
+class FusedAttention(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, dim=-1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=0.1 if self.training else 0.0)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Decoder(nn.Module):
+    """In the manner of GPT-2: tied embeddings, fused qkv, tanh GELU."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(TOKENS, width), nn.Embedding(LENGTH, width)
+        self.ln_1, self.attn = nn.LayerNorm(width), FusedAttention(width, 2)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
+        self.head = nn.Linear(width, TOKENS, bias=False)
+        self.head.weight = self.wte.weight
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
+        x = x + self.attn(self.ln_1(x))
+        return self.head(x + self.mlp(self.ln_2(x)))
+
+
+class ResidualNet(nn.Module):
+    """Convolutions of all kinds, max and average pooling, GroupNorm, SiLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU(), nn.MaxPool2d(2))
+        self.deep = nn.Sequential(
+            nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=4), nn.SiLU(), nn.Conv2d(8, 8, 1, bias=False)
+        )
+        self.pool = nn.Sequential(nn.AvgPool2d(3, 2, 1), nn.AdaptiveAvgPool2d(2))
+        self.head = nn.Linear(32, TOKENS)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(self.pool(x + self.deep(x)).flatten(1))
+
+
+class Encoder(nn.Module):
+    """``nn.TransformerEncoderLayer`` over embedded tokens, sinusoidal positions, the mean of the sequence."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, width)
+        angles = torch.arange(LENGTH).unsqueeze(1) * torch.exp(-torch.arange(0, width, 2) / width * 4.0)
+        self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], dim=1))
+        layer = nn.TransformerEncoderLayer(width, 2, 32, dropout=0.1, activation="gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, TOKENS)
+
+    def forward(self, tokens):
+        return self.head(self.layers(self.embedding(tokens) + self.positions).mean(dim=1))
+
+
+class Rotary(nn.Module):
+    """RMSNorm, rotary embeddings, einsum attention with a mask, a gate, a parameter of its own."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(TOKENS, width), nn.RMSNorm(width)
+        self.q, self.k, self.v, self.gate = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.scale = nn.Parameter(torch.ones(width))
+        self.head = nn.Linear(width, TOKENS)
+
+    def turn(self, x):
+        half = x.shape[-1] // 2
+        rates = 1.0 / 100.0 ** (torch.arange(half, device=x.device) / half)
+        angle = torch.outer(torch.arange(x.shape[1], device=x.device), rates)
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1)
+
+    def forward(self, tokens):
+        x = self.norm(self.embedding(tokens))
+        scores = torch.einsum("bqd,bkd->bqk", self.turn(self.q(x)), self.turn(self.k(x))) / x.shape[-1] ** 0.5
+        mask = torch.ones_like(scores).tril().bool()
+        weights = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+        return self.head(x + self.scale * torch.sigmoid(self.gate(x)) * torch.tanh(weights @ self.v(x)))
+
+
+class Signal(nn.Module):
+    """Conv1d, weight sharing by calling a layer twice, standard deviation, a learned start."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv1d(3, 6, 3, stride=2, padding=1)
+        self.again = nn.Linear(6, 6)
+        self.head = nn.Linear(12, TOKENS)
+
+    def forward(self, x):
+        y = self.conv(x.flatten(2)).transpose(1, 2)
+        y = self.again(F.softplus(self.again(y)))
+        return self.head(torch.cat([y.mean(1), y.std(1)], dim=-1))
+
+
+def transformers_model(name):
+    transformers = pytest.importorskip("transformers")
+    common = {"vocab_size": TOKENS, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    if name == "gpt2":
+        config = transformers.GPT2Config(vocab_size=TOKENS, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2)
+        return transformers.GPT2LMHeadModel(config)
+    if name == "llama":
+        config = transformers.LlamaConfig(**common, intermediate_size=32, max_position_embeddings=LENGTH)
+        return transformers.LlamaForCausalLM(config)
+    config = transformers.BertConfig(**common, intermediate_size=32, max_position_embeddings=LENGTH)
+    return transformers.BertForMaskedLM(config)
+
+
+def images():
+    return torch.from_numpy(Stream(3, "x").normal(SAMPLES * 3 * 64)).float().view(SAMPLES, 3, 8, 8)
+
+
+def tokens():
+    return torch.from_numpy(Stream(3, "tokens").below(TOKENS, SAMPLES * LENGTH)).view(SAMPLES, LENGTH)
+
+
+def classes():
+    return torch.from_numpy(Stream(3, "y").below(TOKENS, SAMPLES))
+
+
+MODELS = {
+    "decoder": (Decoder, tokens, tokens),
+    "residual net": (ResidualNet, images, classes),
+    "encoder": (Encoder, tokens, classes),
+    "rotary": (Rotary, tokens, tokens),
+    "signal": (Signal, images, classes),
+    "transformers gpt2": (lambda: transformers_model("gpt2"), tokens, tokens),
+    "transformers llama": (lambda: transformers_model("llama"), tokens, tokens),
+    "transformers bert": (lambda: transformers_model("bert"), tokens, tokens),
+}
+
+
+def train(factory, inputs, targets, splits=1, *, fast=False):
+    """Hash of the final weights, and the losses."""
+    if fast:
+        numerics = FastNumerics(TRAIN, CPU, "cross_entropy")
+    else:
+        split = {"shards": SHARDS, "samples": SAMPLES, "independent": False}
+        numerics = ExactNumerics(TRAIN, CPU, "cross_entropy", tuple(targets.shape[1:]), seed=0, **split)
+    return exact_probe.run(numerics, factory, inputs, targets, shards=SHARDS, splits=splits, steps=STEPS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_trains_and_every_split_gives_the_same_bits(name):
+    factory, inputs, targets = MODELS[name]
+    whole = train(factory, inputs(), targets())
+    assert train(factory, inputs(), targets(), 4) == whole
+    assert whole[1][-1] < whole[1][0] or "encoder" in name
+
+
+@pytest.mark.parametrize("name", ["residual net", "rotary", "signal", "transformers llama"])  # without dropout
+def test_it_learns_what_fast_learns(name):
+    factory, inputs, targets = MODELS[name]
+    assert train(factory, inputs(), targets())[1] == pytest.approx(
+        train(factory, inputs(), targets(), fast=True)[1], rel=2e-3
+    )
+
+
+class Normalised(nn.Sequential):
+    def __init__(self, norm):
+        super().__init__(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(144, TOKENS))
+
+
+class Calls(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.body, self.function = nn.Linear(192, TOKENS), function
+
+    def forward(self, x):
+        return self.body(self.function(x.flatten(1)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.body, self.head = kind(192, 8), nn.Linear(8, TOKENS)
+
+    def forward(self, x):
+        found = self.body(x.flatten(1))
+        return self.head(found[0] if isinstance(found, tuple) else found)
+
+
+def compiled(module):
+    module.compile(backend="eager")
+    return module
+
+
+def traced(module):
+    with pytest.warns(DeprecationWarning, match="torch.jit.trace"):
+        return torch.jit.trace(module, images())
+
+
+REFUSED = [
+    (lambda: Normalised(nn.BatchNorm2d(4)), "model.1 (Normalised)|model.1 (BatchNorm2d)", "use GroupNorm"),
+    (lambda: Calls(lambda x: x.half().float() * x.half()), "model", "use float32"),
+    (lambda: Calls(torch.lgamma), "model", "lgamma: it has no exact version"),
+    (lambda: Calls(lambda x: torch.fft.fft(x).real), "model", "fft"),
+    (lambda: Calls(lambda x: torch.special.erfcx(x)), "model", "erfcx"),
+    (lambda: Calls(lambda x: x.clone().bernoulli_(x.sigmoid())), "model", "bernoulli_.Tensor: with these"),
+    (lambda: Calls(lambda x: torch.linalg.inv(x @ x.T) @ x), "model", "linalg"),
+]
+
+
+@pytest.mark.parametrize(("factory", "place", "why"), REFUSED, ids=lambda value: str(value)[:20])
+def test_what_is_not_exact_is_refused_with_its_place(factory, place, why):
+    with pytest.raises(UserError) as caught:
+        train(factory, images(), classes())
+    assert why in str(caught.value)
+    assert any(part.split(" (")[0] in str(caught.value) for part in place.split("|"))
+    assert "hint: replace it" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [
+        (lambda: Recurrent(nn.GRU), r"model\.body \(GRU\): recurrent modules run in other kernels"),
+        (lambda: Recurrent(nn.LSTMCell), r"model\.body \(LSTMCell\): recurrent modules run in other kernels"),
+        (lambda: compiled(Calls(torch.relu)), r"model \(Calls\): a compiler may fuse"),
+        (lambda: traced(Normed()), r"model \(Top\w+\): TorchScript may fuse"),
+    ],
+)
+def test_modules_that_run_other_code_are_refused(factory, why):
+    with pytest.raises(UserError, match=f"exact: {why}"):
+        train(factory, images(), classes())
+
+
+class Counts(nn.Module):
+    """Writes its state in forward, in place or by assignment."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        self.body, self.in_place = nn.Linear(192, TOKENS), in_place
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.in_place:
+            self.seen.add_(1)
+        else:
+            self.seen = self.seen + 1
+        return self.body(x.flatten(1))
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_state_that_is_written_in_forward_is_refused(in_place):
+    with pytest.raises(UserError, match=r"exact: model\.seen: written in forward, so its value depends on how"):
+        train(lambda: Counts(in_place), images(), classes())
+
+
+class Own(nn.Module):
+    """A layer of its own with what a forward pass does beside it."""
+
+    def __init__(self, beside):
+        super().__init__()
+        self.body, self.beside = nn.Linear(192, TOKENS), beside
+        self.calls = 0
+
+    def forward(self, x):
+        self.beside(self)
+        return self.body(x.flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("beside", "name"),
+    [
+        (lambda net: random.random(), "Python's random numbers"),
+        (
+            lambda net: np.random.rand(),  # noqa: NPY002
+            "NumPy's random numbers",
+        ),
+        (lambda net: np.random.standard_normal(), "NumPy's random numbers"),  # noqa: NPY002
+        (lambda net: net.body.weight.detach().mul_(0.5), r"model\.body\.weight"),
+    ],
+)
+def test_what_depends_on_the_shards_before_is_refused(beside, name):
+    with pytest.raises(UserError, match=f"exact: {name}: written in forward, so its value depends on how"):
+        train(lambda: Own(beside), images(), classes())
+
+
+class Borrows(nn.Module):
+    """Uses a weight by another way than its module."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(192, TOKENS)
+        weight = self.body.weight
+        self.again = lambda y: y @ weight
+
+    def forward(self, x):
+        y = self.body(x.flatten(1))
+        return y + self.body(self.again(y))
+
+
+def test_a_parameter_that_is_used_from_beside_the_model_is_refused():
+    with pytest.raises(UserError, match=r"exact: body\.weight: forward uses it from beside the model"):
+        train(Borrows, images(), classes())
+
+
+class Upsampling(nn.Module):
+    """A decoder with a transposed convolution and nearest upsampling."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.body = nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1), nn.Linear(2048, TOKENS)
+
+    def forward(self, x):
+        return self.body(F.interpolate(self.up(x), scale_factor=2, mode="nearest").flatten(1))
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.body = nn.RMSNorm(192), nn.Linear(192, TOKENS)
+
+    def forward(self, x):
+        return self.body(self.norm(x.flatten(1)))
+
+
+class Sampled(nn.Module):
+    """Looks at a picture in fixed places between its points."""
+
+    def __init__(self, mode="bilinear", padding_mode="zeros"):
+        super().__init__()
+        self.register_buffer("places", nn.init.uniform_(torch.empty(1, 8, 8, 2), -1.1, 1.1))
+        self.how, self.body = {"mode": mode, "padding_mode": padding_mode}, nn.Linear(192, TOKENS)
+
+    def forward(self, x):
+        seen = F.grid_sample(x, self.places.expand(len(x), -1, -1, -1), align_corners=False, **self.how)
+        return self.body(seen.flatten(1))
+
+
+@pytest.mark.parametrize("factory", [Upsampling, Normed, Sampled, lambda: Sampled("bicubic", "border")])
+def test_more_layers_learn_what_fast_learns(factory):
+    whole = train(factory, images(), classes())
+    assert train(factory, images(), classes(), 4) == whole
+    assert whole[1] == pytest.approx(train(factory, images(), classes(), fast=True)[1], rel=1e-4)
+
+
+def test_a_parameter_of_another_type_is_refused():
+    with pytest.raises(UserError, match=r"body\.weight is torch\.float64, expected float32"):
+        train(lambda: Calls(torch.relu).double(), images(), classes())
+
+
+def test_what_a_factory_computes_is_exact_too():
+    with pytest.raises(UserError, match="linalg"):
+        train(lambda: nn.init.orthogonal_(nn.Linear(4, 4).weight), images(), classes())

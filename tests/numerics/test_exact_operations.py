@@ -1,0 +1,232 @@
+"""Every operation of PyTorch's test database under the exact engine: the same bits in every environment, or refused."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+import operations_probe
+from conftest import ROOT
+from exact_probe import this_cpu_has
+from samebits.errors import UserError
+from samebits.numerics.exact.engine import Draws, Engine
+
+# Of these the first is tried by default, and the others are slow.
+ENVIRONMENTS = [
+    {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"},
+    {"ATEN_CPU_CAPABILITY": "avx2", "PROBE_THREADS": "2"},
+    {"ATEN_CPU_CAPABILITY": "avx512", "MKL_CBWR": "COMPATIBLE"},
+]
+# What is random or not initialised cannot be near PyTorch's own result.
+FREE_TO_DIFFER = ("empty", "rand", "dropout", "normal", "uniform", "bernoulli", "attention", "multinomial", "cauchy")
+EXPECTED = {
+    "add", "addmm", "bmm", "cumsum", "div", "einsum", "exp", "log", "matmul", "mean", "mul", "pow", "prod", "softmax",
+    "sin", "sqrt", "std", "sum", "tanh", "topk", "var", "index_add", "scatter_add", "nn.functional.avg_pool2d",
+    "nn.functional.conv1d", "nn.functional.conv2d", "nn.functional.embedding", "nn.functional.gelu",
+    "nn.functional.group_norm", "nn.functional.layer_norm", "nn.functional.linear", "nn.functional.max_pool2d",
+    "nn.functional.rms_norm", "nn.functional.scaled_dot_product_attention", "nn.functional.silu",
+}  # fmt: skip
+
+
+COUNT = torch.arange(1, 4)
+WAVE = torch.complex(torch.ones(3), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda: 1.5 - COUNT, [0.5, -0.5, -1.5]),
+        (lambda: 1 - COUNT, [0, -1, -2]),
+        (lambda: COUNT / 2, [0.5, 1.0, 1.5]),
+        (lambda: COUNT.pow(0.5)[2:], [1.7320508]),
+        (lambda: torch.pow(4.0, COUNT), [4.0, 16.0, 64.0]),
+        (lambda: COUNT.pow(2), [1, 4, 9]),
+        (lambda: (COUNT * COUNT).sqrt(), [1.0, 2.0, 3.0]),
+        (lambda: torch.full((3,), 2**24 + 1).sum(dtype=torch.float32), 3.0 * 2**24 + 4),
+        (lambda: COUNT.cumsum(0, dtype=torch.float32), [1.0, 3.0, 6.0]),
+        (lambda: torch.arange(0.0, 0.3, 0.1), [0.0, 0.1, 0.2]),
+        (lambda: torch.arange(3), [0, 1, 2]),
+        (lambda: torch.addmv(COUNT, COUNT.diag(), COUNT, beta=2), [3, 8, 15]),
+        (lambda: torch.nn.functional.hardtanh(COUNT, 0, 2), [1, 2, 2]),
+        (lambda: COUNT.remainder(2), [1, 0, 1]),
+    ],
+)
+def test_operations_on_integers_are_exact(compute, expected):
+    with Engine():
+        found = compute()
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-7, atol=0)
+
+
+INF, NAN = math.inf, math.nan
+
+
+def gradient(function, x):
+    x = x.clone().requires_grad_()
+    function(x).sum().backward()
+    return x.grad
+
+
+@pytest.mark.parametrize(
+    ("compute", "expected"),
+    [
+        (lambda: torch.tensor([1.0, INF, 2.0]).cumsum(0), [1.0, INF, INF]),
+        (lambda: torch.tensor([INF, -INF]).cumsum(0), [INF, NAN]),
+        (lambda: torch.tensor([1.0, 2.0, -INF]).index_add(0, COUNT[:1], torch.ones(1)), [1.0, 3.0, -INF]),
+        (lambda: torch.tensor([1e-3, 5e4]).index_add(0, COUNT[:1], torch.zeros(1)), [1e-3, 5e4]),
+        (lambda: torch.zeros(2).index_add(0, torch.tensor([0, 0]), torch.tensor([INF, -INF])), [NAN, 0.0]),
+        (lambda: 1.0 - torch.tensor([0, 5], dtype=torch.uint8), [1.0, -4.0]),
+        (lambda: torch.tensor([2.0, 0.5]).pow(INF), [INF, 0.0]),
+        (lambda: torch.tensor([-0.0]).pow(torch.tensor([-1.0])), [-INF]),
+        (lambda: torch.tensor([-INF, -2.0]).pow(0.3), [INF, NAN]),
+        (lambda: torch.tensor([1e20, -1e20]).std(), 1.4142136e20),
+        (lambda: torch.tensor([1e-24, -1e-24]).std(), 1.4142136e-24),
+        (lambda: torch.tensor([3.99999976]).sqrt(), [1.99999988]),
+        (lambda: torch.lerp(torch.tensor([1e8]), torch.tensor([1.0]), 1.0), [1.0]),
+        (lambda: torch.tensor([0.6, 0.6]).sum(dtype=torch.int64), 0),
+        (lambda: torch.tensor([-0.0, -1.0]).clamp_min(0.0), [0.0, 0.0]),
+        (lambda: torch.tensor([-0.0, 1.0]).clamp_max(0.0), [0.0, 0.0]),
+        (lambda: torch.stack(torch.aminmax(torch.tensor([-0.0, -0.0]))), [0.0, 0.0]),
+        (lambda: torch.rsub(torch.tensor([3.0, INF]), 1.0, alpha=0.1), [0.7, -INF]),
+        (lambda: torch.tensor([NAN, 3e9, -1e20, 2.7]).to(torch.int32), [0, 2147483647, -2147483648, 2]),
+        (lambda: torch.native_dropout(torch.ones(2), 0.5, False)[0], [1.0, 1.0]),
+        (lambda: gradient(lambda x: torch.nn.functional.max_pool2d(x, 3, 2, 1), torch.full((1, 1, 2, 2), -INF)),
+         [[[[1.0, 0.0], [0.0, 0.0]]]]),
+    ],
+)  # fmt: skip
+def test_special_cases(compute, expected):
+    with Engine(Draws(0, 0, [0])):
+        found = compute()
+    wanted = torch.tensor(expected, dtype=found.dtype)
+    torch.testing.assert_close(found, wanted, rtol=1.5e-7, atol=0, equal_nan=True)
+    assert torch.equal(found.signbit(), wanted.signbit()) or found.isnan().any()
+
+
+@pytest.mark.parametrize("settings", [(1, 0, 0, 1, 1), (2, 1, 1, 1, 1), (3, 0, 1, 2, 2), ((2, 1), (1, 0), 0, 1, 3)])
+def test_transposed_convolutions(settings):
+    stride, padding, output_padding, groups, dilation = settings
+    x, weight = torch.randn(2, 4, 5, 6, requires_grad=True), torch.randn(4, 3, 3, 2, requires_grad=True)
+    options = {"stride": stride, "padding": padding, "output_padding": output_padding, "groups": groups}
+
+    def run():
+        y = torch.nn.functional.conv_transpose2d(x, weight, None, **options, dilation=dilation)
+        return [y, *torch.autograd.grad(y, [x, weight], y.detach().cos())]
+
+    with Engine():
+        found = run()
+    for a, b in zip(found, run(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("compute", "name"),
+    [
+        (lambda: COUNT.clone().mul_(0.5), "mul"),
+        (lambda: torch.add(torch.ones(1), torch.ones(1), out=torch.zeros(3)), "add"),
+        (lambda: torch.special.erfc(torch.ones(3)), "erfc"),
+        (lambda: torch.empty(2).bernoulli_(torch.ones(2)), "bernoulli"),
+        (lambda: torch.atan2(COUNT, COUNT), "atan2"),
+        (lambda: COUNT.lgamma(), "lgamma"),
+        (lambda: COUNT.remainder(0.3), "remainder"),
+        (lambda: COUNT.median(0), "median"),
+        (lambda: COUNT.cummax(0), "cummax"),
+        (lambda: torch.dot(WAVE, WAVE), "dot"),
+        (lambda: WAVE.abs(), "abs"),
+        (lambda: WAVE * WAVE, "mul"),
+        (lambda: WAVE.sum(), "sum"),
+        (lambda: WAVE.to(torch.complex64).index_add(0, COUNT - 1, WAVE), "index_add"),
+        (lambda: torch.ones(3, dtype=torch.bfloat16).sum(), "sum"),
+    ],
+)
+def test_integers_that_become_fractions_and_complex_numbers_are_refused(compute, name):
+    with Engine(), pytest.raises(UserError, match=f"exact: .*{name}"):
+        compute()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.rand(4),
+        lambda: torch.randn(4),
+        lambda: torch.normal(0.0, 1.0, (4,)),
+        lambda: torch.rand_like(torch.ones(4)),
+        lambda: torch.empty(4).uniform_(2, 3),
+        lambda: torch.randperm(40),
+        lambda: torch.randint(1000, (4,)),
+    ],
+)
+def test_draws_depend_on_seed_and_step_alone(draw):
+    def drawn(seed, step):
+        with Engine(Draws(seed, step, [0])):
+            return draw()
+
+    assert torch.equal(drawn(0, 1), drawn(0, 1))
+    assert not torch.equal(drawn(0, 1), drawn(0, 2))
+    assert not torch.equal(drawn(0, 1), drawn(1, 1))
+    with Engine(), pytest.raises(UserError, match="drawn in the forward pass alone"):
+        draw()
+
+
+GOLDEN = {
+    name: (inputs, results)
+    for name, inputs, results in map(str.split, (ROOT / "tests/golden/operations.txt").read_text().splitlines())
+}
+FEWEST = 600  # operations whose samples are the same everywhere; of a few, what PyTorch computes for them differs
+probe_once = functools.cache(lambda number: operations_probe.probe_in(ENVIRONMENTS[number]))
+in_each_environment = pytest.mark.parametrize(
+    "number",
+    [pytest.param(i, marks=[pytest.mark.slow] if i else [], id=str(environ)) for i, environ in enumerate(ENVIRONMENTS)],
+)
+
+
+def probe(number):
+    if not this_cpu_has(ENVIRONMENTS[number]):
+        pytest.skip(f"this CPU has no {ENVIRONMENTS[number]['ATEN_CPU_CAPABILITY']}")
+    return probe_once(number)
+
+
+@in_each_environment
+@pytest.mark.timeout(900)
+def test_every_operation_has_its_golden_bits_or_is_refused(number):
+    found = operations_probe.golden(probe(number))
+    names = [name for name in GOLDEN.keys() & found.keys() if found[name][0] == GOLDEN[name][0]]
+    assert len(names) > FEWEST, "another PyTorch? python tests/golden/make.py"
+    changed = [name for name in names if found[name] != GOLDEN[name]]
+    assert changed == [], "meant? python tests/golden/make.py operations"
+
+
+@in_each_environment
+def test_no_operation_fails_in_another_way(number):
+    assert {name: found["error"] for name, found in probe(number).items() if "error" in found} == {}
+
+
+@in_each_environment
+def test_results_are_those_of_pytorch(number):
+    far = {name: found["far"] for name, found in probe(number).items() if found["far"]}
+    assert {name: why for name, why in far.items() if not any(word in name for word in FREE_TO_DIFFER)} == {}
+
+
+@in_each_environment
+def test_what_is_promised_is_computed(number):
+    computed = {name.split(".no_rounding")[0] for name, found in probe(number).items() if found["computed"]}
+    assert EXPECTED - computed == set()
+
+
+@in_each_environment
+def test_refusals_name_the_operation_and_what_to_do(number):
+    for found in probe(number).values():
+        for text in found["refused"]:
+            assert text.startswith("exact: ")
+            assert "hint: " in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_operation_has_the_same_bits_everywhere():
+    """Also those whose samples are not the golden ones on this host."""
+    probes = [probe(number) for number, environ in enumerate(ENVIRONMENTS) if this_cpu_has(environ)]
+    assert len(probes) > 1
+    names = [name for name in probes[0] if len({found[name].get("inputs") for found in probes}) == 1]
+    assert len(names) > FEWEST
+    different = [name for name in names if len({found[name].get("hash") for found in probes}) > 1]
+    assert [name for name in different if operations_probe.UNINITIALISED not in name] == []

@@ -1,0 +1,215 @@
+import math
+import os
+import subprocess
+import sys
+from fractions import Fraction
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from samebits.errors import UserError
+from samebits.numerics.environment import ENVIRONMENT, prepare_environment
+from samebits.numerics.fast import FastNumerics
+from samebits.numerics.initialization import portable_initialization
+from samebits.numerics.portable import elementary
+from samebits.numerics.portable.random import Stream
+from samebits.params import parse_params
+from samebits.params.schema import Optimizer, Schedule, Train
+from samebits.training.loop import learning_rate
+
+
+def test_exp_and_log_against_the_c_library():
+    x = np.linspace(-600, 600, 10_001)
+    exact = np.array([math.exp(v) for v in x])
+    assert np.max(np.abs(elementary.exp(x) - exact) / np.spacing(exact)) <= 2
+    y = exact[exact > 0]
+    truth = np.array([math.log(v) for v in y])
+    assert np.max(np.abs(elementary.log(y) - truth) / np.spacing(np.abs(truth) + 1e-300)) <= 3
+
+
+def test_cos_pi():
+    assert max(abs(elementary.cos_pi(Fraction(i, 997)) - math.cos(math.pi * i / 997)) for i in range(998)) < 1e-15
+
+
+def test_normal_quantile_against_the_standard_library():
+    p = np.concatenate([np.linspace(1e-6, 1 - 1e-6, 2001), [2.0**-53, 1e-12, 1 - 1e-12]])
+    truth = np.array([NormalDist().inv_cdf(v) for v in p])
+    assert np.allclose(elementary.normal_quantile(p), truth, rtol=1e-14, atol=1e-15)
+
+
+def test_streams_are_fixed_for_ever():
+    assert Stream(0, "golden").raw(2).tolist() == GOLDEN_RAW
+    assert [float.hex(x) for x in Stream(0, "golden").normal(2)] == GOLDEN_NORMAL
+    assert Stream(0, "golden").permutation(8).tolist() == GOLDEN_ORDER
+
+
+def test_streams_differ_by_seed_and_purpose():
+    first = [Stream(*key).raw(1)[0] for key in ((0, "a"), (1, "a"), (0, "b"), (0, "a", 1))]
+    assert len(set(first)) == 4
+
+
+def test_draws_have_the_right_distribution():
+    stream = Stream(0, "moments")
+    normal, uniform, below = stream.normal(200_000), stream.uniform(200_000), stream.below(7, 200_000)
+    assert abs(normal.mean()) < 0.01
+    assert abs(normal.std() - 1) < 0.01
+    assert abs((normal**4).mean() - 3) < 0.1
+    assert 0 <= uniform.min() < uniform.max() < 1
+    assert np.all(np.abs(np.bincount(below, minlength=7) / 200_000 - 1 / 7) < 0.005)
+    assert sorted(stream.permutation(1000)) == list(range(1000))
+
+
+def test_initialization_is_portable_and_repeatable():
+    def build():
+        with portable_initialization(3):
+            layers = [nn.Linear(5, 4), nn.Conv2d(2, 3, 3), nn.Embedding(7, 2), nn.LayerNorm(4)]
+            extra = nn.init.trunc_normal_(torch.empty(4, 3), std=0.02)
+            drawn = [torch.randn(3), torch.rand(2, dtype=torch.float64), torch.randint(5, (4,)), torch.randperm(6)]
+        return [*(p for layer in layers for p in layer.parameters()), extra, *drawn]
+
+    torch.manual_seed(1)
+    first = build()
+    torch.manual_seed(2)
+    second = build()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert first[0].abs().max() <= 5**-0.5
+
+
+def test_a_generator_of_the_factorys_own_is_not_asked():
+    with portable_initialization(0):
+        own = torch.rand(3, generator=torch.Generator()), torch.empty(3).normal_(generator=torch.Generator())
+    with portable_initialization(0):
+        none = torch.rand(3), torch.empty(3).normal_()
+    assert [tensor.tolist() for tensor in own] == [tensor.tolist() for tensor in none]
+
+
+def test_initialization_does_not_touch_the_global_generator():
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    with portable_initialization(1):
+        nn.Linear(10, 10)
+    assert torch.equal(torch.rand(1), expected)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: torch.empty(3).exponential_(),
+        lambda: torch.bernoulli(torch.full((3,), 0.5)),
+        lambda: torch.normal(torch.zeros(3), torch.ones(3)),
+        lambda: torch.multinomial(torch.ones(3), 1),
+    ],
+)
+def test_initialization_refuses_other_draws(draw):
+    with pytest.raises(UserError, match="whose draws differ between hosts"), portable_initialization(0):
+        draw()
+
+
+@pytest.mark.parametrize(
+    ("step", "schedule", "warmup", "expected"),
+    [
+        (0, "constant", 0, 1.0),
+        (9, "constant", 0, 1.0),
+        (0, "constant", 4, 0.25),
+        (3, "cosine", 4, 1.0),
+        (4, "cosine", 4, 1.0),
+        (7, "cosine", 4, 0.5),
+        (5, "cosine", 0, 0.5),
+    ],
+)
+def test_learning_rate(step, schedule, warmup, expected):
+    train = Train(optimizer=Optimizer(lr=1.0), schedule=Schedule(name=schedule, warmup_steps=warmup))
+    got = learning_rate(step, train, total_steps=10)
+    assert got == pytest.approx(expected, abs=1e-15)
+
+
+GOLDEN_RAW = [10177485763270840003, 2137002618392193239]
+GOLDEN_NORMAL = ["0x1.0a4528038009fp-3", "-0x1.322d6ff7f5176p+0"]
+GOLDEN_ORDER = [1, 5, 3, 7, 6, 0, 4, 2]
+
+
+def test_a_skipped_first_step_under_fp16_leaves_nothing_behind(monkeypatch):
+    """The fused optimizer leaves a new momentum buffer unwritten when it skips a step; here that memory holds 123."""
+    train = parse_params({"train": {"precision": "fp16", "optimizer": {"lr": 0.1, "momentum": 0.9}}}).train
+    numerics = FastNumerics(train, torch.device("cpu"), "mse")
+    p = nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=True)
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, **options: torch.full_like(tensor, 123.0))
+    numerics.reset(optimizer)
+    for factor in (math.inf, 1.0):
+        optimizer.zero_grad()
+        numerics.backward((p * factor).sum())
+        numerics.step(optimizer)
+    assert p.tolist() == pytest.approx([0.9, 0.9])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_gradient_may_come_later_than_others(precision):
+    """The fused optimizer has one list of momentum buffers for all parameters, in which none may be missing."""
+    train = parse_params({"train": {"precision": precision, "optimizer": {"lr": 0.1, "momentum": 0.9}}}).train
+    numerics = FastNumerics(train, torch.device("cpu"), "mse")
+    early, late = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([early, late], lr=0.1, momentum=0.9, fused=True)
+    numerics.reset(optimizer)
+    for loss in (early.sum(), (early + late).sum()):
+        optimizer.zero_grad()
+        numerics.backward(loss)
+        numerics.step(optimizer)
+    assert (early.tolist(), late.tolist()) == (pytest.approx([0.71, 0.71]), pytest.approx([0.9, 0.9]))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_every_switch_of_tf32_is_set_and_can_be_read(precision):
+    """In a process of its own, since the switches are the process's; mixing old and new ones makes reading fail."""
+    code = (
+        "import torch\n"
+        "from samebits.numerics.fast import FastNumerics\n"
+        "from samebits.params import parse_params\n"
+        f"train = parse_params({{'train': {{'precision': '{precision}'}}}}).train\n"
+        "FastNumerics(train, torch.device('cpu'), 'mse').configure()\n"
+        "cudnn = torch.backends.cudnn\n"
+        "print(cudnn.allow_tf32, torch.backends.cuda.matmul.fp32_precision, cudnn.conv.fp32_precision,\n"
+        "      cudnn.rnn.fp32_precision)\n"
+        "with cudnn.flags(enabled=True):\n"
+        "    pass\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = {"tf32": ["True", "tf32", "tf32", "tf32"], "fp32": ["False", "ieee", "ieee", "ieee"]}
+    assert done.stdout.split() == expected[precision]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepts"),
+    [
+        ("CUBLAS_EMULATE_DOUBLE_PRECISION", None, None),
+        ("CUBLAS_EMULATE_DOUBLE_PRECISION", "1", "0"),
+        ("CUBLAS_WORKSPACE_CONFIG", None, None),
+        ("CUBLAS_WORKSPACE_CONFIG", "", None),
+        ("CUBLAS_WORKSPACE_CONFIG", ":16:8", None),
+        ("CUBLAS_WORKSPACE_CONFIG", ":0:0", ":4096:8 or :16:8"),
+        ("PYTORCH_NVML_BASED_CUDA_CHECK", "1", None),
+        ("PYTORCH_NVML_BASED_CUDA_CHECK", "0", "1"),
+        ("CUDA_DEVICE_ORDER", "FASTEST_FIRST", "PCI_BUS_ID"),
+        ("TORCH_DISABLE_NATIVE_JIT", "0", None),
+    ],
+)
+def test_variables_that_determinism_and_the_fork_rest_on(name, value, accepts, monkeypatch):
+    for each in ENVIRONMENT:
+        monkeypatch.setenv(each, "")
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    if accepts:
+        with pytest.raises(UserError, match=f"{name}: got '{value}', accepts {accepts}. hint: unset {name}"):
+            prepare_environment()
+    else:
+        prepare_environment()
+        assert {each: os.environ[each] for each in ENVIRONMENT} == {
+            **{each: accepted[0] for each, accepted in ENVIRONMENT.items()}, **({name: value} if value else {})
+        }  # fmt: skip

@@ -1,0 +1,61 @@
+"""The local log on disks that take not all of it."""
+
+import json
+import os
+
+import pytest
+
+from samebits.records.log import End, RunLog, parse_event
+
+
+def lines_of(log):
+    return [parse_event(line, log) for line in log.read_bytes().splitlines(keepends=True)]
+
+
+@pytest.mark.parametrize("taken", [None, 0, 1, 10])
+def test_what_the_disk_does_not_take_is_written_with_the_next_event(taken, tmp_path, monkeypatch, capsys):
+    """None: the write fails; else so many bytes of it are taken, as of a disk that is nearly full."""
+    log, write = RunLog(tmp_path / "run.jsonl"), os.write
+    log.append(End(status="FINISHED"))
+
+    def full(fd, content):
+        if taken is None:
+            raise OSError(28, "No space left on device")
+        return write(fd, content[:taken])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        log.append(End(status="FAILED"))
+        log.append(End(status="KILLED"))
+    assert [event.status for event in lines_of(log.path)] == ["FINISHED"]
+    log.append(End(status="FINISHED"))
+    assert [event.status for event in lines_of(log.path)] == ["FINISHED", "FAILED", "KILLED", "FINISHED"]
+    assert [json.loads(line)["event"] for line in log.path.read_text().splitlines()] == ["end"] * 4
+    said = capsys.readouterr().err
+    assert said == f"{log.path}: the training goes on without its log for now: No space left on device\n"
+
+
+def test_a_log_that_cannot_be_flushed_says_so_after_a_while(tmp_path, monkeypatch):
+    log, failures, write = RunLog(tmp_path / "run.jsonl"), [3], os.write
+
+    def full(fd, content):
+        failures[0] -= 1
+        if failures[0] >= 0:
+            raise OSError(28, "No space left on device")
+        return write(fd, content)
+
+    monkeypatch.setattr(os, "write", full)
+    log.append(End(status="FINISHED"))
+    with pytest.raises(OSError, match="No space left"):
+        log.flush(0)
+    log.flush(5)
+    assert [event.status for event in lines_of(log.path)] == ["FINISHED"]
+
+
+def test_a_new_log_removes_what_a_killed_sender_left_beside_it(tmp_path):
+    unfinished = tmp_path / ".old.state.json.abcdefgh.samebits.tmp"
+    unfinished.mkdir()
+    (unfinished / "old.state.json").write_text("half")
+    (tmp_path / ".others.tmp").mkdir()
+    RunLog(tmp_path / "run.jsonl")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".others.tmp", "run.jsonl"]

@@ -1,0 +1,171 @@
+"""Commit, patch, packages and environment, in real repositories."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+
+from samebits.records.provenance import capture, environment, git_changes, git_patch, git_state
+
+
+def git(folder, *arguments):
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch):
+    for name in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{name}_NAME", "test")
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", "test@localhost")
+    folder = tmp_path / "repository"
+    (folder / "package").mkdir(parents=True)
+    files = {"kept.py": "1\n", "changed.py": "1\n", "gone.py": "1\n", "package/inner.py": "1\n", "dvc.lock": "1\n",
+             ".gitignore": "ignored/\n"}  # fmt: skip
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", "first")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def change(folder):
+    (folder / "changed.py").write_text("2\n")
+    (folder / "gone.py").unlink()
+    (folder / "dvc.lock").write_text("2\n")
+    (folder / "package" / "new näme.py").write_text("new\n")
+    (folder / "binary.bin").write_bytes(bytes(range(256)))
+    (folder / "large.bin").write_bytes(bytes(2**20 + 1))
+    (folder / "ignored").mkdir()
+    (folder / "ignored" / "data").write_text("data")
+
+
+def test_the_users_index_is_only_read(repository):
+    """To write it, git takes a lock, at which the user's own git, or DVC's, would fail meanwhile."""
+    index = repository / ".git/index"
+    for file in repository.glob("*.py"):
+        os.utime(file, (1, 1))  # which `git status` would note there
+    before = index.read_bytes()
+    assert not git_state().dirty
+    git_patch()
+    assert index.read_bytes() == before
+    git(repository, "status")
+    assert index.read_bytes() != before
+
+
+def test_a_change_in_the_second_of_the_commit_is_in_the_patch(repository):
+    """Git tells a file by its size and the second of its time, and looks into those that are not older than its index.
+
+    So a copy of the index must not be younger than the index.
+    """
+    git(repository, "config", "core.checkStat", "minimal")
+    file, index = repository / "changed.py", repository / ".git/index"
+    os.utime(file, (1e9, 1e9))
+    git(repository, "add", "changed.py")
+    file.write_text("2\n")
+    for path in (file, index):
+        os.utime(path, (1e9, 1e9))
+    patch, _ = git_patch()
+    assert b"+2" in patch
+
+
+@pytest.mark.parametrize("where", [".", "package"])
+def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monkeypatch):
+    change(repository)
+    git(repository, "add", "changed.py")
+    before = [git(repository, "status", "--porcelain"), git(repository, "count-objects", "-v")]
+    monkeypatch.chdir(repository / where)
+    patch, omitted = git_patch()
+    assert [git(repository, "status", "--porcelain"), git(repository, "count-objects", "-v")] == before
+    assert omitted == ["large.bin"]
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "--quiet", str(repository), str(clone))
+    (tmp_path / "patch").write_bytes(patch)
+    git(clone, "apply", str(tmp_path / "patch"))
+    files = {str(file.relative_to(clone)): file.read_bytes() for file in clone.rglob("*") if ".git/" not in str(file)
+             and file.is_file()}  # fmt: skip
+    expected = {name: (repository / name).read_bytes() for name in files}
+    assert files == {**expected, "dvc.lock": b"1\n"}
+    assert set(files) == {"kept.py", "changed.py", "package/inner.py", "package/new näme.py", "binary.bin", "dvc.lock",
+                          ".gitignore"}  # fmt: skip
+
+
+def test_machines_compare_the_code_that_was_changed(repository):
+    """Neither logs that go on nor data; a module counts, also one that git does not know yet."""
+    assert git_changes(git_state()) is None
+    (repository / "slurm-1.out").write_text("more every second")
+    assert git_changes(git_state()) is None
+    (repository / "package/new.py").write_text("A = 1\n")
+    first = git_changes(git_state())
+    (repository / "kept.py").write_text("2\n")
+    second = git_changes(git_state())
+    (repository / "slurm-1.out").unlink()
+    assert len({None, first, second, git_changes(git_state())}) == 3
+
+
+def test_a_lock_file_alone_does_not_make_the_tree_dirty(repository, tmp_path):
+    assert git_state().dirty is False
+    (repository / "dvc.lock").write_text("2\n")
+    provenance = capture(tmp_path / "patch")
+    assert (provenance.git.dirty, provenance.patch, (tmp_path / "patch").exists()) == (False, None, False)
+    (repository / "changed.py").write_text("2\n")
+    provenance = capture(tmp_path / "patch")
+    assert (provenance.git.dirty, provenance.patch, provenance.patch_problem) == (True, "patch", None)
+    assert provenance.packages["torch"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "reason"),
+    [(lambda folder: None, "not a git repository"), (lambda folder: git(folder, "init", "--quiet"), "HEAD")],
+)
+def test_without_a_commit_the_reason_is_said(prepare, reason, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    prepare(tmp_path)
+    state = git_state()
+    assert state.commit is None
+    assert reason in state.problem
+    assert state.told == f"unavailable: {state.problem}"
+
+
+def test_without_git_the_reason_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state().told == "unavailable: git is not installed"
+
+
+def test_only_known_variables_are_recorded():
+    environ = {"NCCL_ALGO": "Ring", "NCCL_SECRET": "x", "AWS_SECRET_ACCESS_KEY": "x", "OMP_NUM_THREADS": "1"}
+    assert environment(environ) == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}
+
+
+def test_a_patch_that_git_does_not_give_is_said(repository, tmp_path):
+    """Another process may hold an object that git needs; here it is gone."""
+    (repository / "alone.py").write_text("alone\n")
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", "second")
+    (repository / "alone.py").write_text("changed\n")
+    blob = git(repository, "rev-parse", "HEAD:alone.py").strip()
+    (repository / ".git/objects" / blob[:2] / blob[2:]).unlink()
+    found = capture(tmp_path / "git.patch")
+    assert found.git.dirty
+    assert found.patch is None
+    assert blob[:12] in found.patch_problem
+    assert not (tmp_path / "git.patch").exists()
+    assert git_changes(git_state()) == f"unavailable: {found.patch_problem}"
+
+
+def test_a_file_that_goes_away_while_git_looks_is_in_no_patch(repository, tmp_path, monkeypatch):
+    """Here git itself removes it, once it has listed it."""
+    script = tmp_path / "git"
+    then = f'case "$*" in *--others*) rm "{repository}/gone away.py";; esac'
+    script.write_text(f'#!/bin/sh\n{shutil.which("git")} "$@" || exit\n{then}\n')
+    script.chmod(0o755)
+    for name in ("gone away.py", "new.py"):
+        (repository / name).write_text(f"{name}\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    patch, omitted = git_patch()
+    assert (b"+new.py" in patch, b"gone away" in patch, omitted) == (True, False, [])

@@ -1,0 +1,271 @@
+"""Which trainings a scaling curve is made of, the points they give, and what is said and drawn of them."""
+
+import pytest
+
+from conftest import small
+from samebits.errors import HostError, UserError
+from samebits.params import parse_params
+from samebits.records.run import Label, read_run
+from samebits.results.scaling import measure
+from samebits.results.scaling.assemble import assemble
+from samebits.results.scaling.curve import Scaling
+from samebits.results.scaling.measure import Training
+from samebits.results.scaling.model import Coefficients, Step, costs
+from samebits.results.scaling.network import parse_network
+from samebits.results.scaling.plot import draw, figure_of
+from samebits.results.scaling.words import duration, say
+from samples import placed, run_files, run_record
+
+BATCH = 64
+PARAMS = parse_params(small(num_devices=2, repeats=5))
+BY = Coefficients(fixed=1e-3, per_row=1e-4, contention_per_row=1e-5, per_byte=2e-5, latency=5e-4)
+"""A model of 4 parameters sends 16 bytes."""
+
+
+@pytest.fixture
+def cores(monkeypatch):
+    def have(count, gpus=0):
+        monkeypatch.setattr(measure, "count_cores", lambda: count)
+        monkeypatch.setattr(measure, "count_gpus", lambda: gpus)
+
+    return have
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("1", (1,)), ("1,2,4", (1, 2, 4)), (" 4, 2 ,2", (2, 4)), ("64", (64,))])
+def test_numbers_of_devices_are_read(text, numbers):
+    assert measure.parse_counts("--devices", text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "0", "2,", "2;4", "-2", "two", "1.5", "²", "9" * 5000])
+def test_numbers_of_devices_that_are_none_are_refused(text):
+    with pytest.raises(UserError, match=r"--project: got .*, expected numbers from 1 with commas\. hint: such as"):
+        measure.parse_counts("--project", text)
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "projected"),
+    [(1, (1,), (2, 4, 8)), (2, (1, 2), (4, 8, 16)), (7, (1, 2, 4), (8, 16, 32)), (100, (1, 2, 4, 8, 16, 32, 64), ())],
+)
+def test_what_is_measured_and_projected_unless_it_is_said(count, devices, projected, cores):
+    cores(count)
+    assert measure.default_devices(PARAMS) == devices
+    assert measure.default_projections(PARAMS, devices) == projected
+
+
+def test_gpus_come_before_cores(cores):
+    cores(2, gpus=4)
+    assert measure.default_devices(PARAMS) == (1, 2, 4)
+    with pytest.raises(HostError, match=r"--devices: got 8, this host has 4 GPUs\. hint: "):
+        measure.plan(PARAMS, (1, 8), ())
+
+
+def test_the_trainings_of_a_curve(cores):
+    cores(4)
+    found, notes = measure.plan(PARAMS, (1, 2, 4), (8, 16))
+    assert found == [
+        Training("strong", 2, 64),
+        Training("strong", 4, 64),
+        Training("weak", 2, 128),
+        Training("weak", 4, 256),
+        Training("few", 2, 8),  # 4 samples each, as on 16 devices
+    ]
+    assert notes == []
+    assert [one.kind for one in measure.plan(PARAMS, (1, 2), ())[0]] == ["strong", "weak"]
+
+
+def test_rows_of_a_projection_come_in_whole_micro_batches(cores):
+    cores(2)
+    params = parse_params(small(grad_accum_steps=4, repeats=5))
+    assert measure.plan(params, (2,), (5,))[0][-1] == Training("few", 2, 2 * 4 * 3)
+
+
+def test_a_users_data_are_not_enough_for_each_weak_training(cores):
+    cores(16)
+    raw = small()
+    kwargs = {"inputs": "x.npy", "targets": "y.npy"}
+    raw["data"] = {"task": "file", "num_samples": 512, "kwargs": kwargs}
+    found, notes = measure.plan(parse_params(raw), (8, 16), ())
+    assert [one.name for one in found] == ["strong-8", "strong-16", "weak-8"]
+    assert notes == ["weak scaling on 16 devices was left out: its batch has 1024 samples, more than data"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "projected", "error", "message"),
+    [
+        ((1,), (4,), UserError, "--devices: got 1 alone, expected more than one number. hint: such as --devices 1,2"),
+        ((1, 4), (8,), HostError, "--devices: got 4, this host has 2 CPU cores. hint: --project says what more"),
+        ((1, 2), (65,), UserError, "--project: got 65 devices for 64 samples of a micro-batch. hint: raise"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_first(devices, projected, error, message, cores):
+    cores(2)
+    with pytest.raises(error) as caught:
+        measure.plan(PARAMS, devices, projected)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_batch_that_does_not_divide_is_refused(cores):
+    cores(3)
+    with pytest.raises(UserError, match="--devices: got 3, expected a divisor of the 64 samples"):
+        measure.plan(PARAMS, (3,), ())
+
+
+# -- points out of records -------------------------------------------------------------------------------------
+
+
+def run_of(folder, kind, devices, *, speed=1.0, oversubscribed=False, by=BY, problem=None):
+    """A training whose slices take what the model says, on a host that is so many times as fast; and its record."""
+    rows = {"strong": BATCH // devices, "weak": BATCH, "few": 2}[kind]
+    training = Training(kind, devices, devices * rows)
+    shared = Step(devices=devices, rows=rows, sharing=devices)
+    steps = {
+        "single": Step(devices=1, rows=devices * rows),
+        "share": Step(devices=1, rows=rows),
+        "together": shared,
+        "strategy": shared.model_copy(update={"bytes": 16}),
+    }
+    if oversubscribed or problem:
+        steps = {"strategy": steps["strategy"]}
+    seconds = {name: costs(by, step).seconds / speed for name, step in steps.items()}
+    lengths = (4, 2)
+    chunks = {name: [[one * length for length in lengths]] * 2 for name, one in seconds.items()}
+    placement = placed("ddp", parse_params(small(num_devices=devices, oversubscribe=True)), gpus=0, cores=8)[0]
+    labels = (Label(kind="oversubscribed", text="4 workers share 2 CPU cores"),) if oversubscribed else ()
+    record = run_record(
+        "ddp",
+        params=PARAMS,
+        placement=placement.model_copy(update={"labels": labels}),
+        speedup_unavailable=problem,
+        measurement={"step_ms": [1.0], "slice_steps": 6, "chunk_steps": 4, "chunk_seconds": chunks},
+    )
+    run_files(folder / training.name, record)
+    return training, read_run(folder / training.name)
+
+
+def pairs_of(folder, *devices, **changes):
+    return [run_of(folder, kind, n, **changes) for n in devices for kind in ("strong", "weak")]
+
+
+def curve(pairs, **changes):
+    return assemble(PARAMS, pairs, **{"projected": (8, 16), "network": None, "per_host": 4, **changes})
+
+
+def test_the_points_of_a_training(tmp_path):
+    found = measure.points_of([run_of(tmp_path, "strong", 2), run_of(tmp_path, "weak", 2)], BATCH)
+    steps = [(one.devices, one.rows, one.bytes, one.sharing) for one in found.points]
+    strong = [(1, 32, 0, 1), (2, 32, 0, 2), (2, 32, 16, 2), (1, 64, 0, 1)]
+    weak = [(1, 64, 0, 1), (2, 64, 0, 2), (2, 64, 16, 2)]  # a device alone with 128 samples is none of a projection's
+    assert sorted(steps) == sorted(strong + weak)
+    assert all(one.seconds == pytest.approx(costs(BY, one).seconds) for one in found.points)
+    assert [(name, one.rows) for name, one in found.trainings] == [("strong", 32), ("weak", 64)]
+    one, two = [one for one in found.measured if one.scaling == "weak"]
+    assert (one.devices, one.speedup.median) == (1, 1.0)
+    gain = 2 * costs(BY, Step(devices=1, rows=64)).seconds / costs(BY, found.trainings[1][1]).seconds
+    assert two.speedup.median == pytest.approx(gain)
+    assert two.step_ms.median == pytest.approx(1e3 * costs(BY, found.trainings[1][1]).seconds)
+    assert found.notes == []
+
+
+def test_the_drift_of_a_host_is_taken_out_and_said(tmp_path):
+    pairs = [run_of(tmp_path, "strong", 2), run_of(tmp_path, "weak", 2, speed=0.5), run_of(tmp_path, "strong", 4)]
+    found = measure.points_of(pairs, BATCH)
+    assert all(one.seconds == pytest.approx(costs(BY, one).seconds) for one in found.points)
+    assert found.notes == ["the host's speed drifted between trainings by a factor of 2.00"]
+
+
+def test_workers_that_share_a_device_are_shown_and_count_for_nothing(tmp_path):
+    pairs = [*pairs_of(tmp_path, 2), *pairs_of(tmp_path, 4, oversubscribed=True)]
+    found = curve(pairs, per_host=2)
+    assert {one.devices for one in found.points} == {1, 2}
+    shown = [one for one in found.measured if one.devices == 4]
+    assert [(one.counts, one.speedup, one.label) for one in shown] == [
+        (False, None, "oversubscribed: 4 workers share 2 CPU cores")
+    ] * 2
+    assert found.held_out == ()
+    line = next(
+        line for line in say(found).splitlines() if line.endswith("oversubscribed: 4 workers share 2 CPU cores")
+    )
+    assert line.split()[0] == "4"
+
+
+def test_nothing_is_projected_from_workers_that_share_a_device_alone(tmp_path):
+    found = curve(pairs_of(tmp_path, 2, oversubscribed=True), per_host=1)
+    assert (found.fit, found.projections, found.points) == (None, (), ())
+    assert "note: no training counts that timed one device beside several, so nothing is projected" in say(found)
+    draw(found, tmp_path)
+
+
+def test_nothing_is_projected_where_no_device_was_timed_alone(tmp_path):
+    problem = {"kind": "no_memory", "text": "memory ran out"}
+    found = curve(pairs_of(tmp_path, 2, problem=problem))
+    assert (found.fit, found.projections, len(found.points)) == (None, (), 2)
+    assert found.notes[0] == "strong, 2 devices: memory ran out"
+
+
+def test_a_training_without_its_references_is_said(tmp_path):
+    problem = {"kind": "no_memory", "text": "the references do not fit on one device beside the training"}
+    found = curve([run_of(tmp_path, "strong", 2), run_of(tmp_path, "weak", 2, problem=problem)])
+    assert f"weak, 2 devices: {problem['text']}" in found.notes
+    assert [one.speedup for one in found.measured if one.scaling == "weak" and one.devices == 2] == [None]
+    assert len([one for one in found.points if one.rows == BATCH and one.bytes]) == 1  # its own time counts
+
+
+def test_a_curve_finds_what_was_planted(tmp_path):
+    found = curve([*pairs_of(tmp_path, 2, 4), run_of(tmp_path, "few", 2)])
+    assert found.fit.coefficients.model_dump() == pytest.approx(BY.model_dump(), rel=1e-6, abs=1e-12)
+    assert found.fit.points == len(found.points) == 2 * 7 + 4
+    assert [(one.devices, one.scaling) for one in found.held_out] == [
+        (devices, scaling) for devices in (2, 4) for scaling in ("strong", "weak")
+    ]
+    # A fit of one number of devices does not tell latency from bandwidth, and its range says so.
+    assert all(one.predicted_ms.low < one.measured_ms < one.predicted_ms.high for one in found.held_out)
+    beyond = Step(devices=16, rows=4, bytes=16, sharing=4)
+    projected = next(one for one in found.projections if (one.devices, one.scaling) == (16, "strong"))
+    assert projected.step_ms.median == pytest.approx(1e3 * costs(BY, beyond).seconds)
+    assert found.notes == (
+        "beyond the 4 of this host, projections are of one host with so many devices and the same links: --network "
+        "says what is between hosts",
+    )
+
+
+def test_two_devices_alone_do_not_tell_latency_from_bandwidth(tmp_path):
+    found = curve(pairs_of(tmp_path, 2), network=parse_network("1Gb/s,1us"))
+    (note,) = found.notes
+    assert note.startswith("the points do not tell latency from bandwidth")
+    assert "held out: nothing, since that takes two numbers of devices above 1" in say(found)
+
+
+def test_every_projection_is_called_one(tmp_path):
+    found = curve(pairs_of(tmp_path, 2, 4), network=parse_network("1Gb/s,1us"))
+    assert {one.kind for one in found.projections} == {"projection"}
+    lines = say(found).splitlines()
+    for devices, beyond in (("1", False), ("2", False), ("4", False), ("8", True), ("16", True)):
+        shown = [line for line in lines if line.split()[:1] == [devices]]
+        assert [line.endswith("projection over 1Gb/s,1us") for line in shown] == [beyond] * 2
+    figure = figure_of(found)
+    looks = {line.get_label(): line.get_linestyle() for line in figure.axes[0].get_lines()}
+    for name in ("strong", "weak"):
+        assert looks[f"{name}, projection"] == "--"
+    measured = [container.get_label() for container in figure.axes[0].containers]
+    assert measured == ["strong, measured", "weak, measured"]
+    assert "over 1Gb/s,1us" in figure.axes[0].get_title(loc="left")
+
+
+def test_a_curve_is_written_and_drawn_alike(tmp_path):
+    found = curve(pairs_of(tmp_path, 2, 4))
+    found.write(tmp_path / "scaling.json")
+    again = Scaling.read(tmp_path / "scaling.json", made_by="samebits scale")
+    assert again == found
+    texts = []
+    for folder in ("a", "b"):
+        assert draw(found, tmp_path / folder).exists()
+        texts.append((tmp_path / folder / "scaling.svg").read_text())
+    assert texts[0] == texts[1]
+    assert "strong, projection" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(2, "2 s"), (0.0123, "12.3 ms"), (4.567e-6, "4.57 us"), (1e-8, "10 ns"), (1e-12, "0.001 ns")]
+)
+def test_a_duration_has_the_unit_that_fits(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,480 @@
+"""The comparison as data and as a table."""
+
+import json
+import os
+
+import pytest
+
+from samebits.errors import UserError
+from samebits.files import write_json, write_text
+from samebits.params import parse_params
+from samebits.records.run import Label, Measurement, Note, Reason, Repeats, Run, read_losses, read_run
+from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
+from samebits.results.ratios import gain, times, times_of
+from samebits.results.table import COLUMNS, cells, markdown, show
+from samebits.results.text import (
+    answers,
+    describe_run,
+    fine_percent,
+    notes_of,
+    remarks,
+    row_remarks,
+    say_fastest,
+    say_price,
+    say_speed,
+)
+from samples import comparison as sample
+from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing
+
+TRAIN = {"global_batch_size": 64, "epochs": 1, "numerics": ["fast"]}
+PARAMS = parse_params({"data": {"num_samples": 128}, "train": TRAIN})  # 2 steps
+GIT = sample().git
+
+
+def write_stage_files(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), devices=1, **changes):
+    """What train and evaluate leave of one run."""
+    placement, _ = placed("single", PARAMS, gpus=4)
+    placement = placement.model_copy(
+        update={"strategy": strategy, "num_devices": devices, "devices_used": devices, "labels": tuple(labels)}
+    )
+    repeats = changes.pop("repeats", None)
+    timings = {name: changes.pop(name) for name in [*type(timing()).model_fields] if name in changes}
+    record = run_record(
+        strategy,
+        **{"placement": placement, "params": PARAMS, "weights_sha256": f"{strategy}-hash-0123456789", **changes},
+    )
+    seconds = {}
+    if timings.get("speedup"):  # a step takes 40 ms on one device
+        ratios = {"strategy": timings["speedup"].median, "single": 1.0, "share": timings["bound"].median}
+        seconds = {name: ((0.1 / ratio, 0.3 / ratio),) for name, ratio in ratios.items()}
+    measurement = Measurement(step_ms=(1.0, 2.0), slice_steps=10, chunk_steps=5, chunk_seconds=seconds, repeats=repeats)
+    record = record.model_copy(update={"measurement": measurement})
+    run_files(folder / "runs" / record.name, record, losses=losses, weight=weight, **timings)
+    evaluation(weights_sha256=record.weights_sha256).write(folder / f"reports/evaluation/{record.name}.json")
+
+
+def compare_in(folder, params=PARAMS):
+    return compare(
+        params, GIT, runs=folder / "runs", host_file=folder / "host.json", evaluations=folder / "reports/evaluation"
+    )
+
+
+@pytest.fixture
+def compared(tmp_path):
+    def make(**dp):
+        write_json(tmp_path / "host.json", host(gpus=4).model_dump(mode="json"))
+        write_stage_files(tmp_path, "single")
+        write_stage_files(tmp_path, "dp", **{"devices": 4, "speedup": ratio(1.3, 1.2, 1.4), "bound": ratio(3.6), **dp})
+        write_stage_files(
+            tmp_path, "ddp", devices=4, speedup=ratio(3.2, 3.1, 3.3), bound=ratio(3.6), losses=(2.0, 1.50001)
+        )
+        return compare_in(tmp_path)
+
+    return make
+
+
+def test_rows_stand_in_the_order_of_the_params(compared):
+    comparison = compared()
+    assert [row.strategy for row in comparison.rows] == ["single", "dp", "ddp"]
+    single, dp, ddp = comparison.rows
+    assert single.speedup == ratio(1.0)
+    assert (dp.scaling_efficiency, ddp.scaling_efficiency) == (pytest.approx(0.325), pytest.approx(0.8))
+    assert dp.scaling_efficiency_interval == pytest.approx((0.3, 0.35))
+    assert single.scaling_efficiency_interval == (1.0, 1.0)
+
+
+def test_a_comparison_is_read_as_it_was_written(compared, tmp_path):
+    comparison = compared()
+    comparison.write(tmp_path / "comparison.json")
+    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 3
+    assert Comparison.read(tmp_path / "comparison.json", made_by="") == comparison
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda whole: whole.update(rows=[]), r"rows: Tuple should have at least 1 item"),
+        (lambda whole: whole["rows"][0]["curve"]["loss"].pop(), r"rows\.0\.curve: .* should have as many points"),
+        (
+            lambda whole: whole["rows"][0]["curve"].update(step=[], seconds=[], loss=[]),
+            r"rows\.0\.curve: .* one at lea",
+        ),
+        (
+            lambda whole: whole["rows"][0]["step_ms_percentiles"].pop(),
+            r"rows\.0\.step_ms_percentiles: Tuple should have at lea",
+        ),
+    ],
+)
+def test_a_comparison_that_no_plot_can_show_is_refused(change, message, tmp_path):
+    sample().write(tmp_path / "comparison.json")
+    whole = json.loads((tmp_path / "comparison.json").read_text())
+    change(whole)
+    write_json(tmp_path / "comparison.json", whole)
+    with pytest.raises(UserError, match=rf"comparison\.json: {message}"):
+        Comparison.read(tmp_path / "comparison.json", made_by="")
+
+
+def test_the_memory_of_a_run_is_that_of_its_row(compared):
+    taken = memory({"weights": 5}, {"weights": 6})
+    comparison = compared(memory=taken)
+    assert [row.memory for row in comparison.rows] == [None, taken, None]
+
+
+def test_runs_are_judged_against_the_first(compared):
+    single, dp, ddp = compared().rows
+    assert single.verdict is None
+    assert (dp.verdict.against, dp.verdict.grade) == ("single-fast", "bitwise")
+    assert ddp.verdict.grade == "within tolerance"
+    assert ddp.verdict.losses.first_difference == 2
+    assert ddp.verdict.weights.grade == "bitwise"
+
+
+@pytest.mark.parametrize(
+    ("steps", "devices_by_node", "sentence"),
+    [
+        ({}, (), "Of a step, 50% (20 ms) goes to communication and waiting."),
+        (
+            {"together": 28.0},
+            (),
+            "Of a step, 20% (8 ms) is lost as devices slow each other down, and 30% (12 ms) goes to communication and "
+            "waiting.",
+        ),
+        ({"together": 19.0}, (), "Of a step, 52% (21 ms) goes to communication and waiting."),
+        ({"together": 41.0}, (), "Of a step, 52% (21 ms) is lost as devices slow each other down."),
+        (
+            {"together": 20.0},
+            (1, 1),
+            "Of a step, 50% (20 ms) goes to the network and to waiting for other machines.",
+        ),
+        (
+            {"together": 22.0, "node": 24.0},
+            (2, 2),
+            "Of a step, 5% (2 ms) is lost as devices slow each other down, 5% (2 ms) goes to communication and waiting "
+            "inside machines, and 40% (16 ms) goes to the network and to waiting for other machines.",
+        ),
+    ],
+)
+def test_where_the_time_of_a_step_goes(steps, devices_by_node, sentence):
+    steps = {"strategy": 40.0, "single": 80.0, "share": 20.0, **steps}
+    several = {"devices_by_node": devices_by_node, "devices_used": 4}
+    said = say_speed(row("ddp", slice_step_ms=steps, speedup=ratio(2.0), bound=ratio(4.0), **several))
+    assert said.endswith(f"which bounds the speed at 4.00 times. {sentence}")
+
+
+def test_curves_are_short_and_true():
+    steps = MAX_POINTS * 2 + 1
+    measurement = Measurement(step_ms=(500.0,) * steps, slice_steps=0, chunk_steps=0, chunk_seconds={})
+    run = Run(None, run_record(measurement=measurement), timing(), [float(step) for step in range(steps)])
+    short = curve(run)
+    assert len(short.step) == steps // 3
+    assert (short.step[:2], short.seconds[:2], short.loss[:2]) == ((3, 6), (1.5, 3.0), (1.0, 4.0))
+
+
+@pytest.mark.parametrize(
+    ("dp", "sentences"),
+    [
+        (
+            {},
+            [
+                "Fastest here is ddp-fast on 4 GPUs: 3.20 times the speed of single (3.10 to 3.30).",
+                "dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40), in slices that took turns: a "
+                "step takes 30.8 ms, on one device 40 ms. Without communication a device needs 11.1 ms for its share, "
+                "which bounds the speed at 3.60 times. Of a step, 64% (19.7 ms) goes to communication and waiting.",
+                "Same model in fast numerics: yes, within what rounding explains: losses differ by 0.00067% at most "
+                "(ddp-fast, step 2, where 0.01% passes).",
+            ],
+        ),
+        (
+            {"weight": -1.0},
+            ["Same model in fast numerics: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: d"],
+        ),
+        (
+            {"speedup": None, "bound": None, "speedup_unavailable": Reason(kind="one_repeat", text="why")},
+            ["dp-fast has no speed-up: why."],
+        ),
+        (
+            {
+                "labels": [Label(kind="one_device", text="one GPU is used")],
+                "speedup": None,
+                "bound": None,
+                "speedup_unavailable": Reason(kind="one_device", text="one GPU is used"),
+            },
+            ["dp-fast has no speed-up (one device): one GPU is used."],
+        ),
+        ({"speedup": ratio(3.65)}, ["which bounds the speed at 3.60 times."]),
+    ],
+)
+def test_the_answers_in_words(dp, sentences, compared):
+    text = "\n".join(answers(compared(**dp)))
+    assert [sentence for sentence in sentences if sentence not in text] == []
+
+
+def test_exact_passes_with_the_same_bits_alone(tmp_path):
+    write_json(tmp_path / "host.json", host().model_dump(mode="json"))
+    params = parse_params({**PARAMS.model_dump(mode="json"), "train": {**TRAIN, "numerics": ["exact"]}})
+
+    def said(**ddp):
+        write_stage_files(tmp_path, "single", numerics="exact", price=ratio(3.7, 3.5, 3.9))
+        write_stage_files(tmp_path, "dp", numerics="exact")
+        write_stage_files(tmp_path, "ddp", numerics="exact", **ddp)
+        return answers(compare_in(tmp_path, params))[-2:]
+
+    price = "The same bits on any host cost here 3.7 times the time of a fast step on one device (3.5 to 3.9)."
+    assert said() == ["Same model in exact numerics: yes, bit by bit, under every strategy, and so on any host.", price]
+    assert said(losses=(2.0, 1.5000001))[0].startswith(
+        "Same model in exact numerics: NO. ddp-exact against single-exact: losses: diverged: first at step 2 of 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"labels": [Label(kind="oversubscribed", text="two on one")]}, "dp-fast: oversubscribed: two on one"),
+        ({"first_unrepeated_step": 7}, "dp-fast: not repeatable: a repeat on this host gave another loss at step 7"),
+        (
+            {"samples_per_sec_spread": ratio(100.0, 80.0, 120.0)},
+            "dp-fast: noisy: samples per second differed by 50% between repeats",
+        ),
+        (
+            {"repeats": Repeats(planned=2, count=7, prolonged_seconds=9.5, half_width=0.083, stopped="limit")},
+            "dp-fast: noisy: after 7 repeats the speed-up is known within 8% only, and train.prolong_s allows no more",
+        ),
+        (
+            {
+                "repeats": Repeats(planned=1, count=1, prolonged_seconds=0.0, half_width=0.2, stopped="off"),
+                "samples_per_sec_spread": ratio(100.0, 80.0, 120.0),
+            },
+            "dp-fast: noisy: samples per second differed by 50% between repeats; after 1 repeat the speed-up is known "
+            "within 20% only, and train.prolong_s is 0",
+        ),
+        (
+            {
+                "usage": {
+                    "samples": 1,
+                    "sampler_share": 0.0,
+                    "training": {"seconds": 1.0, "devices": [device_usage(0, shared=0.5)]},
+                }
+            },
+            "dp-fast: disturbed: another process was on GPU 0 too",
+        ),
+        (
+            {"initial_sha256": "other"},
+            "dp-fast: different start: its first weights are not those of single-fast: the factory draws numbers that "
+            "are not seeded",
+        ),
+        ({"notes": [Note(kind="batch_norm", text="BatchNorm: mind")]}, "dp-fast: BatchNorm: mind"),
+        ({"not_applied": {"train.compile": "no"}}, "dp-fast: train.compile was not applied: no"),
+    ],
+)
+def test_what_a_reader_must_know_is_said(changes, remark, compared):
+    comparison = compared(**changes)
+    assert remarks(comparison) == [remark]
+    assert f"- {remark}" in markdown(comparison)
+
+
+def test_a_fallback_is_never_a_speed_up(compared):
+    label = Label(kind="fallback", text="one GPU is used")
+    why = {"speedup": None, "bound": None, "speedup_unavailable": Reason(kind="fallback", text=label.text)}
+    row = compared(labels=[label], devices=1, **why).rows[1]
+    assert (row.speedup, row.scaling_efficiency) == (None, None)
+    assert dict(zip(COLUMNS, cells(row), strict=True))["speed-up"] == "–"
+    assert row_remarks(row) == []  # the answers say it
+
+
+def test_the_table(compared, capsys):
+    comparison = compared()
+    lines = markdown(comparison).splitlines()
+    assert lines[0] == "mlp on vectors, global batch 64, 2 steps; 4 x GPU; torch 2.13.0"
+    assert [line for line in lines if line.startswith("| run | devices | seconds | speed-up | bound |")]
+    row = "| ddp-fast | 4 GPU | 3.00 | 3.20x (3.10–3.30) | 3.60x | 80% (78–82%) | 2.0000 | +5.0% | 25.0% | "
+    assert f"{row}within tolerance | – | – | ddp-hash-012 |" in lines
+    show(comparison)
+    shown = capsys.readouterr().out
+    assert all(cell in shown for row in comparison.rows for cell in cells(row))
+
+
+OTHER_WEIGHTS = '{"schema": 1, "eval_loss": 1, "accuracy": null, "floor": null, "teacher_loss": null, \
+"above_floor": null, "samples": 1, "weights_sha256": "other"}'
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("runs/dp-fast/run.json", None, r"run\.json: no such file\. hint: run `python pipeline/train.py --strategy dp"),
+        ("reports/evaluation/dp-fast.json", None, r"run `python pipeline/evaluate.py` first"),
+        ("reports/evaluation/dp-fast.json", OTHER_WEIGHTS, r"dp-fast\.json: speaks of other weights"),
+        (
+            "runs/dp-fast/run.json",
+            "{}",
+            r"run\.json: no schema, so it is foreign or older; this version reads schema 4",
+        ),
+        ("runs/dp-fast/timing.json", '{"schema": 2}', r"timing\.json: schema 2; this version reads schema 1"),
+        ("runs/dp-fast/timing.json", '{"schema": 1}', r"timing\.json: training_seconds: Field required"),
+        ("runs/dp-fast/run.json", "[1]", r"run\.json: no schema"),
+        ("runs/dp-fast/losses.csv", "step\n1\n", r"losses\.csv: cannot be read"),
+        ("runs/dp-fast/losses.csv", "step,loss\n1,2\n", r"losses\.csv: 1 steps, expected the 2 of the params"),
+        (
+            "runs/dp-fast/losses.csv",
+            "step,loss\n1,2\n2,nan\n",
+            r"losses\.csv: the loss of step 2 is nan, expected a fin",
+        ),
+        ("runs/dp-fast/losses.csv", "step,loss\n1,inf\n2,1\n", r"losses\.csv: the loss of step 1 is inf, expected"),
+        ("runs/dp-fast/losses.csv", "step,loss\n" + "9" * 200_000, r"losses\.csv: cannot be read: field larger than"),
+        ("runs/dp-fast/losses.csv", os.mkfifo, r"losses\.csv: cannot be read: expected a regular file"),
+        ("runs/dp-fast/run.json", os.mkfifo, r"run\.json: cannot be read: expected a regular file"),
+        ("runs/dp-fast/model.safetensors", os.mkfifo, r"model\.safetensors: not a safetensors file: expected a regul"),
+        ("host.json", "{", r"host\.json: cannot be read"),
+        ("host.json", "{}", r"host\.json: cpu: Field required\. hint: run `python pipeline/host.py` again"),
+        ("host.json", "[]", r"host\.json: the file: Input should be "),
+    ],
+)
+def test_what_is_missing_names_its_command(file, text, message, compared, tmp_path):
+    compared()
+    (tmp_path / file).unlink()
+    if callable(text):
+        text(tmp_path / file)
+    elif text:
+        (tmp_path / file).write_text(text)
+    with pytest.raises(UserError, match=message):
+        compare_in(tmp_path)
+
+
+def test_losses_are_read_as_they_were_written(tmp_path):
+    write_text(tmp_path / "losses.csv", "step,loss\n1,2.3025851\n2,1e-09\n")
+    assert read_losses(tmp_path / "losses.csv") == [2.3025851, 1e-09]
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "shown"),
+    [
+        (None, "–", ""),
+        (ratio(1.0), "1.00x", ""),
+        (ratio(2, 1.5, 3), "2.00x (1.50–3.00)", ""),
+        (ratio(0.9, 0.8, 0.99), "0.90x (0.80–0.99)", ""),
+        (ratio(1.02, 0.98, 1.05), "1.02x (0.98–1.05)", ", no difference shown"),
+        (ratio(1.1, 1.0, 1.2), "1.10x (1.00–1.20)", ", no difference shown"),
+        (ratio(0.9, 0.8, 1.0), "0.90x (0.80–1.00)", ", no difference shown"),
+    ],
+)
+def test_ratios_for_people(value, text, shown):
+    assert (times(value), gain(value)) == (text, text + shown)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(ratio(2.0), "2.00 times the speed"), (ratio(1.02, 0.98, 1.05), "1.02 times the speed (0.98 to 1.05)")],
+)
+def test_ratios_in_a_sentence(value, text):
+    assert times_of(value, "the speed") == text
+
+
+OPEN, FASTER, SLOWER = ratio(1.02, 0.98, 1.05), ratio(1.5, 1.4, 1.6), ratio(0.7, 0.6, 0.8)
+ONE_REPEAT = Reason(kind="one_repeat", text="train.repeats is 1")
+FALLBACK = Reason(kind="fallback", text="one device")
+
+
+def rows_of(found):
+    """Rows by strategy, each with its speed-up or why it has none; single's is 1."""
+    for strategy, value in found.items():
+        known = {"speedup_unavailable": value} if isinstance(value, Reason) else {"speedup": value}
+        yield row(strategy, devices=1 if strategy == "single" else 2, **known)
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        (
+            {"dp": OPEN, "ddp": FASTER},
+            "Fastest here is ddp-fast on 2 GPUs: 1.50 times the speed of single (1.40 to 1.60).",
+        ),
+        (
+            {"dp": ratio(1.45, 1.41, 1.49), "ddp": FASTER},
+            "Fastest here is ddp-fast on 2 GPUs: 1.50 times the speed of single (1.40 to 1.60); dp-fast is not shown "
+            "to be slower than that.",
+        ),
+        (
+            {"dp": SLOWER, "ddp": OPEN},
+            "None is shown to be faster here than one device: no difference shown for ddp-fast, 1.02 times the speed "
+            "of single (0.98 to 1.05).",
+        ),
+        (
+            {"dp": OPEN, "ddp": OPEN},
+            "None is shown to be faster here than one device: no difference shown for dp-fast, 1.02 times the speed of "
+            "single (0.98 to 1.05), and ddp-fast, 1.02 times the speed of single (0.98 to 1.05).",
+        ),
+        ({"dp": SLOWER, "ddp": SLOWER}, "Fastest here is single-fast: no other strategy beat one device."),
+        ({"dp": FALLBACK, "ddp": SLOWER}, "Fastest here is single-fast: no other strategy beat one device."),
+        ({"dp": FALLBACK, "ddp": ONE_REPEAT}, "Which strategy is fastest here was not measured: train.repeats is 1."),
+        ({"dp": SLOWER, "ddp": ONE_REPEAT}, "Which strategy is fastest here was not measured: train.repeats is 1."),
+        ({"dp": FALLBACK}, "Fastest here is single-fast: no other strategy could use more than one device."),
+        ({}, "Fastest here is single-fast: nothing else was trained."),
+    ],
+)  # fmt: skip
+def test_which_is_fastest_as_far_as_it_was_measured(found, sentence):
+    assert say_fastest(sample(*rows_of({"single": ratio(1.0), **found}))) == sentence
+
+
+@pytest.mark.parametrize(
+    ("speedup", "said"),
+    [
+        (FASTER, "ddp-fast on 2 GPUs ran at 1.50 times the speed of single (1.40 to 1.60), in slices that took turns."),
+        (
+            OPEN,
+            "ddp-fast on 2 GPUs ran at 1.02 times the speed of single (0.98 to 1.05), no difference shown, in slices "
+            "that took turns.",
+        ),
+    ],
+)  # fmt: skip
+def test_a_speed_up_that_may_be_1_is_said_to_show_nothing(speedup, said):
+    (one,) = rows_of({"ddp": speedup})
+    assert say_speed(one) == said
+    assert ("no difference shown" in markdown(sample(one)).partition("| ddp-fast |")[2].splitlines()[0]) == (
+        speedup is OPEN
+    )
+
+
+@pytest.mark.parametrize(
+    ("price", "said"),
+    [
+        (ratio(3.7, 3.5, 3.9), "cost here 3.7 times the time of a fast step on one device (3.5 to 3.9)."),
+        (OPEN, "cost here 1.02 times the time of a fast step on one device (0.98 to 1.05), no difference shown."),
+    ],
+)
+def test_what_the_same_bits_cost(price, said):
+    assert say_price(price) == f"The same bits on any host {said}"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0%"), (6e-8, "0.000006%"), (3.14e-5, "0.0031%"), (0.0279, "2.8%"), (0.0996, "10%"), (1.234, "120%")],
+)
+def test_small_shares_keep_two_digits(value, text):
+    assert fine_percent(value) == text
+
+
+def test_one_line_about_a_training(compared, tmp_path):
+    compared()
+    run = read_run(tmp_path / "runs/dp-fast")
+    assert describe_run(run) == (
+        "dp-fast: 3.00 s, median step 3 ms, 1,000 samples/s, 1.30x (1.20–1.40) single, bound 3.60x, "
+        "weights dp-hash-0123"
+    )
+    compared(speedup=OPEN)
+    assert "1.02x (0.98–1.05) single (no difference shown), bound 3.60x" in describe_run(
+        read_run(tmp_path / "runs/dp-fast")
+    )
+
+
+def test_a_host_that_turned_out_quiet_is_not_called_noisy(compared):
+    narrow = Repeats(planned=2, count=7, prolonged_seconds=9.5, half_width=0.04, stopped="narrow")
+    assert remarks(compared(repeats=narrow)) == []
+
+
+def test_what_a_reader_must_know_of_a_training(compared, tmp_path):
+    label = Label(kind="unused_devices", text="some get none")
+    compared(labels=[label], notes=[Note(kind="resumed", text="it was stopped")], not_applied={"train.compile": "no"})
+    assert notes_of(read_run(tmp_path / "runs/dp-fast")) == [
+        "unused devices: some get none",
+        "note: it was stopped",
+        "note: train.compile was not applied: no",
+    ]

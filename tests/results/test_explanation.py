@@ -1,0 +1,312 @@
+"""Causes, advice and words, from breakdowns that say one thing each."""
+
+import json
+
+import pytest
+
+from samebits.records.breakdown import AllReduce, Bounds, Breakdown, Bucket, Phases, RankPhases, Reads, Traffic
+from samebits.records.run import Label
+from samebits.results.comparison import SliceSteps
+from samebits.results.explanation.causes import LEAST_SHARE
+from samebits.results.explanation.explain import explain
+from samebits.results.explanation.parts import mean_parts, plain_ms, turns_of
+from samebits.results.explanation.section import why_section
+from samebits.results.explanation.words import _CAUSES, _REMEDIES, NOTHING, advice_of, cause_of, say_explanation
+from samebits.results.page import write_report
+from samples import comparison, placed, ratio, row, run_record
+
+TURNS = 6
+MIB = 2**20
+
+
+def turns(count=TURNS, **phases):
+    return tuple(Phases(**phases) for _ in range(count))
+
+
+def rank(noted, alone=None, *, threads=1):
+    return RankPhases(noted=turns(**noted), alone=turns(**alone) if alone else (), cpu_cores=1.0, threads=threads)
+
+
+def breakdown(*ranks, step=None, half=None, gradient_bytes=4 * MIB, reduced=1, bus=1.0, latency_ms=0.1, buffers=0,
+              floor_ms=0.1, **changes):  # fmt: skip
+    steps = step or max(one.noted[0].total for one in ranks)
+    several = len(ranks) > 1
+    bucket = Bucket(size_bytes=gradient_bytes, ready_ms=1.0, done_ms=2.0)
+    return Breakdown(
+        steps=4,
+        plain_ms=(steps,) * TURNS,
+        noted_ms=(steps,) * TURNS,
+        ranks=ranks,
+        traffic=Traffic(buckets=(bucket,) * reduced, gradient_bytes=gradient_bytes, buffer_bytes=buffers)
+        if several
+        else None,
+        bounds=Bounds(
+            all_reduces=(
+                AllReduce(size_bytes=4096, ms=latency_ms, bus_gb_per_s=4096 / latency_ms / 1e6),
+                AllReduce(size_bytes=gradient_bytes, ms=1.0, bus_gb_per_s=bus),
+            )
+            if several
+            else (),
+            copy_gb_per_s=20.0,
+            optimizer_floor_ms=floor_ms,
+            half_ms=(half,) * TURNS if half else None,
+        ),
+        **{"cores": 2, "other_cores": 0.0, **changes},
+    )
+
+
+SOUND = {"data": 0.2, "forward": 6.0, "backward": 12.0, "optimizer": 0.4, "host": 0.2}
+SENDING = {**SOUND, "backward": 18.0}
+SLOW = {**SOUND, "forward": 12.0}
+
+SINGLE, SLICES = None, SliceSteps(strategy=25.0, single=37.6, share=18.8, together=18.8)
+
+CASES = {
+    # name: (breakdown, slices, first cause, predicted gain of its advice)
+    "nothing, one device": (breakdown(rank(SOUND), half=9.4), SINGLE, None, None),
+    "nothing, two devices": (breakdown(*[rank(SOUND, SOUND)] * 2), SLICES, None, None),
+    "communication": (
+        breakdown(*[rank(SENDING, SOUND)] * 2), SLICES, "communication", 4 * 24.8 / (24.8 + 3 * 18.2),
+    ),
+    "slow link": (breakdown(*[rank(SENDING, SOUND)] * 2, bus=0.05), SLICES, "slow_link", 4 * 24.8 / (24.8 + 3 * 18.2)),
+    "latency is no slow link": (
+        breakdown(*[rank(SENDING, SOUND)] * 2, bus=0.05, latency_ms=0.5), SLICES, "small_batch", None,
+    ),
+    "reduced for each of four micro-batches": (
+        breakdown(*[rank(SENDING, SOUND)] * 2, reduced=4), SLICES, "reduced_often", 24.8 / (24.8 - 4.5),
+    ),
+    "straggler": (
+        breakdown(rank({**SOUND, "backward": 18.0}, SOUND), rank({**SLOW, "backward": 12.0}, SLOW)),
+        SLICES, "straggler", 24.8 / 18.8,
+    ),
+    "buffers": (
+        breakdown(*[rank({**SOUND, "forward": 10.0}, SOUND)] * 2, buffers=MIB), SLICES, "buffers", 22.8 / 18.8,
+    ),
+    "a slower forward pass without buffers": (
+        breakdown(*[rank({**SOUND, "forward": 10.0}, SOUND)] * 2), SLICES, None, None,
+    ),
+    "input": (breakdown(rank({**SOUND, "data": 6.2})), SINGLE, "data", 24.8 / 18.6),
+    "reads": (breakdown(rank(SOUND), reads=Reads(count=1000, ms=4.7)), SINGLE, "device_reads", 18.8 / 14.1),
+    "busy host": (breakdown(rank({**SOUND, "queued": 18.8}), other_cores=2.0), SINGLE, "busy_host", 2.0),
+    "queued, and nobody else is there": (breakdown(rank({**SOUND, "queued": 18.8})), SINGLE, None, None),
+    "threads": (
+        breakdown(rank(SOUND, threads=8), one_thread_ms=(9.4,) * TURNS), SINGLE, "own_threads", 2.0,
+    ),
+    "launches": (breakdown(rank(SOUND), half=17.0), SINGLE, "launch_bound", 4 * 18.8 / (18.8 + 6 * 1.8)),
+    "too small to share": (
+        breakdown(*[rank(SOUND, SOUND)] * 2),
+        SliceSteps(strategy=18.8, single=30.0, share=18.8, together=18.8), "small_batch", 4 * 18.8 / (18.8 + 3 * 11.2),
+    ),
+    "optimizer": (
+        breakdown(rank({**SOUND, "optimizer": 20.0}), floor_ms=5.0), SINGLE, "optimizer", 4 * 38.4 / (38.4 + 3 * 18.2),
+    ),
+    "an optimizer that launches more than it moves": (
+        breakdown(rank({**SOUND, "optimizer": 20.0}), half=30.0), SINGLE, "launch_bound", None,
+    ),
+    "threads that send take a core": (
+        breakdown(*[rank({**SOUND, "queued": 6.0}, SOUND)] * 2), SLICES, "communication", 4 * 24.8 / (24.8 + 3 * 18.2),
+    ),
+    "dp's copies": (breakdown(rank({**SOUND, "replicate": 9.4})), SINGLE, "dp_copies", 28.2 / 18.8),
+    "one device is faster": (
+        breakdown(*[rank(SOUND, SOUND)] * 2),
+        SliceSteps(strategy=24.0, single=12.0, share=6.0, together=23.0), "contention", 2.0,
+    ),
+}  # fmt: skip
+
+
+def explained(broken, slices=SINGLE):
+    placement, _ = placed("ddp" if len(broken.ranks) > 1 else "single", gpus=0)
+    return explain(run_record(placement=placement, breakdown=broken), slices)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_cause_and_the_gain_of_its_advice(name):
+    broken, slices, cause, gain = CASES[name]
+    explanation = explained(broken, slices)
+    first = explanation.findings[0] if explanation.findings else None
+    assert (first and first.cause) == cause
+    if gain:
+        assert first.gain.median == pytest.approx(gain, rel=1e-3)
+    assert [finding.share for finding in explanation.findings] == sorted(
+        (finding.share for finding in explanation.findings), reverse=True
+    )
+    assert all(finding.share >= LEAST_SHARE for finding in explanation.findings)
+
+
+def test_the_straggler_has_its_rank_and_its_phase():
+    first = explained(*CASES["straggler"][:2]).findings[0]
+    assert (first.rank, first.phase) == (1, "forward")
+    assert "rank 1, whose forward pass takes longer" in cause_of(first)
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "named"), [((1, 1, 1, 1, 1, 1), 0.0, True), ((1, 1, 0, 1, 1, 1), 0.0, False),
+                                 ((1,) * 6, 0.5, False)]
+)  # fmt: skip
+def test_a_straggler_is_the_same_rank_in_every_turn_of_a_quiet_host(own, others, named):
+    noted = [Phases(**{**SOUND, "backward": 18.0})] * TURNS
+    alone = [[Phases(**(SLOW if slow == number else SOUND)) for slow in own] for number in (0, 1)]
+    ranks = [RankPhases(noted=tuple(noted), alone=tuple(one), cpu_cores=1.0, threads=1) for one in alone]
+    causes = [finding.cause for finding in explained(breakdown(*ranks, other_cores=others), SLICES).findings]
+    assert ("straggler" in causes) is named
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_add_up_to_the_step_and_losses_to_the_distance(name):
+    broken, slices, *_ = CASES[name]
+    explanation = explained(broken, slices)
+    assert explanation.parts.total == pytest.approx(explanation.step_ms)
+    if losses := explanation.losses:
+        lost = sum(losses.model_dump(exclude={"ideal_ms"}).values())
+        assert losses.ideal_ms + lost == pytest.approx(slices.strategy)
+
+
+@pytest.mark.parametrize(
+    ("changes", "less_ms"),
+    [({"reduced": 4}, 6.0 * 3 / 4), ({"one_thread_ms": (0.8 * 24.8,) * TURNS}, 0.2 * 24.8)],
+    ids=["reduced more than once", "threads"],
+)
+def test_a_small_batch_is_not_blamed_for_what_has_a_name_of_its_own(changes, less_ms):
+    def lost(**kwargs):
+        broken = breakdown(*[rank(SENDING, SOUND)] * 2, latency_ms=0.5, **kwargs)
+        found = explained(broken, SliceSteps(strategy=35.0, single=37.6, share=28.8, together=28.8)).findings
+        return next(finding.lost_ms for finding in found if finding.cause == "small_batch")
+
+    assert lost() - lost(**changes) == pytest.approx(less_ms)
+
+
+UNSTEADY = "This host was too unsteady to say what is lost against one device: a step took "
+
+
+@pytest.mark.parametrize(
+    ("slices", "used"),
+    [
+        (SliceSteps(strategy=25.0, single=37.6, share=28.8), True),
+        (SliceSteps(strategy=40.0, single=37.6, share=28.8), False),
+        (SliceSteps(strategy=16.0, single=37.6, share=15.0), False),
+        (SliceSteps(strategy=25.0, single=266.0, share=1422.0), False),
+        (SliceSteps(strategy=25.0, single=15.0, share=24.0), False),
+    ],
+)
+def test_slices_of_another_moment_blame_nobody(slices, used):
+    explanation = explained(breakdown(*[rank(SENDING, SOUND)] * 2, latency_ms=0.5), slices)
+    causes = [finding.cause for finding in explanation.findings]
+    assert (explanation.losses is not None, "small_batch" in causes, explanation.unsteady_ms is None) == (used,) * 3
+    assert (UNSTEADY in say_explanation("ddp-fast", explanation)) == (not used)
+    assert all(finding.gain.low >= 1 for finding in explanation.findings if finding.gain)
+
+
+def test_a_step_that_is_faster_than_ideal_has_lost_nothing():
+    explanation = explained(breakdown(*[rank(SOUND, SOUND)] * 2), SliceSteps(strategy=18.8, single=45.0, share=18.0))
+    assert "No step is longer than that." in say_explanation("ddp-fast", explanation)
+
+
+def test_the_slowest_turns_do_not_count():
+    """A turn counts with both of its kinds of steps, or with none."""
+    steps = [20.0] * 4 + [500.0, 80.0]
+    noted = tuple(Phases(forward=step) for step in steps)
+    one = RankPhases(noted=noted, alone=(), cpu_cores=1.0, threads=1)
+    broken = breakdown(one).model_copy(
+        update={"noted_ms": tuple(steps), "plain_ms": (21.0, 22.0, 19.0, 18.0, 15.0, 90.0)}
+    )
+    assert mean_parts(turns_of(broken)).forward == plain_ms(broken) == 20.0
+
+
+def test_oversubscribed_devices_are_not_a_busy_host():
+    placement, _ = placed("ddp", gpus=0)
+    label = Label(kind="oversubscribed", text="4 workers on 2 cores")
+    placement = placement.model_copy(update={"labels": (label,)})
+    broken = breakdown(*[rank({**SOUND, "queued": 18.8}, SOUND)] * 2, other_cores=2.0)
+    explanation = explain(run_record(placement=placement, breakdown=broken), None)
+    assert [finding.cause for finding in explanation.findings] == ["oversubscribed"]
+    assert explanation.findings[0].gain is None
+
+
+def test_without_a_breakdown_there_is_no_explanation():
+    assert explain(run_record(breakdown=None), None) is None
+
+
+def test_every_cause_and_every_advice_has_its_words():
+    from typing import get_args
+
+    from samebits.results.explanation.causes import CauseKind
+    from samebits.results.explanation.remedies import _REMEDIES as ADVICE
+    from samebits.results.explanation.remedies import RemedyKind
+
+    assert set(get_args(CauseKind)) == _CAUSES.keys() == ADVICE.keys()
+    assert set(get_args(RemedyKind)) == _REMEDIES.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, (*_, cause, _) in CASES.items() if cause])
+def test_words_have_the_share_the_figures_and_the_gain(name):
+    explanation = explained(*CASES[name][:2])
+    first = explanation.findings[0]
+    text = say_explanation("ddp-fast", explanation)
+    assert f"1. {cause_of(first)}" in text
+    assert f"{first.share:.0%} of a step." in cause_of(first)
+    assert "{" not in text
+    assert f"Predicted: {first.gain.median:.2f} times" in advice_of(first)
+    assert all(one.name in text for one in first.evidence)
+
+
+def test_nothing_wrong_is_said():
+    assert NOTHING in say_explanation("single-fast", explained(*CASES["nothing, one device"][:2]))
+
+
+# -- the report ------------------------------------------------------------------------------------------------
+
+
+def report_of(name):
+    explanation = explained(*CASES[name][:2])
+    slices = CASES[name][1]
+    return comparison(
+        row("single", explanation=explained(*CASES["nothing, one device"][:2]), speedup=ratio(1.0)),
+        row("ddp", devices=2, explanation=explanation, speedup=ratio(1.5), slice_step_ms=slices),
+    )
+
+
+def test_the_report_begins_with_the_cause_and_every_figure_is_where_it_says(tmp_path):
+    compared = report_of("communication")
+    section = why_section(compared)
+    assert section.name == "ddp-fast"
+    write_report(compared, tmp_path)
+    compared.write(tmp_path / "comparison.json")
+    page = (tmp_path / "index.html").read_text()
+    first = section.findings[0].cause
+    assert page.index(first) < page.index('class="answers"')
+    data = json.loads((tmp_path / "comparison.json").read_text())
+    for figure in section.figures:
+        value = eval(f"data{bracketed(figure.path)}", {"data": data})
+        shown = value["value"] if isinstance(value, dict) else value
+        assert f"{shown:.3g}".rstrip("0.") in figure.value.replace(",", "") or shown == 0
+        assert figure.path in page
+
+
+def bracketed(path):
+    return "".join(f"['{name}']" + rest for name, rest in (split(part) for part in path.split(".")))
+
+
+def split(part):
+    name, bracket, rest = part.partition("[")
+    return name, bracket + rest
+
+
+def test_the_distance_from_ideal_is_told(tmp_path):
+    distance = why_section(report_of("communication")).distance
+    assert distance.startswith("ddp-fast has 1.50 times the speed of single")
+    assert ", and 2 times would be ideal: a step takes 25 ms in place of 18.8 ms. Of that, " in distance
+    assert "communication that is not hidden" in distance
+
+
+def test_a_report_without_breakdowns_has_no_such_section(tmp_path):
+    compared = comparison(row("single"), row("ddp", devices=2))
+    assert why_section(compared) is None
+    write_report(compared, tmp_path)
+    assert 'id="why"' not in (tmp_path / "index.html").read_text()
+    assert (tmp_path / "breakdown.csv").read_text() == "run,part,milliseconds\n"
+
+
+def test_the_table_of_parts_is_written(tmp_path):
+    write_report(report_of("communication"), tmp_path)
+    lines = (tmp_path / "breakdown.csv").read_text().splitlines()
+    assert "ddp-fast,communication that is not hidden,6.0" in lines

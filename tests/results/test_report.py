@@ -1,0 +1,203 @@
+"""The page and its plots, from a comparison alone."""
+
+import csv
+import re
+import subprocess
+import sys
+from typing import get_args
+from xml.etree import ElementTree
+
+import pytest
+from matplotlib.figure import Figure
+
+from samebits.files import sha256
+from samebits.params.schema import StrategyName
+from samebits.records.run import Label, LabelKind, Note, Reason
+from samebits.results.page import write_report
+from samebits.results.plots import _LOOKS, PLOTS, TOGETHER, step_times
+from samebits.results.text import COLOURS, LABELS, answers, remarks, row_remarks
+from samples import comparison, explanation, memory, ratio, row
+
+
+def test_every_strategy_has_its_colour_and_look():
+    """A run that has none would end the report after all trainings."""
+    assert COLOURS.keys() == _LOOKS.keys() == set(get_args(StrategyName))
+
+
+def verdict(grade):
+    losses = {"grade": grade, "measured": True, "steps": 30, "first_difference": 3, "largest_relative": 0.01,
+              "largest_at": 3, "tolerance": 0.1, "first_beyond": None, "values": None, "problem": None}  # fmt: skip
+    weights = {"grade": grade, "tolerance": 0.1, "tensors": 2, "different": 1, "largest_relative": 0.02}
+    return {"against": "single-fast", "grade": grade, "losses": losses, "weights": weights}
+
+
+def strategy_row(strategy, devices, *, speedup, bound=None, grade=None, labels=(), numerics="fast"):
+    return row(
+        strategy,
+        devices=devices,
+        numerics=numerics,
+        speedup=speedup and ratio(speedup, speedup - 0.1, speedup + 0.1),
+        bound=bound and ratio(bound),
+        scaling_efficiency=speedup and speedup / devices,
+        slice_step_ms=bound and {"strategy": 40 / speedup, "single": 40.0, "share": 40 / bound},
+        verdict=grade and verdict(grade),
+        explanation=explanation(forward=4.0, backward=8.0) if numerics == "fast" else None,
+        labels=labels,
+        notes=[Note(kind="resumed", text="a <b>note</b>")],
+        speedup_unavailable=None if speedup else Reason(kind="no_memory", text="why not"),
+    )
+
+
+COMPARISON = comparison(
+    strategy_row("single", 1, speedup=1.0),
+    strategy_row("dp", 4, speedup=1.3, bound=3.6, grade="bitwise", labels=[Label(kind="noisy", text="it was")]),
+    strategy_row("ddp", 4, speedup=None, grade="within tolerance"),
+    strategy_row("single", 1, speedup=1.0, numerics="exact"),
+    strategy_row("dp", 4, speedup=1.2, numerics="exact"),
+)
+DRAWN = sorted({name if name in TOGETHER else f"{name}-{numerics}" for name in PLOTS for numerics in ("fast", "exact")})
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reports")
+    write_report(COMPARISON, folder)
+    return folder
+
+
+def test_the_page_says_what_the_table_does(report):
+    page = (report / "index.html").read_text()
+    text = re.sub(r"\s+", " ", page)
+    for sentence in [*answers(COMPARISON), LABELS["noisy"], "git checkout c0ffee", "ddp-hash", "data-hash"]:
+        assert sentence in text
+    assert len([remark for remark in remarks(COMPARISON) if "noisy: it was" in remark]) == 1
+    assert "a &lt;b&gt;note&lt;/b&gt;" in page
+    assert page.count("<svg") == len(DRAWN)
+    assert page.count("<figure") == len(PLOTS)
+
+
+def test_the_page_needs_nothing_from_elsewhere(report):
+    page = (report / "index.html").read_text()
+    assert re.findall(r"""(?:src|href)=["'](?!#)[^"']+""", page) == []
+    assert re.findall(r"url\((?!#)[^)]*\)|@import", page) == []
+    assert "<script" not in page
+
+
+def test_plots_are_the_same_bytes_for_the_same_figures(report, tmp_path):
+    write_report(COMPARISON, tmp_path)
+    files = sorted(path.relative_to(report) for path in report.rglob("*") if path.is_file())
+    assert [file.stem for file in files if file.suffix == ".svg"] == DRAWN
+    assert [file.stem for file in files if file.suffix == ".png"] == DRAWN
+    assert {file: sha256(report / file) for file in files} == {file: sha256(tmp_path / file) for file in files}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_plots_name_what_they_show(name, report):
+    svg = ElementTree.parse(report / "plots" / f"{name}.svg").getroot()
+    shown = {"".join(element.itertext()) for element in svg.iter("{http://www.w3.org/2000/svg}text")}
+    if name == "breakdown":
+        assert {"single-fast", "ddp-fast", "forward pass", "backward pass"} <= shown
+        assert not {"single-exact", "optimizer"} & shown  # not divided, and no time
+    elif name in TOGETHER:
+        assert {row.name for row in COMPARISON.rows} <= shown
+        assert {"devices", "bound", "fast: median and 95% interval", "exact: median and 95% interval"} <= shown
+    else:
+        assert {"single", "dp"} <= shown
+        assert ("ddp" in shown) == name.endswith("fast")  # it was not trained in exact numerics
+        assert ("floor" in shown) == name.startswith("loss")
+    assert (report / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", sorted(PLOTS.keys() - set(TOGETHER)))
+def test_a_plot_has_four_lines_at_most(name):
+    axes = Figure().add_subplot()
+    PLOTS[name](axes, [row for row in COMPARISON.rows if row.numerics == "fast"])
+    assert len(axes.get_lines()) == (4 if name.startswith("loss") else 3)
+
+
+@pytest.mark.parametrize(
+    ("slowest", "labels"),
+    [
+        (9.0, ["2", "4", "6", "8"]),
+        (50.0, ["1", "2", "5", "10", "20", "50"]),
+        (20_000.0, ["1", "10", "100", "1000", "10000"]),
+    ],
+)
+def test_step_times_have_ticks_that_can_be_read(slowest, labels):
+    figure = Figure()
+    axes = figure.add_subplot()
+    step_times(axes, [row(step_ms_percentiles=[slowest ** (percent / 100) for percent in range(101)])])
+    figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    ticks = zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+    assert [label.get_text() for tick, label in ticks if low <= tick <= high] == labels
+
+
+def test_the_tables_of_the_plots(report):
+    with (report / "speedups.csv").open() as stream:
+        rows = list(csv.DictReader(stream))
+    assert rows == [
+        {"run": "single-fast", "devices": "1", "speedup": "1.0", "bound": ""},
+        {"run": "dp-fast", "devices": "4", "speedup": "1.3", "bound": "3.6"},
+        {"run": "single-exact", "devices": "1", "speedup": "1.0", "bound": ""},
+        {"run": "dp-exact", "devices": "4", "speedup": "1.2", "bound": ""},
+    ]
+    assert (report / "curves/dp-fast.csv").read_text().splitlines()[:2] == ["step,seconds,loss", "10,0.1,2.3"]
+    assert len((report / "step_times/dp-fast.csv").read_text().splitlines()) == 102
+
+
+def test_every_label_is_explained():
+    assert set(get_args(LabelKind)) == set(LABELS)
+
+
+def test_a_report_is_made_without_torch(tmp_path):
+    COMPARISON.write(tmp_path / "comparison.json")
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom samebits.results.comparison import Comparison\n"
+        "from samebits.results.page import write_report\n"
+        "write_report(Comparison.read(Path('comparison.json'), made_by=''), Path('out'))\n"
+        "assert not {'torch', 'mlflow', 'dvc'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert (tmp_path / "out/index.html").exists()
+
+
+MIB = 2**20
+DEVICE = {"weights": 6 * MIB, "gradients": 3 * MIB, "optimizer": 12 * MIB, "activations": 100 * MIB,
+          "other": 279 * MIB, "capacity": 800 * MIB}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("strategy", "devices", "source", "expected"),
+    [
+        (
+            "single",
+            [DEVICE],
+            "counted",
+            "a step of 256 samples takes 400 MiB of 800 MiB: 6 MiB weights, 3 MiB gradients, 12 MiB optimizer state, "
+            "100 MiB activations, and 279 MiB the process itself",
+        ),
+        (
+            "dp",
+            [DEVICE, {**DEVICE, "optimizer": 0}],
+            "allocator",
+            "a step of 256 samples takes 400 MiB of 800 MiB on device 0, the fullest, which also holds what dp gathers:"
+            " 6 MiB weights, 3 MiB gradients, 12 MiB optimizer state, 100 MiB activations, and 279 MiB data and "
+            "workspaces",
+        ),
+        (
+            "ddp",
+            [DEVICE, {**DEVICE, "buffers": 2048 * MIB, "capacity": 3 * 2**30}],
+            "allocator",
+            "a step of 256 samples takes 2.39 GiB of 3 GiB on device 1, the fullest: 6 MiB weights, 2 GiB buffers, "
+            "3 MiB gradients, 12 MiB optimizer state, 100 MiB activations, and 279 MiB data and workspaces",
+        ),
+        ("dp", [DEVICE, {**DEVICE, "capacity": 400 * MIB}], "allocator", "of 400 MiB on device 1, the fullest: 6 MiB"),
+    ],
+)  # fmt: skip
+def test_what_memory_is_for(strategy, devices, source, expected):
+    one = row(strategy, memory=memory(*devices, source=source))
+    (said,) = row_remarks(one)
+    assert said.startswith(f"{strategy}-fast: a step of 256")
+    assert expected in said
+    assert row_remarks(row(strategy)) == []

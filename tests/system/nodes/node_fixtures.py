@@ -1,0 +1,92 @@
+"""Machines, and trainings over them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from machines import machines, why_none
+from ruamel.yaml import YAML
+
+from conftest import copy_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from machines import Machine, Process
+
+
+needs_machines = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        bool(why_none()) and not os.environ.get("SAMEBITS_NEEDS_NODES"), reason=f"needs machines: {why_none()}"
+    ),
+]
+"""Of every test here; where SAMEBITS_NEEDS_NODES is set they fail rather than be skipped."""
+
+
+@pytest.fixture
+def network(tmp_path: Path) -> Iterator[Callable[[int], list[Machine]]]:
+    """Gives so many machines."""
+    with ExitStack() as stack:
+        yield lambda count: stack.enter_context(machines(count, tmp_path / "machines"))
+
+
+@dataclass
+class Checkout:
+    """A copy of the kit's sources with its own params, to train in."""
+
+    folder: Path
+
+    def write_params(self, raw: dict[str, Any]) -> None:
+        """Write params.yaml."""
+        with (self.folder / "params.yaml").open("w") as stream:
+            YAML().dump(raw, stream)
+
+    def train(
+        self,
+        machine: Machine,
+        *arguments: object,
+        numerics: str = "exact",
+        strategy: str = "ddp",
+        environ: dict[str, str] | None = None,
+    ) -> Process:
+        """Start stage train there, untracked unless ``arguments`` say otherwise."""
+        script = self.folder / "pipeline/train.py"
+        command = [sys.executable, script, "--strategy", strategy, "--numerics", numerics, *arguments]
+        mine = {"PYTHONPATH": str(self.folder / "src"), **(environ or {})}
+        return machine.start(*command, cwd=self.folder, environ=mine)
+
+    def train_on(
+        self, nodes: Sequence[Machine], *arguments: object, environs: Sequence[dict[str, str]] = (), **options: Any
+    ) -> list[Process]:
+        """Start it on all of them, the first of which is node 0."""
+        given = [*environs, *({} for _ in nodes)]
+        return [
+            self.train(
+                node, "--nodes", len(nodes), "--node-rank", rank, "--master", nodes[0].name, *arguments,
+                environ=given[rank], **options,
+            )
+            for rank, node in enumerate(nodes)
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    """A checkout of its own."""
+    folder = tmp_path / "kit"
+    copy_sources(folder)
+    return Checkout(folder)
+
+
+def run_here(checkout: Checkout, stage: str, *arguments: str) -> int:
+    """Run a stage of a checkout on this host, and give its exit code."""
+    command = [sys.executable, f"pipeline/{stage}.py", *arguments]
+    environ = {**os.environ, "PYTHONPATH": str(checkout.folder / "src")}
+    return subprocess.run(command, cwd=checkout.folder, env=environ, check=False).returncode

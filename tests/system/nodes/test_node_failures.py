@@ -1,0 +1,368 @@
+"""Machines that die, hang, are cut off, differ, or do not find each other: one clear line, in time, nothing left."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+
+from conftest import small, wait_for
+
+pytestmark = needs_machines
+
+TIMEOUT_S = 10
+LATEST = TIMEOUT_S + 10
+AT_ONCE = 60  # of a limit of 120 s
+
+
+@pytest.fixture
+def long(checkout):
+    """A checkout whose training goes on until it is stopped, with checkpoints."""
+    checkout.write_params(
+        small(numerics=["exact"], epochs=20_000, timeout_s=TIMEOUT_S, checkpoint_every_steps=20, repeats=1)
+    )
+    run_here(checkout, "prepare")
+    return checkout
+
+
+def train_alone(checkout, out):
+    options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", out]
+    return run_here(checkout, "train", *options)
+
+
+def checkpoints(checkout):
+    return sorted((checkout.folder / ".samebits/resume").glob("*/*.safetensors"))
+
+
+def new_checkpoints(checkout, known):
+    return {file.name for file in checkpoints(checkout)} - known
+
+
+def training(checkout, nodes, *arguments):
+    """A training that is under way on these machines, with one worker on each."""
+    processes = checkout.train_on(nodes, "--num-devices", 1, "--no-tracking", *arguments)
+    wait_for(lambda: checkpoints(checkout) or any(process.popen.poll() is not None for process in processes))
+    assert [process.popen.poll() for process in processes] == [None] * len(nodes), processes[0].wait()
+    return processes
+
+
+def power_off(nodes, processes):
+    nodes[1].kill()
+
+
+def kill_launcher(nodes, processes):
+    processes[1].signal(signal.SIGKILL)
+
+
+def kill_first_launcher(nodes, processes):
+    processes[0].signal(signal.SIGKILL)
+
+
+def kill_worker(nodes, processes):
+    os.kill(processes[1].children()[-1], signal.SIGKILL)
+
+
+def stop_worker(nodes, processes):
+    os.kill(processes[1].children()[-1], signal.SIGSTOP)
+
+
+def freeze(nodes, processes):
+    nodes[1].freeze()
+
+
+def freeze_first(nodes, processes):
+    nodes[0].freeze()
+
+
+def cut_off(nodes, processes):
+    nodes[1].link("down")
+
+
+def cut_first_off(nodes, processes):
+    nodes[0].link("down")
+
+
+UNHEARD = r"node 1 \(n1\): not heard of for \d+ s: it is down or stopped, or its network is"
+FIRST_SILENT = r"node 0 \(n0\): not heard of for \d+ s: it is down or stopped, or its network is, or that of node 1"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (power_off, {0: UNHEARD}),
+        (kill_launcher, {0: UNHEARD}),
+        (kill_first_launcher, {1: r"node 0 \(n0\): it is gone, and its store with it"}),
+        (kill_worker, dict.fromkeys((0, 1), r"node 1 \(n1\): the worker of rank 1 was ended by SIGKILL at step \d+")),
+        (
+            stop_worker,
+            dict.fromkeys((0, 1), r"node 1 \(n1\): the worker of rank 1 was stopped, as by SIGSTOP .* at step"),
+        ),
+        (freeze, {0: UNHEARD}),
+        (freeze_first, {1: FIRST_SILENT}),
+        (cut_off, {0: UNHEARD, 1: FIRST_SILENT}),
+        (cut_first_off, {0: UNHEARD, 1: FIRST_SILENT}),
+    ],
+)
+def test_a_fault_on_one_machine_ends_the_training_on_the_others(fault, told, long, network):
+    nodes = network(2)
+    processes = training(long, nodes)
+    fault(nodes, processes)
+    begun = time.monotonic()
+    for rank, message in told.items():
+        code, _, stderr = processes[rank].wait(LATEST)
+        assert code == 4, stderr
+        assert re.search(rf"^error: {message}.*\. hint: ", stderr, re.MULTILINE), stderr
+        assert "Traceback" not in stderr
+        wait_for(nodes[rank].is_idle, seconds=3)
+    assert time.monotonic() - begun < LATEST
+
+
+def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
+    """Also those that hear of it from node 0, whose store ends with node 0's launcher."""
+    nodes = network(3)
+    processes = training(long, nodes)
+    nodes[2].kill()
+    for process in processes[:2]:
+        code, _, stderr = process.wait(LATEST)
+        assert code == 4, stderr
+        assert re.match(r"error: node 2 \(n2\): not heard of for \d+ s: ", stderr), stderr
+
+
+def test_the_same_command_goes_on_where_a_machine_was_lost(checkout, network):
+    checkout.write_params(
+        small(numerics=["exact"], epochs=60, timeout_s=TIMEOUT_S, checkpoint_every_steps=20, repeats=1)
+    )
+    run_here(checkout, "prepare")
+    assert train_alone(checkout, "alone") == 0
+    nodes = network(2)
+    processes = training(checkout, nodes, "--out-dir", "out")
+    nodes[1].kill()
+    assert processes[0].wait(LATEST)[0] == 4
+    again = checkout.train_on(nodes, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
+    ended = [process.wait() for process in again]
+    assert [code for code, *_ in ended] == [0, 0], ended
+    out, alone = checkout.folder / "out", checkout.folder / "alone"
+    assert [note["kind"] for note in json.loads((out / "run.json").read_text())["notes"]] == ["resumed"]
+    assert (out / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()
+    assert checkpoints(checkout) == []
+
+
+def test_a_training_that_was_stopped_goes_on_with_fewer_machines(checkout, network, tmp_path):
+    """On three, then on two of which the first is another one with a copy of the checkpoints, then on one alone."""
+    checkout.write_params(small(numerics=["exact"], epochs=120, checkpoint_every_steps=10, repeats=1))
+    run_here(checkout, "prepare")
+    assert train_alone(checkout, "alone") == 0
+    nodes = network(3)
+    for signum, rank, team in ((signal.SIGINT, 2, nodes), (signal.SIGTERM, 0, nodes[1:])):
+        known = {file.name for file in checkpoints(checkout)}
+        processes = checkout.train_on(team, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
+        wait_for(partial(new_checkpoints, checkout, known))
+        processes[rank].signal(signum)
+        ended = [process.wait() for process in processes]
+        assert [code for code, *_ in ended] == [128 + signum] * len(team), ended
+        moved = tmp_path / "copied" / str(rank)
+        shutil.copytree(checkout.folder / ".samebits/resume", moved)
+        shutil.rmtree(checkout.folder / ".samebits/resume")
+        shutil.copytree(moved, checkout.folder / ".samebits/resume")
+    assert train_alone(checkout, "out") == 0
+    out, alone = checkout.folder / "out", checkout.folder / "alone"
+    assert len(json.loads((out / "run.json").read_text())["notes"]) == 1
+    assert (out / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()
+
+
+# -- what must be the same --------------------------------------------------------------------------------------
+
+
+def other_params(folder):
+    params = (folder / "params.yaml").read_text()
+    (folder / "params.yaml").write_text(params.replace("epochs: 20000", "epochs: 3"))
+    return {}
+
+
+def other_code(folder):
+    file = folder / "src/samebits/training/loop.py"
+    file.write_text(file.read_text() + "# other\n")
+    return {"PYTHONPATH": str(folder / "src")}
+
+
+def other_commit(folder):
+    name = ["-c", "user.name=A", "-c", "user.email=a@b"]
+    subprocess.run(["git", *name, "commit", "--quiet", "--allow-empty", "-m", "x"], cwd=folder, check=True)
+    return {}
+
+
+def other_patch(folder):
+    (folder / "notes.py").write_text("not = 'committed'")
+    return {}
+
+
+def other_image(folder):
+    return {"SAMEBITS_IMAGE_ID": "sha256:other"}
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "message"),
+    [
+        (other_params, 2, r"params train\.epochs: node 0 \(n0\) has 20000, node 1 \(n1\) has 3\."),
+        (other_code, 2, r"changes on top of the commit: node 0 \(n0\) has None, node 1 \(n1\) has \w{12}\."),
+        (other_patch, 2, r"changes on top of the commit: node 0 \(n0\) has None, node 1 \(n1\) has \w{12}\."),
+        (other_commit, 2, r"commit: node 0 \(n0\) has \w{40}, node 1 \(n1\) has \w{40}\."),
+        (other_image, 3, r"image: node 0 \(n0\) has None, node 1 \(n1\) has sha256:other\."),
+    ],
+)
+def test_machines_that_differ_say_in_what(change, code, message, long, network, tmp_path):
+    name = ["-c", "user.name=A", "-c", "user.email=a@b"]
+    for command in (["init", "--quiet"], ["add", "--all"], [*name, "commit", "--quiet", "-m", "all"]):
+        subprocess.run(["git", *command], cwd=long.folder, check=True)
+    nodes = network(2)
+    other = tmp_path / "disk of n1"
+    shutil.copytree(long.folder, other)
+    environ = change(other)
+    nodes[1].disks[long.folder] = other
+    ended = [process.wait() for process in long.train_on(nodes, "--num-devices", 1, environs=[{}, environ])]
+    assert [one for one, *_ in ended] == [code, code], ended
+    for _, _, stderr in ended:
+        assert re.search(rf"^error: {message} hint: ", stderr, re.MULTILINE), stderr
+    assert not (long.folder / "runs").exists()
+
+
+def test_machines_with_unequal_numbers_of_devices_are_refused_in_fast(long, network):
+    nodes = network(2)
+    started = [
+        long.train(
+            node, "--nodes", 2, "--node-rank", rank, "--master", "n0", "--num-devices", rank + 1, numerics="fast"
+        )
+        for rank, node in enumerate(nodes)
+    ]
+    for process in started:
+        code, _, stderr = process.wait()
+        assert code == 2, stderr
+        assert "error: fast needs as many devices on each machine, and they have: n0 1, n1 2. hint: " in stderr
+
+
+@pytest.mark.parametrize("strategy", ["single", "dp"])
+def test_a_strategy_of_one_machine_is_refused_on_several(strategy, long, network):
+    for process in long.train_on(network(2), strategy=strategy):
+        code, _, stderr = process.wait()
+        assert (code, f"{strategy} uses one machine, and 2 were started" in stderr) == (2, True), stderr
+
+
+# -- where they do not find each other ----------------------------------------------------------------------------
+
+
+def listener(machine, port, cwd):
+    """Something else that listens at a port."""
+    script = f"import socket, time; s = socket.create_server(('', {port})); print('up', flush=True); time.sleep(600)"
+    process = machine.start(sys.executable, "-c", script, cwd=cwd)
+    assert process.popen.stdout.readline() == "up\n"
+    return process
+
+
+@pytest.fixture
+def patient(long):
+    """One that waits longer for others than it may take to say what needs no waiting."""
+    params = long.folder / "params.yaml"
+    params.write_text(params.read_text().replace(f"timeout_s: {TIMEOUT_S}", "timeout_s: 120"))
+    return long
+
+
+def ended_alone(long, node, *options, seconds=60, **kwargs):
+    """How a node ends whose options stand alone, and after how long."""
+    begun = time.monotonic()
+    code, _, stderr = long.train(node, *options, "--num-devices", 1, "--no-tracking", **kwargs).wait(seconds)
+    return code, stderr, time.monotonic() - begun
+
+
+def test_a_name_of_the_loopback_interface_is_refused_at_once(patient, network):
+    (node,) = network(1)
+    code, stderr, seconds = ended_alone(patient, node, "--nodes", 2, "--node-rank", 0, "--master", "n0-itself")
+    assert (code, seconds < AT_ONCE) == (2, True)
+    assert "error: n0-itself is 127.0.1.1 on this machine, where no other one reaches it. hint: " in stderr
+
+
+def test_an_address_that_is_not_node_0s_is_refused_at_once(patient, network):
+    nodes = network(2)
+    code, stderr, seconds = ended_alone(patient, nodes[0], "--nodes", 2, "--node-rank", 0, "--master", "n1")
+    assert (code, seconds < AT_ONCE) == (3, True)
+    assert "error: n1 (10.77.0.11:29500) is no address of this machine, which is node 0" in stderr
+    assert "hint: it has 10.77.0.10 (eth0)" in stderr
+
+
+def test_a_port_in_use_is_said_at_once(patient, network):
+    (node,) = network(1)
+    listener(node, 29500, patient.folder)
+    code, stderr, seconds = ended_alone(patient, node, "--nodes", 2, "--node-rank", 0, "--master", "n0")
+    assert (code, seconds < AT_ONCE) == (3, True)
+    assert "error: port 29500 is in use on this machine, node 0. hint: " in stderr
+
+
+def test_a_name_server_that_does_not_answer_is_said(patient, network):
+    nodes = network(2)
+    (nodes[1].folder / "resolv.conf").write_text("nameserver 10.77.0.10\n")  # where nothing answers
+    drop(nodes[0], "udp", 53)
+    code, stderr, seconds = ended_alone(patient, nodes[1], "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
+    assert (code, seconds < AT_ONCE) == (3, True)
+    assert "error: no name server answered for elsewhere within 5 s. hint: give its address" in stderr
+
+
+def test_a_name_that_is_not_known_is_said(long, network):
+    (node,) = network(1)
+    code, stderr, _ = ended_alone(long, node, "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
+    assert (code, "error: elsewhere is no host that this machine knows: " in stderr) == (3, True), stderr
+
+
+def drop(machine, protocol, port):
+    """A firewall that drops what comes to a port."""
+    rule = ["-A", "INPUT", "-p", protocol, "--dport", str(port), "-j", "DROP"]
+    subprocess.run(["ip", "netns", "exec", machine.namespace, "iptables", *rule], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "problem"),
+    [
+        ("nobody", "nothing listens there"),
+        ("firewall", "no answer"),
+        ("no machine", "no route to host"),
+        ("no network", "network is unreachable"),
+    ],
+)
+def test_a_node_0_that_is_not_found_is_said_soon_and_in_the_end(fault, problem, long, network):
+    nodes = network(2)
+    master = {"no machine": "10.77.0.99", "no network": "192.0.2.1"}.get(fault, "n0")
+    if fault == "firewall":
+        drop(nodes[0], "tcp", 29500)
+    options = ["--nodes", 2, "--node-rank", 1, "--master", master]
+    code, stderr, seconds = ended_alone(long, nodes[1], *options)
+    assert (code, seconds < LATEST + 10) == (3, True)
+    place = f"{master} (10.77.0.10:29500)" if master == "n0" else f"{master}:29500"
+    assert re.search(rf"^waiting for node 0 at {re.escape(place)}: {problem}\. hint: ", stderr, re.MULTILINE), stderr
+    assert re.search(
+        rf"^error: node 0 at {re.escape(place)}: {problem}, for {TIMEOUT_S} s\. hint: ", stderr, re.MULTILINE
+    )
+
+
+def test_a_machine_that_does_not_come_is_named(long, network):
+    nodes = network(2)
+    code, stderr, seconds = ended_alone(long, nodes[0], "--nodes", 3, "--node-rank", 0, "--master", "n0")
+    assert (code, seconds < LATEST + 10) == (3, True)
+    assert "waiting at n0 (10.77.0.10:29500) for nodes 1, 2 of 3\n" in stderr
+    assert "error: nodes 1, 2 of 3 did not come to n0 (10.77.0.10:29500) within 10 s. hint: " in stderr
+
+
+def test_two_machines_of_one_number_are_refused(long, network):
+    nodes = network(3)
+    ranks = [0, 1, 1]
+    started = [
+        long.train(node, "--nodes", 3, "--node-rank", rank, "--master", "n0", "--no-tracking")
+        for node, rank in zip(nodes, ranks, strict=True)
+    ]
+    ended = [process.wait() for process in started]
+    assert {code for code, *_ in ended} == {2}, ended
+    assert all("a node 1 has come to n0 (10.77.0.10:29500) already" in stderr for _, _, stderr in ended), ended

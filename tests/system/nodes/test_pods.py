@@ -1,0 +1,116 @@
+"""Pods without a cluster: their command and variables on machines, where it is the first process, as in a container."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+
+from conftest import small, wait_for
+from pods import container_of, told
+
+pytestmark = needs_machines
+
+BIN = Path(sys.executable).parent
+SETTINGS = f'[kubernetes]\nimage = "registry.example/samebits@sha256:{"a" * 64}"\nclaim = "experiments"\n'
+RUNS = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(sys.argv[1])
+ids = [experiment.experiment_id for experiment in client.search_experiments()]
+print(json.dumps([(run.data.tags["mlflow.runName"], run.info.status) for run in client.search_runs(ids)]))
+"""
+
+
+class Pods:
+    """The pods of a manifest, one on each machine, whose claim is a checkout."""
+
+    def __init__(self, checkout, machines, *options):
+        self.checkout, self.machines = checkout, machines
+        (checkout.folder / "cluster.toml").write_text(SETTINGS)
+        arguments = ["--strategy", "ddp", "--numerics", "exact", "--num-devices", "1", "--out-dir", "out"]
+        command = [BIN / "samebits", "launch", "--dry-run", *options, "kubernetes", *arguments]
+        environ = {**os.environ, "PYTHONPATH": str(checkout.folder / "src")}
+        done = subprocess.run(command, cwd=checkout.folder, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        self.manifest = list(yaml.safe_load_all(done.stdout.replace("/repository", str(checkout.folder))))[-1]
+
+    def start(self):
+        """All of them, each in a namespace of processes of its own."""
+        command = [
+            "unshare",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            *container_of(self.manifest)["command"],
+        ]
+        path = f"{BIN}:{os.environ['PATH']}"
+        return [
+            machine.start(*command, cwd=self.checkout.folder, environ={"PATH": path, **told(self.manifest, index)})
+            for index, machine in enumerate(self.machines)
+        ]
+
+    def name_first(self):
+        """As a name server does that knows pod 0 now."""
+        name = told(self.manifest, 0)["PET_MASTER_ADDR"]
+        for machine in self.machines:
+            with (machine.folder / "hosts").open("a") as hosts:
+                hosts.write(f"{self.machines[0].address} {name}\n")
+
+
+@pytest.fixture
+def prepared(checkout):
+    def prepare(**train):
+        checkout.write_params(small(numerics=["exact"], **{"repeats": 1, "checkpoint_every_steps": 10, **train}))
+        assert run_here(checkout, "prepare") == 0
+        options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "alone"]
+        assert run_here(checkout, "train", *options) == 0
+        return checkout
+
+    return prepare
+
+
+def weights(checkout, out):
+    return (checkout.folder / out / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("kind", ["Job", "TrainJob"])
+def test_pods_find_each_other_and_train_to_the_bits_of_one_process(kind, prepared, network):
+    checkout = prepared(epochs=2)
+    pods = Pods(checkout, network(2), "--kind", kind)
+    started = pods.start()
+    errors = [process.popen.stderr.readline() for process in started]
+    name = told(pods.manifest, 0)["PET_MASTER_ADDR"]
+    assert all(line.startswith(f"waiting: {name} is no host that this machine knows: ") for line in errors), errors
+    pods.name_first()
+    ended = [process.wait() for process in started]
+    assert [code for code, *_ in ended] == [0, 0], ended
+    assert weights(checkout, "out") == weights(checkout, "alone")
+    run = json.loads((checkout.folder / "out/run.json").read_text())
+    assert len(run["placement"]["devices_by_node"]) == 2
+    # With the last process of a pod all others have ended, and MLflow has the whole run.
+    assert all(machine.is_idle() for machine in pods.machines)
+    command = [sys.executable, "-c", RUNS, f"sqlite:///{checkout.folder}/mlflow.db"]
+    runs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert ["ddp-exact x2x1", "FINISHED"] in runs
+
+
+def test_a_pod_that_is_to_end_writes_a_checkpoint_and_the_same_job_goes_on(prepared, network):
+    checkout = prepared(epochs=40)
+    pods = Pods(checkout, network(2))
+    pods.name_first()
+    started = pods.start()
+    wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+    os.kill(started[0].children()[0], signal.SIGTERM)  # the first process of its container
+    ended = [process.wait() for process in started]
+    assert [code for code, *_ in ended] == [143, 143], ended
+    ended = [process.wait() for process in pods.start()]
+    assert [code for code, *_ in ended] == [0, 0], ended
+    assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
+    assert weights(checkout, "out") == weights(checkout, "alone")

@@ -1,0 +1,237 @@
+"""A stage on a real Slurm: as a job of its own, or inside an allocation, with every end that it may take."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import slurm as real_slurm
+from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from ruamel.yaml import YAML
+
+from conftest import small, wait_for
+
+pytestmark = [
+    *needs_machines,
+    pytest.mark.skipif(
+        bool(real_slurm.why_none()) and not os.environ.get("SAMEBITS_NEEDS_NODES"),
+        reason=f"needs Slurm: {real_slurm.why_none()}",
+    ),
+]
+
+
+@pytest.fixture
+def cluster(checkout, network, tmp_path):
+    """Two machines of Slurm, and a login node from which stages are started."""
+    machines = network(3)
+    with real_slurm.slurm(machines, tmp_path / "slurm") as environ:
+        yield Login(machines[-1], checkout, {**environ, "SAMEBITS_LAUNCHER": "slurm", "SAMEBITS_NODES": "2"})
+
+
+TRAINING = ["--strategy", "ddp", "--numerics", "exact", "--num-devices", 1, "--out-dir", "out"]
+
+
+class Login:
+    def __init__(self, machine, checkout, environ):
+        self.machine, self.checkout = machine, checkout
+        self.environ = {**environ, "PYTHONPATH": str(checkout.folder / "src")}
+
+    def start(self, *command, **environ):
+        return self.machine.start(*command, cwd=self.checkout.folder, environ={**self.environ, **environ})
+
+    def launch(self, *options):
+        environ = {"SAMEBITS_LAUNCHER": ""}  # what is launched needs none
+        samebits = Path(sys.executable).with_name("samebits")
+        return self.start(samebits, "launch", *options, "slurm", *TRAINING, "--no-tracking", **environ).wait()
+
+    def train(self, *arguments, before=(), **environ):
+        return self.start(
+            *before, sys.executable, "pipeline/train.py", *TRAINING, "--no-tracking", *arguments, **environ
+        )
+
+    def jobs(self):
+        code, stdout, stderr = self.start("squeue", "--noheader", "--format=%i %T").wait()
+        assert code == 0, stderr
+        return stdout.split()
+
+
+def prepared(checkout, **train):
+    checkout.write_params(small(numerics=["exact"], **{"repeats": 1, "checkpoint_every_steps": 10, **train}))
+    assert run_here(checkout, "prepare") == 0
+
+
+def weights(checkout, out):
+    return (checkout.folder / out / "model.safetensors").read_bytes()
+
+
+def train_alone(checkout):
+    options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "alone"]
+    assert run_here(checkout, "train", *options) == 0
+    return weights(checkout, "alone")
+
+
+@pytest.mark.parametrize("before", [(), ("salloc", "--quiet", "--nodes=2")])
+def test_a_training_on_slurm_has_the_bits_of_one_process(before, cluster, checkout):
+    prepared(checkout, epochs=2)
+    code, stdout, stderr = cluster.train(before=before).wait()
+    assert code == 0, stderr
+    assert stdout.startswith("ddp-exact: ")
+    assert weights(checkout, "out") == train_alone(checkout)
+    assert cluster.jobs() == []
+
+
+def test_a_launch_needs_no_more_than_its_arguments(cluster, checkout):
+    prepared(checkout, epochs=2)
+    code, stdout, stderr = cluster.launch("--dry-run")
+    assert (code, stderr, cluster.jobs()) == (0, "", [])
+    assert stdout.startswith("sbatch --wait --nodes=2 ")
+    assert not (checkout.folder / ".samebits/launches").exists()
+    code, stdout, stderr = cluster.launch()
+    assert code == 0, stderr
+    assert stdout.startswith("ddp-exact: ")
+    assert weights(checkout, "out") == train_alone(checkout)
+    assert cluster.jobs() == []
+
+
+@pytest.mark.parametrize("before", [(), ("salloc", "--quiet", "--nodes=2")])
+def test_a_worker_that_fails_is_the_cause_and_not_what_srun_makes_of_it(before, cluster, checkout):
+    prepared(checkout, epochs=20_000)
+    process = cluster.train(before=before)
+    wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+    workers = [pid for pid in trainings_in(checkout) if children_of(pid) == []]
+    os.kill(workers[-1], signal.SIGKILL)
+    code, _, stderr = process.wait()
+    assert code == 4, stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
+    assert "was ended by SIGKILL at step" in line
+    assert cluster.jobs() == []
+
+
+@pytest.mark.parametrize("before", [(), ("salloc", "--quiet", "--nodes=2")])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_job_with_a_checkpoint(signum, before, cluster, checkout):
+    prepared(checkout, epochs=40)
+    process = cluster.train(before=before)
+    wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+    leader = process.popen.pid if not before else children_of(process.popen.pid)[0]
+    os.kill(leader, signum)
+    begun = time.monotonic()
+    code, _, stderr = process.wait()
+    assert code == 128 + signum, stderr
+    assert time.monotonic() - begun < 45, stderr  # before the job is cancelled
+    assert cluster.jobs() == []
+    assert trainings_in(checkout) == []
+    code, _, stderr = cluster.train(before=before).wait()
+    assert code == 0, stderr
+    assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
+    assert weights(checkout, "out") == train_alone(checkout)
+
+
+def test_a_job_that_slurm_does_not_take_is_said(cluster, checkout):
+    prepared(checkout)
+    code, _, stderr = cluster.train(SAMEBITS_SLURM_PARTITION="nowhere").wait()
+    assert code == 3, stderr
+    assert "error: sbatch: " in stderr
+    assert "nowhere" in stderr or "partition" in stderr
+
+
+def trainings_in(checkout):
+    """Processes of stage train that work in this checkout; others may be a parallel test's."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if "pipeline/train.py" in process.cmdline() and process.cwd() == str(checkout.folder):
+                found.append(process.pid)
+    return sorted(found)
+
+
+def children_of(pid):
+    return [child.pid for child in psutil.Process(pid).children()]
+
+
+RUNS = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(sys.argv[1])
+ids = [experiment.experiment_id for experiment in client.search_experiments()]
+print(json.dumps([{"status": run.info.status, **run.data.tags} for run in client.search_runs(ids)]))
+"""
+
+
+def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
+    """From host to compare: one server has all runs, and the comparison is one."""
+    raw = YAML(typ="safe").load(checkout.folder / "params.yaml")  # with every key, which DVC wants
+    changes = small(numerics=["exact"], strategies=["single", "ddp"], num_devices=1, repeats=2)
+    checkout.write_params(raw | {key: raw[key] | value for key, value in changes.items()})
+    name = ["-c", "user.name=A", "-c", "user.email=a@b"]
+    for command in (["init", "--quiet"], ["add", "--all"], [*name, "commit", "--quiet", "-m", "all"]):
+        subprocess.run(["git", *command], cwd=checkout.folder, check=True)
+    uri = f"http://{cluster.machine.address}:5000"
+    server = ["--host", cluster.machine.address, "--allowed-hosts", uri.removeprefix("http://")]
+    folder = checkout.folder.parent
+    store = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", folder / "artifacts"]
+    cluster.start("mlflow", "server", *server, *store)
+    wait_for(lambda: cluster.start(sys.executable, "-c", RUNS, uri).wait()[0] == 0)
+    repro = cluster.start("dvc", "repro", MLFLOW_TRACKING_URI=uri)
+    code, stdout, stderr = repro.wait(240)
+    assert code == 0, stderr
+    assert "| ddp-exact | 2x1 CPU | " in (checkout.folder / "reports/comparison.md").read_text()
+    assert weights(checkout, "runs/ddp-exact") == weights(checkout, "runs/single-exact")
+    code, stdout, stderr = cluster.start(sys.executable, "-c", RUNS, uri).wait()
+    runs = {run["mlflow.runName"]: run for run in json.loads(stdout)}
+    assert {(name, run["status"]) for name, run in runs.items()} == {
+        ("mlp on vectors", "FINISHED"), ("single-exact x1", "FINISHED"), ("ddp-exact x2x1", "FINISHED")
+    }  # fmt: skip
+    several = runs["ddp-exact x2x1"]
+    assert (several["num_nodes"], several["verdict"]) == ("2", "bitwise")
+    assert [part.split()[0] for part in several["nodes"].split(", ")] == ["n0", "n1"]
+    assert several["git_dirty"] == "False"
+
+
+def test_a_job_that_meets_its_time_limit_goes_on_when_it_runs_again(cluster, checkout):
+    """Slurm warns so long before the limit of a minute that the training ends at once, with a checkpoint."""
+    prepared(checkout, epochs=200)
+    (checkout.folder / "cluster.toml").write_text('[slurm]\ntime = "1"\nwarning_seconds = 58\n')
+    codes = []
+    while not codes or codes[-1] == 143:
+        codes.append(cluster.train().wait(180)[0])
+    assert (codes[0], codes[-1]) == (143, 0), codes
+    assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
+    assert weights(checkout, "out") == train_alone(checkout)
+
+
+def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(cluster, checkout):
+    """As after a machine's failure; whoever waits for the job waits on."""
+    prepared(checkout, epochs=100)
+    process = cluster.train()
+    wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+    number, state = cluster.jobs()
+    assert state == "RUNNING"
+    code, _, stderr = cluster.start("scontrol", "requeue", number).wait()
+    assert code == 0, stderr
+    wait_for(lambda: cluster.jobs() == [number, "PENDING"])  # for two minutes, unless somebody cuts that short
+    code, _, stderr = cluster.start("scontrol", "update", f"JobId={number}", "StartTime=now").wait()
+    assert code == 0, stderr
+    code, _, stderr = process.wait(180)
+    assert code == 0, stderr
+    assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
+    assert weights(checkout, "out") == train_alone(checkout)
+
+
+def test_the_doctor_sees_all_machines_of_an_allocation(cluster, checkout):
+    prepared(checkout)
+    command = [sys.executable, "-c", "from samebits.cli import main; main()", "doctor", "--nodes"]
+    code, stdout, stderr = cluster.start("salloc", "--quiet", "--nodes=2", *command).wait()
+    assert code == 0, stderr
+    assert stdout.startswith("ok       nodes            2: n0, n1, which meet at n0 (10.77.0.10:")
+    assert "ok       n0 - n1          gloo: a round trip takes " in stdout
+    assert stdout.count("nodes   ") == 1
+    code, stdout, stderr = cluster.start("salloc", "--quiet", "--nodes=2", *command, "--params", "none.yaml").wait()
+    assert code == 2, stderr
+    assert stderr.count("error: none.yaml: ") == 1

@@ -1,0 +1,33 @@
+"""Benchmarks and tools, which nothing else runs, use names that the library still has."""
+
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+SCRIPTS = [file for folder in ("benchmarks", "tools") for file in sorted((ROOT / folder).glob("*.py"))]
+
+
+@pytest.fixture(scope="module")
+def trouble():
+    """What importing each script prints; one process for all, because most import torch."""
+    code = """
+import importlib.util, sys
+for file in sys.argv[1:]:
+    spec = importlib.util.spec_from_file_location("script", file)
+    module = sys.modules["script"] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        print(file, type(error).__name__, error)
+"""
+    folders = [str(ROOT / folder) for folder in ("benchmarks", "tests", "tools")]
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {folders}{code}", *map(str, SCRIPTS)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_a_script_can_be_imported(script, trouble):
+    assert str(script) not in trouble, trouble

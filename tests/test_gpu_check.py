@@ -1,0 +1,57 @@
+"""The command for the first host with a GPU, on one without."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+
+sys.path.append(str(ROOT / "tools"))
+import gpu_check
+
+
+def run(*arguments, **options):
+    command = [sys.executable, str(ROOT / "tools/gpu_check.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+def test_it_says_that_there_is_no_gpu(tmp_path):
+    done = run("--out", str(tmp_path / "out.json"))
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: no GPU that torch can use: ")
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_each_step_leaves_what_it_found(tmp_path):
+    done = run("--without-gpu", "--only", "host", "--only", "tests", "--out", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["steps"]["host"]["facts"]["cpu"]["cores"] >= 1
+    tests = found["steps"]["tests"]
+    assert tests["tried"] == sum(tests["skipped"].values()) > 50
+    assert all("needs" in why for why in tests["skipped"])
+    assert tests["failed"] == {}
+    assert str(Path.home()) not in json.dumps(found)
+
+
+def test_what_fails_is_kept_without_whose_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    check = gpu_check.Check(tmp_path)
+    printed = f"{tmp_path}/me/x http://me:secret@host"
+    code = f"import sys; print('{printed}'); print('\\x1b[31mred', file=sys.stderr); sys.exit(7)"
+    check.run("step", sys.executable, "-c", code, minutes=1)
+    assert check.steps["step"]["exit_code"] == 7
+    assert check.steps["step"]["said"][-1] == "red"
+    assert check.steps["step"]["said"][0] == "~/x http://me:***@host"
+    check.run("hangs", sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)", minutes=0.02)
+    assert (check.steps["hangs"]["exit_code"], check.steps["hangs"]["said"]) == (124, ["here"])
+
+
+@pytest.mark.parametrize("kind", ["failure", "error"])
+def test_failures_are_read_from_pytests_report(kind):
+    case = gpu_check.ET.fromstring(f'<testcase name="x"><{kind} message="m">one\nE  two</{kind}></testcase>')
+    assert gpu_check._why(case) == ["one", "E  two"]
+    assert gpu_check._why(gpu_check.ET.fromstring("<testcase><skipped/></testcase>")) == []

@@ -1,0 +1,82 @@
+"""What `make` finds out before it downloads anything."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+SMI = """#!/bin/sh
+[ "$*" = -L ] && {{ echo "GPU 0: NVIDIA L4"; exit {code}; }}
+cat <<'END'
++-----------------------------------------------------------------------------------------+
+| {head} |
+|-----------------------------------------+------------------------+----------------------+
+END
+exit {code}
+"""
+UV = "#!/bin/sh\necho uv begins >&2\nexit 7\n"
+
+
+def program(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """What `make .venv` reads, and a uv that ends at once."""
+    (tmp_path / "tools").mkdir()
+    for name in (
+        "Makefile",
+        "tools/install.sh",
+        "pyproject.toml",
+        *(f"requirements.{x}.lock" for x in ("cpu", "gpu", "uv")),
+    ):
+        shutil.copy(ROOT / name, tmp_path / name)
+    program(tmp_path / "bin", "uv", UV)
+    return tmp_path
+
+
+def make(clone, *arguments):
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "TORCH"))}
+    environ["PATH"] = f"{clone / 'bin'}:{os.environ['PATH']}"
+    command = ["make", ".venv", f"PYTHON={sys.executable}", *arguments]
+    return subprocess.run(command, cwd=clone, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("head", "older"),
+    [
+        ("NVIDIA-SMI 550.54.14    Driver Version: 550.54.14    CUDA Version: 12.4     ", "12.4"),
+        ("NVIDIA-SMI 470.223.02   Driver Version: 470.223.02   CUDA Version: 11.4     ", "11.4"),
+        ("NVIDIA-SMI 580.95.05    Driver Version: 580.95.05    CUDA Version: 13.0     ", None),
+        ("NVIDIA-SMI 600.10       KMD Version: 600.10          CUDA UMD Version: 13.4 ", None),
+        ("NVIDIA-SMI 600.10       Driver Version: 600.10       CUDA Version: 14.1     ", None),
+        ("NVIDIA-SMI 580.95.05    Driver Version: 580.95.05    CUDA Version: N/A      ", None),
+    ],
+)
+def test_a_driver_that_is_older_than_the_lock_is_told_before_anything_is_downloaded(head, older, clone):
+    program(clone / "bin", "nvidia-smi", SMI.format(head=head, code=0))
+    done = make(clone)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 2, done.stderr  # as make ends whatever a command ended with
+    if older is None:
+        assert lines[0] == "uv begins"
+        return
+    assert lines[0] == (
+        f"error: requirements.gpu.lock is for CUDA 13, and the driver here runs up to CUDA {older}. "
+        "hint: make TORCH=cpu ..., or install a newer driver"
+    )
+    assert [line for line in lines[1:] if "Error 3" not in line] == []
+    assert make(clone, "TORCH=cpu").stderr.splitlines()[0] == "uv begins"
+
+
+def test_without_a_driver_the_cpu_lock_is_taken_and_the_gpu_lock_can_be_asked_for(clone):
+    program(clone / "bin", "nvidia-smi", SMI.format(head="NVIDIA-SMI has failed", code=9))
+    for arguments in ((), ("TORCH=gpu",)):  # a login node may install for others
+        assert make(clone, *arguments).stderr.splitlines()[0] == "uv begins"

@@ -1,0 +1,99 @@
+"""What the stages' scripts share."""
+
+import shutil
+import subprocess
+import sys
+
+import click
+import pytest
+
+from conftest import ROOT, small
+from samebits.stages import say_what_stays_unused, stage
+
+
+@pytest.mark.parametrize(
+    ("name", "cuda", "devices", "said"),
+    [
+        ("A", "13.0", None, []),
+        ("A", None, None, ["is a CPU build, and the driver shows 4 GPUs: trainings run on the CPU. "
+                           "hint: make repro TORCH=gpu, or set CUDA_VISIBLE_DEVICES= to agree"]),
+        ("B", None, None, ["the driver shows 1 GPU: "]),
+        ("B", None, "", []),
+        ("A", "13.0", "9", ["warning: CUDA_VISIBLE_DEVICES is 9, which names no GPU of the 4 here"]),
+        ("E", None, None, ["the first of 4 is taken", "the driver shows 1 GPU: "]),
+    ],
+)  # fmt: skip
+def test_gpus_that_no_training_will_use_are_said(name, cuda, devices, said, gpu_host, capsys):
+    gpu_host(name, cuda=cuda, **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+    say_what_stays_unused()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == len(said)
+    for line, text in zip(lines, said, strict=True):
+        assert line.startswith("warning: ")
+        assert text in line
+
+
+def test_a_dead_gpu_ends_no_training_on_the_cpu(gpu_host, capsys):
+    gpu_host("A", "gpu 0", "fails all GPU_IS_LOST", cuda=None)
+    say_what_stays_unused()
+    assert "the driver shows 4 GPUs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("script", "environ", "says"),
+    [
+        ("host", {"DVC_STAGE": "host"}, True),
+        ("train", {}, True),
+        ("train", {"DVC_STAGE": "train@single-fast"}, False),
+    ],
+)
+def test_the_first_stage_says_it_and_a_training_by_hand(script, environ, says, stage, gpu_host):
+    """What comes after it fails: there is no data."""
+    gpu_host("A", cuda=None)
+    shutil.copy(ROOT / "params.yaml", stage.folder)
+    done = stage.fresh(script, *(["--strategy", "single"] if script == "train" else []), **environ)
+    assert ("is a CPU build, and the driver shows 4 GPUs" in done.stderr) is says, done.stderr
+
+
+def test_torch_is_imported_with_its_native_compilation_switched_off(stage, data_dir):
+    """It needs a C compiler on a GPU, and has no fallback; torch looks at the variable once, when it is imported."""
+    (stage.folder / "mine.py").write_text(
+        "import torch\n"
+        "from torch._native.common_utils import check_native_jit_disabled\n"
+        "def make():\n"
+        "    print('switched off', check_native_jit_disabled())\n"
+        "    return torch.nn.Linear(128, 10)\n"
+    )
+    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
+    done = stage.fresh("train", "--strategy", "single", "--no-tracking", "--data-dir", str(data_dir(params)))
+    assert "switched off True" in done.stdout, done.stderr
+
+
+def test_a_signal_while_options_are_read_ends_a_stage_as_any_other(monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    @stage
+    def main(params):
+        pass
+
+    monkeypatch.setattr(click.Command, "make_context", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main.main([])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err.strip() == "error: stopped by Ctrl-C. hint: run the same command again"
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_that_python_swallows_is_not_lost(name, code):
+    script = (
+        "import os, signal, time, weakref\n"
+        "from samebits.errors import exit_on_error\n"
+        "with exit_on_error():\n"
+        "    thing = {1}.__class__()\n"
+        f"    seen = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.{name}))\n"
+        "    del thing\n"
+        "    time.sleep(20)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr

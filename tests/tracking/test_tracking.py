@@ -1,0 +1,665 @@
+"""Delivery of local logs to a real MLflow store."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from tracking_fixtures import (  # noqa: F401 - two fixtures
+    finish,
+    make_migrated_store,
+    make_repository,
+    result,
+    runs,
+    setup,
+    start,
+    write_files,
+)
+
+from conftest import ROOT, small, wait_for
+from samebits.errors import HostError, UserError
+from samebits.files import write_json
+from samebits.host import counters, host_facts
+from samebits.records import log as events_of_a_log
+from samebits.records.log import LOGS, Losses, line_of
+from samebits.records.provenance import GitState, Provenance, provenance_of
+from samebits.records.run import FILES, Label, read_run
+from samebits.tracking import comparison as comparing
+from samebits.tracking import delivery, sender
+from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
+from samebits.tracking.delivery import Delivery, deliver, sync
+from samebits.tracking.recorder import events, record_all
+from samebits.tracking.reproduce import Recorded, log_reproduction
+from samebits.tracking.store import RUN_TAG, connect, find_run_files, tracking_uri
+from samebits.tracking.ui import link
+from samples import comparison, host, ratio, row, run_files, run_record
+
+
+def provenance(commit, **changes):
+    packages = {"torch": "2.13.0"}
+    git = GitState(commit=commit, dirty=bool(changes))
+    facts = {"patch": None, "patch_problem": None, "patch_omits": (), "packages": packages, "environment": {}}
+    return Provenance(git=git, **{**facts, **changes})
+
+
+def losses_of(client, run):
+    return [(point.step, point.value) for point in client.get_metric_history(run.info.run_id, "loss")]
+
+
+def test_a_run_is_delivered_whole(repository):
+    log = start("one")
+    setup(log, str(repository / "data"))
+    losses = [1.0 / step for step in range(1, 1502)]  # more than MLflow takes in one call
+    log.losses(1, losses[:700], [0.1] * 700)
+    log.losses(701, losses[700:], [0.1] * 801)
+    write_files(repository, "one")
+    result(log, repository)
+    assert deliver(finish(log))
+    client, (run,) = runs()
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "ddp-fast x1"
+    assert run.data.params["train.optimizer.lr"] == "0.5"
+    assert run.data.params["data.kwargs.features"] == "32"
+    tags = {"strategy": "ddp", "labels": "one_device", "weights_sha256": "abc", "data_sha256": "5a" * 32}
+    assert {name: run.data.tags[name] for name in tags} == tags
+    assert undocumented(run) <= {"peak_memory_gib.device1"}
+    figures = {"peak_memory_gib": 3.0, "peak_memory_gib.device0": 1.0, "speedup": 1.5, "training_seconds": 2.0}
+    assert {name: run.data.metrics[name] for name in figures} == figures
+    assert losses_of(client, run) == list(enumerate(losses, start=1))
+    names = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert names == {*FILES, "params.yaml"}
+    dataset = run.inputs.dataset_inputs[0].dataset
+    assert (dataset.name, dataset.digest) == ("vectors", ("5a" * 32)[:36])
+    assert (repository / "mlartifacts").is_dir()
+
+
+def test_losses_arrive_while_training_goes_on(repository):
+    log = start("alive")
+    assert not deliver(log.path)
+    log.losses(1, [2.0, 1.0], [0.1, 0.1])
+    line = line_of(Losses(first_step=3, losses=(0.5,), learning_rates=(0.1,)))
+    os.write(log._fd, line[:30])  # a line that is being written
+    assert not deliver(log.path)
+    _, (run,) = runs()
+    assert (run.info.status, run.data.metrics["loss"]) == ("RUNNING", 1.0)
+    os.write(log._fd, line[30:])
+    deliver(log.path)
+    log.close()
+    _, (run,) = runs()
+    assert run.data.metrics["loss"] == 0.5
+
+
+def test_a_writer_that_is_gone_leaves_a_failed_run(repository):
+    log = start("gone")
+    log.losses(1, [2.0], [0.1])
+    log.close()
+    assert deliver(log.path)
+    _, (run,) = runs()
+    assert (run.info.status, run.data.metrics["loss"]) == ("FAILED", 2.0)
+
+
+@pytest.mark.parametrize("lost", [None, delivery.State()])
+def test_delivering_again_changes_nothing(repository, lost):
+    log = start("again")
+    log.losses(1, [2.0, 1.0], [0.1, 0.1])
+    path = finish(log, "KILLED")
+    deliver(path)
+    if lost:  # as if the sender had died before it could write down how far it was
+        lost.write(path.with_suffix(".state.json"))
+    deliver(path)
+    client, (run,) = runs()
+    assert run.info.status == "KILLED"
+    assert len(client.get_metric_history(run.info.run_id, "loss")) == 2
+
+
+def test_what_the_store_refuses_is_kept_and_told(repository, monkeypatch):
+    path = finish(start("refused"))
+    refusal = MlflowException("no such thing", INVALID_PARAMETER_VALUE)
+
+    def refuse(*arguments):
+        raise refusal
+
+    monkeypatch.setattr(delivery.Recorder, "record", refuse)
+    assert sync() == (0, {path: "no such thing"})
+    assert sync() == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b'{"event":"start","time_ms":1,"run":"old","crc32":"1fc800a6"}', "Field required"),
+        (b'{"event":"unheard of","crc32":"bf87f38c"}', "does not match any of the expected tags"),
+        (b'{"event":"start","time_ms":1,"run":"old"}', "a damaged line, or another version's"),
+        (b"nonsense", "a damaged line, or another version's"),
+    ],
+)
+def test_a_log_of_another_version_is_told_and_holds_up_no_other(line, why, repository, serve):
+    old = LOGS / "1-old.jsonl"
+    LOGS.mkdir(parents=True)
+    old.write_bytes(line + b"\n")
+    finish(start("2-new"))
+    serve()
+    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["2-new"]
+    assert why in Delivery(old).state.refused
+    assert Delivery(old).done
+
+
+@pytest.mark.parametrize("kept", [0, 1, 40, -2])
+def test_a_torn_state_loses_and_doubles_nothing(kept, repository):
+    log = start("torn")
+    log.losses(1, [2.0, 1.0], [0.1, 0.1])
+    assert not deliver(log.path)
+    state = log.path.with_suffix(".state.json")
+    state.write_bytes(state.read_bytes()[:kept])
+    log.losses(3, [0.5], [0.1])
+    finish(log)
+    assert sync() == (1, {})
+    client, (run,) = runs()
+    assert run.info.status == "FINISHED"
+    assert losses_of(client, run) == [(1, 2.0), (2, 1.0), (3, 0.5)]
+
+
+def test_a_request_whose_answer_is_lost_is_not_made_again(monkeypatch):
+    """The run may have been made all the same; the sender looks for it before it makes another."""
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    asked = []
+
+    class Silent(BaseHTTPRequestHandler):
+        def do_POST(self):
+            asked.append(self.path)
+            self.connection.close()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Silent) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        client = connect(f"http://127.0.0.1:{server.server_port}")
+        with pytest.raises(MlflowException):
+            client.create_run("1")
+        server.shutdown()
+    assert asked == ["/api/2.0/mlflow/runs/create"]
+
+
+def test_a_state_of_another_version_is_left_alone(repository, serve):
+    path = finish(start("old"))
+    path.with_suffix(".state.json").write_text('{"uri": null, "offset": 0}')
+    serve()
+    assert runs()[1] == []
+    assert "no schema" in Delivery(path).state.refused
+    assert path.with_suffix(".state.json").read_text() == '{"uri": null, "offset": 0}'
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
+def test_what_is_no_file_is_no_log_and_holds_up_none(make, repository, serve):
+    LOGS.mkdir(parents=True)
+    make(LOGS / "1-strange.jsonl")
+    finish(start("2-sound"))
+    os.mkfifo(LOGS / "2-sound.lock")
+    serve()
+    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["2-sound"]
+    assert sync() == (0, {})
+
+
+def test_a_state_that_is_a_pipe_is_not_waited_for_but_replaced(repository, serve):
+    path = finish(start("piped"))
+    os.mkfifo(path.with_suffix(".state.json"))
+    serve()
+    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["piped"]
+    assert Delivery(path).done
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Run a sender in this process until it finds nothing more to do."""
+    for name in ("POLL_SECONDS", "RETRY_SECONDS", "LINGER_SECONDS", "GIVE_UP_SECONDS"):
+        monkeypatch.setattr(sender, name, 0.0)
+    return lambda: sender.Sender().serve()
+
+
+def test_a_store_that_is_away_does_not_hold_up_another(repository, monkeypatch, serve, capsys):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    logs = [finish(start(name)) for name in ("first", "second")]
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    finish(start("third"))
+    serve()
+    said = capsys.readouterr().err
+    assert "first.jsonl" in said
+    assert "second.jsonl" not in said  # the store was asked once, for both of its logs
+    assert {run.data.tags[RUN_TAG] for run in runs()[1]} == {"third"}
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert list(sync()[1]) == logs
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert sync() == (2, {})  # to the store that is in use now
+    assert sync() == (0, {})
+    _, found = runs()
+    statuses = {run.data.tags[RUN_TAG]: run.info.status for run in found}
+    assert statuses == dict.fromkeys(("first", "second", "third"), "FINISHED")
+
+
+def test_a_sender_delivers_what_others_left(repository, serve):
+    for name in ("first", "second"):
+        finish(start(name))
+    serve()
+    assert len(runs()[1]) == 2
+
+
+def test_a_sender_has_a_low_priority(repository):
+    log = start("alive")
+    sender.start_sender(log.path)
+
+    command = b"\0".join([b"-m", b"samebits.tracking.sender", bytes(log.path), b""])
+
+    def senders():
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):  # it has ended meanwhile
+                if (process / "cmdline").read_bytes().endswith(command) and (process / "cwd").samefile(repository):
+                    found.append(int(process.name))
+        return found
+
+    (process,) = wait_for(senders)
+    wait_for(lambda: os.getpriority(os.PRIO_PROCESS, process) == sender.NICENESS)
+    group = Path(f"/proc/{process}/autogroup")
+    if group.exists():  # else this kernel shares cores out among processes alone
+        wait_for(lambda: group.read_text().endswith(f" nice {sender.NICENESS}\n"))
+    finish(log)
+    wait_for(lambda: Delivery(log.path).done)
+
+
+def test_files_of_a_later_run_are_not_uploaded_as_this_ones(repository):
+    log = start("replaced")
+    write_files(repository, "later")
+    result(log, repository)
+    deliver(finish(log))
+    client, (run,) = runs()
+    assert run.data.tags["artifacts"].startswith("unavailable: ")
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"params.yaml"}
+
+
+def test_commit_packages_and_patch_are_recorded(repository):
+    log = start("one")
+    provenance("c0ffee", patch="one.patch").write(provenance_of(log.path))
+    log.path.with_suffix(".patch").write_text("changes")
+    deliver(log.path)
+    client, (run,) = runs()
+    assert (run.data.tags["git_commit"], run.data.tags["version.torch"]) == ("c0ffee", "2.13.0")
+    files = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert files == {"params.yaml", "provenance.json", "one.patch"}
+
+
+# -- comparisons -----------------------------------------------------------------------------------------------
+
+ROW = row(
+    "ddp",
+    devices=2,
+    run="20261121-101500-ddp-fast-abc123",
+    device_type="cpu",
+    accuracy=None,
+    scaling_efficiency=0.75,
+    above_floor=0.1,
+    speedup=ratio(1.5, 1.4, 1.6),
+    bound=ratio(1.6),
+    slice_step_ms={"strategy": 4.0, "single": 6.0, "share": 3.75},
+    labels=[Label(kind="noisy", text="it was")],
+    weights_sha256="abc",
+)
+COMPARISON = comparison(ROW, host=host())
+
+
+def undocumented(run):
+    """Metrics and tags of a run that the reference does not name; MLflow's own aside."""
+    page = (ROOT / "docs/reference/mlflow.md").read_text()
+    names = {*run.data.metrics, *(name for name in run.data.tags if not name.startswith("mlflow."))}
+    return {name for name in names if f"`{name}`" not in page}
+
+
+def compare(repository):
+    reports = repository / "reports"
+    COMPARISON.write(reports / "comparison.json")
+    assert sender.hand_over(COMPARISON, reports=reports, runs=repository / "runs", wait_seconds=60)
+    client, found = runs()
+    return client, {run.data.tags[RUN_TAG]: run for run in found}
+
+
+def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
+    deliver(finish(start(ROW.run)))
+    for _ in range(2):  # the second time changes nothing
+        client, found = compare(repository)
+        parent = found[comparison_key(COMPARISON)]
+        child = found[ROW.run]
+        assert len(found) == 2
+        assert child.data.tags[PARENT_TAG] == parent.info.run_id
+        assert child.data.tags["labels"] == "noisy"
+        assert "1.50 times the speed of single" in child.data.tags[NOTE_TAG]
+        assert child.data.metrics == {"speedup": 1.5, "bound": 1.6, "eval_loss": 2.0, "scaling_efficiency": 0.75,
+                                      "loss_floor": 1.9, "loss_above_floor": 0.1}  # fmt: skip
+        assert undocumented(child) == set()
+        assert len(client.get_metric_history(child.info.run_id, "speedup")) == 1
+        assert parent.data.metrics == {"speedup.ddp-fast": 1.5}
+        assert "| ddp-fast |" in parent.data.tags[NOTE_TAG]
+        assert parent.info.status == "FINISHED"
+        assert [file.path for file in client.list_artifacts(parent.info.run_id, "report")] == ["report/comparison.json"]
+        tags = client.get_experiment(parent.info.experiment_id).tags
+        assert {"mlflow.experimentKind", "mlflow.sharedViewState.samebits"} <= set(tags)
+        assert (repository / ".samebits/view.txt").read_text() == link(parent.info.experiment_id)
+
+
+def test_a_run_that_mlflow_does_not_know_is_recorded_again(repository):
+    write_files(repository / "runs" / "ddp-fast", ROW.run)
+    client, found = compare(repository)
+    run = found[ROW.run]
+    assert run.data.tags["restored"] == "recorded again from the run's files"
+    assert run.data.tags["git_commit"].startswith("unavailable: ")
+    assert losses_of(client, run) == [(1, 2.0), (2, 1.5)]
+    assert run.info.start_time == 1795256100000  # from the run's name: 2026-11-21 10:15:00 UTC
+    assert run.info.status == "FINISHED"
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == {*FILES, "params.yaml"}
+
+
+def test_a_run_that_is_nowhere_is_left_out_of_the_comparison(repository, capsys):
+    reports, key = repository / "reports", comparison_key(COMPARISON)
+    COMPARISON.write(reports / "comparison.json")
+    event = events_of_a_log.Compared(
+        log_schema=events_of_a_log.SCHEMA, tracking_uri=None, key=key, keys=(), reports=str(reports), runs="runs"
+    )
+    comparing.record_comparison(connect(tracking_uri()), event)
+    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == [key]
+    assert capsys.readouterr().err.startswith("runs/ddp-fast/run.json: no such file")
+
+
+def test_a_key_that_does_not_say_when_a_run_began_leaves_that_to_its_file(repository):
+    write_files(repository, "odd")
+    os.utime(repository / "run.json", (1000, 1000))
+    assert next(events(read_run(repository))).time_ms == 1_000_000
+
+
+def test_files_that_are_gone_when_they_could_be_delivered_are_told(repository):
+    write_files(repository / "runs/ddp-fast", ROW.run)
+    recorded = list(events(read_run(repository / "runs/ddp-fast")))
+    shutil.rmtree(repository / "runs")
+    run_id = record_all(connect(tracking_uri()), recorded)
+    tags = connect(tracking_uri()).get_run(run_id).data.tags
+    assert tags["artifacts"].startswith("unavailable: the files were gone")
+
+
+def test_recording_from_files_twice_changes_nothing(repository):
+    write_files(repository, ROW.run)
+    client = connect(tracking_uri())
+    first, second = (record_all(client, events(read_run(repository))) for _ in range(2))
+    assert first == second
+    assert len(client.get_metric_history(first, "loss")) == 2
+
+
+def test_a_comparison_that_was_replaced_is_left_to_the_later_one(repository, capsys):
+    reports = repository / "reports"
+    COMPARISON.write(reports / "comparison.json")
+    event = events_of_a_log.Compared(
+        log_schema=events_of_a_log.SCHEMA, tracking_uri=None, key="another", keys=(), reports=str(reports), runs="runs"
+    )
+    comparing.record_comparison(connect(tracking_uri()), event)
+    assert "holds a later comparison" in capsys.readouterr().err
+    assert runs()[1] == []
+
+
+def test_a_run_is_found_by_its_folder_and_by_its_id(repository, tmp_path_factory):
+    write_files(repository / "here", ROW.run)
+    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "here")))
+    first = find_run_files("here", tmp_path_factory.mktemp("a"))
+    second = find_run_files(run_id, tmp_path_factory.mktemp("b"))
+    assert first.folder != second.folder
+    assert (first.record, first.timing, first.losses) == (second.record, second.timing, second.losses)
+    weights = [(found.folder / "model.safetensors").read_bytes() for found in (first, second)]
+    assert weights[0] == weights[1]
+
+
+def test_a_run_without_files_cannot_be_fetched(repository, tmp_path):
+    log = start("empty")
+    deliver(finish(log))
+    with pytest.raises(UserError, match=r"has no model\.safetensors\. hint: choose a training that has ended"):
+        find_run_files(runs()[1][0].info.run_id, tmp_path)
+
+
+def test_a_name_that_is_too_long_for_a_folder_is_no_run(repository, tmp_path):
+    with pytest.raises(UserError, match=r"xxx: no such folder, and not a run id"):
+        find_run_files("x" * 5000, tmp_path)
+
+
+@pytest.mark.parametrize("target", ["nowhere", "run.json"])
+def test_artifacts_that_cannot_be_read_are_the_hosts_fault(target, repository, tmp_path_factory):
+    """Links that lead nowhere or to themselves."""
+    write_files(repository / "here", ROW.run)
+    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "here")))
+    (file,) = (repository / "mlartifacts").rglob("run.json")
+    file.unlink()
+    file.symlink_to(target)
+    with pytest.raises(HostError, match=r"^MLflow cannot be reached: .*run\.json"):
+        find_run_files(run_id, tmp_path_factory.mktemp("a"))
+
+
+def test_a_database_that_cannot_be_opened_is_the_hosts_fault(repository, monkeypatch, tmp_path):
+    (repository / "text.db").write_text("no database, and long enough to be read as one " * 100)
+    for uri in ("sqlite:////proc/nowhere/x.db", f"sqlite:///{repository}/text.db"):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        with pytest.raises(HostError, match=r"^MLflow cannot be reached: "):
+            find_run_files("0" * 32, tmp_path)
+        with pytest.raises(HostError, match=r"^MLflow cannot be reached: "):
+            log_reproduction(None)
+
+
+def test_a_run_of_another_store_is_not_found(repository, tmp_path):
+    with pytest.raises(UserError, match=f"MLflow has no run {'0' * 32}. hint: is MLFLOW_TRACKING_URI the right one"):
+        find_run_files("0" * 32, tmp_path)
+
+
+# -- telemetry -------------------------------------------------------------------------------------------------
+
+
+def test_telemetry_samples_the_host_and_the_gpus_in_use(repository, monkeypatch):
+    asked = []
+
+    def gpu_counters(devices):
+        asked.append(list(devices))
+        return {"gpu_1_utilization_percentage": 50.0}
+
+    monkeypatch.setattr(counters, "gpu_counters", gpu_counters)
+    log = start("watched", device_type="cuda", devices=(1,))
+    watching = sender.Telemetry([1], seconds=0.05)
+    watching.start()
+    wait_for(lambda: len(asked) >= 3)
+    watching.stop()
+    watching.join()
+    deliver(log.path, watching)
+    _, (run,) = runs()
+    assert asked[0] == [1]
+    assert run.data.metrics["system/gpu_1_utilization_percentage"] == 50.0
+    assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
+    assert watching.take() == []
+    log.close()
+
+
+def test_telemetry_that_could_not_be_delivered_is_kept(repository, monkeypatch):
+    log = start("kept")
+    deliver(log.path)
+    watching = sender.Telemetry([])
+    watching.sample()
+
+    def fail(*arguments):
+        raise OSError("away")
+
+    monkeypatch.setattr(delivery, "send", fail)
+    with pytest.raises(OSError, match="away"):
+        deliver(log.path, watching)
+    assert watching.take() != []
+    log.close()
+
+
+# -- whole trainings -------------------------------------------------------------------------------------------
+
+MODEL = """
+import sys
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        assert not {"mlflow", "dvc", "docker", "pynvml.smi"} & set(sys.modules)
+        return super().forward(x)
+
+def make():
+    return Net(128, 10)
+"""
+
+
+def finished(folder):
+    """Wait until the sender of every log has ended its run, and return the runs."""
+
+    def ended():
+        found = states(folder)
+        return found and all(state["ended"] for state in found)
+
+    wait_for(ended)
+    return runs()
+
+
+def test_a_training_is_tracked_by_a_process_of_its_own(stage, data_dir, repository):
+    (stage.folder / "mine.py").write_text(MODEL)
+    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
+    done = stage("train", "--strategy", "ddp", "--data-dir", str(data_dir(params)))
+    assert done.returncode == 0, done.stderr
+    client, (run,) = finished(stage.folder)
+    assert run.info.status == "FINISHED"
+    assert len(client.get_metric_history(run.info.run_id, "loss")) == 8
+    assert {"host_fingerprint", "data_sha256", "git_commit"} <= set(run.data.tags)
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"),
+    [(signal.SIGKILL, "FAILED"), pytest.param(signal.SIGTERM, "KILLED", marks=pytest.mark.slow)],
+)
+def test_a_training_that_a_signal_ends(signum, status, stage, data_dir, repository):
+    params = stage.write_params(small(epochs=100_000))
+    command = [sys.executable, stage.script("train"), "--strategy", "single", "--data-dir", str(data_dir(params))]
+    with subprocess.Popen(command, cwd=stage.folder, stderr=subprocess.DEVNULL) as process:
+        wait_for(lambda: any('"losses"' in file.read_text() for file in (stage.folder / LOGS).glob("*.jsonl")))
+        process.send_signal(signum)
+    client, (run,) = finished(stage.folder)
+    assert run.info.status == status
+    assert run.data.metrics["loss"] > 0
+    assert "model.safetensors" not in [file.path for file in client.list_artifacts(run.info.run_id)]
+
+
+def states(folder):
+    return [json.loads(file.read_text()) for file in (folder / LOGS).glob("*.state.json")]
+
+
+class Server:
+    """A real MLflow server on loopback that can be killed and started again on the same port."""
+
+    def __init__(self, folder, store):
+        self.folder, self.store = folder, store
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self):
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.store}",
+                   "--artifacts-destination", str(self.folder / "artifacts"), "--host", "127.0.0.1",
+                   "--port", str(self.port), "--workers", "1"]  # fmt: skip
+        environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with (self.folder / "server.log").open("ab") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=environ)
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir, repository, tmp_path_factory):
+    server = Server(tmp_path_factory.mktemp("server"), repository / "mlflow.db")
+    environ = {"MLFLOW_TRACKING_URI": server.uri}
+    params = stage.write_params(small(epochs=100_000, model={"name": "wide_mlp"}))
+    command = [sys.executable, stage.script("train"), "--strategy", "single", "--data-dir", str(data_dir(params))]
+    server.start()
+    try:
+        with subprocess.Popen(
+            command, cwd=stage.folder, stderr=subprocess.DEVNULL, env={**os.environ, **environ}
+        ) as process:
+            wait_for(lambda: any(state["offset"] > 3_000 for state in states(stage.folder)), seconds=120)
+            server.kill()
+            (log,) = (stage.folder / LOGS).glob("*.jsonl")
+            size = log.stat().st_size
+            wait_for(lambda: log.stat().st_size > size + 500)  # the training does not care
+            assert process.poll() is None
+            server.start()
+            away = states(stage.folder)[0]["offset"]
+            wait_for(lambda: states(stage.folder)[0]["offset"] > away, seconds=120)
+            process.send_signal(signal.SIGTERM)
+        wait_for(lambda: states(stage.folder)[0]["ended"], seconds=120)
+    finally:
+        server.kill()
+    logged = [json.loads(line) for line in log.read_text().splitlines()]
+    expected = [loss for event in logged if event["event"] == "losses" for loss in event["losses"]]
+    client, (run,) = runs()
+    assert run.info.status == "KILLED"
+    assert losses_of(client, run) == list(enumerate(expected, start=1))
+
+
+@pytest.mark.slow
+def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repository, tmp_path_factory):
+    secret = "S3NTINEL" * 4
+    names = ["AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "HF_TOKEN", "MLFLOW_TRACKING_TOKEN_OF_MINE", "PGPASSWORD"]
+    server = Server(tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("store") / "mlflow.db")
+    uri = server.uri.replace("://", f"://somebody:{secret}@")
+    environ = {**dict.fromkeys(names, secret), "MLFLOW_TRACKING_URI": uri}
+    params = stage.write_params(small(strategies=["single"]))
+    server.start()
+    try:
+        shutil.copytree(data_dir(params), stage.folder / "data")
+        write_json(stage.folder / "host.json", host_facts().model_dump(mode="json"))
+        for command, *arguments in (["train", "--strategy", "single"], ["evaluate"], ["compare"]):
+            done = stage(command, *arguments, **environ)
+            assert done.returncode == 0, done.stderr
+            assert secret not in done.stdout + done.stderr
+        wait_for(lambda: all(state["ended"] for state in states(stage.folder)), seconds=120)
+        client = MlflowClient(server.uri)
+        runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+        assert len(runs) >= 2
+    finally:
+        server.kill()
+    folders = [stage.folder, stage.output, server.folder, server.store.parent]
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
+def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_terminal_would_hide(tmp_path):
+    run_files(tmp_path, run_record())
+    patch = tmp_path / "git.patch"
+    lines = ["+    os.system('\x1b[2K\rharmless')\u202e\tx", *(f"+line {number}" for number in range(500))]
+    patch.write_bytes("\n".join(lines).encode())
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    recorded = Recorded(
+        run_id="0" * 32, folder=tmp_path, run=read_run(tmp_path), commit=commit, patch=patch, packages={"torch": "1.0"}
+    )
+    shown = recorded.describe().splitlines()
+    subject = subprocess.run(["git", "log", "-1", "--format=%s"], capture_output=True, text=True, check=True).stdout
+    assert shown[0] == f"run {'0' * 32}: single-fast, 2 steps, of this commit:"
+    assert shown[1].startswith(commit[:7])
+    assert shown[1].endswith(subject.strip())
+    assert shown[3:5] == ["+    os.system('\\x1b[2K\\rharmless')\\u202e     x", "+line 0"]
+    assert shown[-3] == f"... and 104 more lines, as long as you are asked in {patch}"
+    assert shown[-2].startswith("packages that differ here: torch 1.0 -> ")

@@ -1,0 +1,287 @@
+"""Checkpoints, and trainings that are stopped and go on."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from conftest import wait_for
+from samebits.files import sha256
+from samebits.training import checkpoints, loop
+from samebits.training.checkpoints import Checkpoints, PeriodicCheckpointer
+from samebits.training.loop import NoTracker
+from trainables import make_trainable
+
+TENSORS = {"model.0": torch.arange(3.0), "random.0.0": torch.zeros(4, dtype=torch.uint8)}
+
+
+def steps_of(folder):
+    return sorted(int(path.name[:12]) for path in folder.glob("*/*.safetensors"))
+
+
+def test_a_checkpoint_comes_back_as_it_was(tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    assert kept.steps() == []
+    kept.save(7, TENSORS, {"losses": [0.1]})
+    assert kept.steps()[0] == 7
+    tensors, record = kept.load(7)
+    assert record == {"losses": [0.1]}
+    assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
+
+
+def test_the_newest_two_are_kept_and_none_after_the_end(tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    for step in (1, 2, 3):
+        kept.save(step, TENSORS, {})
+    assert steps_of(tmp_path) == [2, 3]
+    kept.delete()
+    assert steps_of(tmp_path) == []
+
+
+@pytest.mark.parametrize("how", ["cut", "gone", "changed"])
+def test_of_a_damaged_checkpoint_the_one_before_is_used(how, tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    kept.save(1, TENSORS, {})
+    kept.save(2, TENSORS, {})
+    (file,) = (tmp_path / "a").glob(f"{2:012d}-*")
+    content = file.read_bytes()
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-3] if how == "cut" else content[:-3] + b"xyz")
+    assert kept.steps()[0] == 1
+    kept.save(2, TENSORS, {})
+    assert kept.steps()[0] == 2
+    assert steps_of(tmp_path) == [1, 2]
+
+
+def test_a_checkpoint_that_the_disk_does_not_give_is_passed_over(tmp_path, monkeypatch):
+    def broken(path):
+        if path.name.startswith(f"{2:012d}"):
+            raise OSError(5, "Input/output error")
+        return sha256(path)
+
+    kept = Checkpoints("a", 0, tmp_path)
+    kept.save(1, TENSORS, {})
+    kept.save(2, TENSORS, {})
+    monkeypatch.setattr(checkpoints, "sha256", broken)
+    assert kept.steps() == [1]
+
+
+def test_what_is_no_checkpoint_or_cannot_be_read_is_passed_over(tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    kept.save(1, TENSORS, {})
+    (tmp_path / "a" / "notes.safetensors").write_bytes(b"of somebody")
+    (tmp_path / "a" / f"{2:012d}-{'0' * 64}.safetensors").mkdir()
+    assert kept.steps()[0] == 1
+
+
+@pytest.fixture
+def trainable(data_dir):
+    return partial(make_trainable, data_dir)
+
+
+def as_file(folder):
+    folder.write_text("somebody's")
+
+
+def inside(change):
+    def spoil(folder):
+        folder.mkdir()
+        change(folder)
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (as_file, "File exists"),
+        (inside(lambda folder: (folder / "lock").mkdir()), "Is a directory"),
+        (
+            inside(lambda folder: (folder / "lock").symlink_to(folder / "elsewhere")),
+            "Too many levels",
+        ),
+    ],
+)
+def test_where_no_checkpoints_can_be_kept_there_are_none(spoil, why, tmp_path, capsys):
+    spoil(tmp_path / "a")
+    kept = Checkpoints("a", 0, tmp_path)
+    kept.save(1, TENSORS, {})
+    assert kept.steps() == []
+    said = capsys.readouterr().err
+    assert said.startswith("the training goes on without checkpoints: ")
+    assert why in said
+    assert not (tmp_path / "a/elsewhere").exists()
+
+
+def test_a_pipe_in_place_of_a_file_does_not_hang(tmp_path):
+    (tmp_path / "a").mkdir()
+    os.mkfifo(tmp_path / "a/lock")
+    os.mkfifo(tmp_path / "a" / f"{2:012d}-{'0' * 64}.safetensors")
+    kept = Checkpoints("a", 0, tmp_path)
+    kept.save(1, TENSORS, {})
+    assert kept.steps() == [1]
+
+
+def crafted(folder, step, tensors, record):
+    """A checkpoint whose name says the right hash, whatever it holds."""
+    metadata = {} if record is None else {"record": record}
+    save_file(tensors, folder / "crafted", metadata=metadata)
+    (folder / "crafted").rename(folder / f"{step:012d}-{sha256(folder / 'crafted')}.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "record", "why"),
+    [
+        (TENSORS, None, "'record'"),
+        (TENSORS, "[1]", "'losses'"),
+        (TENSORS, "{", "Expecting property name"),
+        (TENSORS, '"abc"', "'losses'"),
+        ({"losses": torch.zeros(6), "step_seconds": torch.zeros(6)}, '{"state": {}}', "'model.0'"),
+        ({"losses": torch.zeros(5), "step_seconds": torch.zeros(6)}, '{"state": {}}', "5 losses, and it is named by"),
+        (
+            {"losses": torch.zeros(6), "step_seconds": torch.zeros(6), "model.0": torch.zeros(1)},
+            '{"state": {}}',
+            "model.0 is torch.float32 (1,), another model's",
+        ),
+    ],
+)
+def test_a_whole_checkpoint_of_something_else_is_set_aside_and_the_one_before_taken(
+    tensors, record, why, tmp_path, trainable, capsys
+):
+    job = trainable().trainable
+
+    def trained(checkpointer):
+        job.reset()
+        return loop.train(job, 8, step_seconds=1, tracker=NoTracker(), checkpointer=checkpointer).losses
+
+    expected = trained(None)
+    stop = SimpleNamespace(armed=False, signum=0)
+    first = Checkpoints("a", 0, tmp_path)
+    assert trained(PeriodicCheckpointer(first, 4, stop)) == expected
+    assert steps_of(tmp_path) == [4]
+    os.close(first._lock)
+    crafted(tmp_path / "a", 6, tensors, record)
+    checkpointer = PeriodicCheckpointer(Checkpoints("a", 0, tmp_path), 4, stop)
+    assert trained(checkpointer) == expected
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"{6:012d}-" in said
+    assert f"not a checkpoint of this training, it is set aside: {why}" in said
+    assert len(list(tmp_path.glob("a/*.refused"))) == 1
+
+
+def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path):
+    kept = Checkpoints("a", 0, tmp_path)
+    kept.save(1, TENSORS, {})
+    (tmp_path / "a" / "unfinished").write_bytes(b"half")
+    assert kept.steps()[0] == 1
+    kept.save(2, TENSORS, {})
+    assert kept.steps()[0] == 2
+
+
+def test_of_two_trainings_at_a_time_the_second_has_no_checkpoints(tmp_path):
+    first, second = Checkpoints("a", 0, tmp_path), Checkpoints("a", 0, tmp_path)
+    first.save(1, TENSORS, {})
+    second.save(2, TENSORS, {})
+    assert second.steps() == []
+    assert steps_of(tmp_path) == [1]
+    first.delete()
+    assert Checkpoints("a", 0, tmp_path).steps() == []
+
+
+LONG = {
+    "data": {"task": "vectors", "num_samples": 16384, "test_samples": 64},
+    "model": {"name": "mlp", "kwargs": {"hidden": [32], "dropout": 0.1}},
+    "train": {
+        "global_batch_size": 32,
+        "epochs": 2,
+        "repeats": 1,
+        "num_devices": 2,
+        "oversubscribe": True,
+        "optimizer": {"name": "adamw", "lr": 0.001},
+        "checkpoint_every_steps": 20,
+    },
+}
+
+
+def command(strategy, numerics, out):
+    arguments = ["--strategy", strategy, "--numerics", numerics, "--no-tracking", "--out-dir", out]
+    return ["train", *arguments]
+
+
+def stop(stage, strategy, numerics, signum):
+    """Start a training and end it once it has written checkpoints."""
+    name, *arguments = command(strategy, numerics, "stopped")
+    arguments = [sys.executable, stage.script(name), *arguments]
+    process = subprocess.Popen(arguments, cwd=stage.folder, stderr=subprocess.PIPE)
+    wait_for(lambda: len(steps_of(stage.folder / ".samebits/resume")) == 2)
+    process.send_signal(signum)
+    process.communicate(timeout=60)
+    return process.returncode
+
+
+def train(stage, strategy, numerics, out):
+    """Train in a warm process; the bits of its result."""
+    done = stage(*command(strategy, numerics, out))
+    assert done.returncode == 0, done.stderr
+    return {name: (stage.folder / out / name).read_bytes() for name in ("model.safetensors", "losses.csv")}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """What a training that nobody stops gives, by what it depends on; trained when it is first asked for."""
+    known = {}
+
+    def get(stage, strategy, numerics):
+        key = (numerics, strategy if numerics == "fast" else None)
+        if key not in known:
+            known[key] = train(stage, strategy, numerics, "whole")
+        return known[key]
+
+    return get
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("numerics", "first", "then", "signum"),
+    [
+        ("exact", "single", "ddp", signal.SIGTERM),
+        ("exact", "ddp", "single", signal.SIGINT),
+        ("exact", "ddp", "ddp", signal.SIGKILL),
+        ("fast", "single", "single", signal.SIGTERM),
+        ("fast", "ddp", "ddp", signal.SIGTERM),
+        ("fast", "ddp", "ddp", signal.SIGKILL),
+    ],
+)
+def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, then, signum, stage, uninterrupted):
+    stage.write_params(LONG)
+    assert stage("prepare").returncode == 0
+    code = stop(stage, first, numerics, signum)
+    assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
+    kept = steps_of(stage.folder / ".samebits/resume")
+    assert kept
+    assert not (stage.folder / "stopped/run.json").exists()
+    found = train(stage, then, numerics, "again")
+    record = json.loads((stage.folder / "again/run.json").read_text())
+    assert f"continued after step {kept[-1]}" in str(record["notes"])
+    assert steps_of(stage.folder / ".samebits/resume") == []
+    assert found == uninterrupted(stage, then, numerics)
+
+
+def test_other_params_do_not_go_on_from_a_checkpoint(stage):
+    stage.write_params(LONG)
+    assert stage("prepare").returncode == 0
+    stop(stage, "single", "exact", signal.SIGKILL)
+    stage.write_params({**LONG, "train": {**LONG["train"], "epochs": 1, "global_batch_size": 64}})
+    done = stage("train", "--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "other")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((stage.folder / "other/run.json").read_text())["notes"] == []

@@ -1,0 +1,209 @@
+"""PyTorch's own words for the classic mistakes, as PyTorch raises them, and what becomes of them."""
+
+import runpy
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import small
+from samebits.errors import CollectiveError, HostError, UserError, WorkerError
+from samebits.numerics.fast import FastNumerics
+from samebits.numerics.interface import MicroBatch
+from samebits.params import parse_params
+from samebits.records.card import read_card
+from samebits.training import diagnosis
+from samples import placed
+
+PARAMS = parse_params(
+    {
+        "data": {"kwargs": {"features": 128}},
+        "train": {"num_devices": 2, "oversubscribe": True, "global_batch_size": 256},
+    }
+)
+SINGLE, DP, DDP = (placed(name, PARAMS, gpus=0)[0] for name in ("single", "dp", "ddp"))
+DP2, _ = placed("dp", PARAMS, gpus=2)
+
+MESSAGES = [
+    (
+        RuntimeError("Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"),
+        UserError, "the model and its batch are on different devices",
+    ),
+    (
+        RuntimeError("Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the same"),
+        UserError, "the model and its batch are on different devices",
+    ),
+    (
+        RuntimeError("Expected to have finished reduction in the prior iteration.\nMore text"),
+        UserError, "a parameter got no gradient at some step",
+    ),
+    (
+        RuntimeError("cumsum_cuda_kernel does not have a deterministic implementation, but you set 'torch.use_determ"),
+        UserError, "cumsum_cuda_kernel has no deterministic kernel on this device",
+    ),
+    (
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried 9"),
+        HostError, "out of memory on the host's memory with 128 samples per device and a model of 0.00 GiB",
+    ),
+    (RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:2"), CollectiveError,
+     "a rank waited in vain for another"),
+    (
+        RuntimeError("CUDA error: no kernel image is available for execution on the device"),
+        HostError, "this build of torch does not fit the GPU or its driver",
+    ),
+    (
+        torch.distributed.DistBackendError("NCCL error in: NCCLUtils.cpp:94, unhandled system error (run with NCCL_D"),
+        WorkerError, "NCCL failed: NCCL error in",
+    ),
+    (RuntimeError("NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO)"), WorkerError, "NCCL failed: NCCL"),
+    (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation to complete"), CollectiveError, "waited in vain"),
+    (ZeroDivisionError("division by zero"), WorkerError, "ZeroDivisionError: division by zero"),
+    (UserError("own words", hint="h"), UserError, "own words"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "kind", "message"), MESSAGES, ids=[str(case[0])[:30] for case in MESSAGES])
+def test_pytorchs_words_become_ours(error, kind, message):
+    found = diagnosis.explain(error, placement=DDP, model=nn.Linear(2, 2))
+    assert type(found) is kind
+    assert message in str(found)
+    assert "\n" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), True),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), True),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"), True),
+        (RuntimeError("std::bad_alloc"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), False),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), False),
+        (ValueError("out of memory, said the model"), False),
+    ],
+)
+def test_errors_of_allocators_are_told_from_others(error, memory):
+    assert diagnosis.is_out_of_memory(error) is memory
+
+
+def test_a_device_that_cannot_be_asked_is_named_all_the_same(monkeypatch):
+    def broken(device):
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
+    found = diagnosis.explain(RuntimeError("CUDA error: out of memory"), placement=DP2, model=None)
+    assert str(found).startswith("out of memory on cuda:0 with 128 samples per device and a model of 0.00 GiB")
+
+
+def test_out_of_memory_says_what_fills_the_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**30 // 2, 80 * 2**30))
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total")
+    model = nn.Linear(2**14, 2**14, bias=False, device="meta")
+    found = diagnosis.explain(error, placement=DP2, model=model)
+    assert str(found) == (
+        "out of memory on cuda:1 (80.0 GiB, 0.5 GiB free) with 128 samples per device and a model of 1.00 GiB of "
+        "weights, as much again for gradients and for each optimizer state, and on the first device all outputs. "
+        "hint: raise train.grad_accum_steps, lower train.global_batch_size, or use precision bf16"
+    )
+
+
+@pytest.fixture
+def trial(data_dir):
+    params = parse_params(small())
+    card = read_card(data_dir(params) / "card.json")
+    numerics = FastNumerics(params.train, torch.device("cpu"), card.loss)
+
+    def run(model, placement, *, wants_ranks=False, graphs=False):
+        rows = placement.rows_per_device
+        batch = MicroBatch(torch.randn(rows, 128), torch.zeros(rows, dtype=torch.int64), 0)
+        return diagnosis.trial_step(model, numerics, batch, card, placement, wants_ranks=wants_ranks, graphs=graphs)
+
+    return run
+
+
+def idle():
+    model = nn.Linear(128, 10)
+    model.spare = nn.Linear(2, 2)
+    return model
+
+
+BATCH_NORM = nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))
+
+
+@pytest.mark.parametrize(
+    ("model", "placement", "notes"),
+    [
+        (nn.Linear(128, 10), DDP, []),
+        (BATCH_NORM, SINGLE, []),
+        (BATCH_NORM, DDP, [("batch_norm", "BatchNorm: each of 2 devices normalises by its own part of the batch")]),
+        (BATCH_NORM, DP, []),  # a fallback: one device
+        (BATCH_NORM, DP2, [("batch_norm", "the running statistics of the first device are kept")]),
+        (
+            idle(),
+            SINGLE,
+            [("idle_parameters", "no gradient reaches spare.weight, spare.bias; ddp would refuse this model")],
+        ),
+    ],
+)
+def test_notes(model, placement, notes, trial):
+    said = trial(model, placement)
+    assert [note.kind for note in said] == [kind for kind, _ in notes]
+    assert all(text in note.text for (_, text), note in zip(notes, said, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "placement", "message"),
+    [
+        (idle(), DDP, "no gradient reaches spare.weight, spare.bias; under ddp the ranks would wait"),
+        (nn.Linear(128, 9), SINGLE, r"the model returned shape \(256, 9\) for 256 samples, expected \(256, 10\)"),
+        (nn.Linear(128, 10).requires_grad_(False), SINGLE, "no parameter that requires a gradient"),
+        (nn.Sequential(nn.Linear(128, 10), nn.Flatten(0)), SINGLE, r"returned shape \(2560,\)"),
+        (nn.LSTM(128, 10), SINGLE, "the model returned tuple, expected a tensor or an object with a tensor .logits"),
+    ],
+)
+def test_refusals(model, placement, message, trial):
+    with pytest.raises(UserError, match=message):
+        trial(model, placement)
+
+
+def test_what_ddp_would_refuse_is_refused_before_single_trains(trial):
+    with pytest.raises(UserError, match=r"leave ddp out of train\.strategies"):
+        trial(idle(), SINGLE, wants_ranks=True)
+
+
+class Counts(nn.Linear):
+    """Writes an attribute, which a graph would not, or a buffer in place, which it does."""
+
+    def __init__(self, *, in_place):
+        super().__init__(128, 10)
+        self.in_place, self.calls = in_place, 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x):
+        if self.in_place:
+            self.seen += 1
+        else:
+            self.calls += 1
+        return super().forward(x)
+
+
+def test_what_a_cuda_graph_would_not_run_again_is_named(trial):
+    trial(Counts(in_place=False), SINGLE)
+    trial(Counts(in_place=True), SINGLE, graphs=True)
+    with pytest.raises(UserError, match=r"^train\.cuda_graphs: model\.calls: written in forward"):
+        trial(Counts(in_place=False), SINGLE, graphs=True)
+
+
+def test_a_mistake_in_the_models_code_is_found_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text("def forward(x):\n    return x @ x\n")
+    space = runpy.run_path(str(tmp_path / "net.py"))
+    with pytest.raises(RuntimeError) as caught:
+        space["forward"](torch.ones(2, 3))
+    found = diagnosis.explain(caught.value, placement=DDP, model=None)
+    assert type(found) is UserError
+    assert str(found).startswith("net.py:2: the model raised RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+    assert "`python pipeline/train.py --strategy ddp --debug` shows the traceback" in str(found)

@@ -1,0 +1,145 @@
+import os
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import MODEL_OF_TASK, small
+from samebits.errors import UserError
+from samebits.files import write_json
+from samebits.models.build import build_model
+from samebits.numerics.fast import FastNumerics
+from samebits.params import parse_params
+from samebits.records.card import read_card
+from samebits.records.run import Evaluation
+from samebits.training.batches import load_data, model_inputs
+from samebits.training.evaluation import evaluate, evaluate_run
+from samples import PARAMS, card, run_record
+
+
+def numerics_of(card):
+    return FastNumerics(parse_params(small()).train, torch.device("cpu"), card.loss)
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64, 199, 200, 1000])
+@pytest.mark.parametrize("task", list(MODEL_OF_TASK))
+def test_each_sample_counts_once_whatever_the_batches(task, batch_size, data_dir):
+    params = parse_params(small(task))
+    folder = data_dir(params)
+    card = read_card(folder / "card.json")
+    model = build_model(params.model, card, 0)
+    data = load_data(folder, card, "test")
+    with torch.no_grad():
+        outputs = model.eval()(model_inputs(data[0], card))
+    if card.loss == "mse":
+        expected, right = F.mse_loss(outputs.double(), data[1].double()).item(), None
+    else:
+        expected = F.cross_entropy(outputs.double().flatten(0, -2), data[1].flatten()).item()
+        right = (outputs.argmax(-1) == data[1]).double().mean().item()
+    loss, accuracy = evaluate(model, numerics_of(card), data, card, batch_size=batch_size, device=torch.device("cpu"))
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert accuracy == (right if right is None else pytest.approx(right, abs=2 / 200))
+
+
+def test_the_model_is_evaluated_in_its_evaluation_mode_and_left_as_it_was(data_dir):
+    params = parse_params(small())
+    folder = data_dir(params)
+    card = read_card(folder / "card.json")
+    model = nn.Sequential(nn.Dropout(0.9), nn.Linear(128, 10)).train()
+    data = load_data(folder, card, "test")
+    losses = {
+        evaluate(model, numerics_of(card), data, card, batch_size=64, device=torch.device("cpu"))[0] for _ in range(3)
+    }
+    assert len(losses) == 1
+    assert model.training
+
+
+def test_the_floor_is_reached(stage, data_dir):
+    """At the repository's own params, end to end; the slices that are timed after a training teach nothing."""
+    params = stage.write_params({"train": {"repeats": 1}})
+    folder = data_dir(params)
+    strategies = ("single", "ddp")
+    for strategy in strategies:
+        done = stage("train", "--strategy", strategy, "--no-tracking", "--data-dir", str(folder))
+        assert done.returncode == 0, done.stderr
+    runs = [f"runs/{strategy}-fast" for strategy in strategies]
+    done = stage("evaluate", *runs, "--data-dir", str(folder))
+    assert done.returncode == 0, done.stderr
+    for strategy in strategies:
+        evaluation = Evaluation.read(stage.folder / f"reports/evaluation/{strategy}-fast.json", made_by="")
+        assert evaluation.samples == params.data.test_samples
+        assert evaluation.above_floor == pytest.approx(evaluation.eval_loss / evaluation.floor - 1)
+        assert 0 <= evaluation.above_floor <= 0.03
+
+
+def test_weights_that_are_not_the_runs_are_refused(stage, data_dir):
+    params = stage.write_params(small())
+    data = str(data_dir(params))
+    assert stage("train", "--strategy", "single", "--no-tracking", "--data-dir", data).returncode == 0
+    weights = stage.folder / "runs/single-fast/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    done = stage("evaluate", "runs/single-fast", "--data-dir", data)
+    assert (done.returncode, "expected the" in done.stderr) == (2, True)
+    assert not (stage.folder / "reports").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (None, "no such file"),
+        (os.mkfifo, "cannot be read: expected a regular file"),
+        (os.mkdir, "cannot be read: expected a regular file"),
+    ],
+)
+def test_weights_that_are_no_file_are_refused(make, message, tmp_path):
+    write_json(tmp_path / "card.json", card().model_dump(mode="json"))
+    run_record().write(tmp_path / "run.json")
+    if make:
+        make(tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=rf"model\.safetensors: {message}\. hint: "):
+        evaluate_run(PARAMS, data_dir=tmp_path, run_dir=tmp_path)
+
+
+def test_what_a_model_raises_in_its_evaluation_alone_is_named(stage, data_dir):
+    (stage.folder / "mine.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        return super().forward(x if self.training else x[:, :3])\n"
+        "def make():\n    return Net(128, 10)\n"
+    )
+    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
+    data = str(data_dir(params))
+    assert stage("train", "--strategy", "single", "--no-tracking", "--data-dir", data).returncode == 0
+    done = stage("evaluate", "runs/single-fast", "--data-dir", data)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: mine.py:4: the model raised RuntimeError: mat1 and mat2 shapes cannot be mul")
+
+
+REACHED = [
+    ("regression", {"name": "mlp", "kwargs": {"hidden": []}}, {"lr": 0.02}, 4096, 8, 6),
+    ("images", {"name": "convnet", "kwargs": {"width": 8}}, {"lr": 0.05}, 4096, 3, 8),
+    ("tokens", {"name": "gpt"}, {"name": "adamw", "lr": 0.003}, 2048, 6, 3),
+]
+
+
+@pytest.mark.parametrize(
+    ("task", "model", "optimizer", "samples", "epochs", "percent"), REACHED, ids=lambda x: str(x)[:12]
+)
+def test_each_task_can_be_learnt_close_to_its_floor(task, model, optimizer, samples, epochs, percent, stage, tmp_path):
+    stage.write_params(
+        {
+            "data": {"task": task, "num_samples": samples, "test_samples": 1024},
+            "model": model,
+            "train": {"global_batch_size": 32, "epochs": epochs, "repeats": 1, "optimizer": optimizer},
+        }
+    )
+    train = ("--strategy", "single", "--no-tracking")
+    for name, arguments in (("prepare", ()), ("train", train), ("evaluate", ("runs/single-fast",))):
+        done = stage(name, *arguments)
+        assert done.returncode == 0, done.stderr
+    reached = float(done.stdout.split(", ")[1].split("%")[0])
+    assert 0 <= reached <= percent

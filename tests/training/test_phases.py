@@ -1,0 +1,163 @@
+"""The marked pass in this process, and what it is made of."""
+
+import multiprocessing
+import os
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from samebits.training.bounds import gradient_bytes
+from samebits.training.notes import PhaseClock, Queue, no_notes
+from samebits.training.phases import TURNS, Twins, break_down, one_thread
+from samebits.training.reads import ReadCounter
+from trainables import make_trainable
+
+CPU = torch.device("cpu")
+ALONE = Twins(alone=None, half=None, traced=lambda _: None)
+
+
+@pytest.fixture
+def trainable(data_dir):
+    return partial(make_trainable, data_dir)
+
+
+def test_a_step_is_divided_and_left_as_it_was(trainable):
+    made = trainable(grad_accum_steps=2).trainable
+    divided = break_down(made, ALONE, total_steps=8, step_seconds=0.02)
+    assert (divided.steps, len(divided.plain_ms), len(divided.noted_ms)) == (3, TURNS, TURNS)
+    (rank,) = divided.ranks
+    assert all(min(turn.data, turn.forward, turn.backward, turn.optimizer) > 0 for turn in rank.noted)
+    assert all(turn.scatter == turn.replicate == turn.gather == 0 for turn in rank.noted)
+    assert sum(turn.total for turn in rank.noted) == pytest.approx(sum(divided.noted_ms), rel=0.2)
+    assert (rank.alone, divided.traffic, divided.bounds.all_reduces, divided.reads.count) == ((), None, (), 0)
+    assert made.notes is no_notes
+
+
+def test_half_a_batch_takes_its_turns(trainable):
+    made = trainable()
+    twins = Twins(alone=None, half=made.trainable, traced=lambda _: None)
+    divided = break_down(made.trainable, twins, total_steps=8, step_seconds=0.02)
+    assert len(divided.bounds.half_ms) == TURNS
+
+
+def test_reads_of_the_forward_pass_are_counted_and_no_others(trainable, monkeypatch):
+    made = trainable().trainable
+    forward, backward = made.numerics.forward, made.numerics.backward
+
+    def reading(module, batch):
+        outputs = forward(module, batch)
+        return outputs + 0 * (outputs[0, 0].item() + outputs.sum().item() + bool(outputs[0, 0] > 0))
+
+    def reading_later(loss):
+        loss.item()
+        backward(loss)
+
+    monkeypatch.setattr(made.numerics, "forward", reading)
+    monkeypatch.setattr(made.numerics, "backward", reading_later)
+    reads = break_down(made, ALONE, total_steps=8, step_seconds=0.02).reads
+    assert reads.count == 3
+    assert reads.ms > 0
+
+
+def test_a_model_that_takes_threads_is_also_held_to_one(trainable, monkeypatch):
+    made, asked = trainable().trainable, torch.set_num_threads
+    before, forward = torch.get_num_threads(), made.numerics.forward
+    seen = []
+
+    def greedy(module, batch):
+        torch.set_num_threads(3)
+        seen.append(torch.get_num_threads())
+        return forward(module, batch)
+
+    monkeypatch.setattr(made.numerics, "forward", greedy)
+    torch.set_num_threads(3)
+    try:
+        divided = break_down(made, ALONE, total_steps=8, step_seconds=0.02)
+    finally:
+        asked(before)
+    assert len(divided.one_thread_ms) == TURNS
+    assert divided.ranks[0].threads == 3
+    assert {*seen} == {1, 3}
+    assert torch.set_num_threads is asked
+
+
+def test_one_thread_ends_with_its_block():
+    before, asked = torch.get_num_threads(), torch.set_num_threads
+    with one_thread():
+        torch.set_num_threads(7)
+        assert torch.get_num_threads() == 1
+    assert (torch.get_num_threads(), torch.set_num_threads) == (before, asked)
+
+
+def test_gradients_of_what_is_not_trained_are_not_sent(trainable):
+    made = trainable().trainable
+    whole = sum(p.numel() for p in made.model.parameters())
+    first = next(made.model.parameters())
+    first.requires_grad_(False)
+    assert gradient_bytes(made) == 4 * (whole - first.numel())
+
+
+# -- clocks ----------------------------------------------------------------------------------------------------
+
+
+def test_phases_last_until_the_next_one():
+    clock = PhaseClock(CPU)
+    clock("data")
+    time.sleep(0.02)
+    clock("forward")
+    time.sleep(0.04)
+    clock("host")
+    phases = clock.take(2)
+    assert phases.data >= 10
+    assert phases.forward >= 20
+    assert phases.total >= 30
+    assert clock.take(1).forward == 0  # what was taken is gone
+    clock.close()
+
+
+def _spin(seconds, core):
+    os.sched_setaffinity(0, {core})
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def _queued_on(core, sender):
+    queue = Queue()
+    _spin(0.5, core)
+    sender.send(queue.seconds())
+
+
+def test_waiting_for_a_core_is_told_apart():
+    """Four processes share one core: each waits for most of the time."""
+    core, context = min(os.sched_getaffinity(0)), multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    others = [context.Process(target=_spin, args=(1.0, core)) for _ in range(3)]
+    measured = context.Process(target=_queued_on, args=(core, sender))
+    for process in (*others, measured):
+        process.start()
+    queued = receiver.recv()
+    for process in (*others, measured):
+        process.join()
+    assert 0.1 < queued <= 0.6
+
+
+def test_a_queue_that_cannot_be_read_is_empty(monkeypatch):
+    def refuse(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(os, "open", refuse)
+    queue = Queue()
+    assert queue.seconds() == 0
+    queue.close()
+
+
+def test_reads_are_those_of_the_named_phase():
+    phase = "forward"
+    with ReadCounter(lambda: phase) as reads:
+        torch.ones(3)[0].item()
+        phase = "backward"
+        torch.ones(3)[0].item()
+    assert reads.count == 1

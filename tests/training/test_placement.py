@@ -1,0 +1,268 @@
+import pytest
+
+from samebits.errors import HostError, UserError
+from samebits.params import parse_params
+from samebits.training.placement import Devices, not_applied, place_over_nodes
+from samebits.training.split import BatchSplit
+from samples import placed
+
+# strategy, train settings, GPUs, cores -> device type, devices used, world size, devices, backend, label kinds
+CASES = [
+    ("single", {}, 0, 2, ("cpu", 1, 1, (0,), None, [])),
+    ("single", {}, 4, 2, ("cuda", 1, 1, (0,), None, [])),
+    ("dp", {}, 0, 2, ("cpu", 1, 1, (0,), None, ["fallback"])),
+    ("dp", {}, 1, 2, ("cuda", 1, 1, (0,), None, ["fallback"])),
+    ("dp", {}, 4, 2, ("cuda", 4, 1, (0, 1, 2, 3), None, [])),
+    ("dp", {"num_devices": 2, "oversubscribe": True}, 1, 2, ("cuda", 2, 1, (0, 0), None, ["oversubscribed"])),
+    ("ddp", {}, 0, 16, ("cpu", 2, 2, (0, 1), "gloo", [])),
+    ("ddp", {}, 0, 1, ("cpu", 1, 1, (0,), "gloo", ["one_device"])),
+    ("ddp", {}, 4, 2, ("cuda", 4, 4, (0, 1, 2, 3), "nccl", [])),
+    ("ddp", {"num_devices": 4}, 0, 4, ("cpu", 4, 4, (0, 1, 2, 3), "gloo", [])),
+    ("ddp", {"num_devices": 4, "oversubscribe": True}, 2, 2, ("cuda", 4, 4, (0, 1, 0, 1), "gloo", ["oversubscribed"])),
+    ("ddp", {"num_devices": 4, "oversubscribe": True}, 0, 2, ("cpu", 4, 4, (0, 1, 2, 3), "gloo", ["oversubscribed"])),
+]  # fmt: skip
+
+
+def params_of(train):
+    return parse_params({"train": {"global_batch_size": 256, **train}})
+
+
+@pytest.mark.parametrize(("strategy", "train", "gpus", "cores", "expected"), CASES)
+def test_place(strategy, train, gpus, cores, expected):
+    placement, _ = placed(strategy, params_of(train), gpus=gpus, cores=cores)
+    kinds = [label.kind for label in placement.labels]
+    where = (placement.device_type, placement.devices_used, placement.world_size, placement.devices, placement.backend)
+    assert (*where, kinds) == expected
+    assert placement.may_speed_up == (placement.devices_used > 1 and not kinds)
+
+
+def test_auto_takes_the_largest_divisor_and_says_so():
+    placement, _ = placed("ddp", parse_params({"train": {"global_batch_size": 64}}), gpus=7)
+    assert placement.num_devices == 4
+    note, ring = placement.notes
+    assert ring.kind == "ring"
+    assert (note.kind, note.text) == ("fewer_devices", "4 of 7 devices, the most that divide 64 samples equally")
+
+
+@pytest.mark.parametrize(
+    ("numerics", "gpus", "deterministic", "notes", "labels"),
+    [
+        ("fast", 2, True, ["ring"], []),
+        ("fast", 2, False, [], ["any_order"]),
+        ("fast", 0, False, [], []),
+        ("fast", 1, False, [], ["one_device"]),
+        ("exact", 2, True, [], []),
+        ("exact", 2, False, [], []),
+    ],
+)
+def test_what_nccl_may_choose_is_said_where_it_matters(numerics, gpus, deterministic, notes, labels):
+    params = parse_params({"train": {"ddp": {"deterministic": deterministic}}})
+    placement, _ = placed("ddp", params, numerics=numerics, gpus=gpus)
+    assert [note.kind for note in placement.notes] == notes
+    assert [label.kind for label in placement.labels] == labels
+
+
+def test_dp_uses_fewer_devices_than_it_has_where_chunk_does():
+    params = parse_params(
+        {"data": {"num_samples": 8}, "train": {"global_batch_size": 8, "num_devices": 5, "strategies": ["dp"]}}
+    )
+    placement, _ = placed("dp", params, gpus=5)
+    assert (placement.num_devices, placement.devices_used) == (5, 4)
+    assert [label.kind for label in placement.labels] == ["unused_devices"]
+    assert placement.may_speed_up
+
+
+@pytest.mark.parametrize(
+    ("rows", "devices", "parts"), [(256, 3, 3), (8, 5, 4), (8, 6, 4), (8, 7, 4), (8, 8, 8), (1, 4, 1)]
+)
+def test_chunks_is_what_torch_does(rows, devices, parts):
+    import torch
+
+    split = BatchSplit(samples=rows, shards=None, grad_accum_steps=1, devices=devices)
+    chunks = torch.arange(rows).chunk(devices)
+    assert split.busy_devices == parts == len(chunks)
+    assert split.rows_per_device == max(map(len, chunks))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "train", "error", "message"),
+    [
+        ("ddp", {"num_devices": 4}, HostError, "train.num_devices: got 4, this host has 2 CPU cores"),
+        ("dp", {"num_devices": 4}, HostError, "train.num_devices: got 4, this host has 2 CPU cores"),
+        ("dp", {"num_devices": 512, "strategies": ["dp"], "oversubscribe": True}, UserError, "accepts at most 256"),
+        (
+            "ddp",
+            {"num_devices": 3, "oversubscribe": True},
+            UserError,
+            "train.num_devices: got 3, accepts a divisor of the 256 samples that ddp shares out. hint: change train",
+        ),
+        (
+            "ddp",
+            {"num_devices": 128, "grad_accum_steps": 4, "oversubscribe": True},
+            UserError,
+            "train.num_devices: got 128 devices for 64 samples, accepts at most 64. hint: raise train.global_batch",
+        ),
+    ],
+)
+def test_refused(strategy, train, error, message):
+    with pytest.raises(error) as caught:
+        placed(strategy, params_of({"numerics": ["fast"], **train}), gpus=0)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "train", "keys"),
+    [
+        ("dp", {"compile": True}, ["train.compile"]),
+        ("ddp", {"compile": True}, []),
+        ("single", {"precision": "tf32"}, ["train.precision"]),
+        ("single", {"optimizer": {"name": "adamw"}}, ["train.optimizer.momentum"]),
+        ("single", {"optimizer": {"name": "adamw", "momentum": 0.0}}, []),
+        ("single", {"num_devices": 2}, ["train.num_devices"]),
+        ("ddp", {"grad_accum_steps": 2, "ddp": {"static_graph": True}}, ["train.ddp.static_graph"]),
+        ("ddp", {"ddp": {"static_graph": True}}, []),
+    ],
+)
+def test_not_applied(strategy, train, keys):
+    params = parse_params({"train": train})
+    placement, _ = placed(strategy, params, gpus=0)
+    assert list(not_applied(params.train, placement, "fast", tf32=False)) == keys
+
+
+EXACT = [
+    ("ddp", {"num_devices": 3, "oversubscribe": True}, 0, 2, (3, 96)),
+    ("ddp", {"num_devices": 3, "oversubscribe": True, "grad_accum_steps": 2}, 0, 2, (3, 64)),
+    ("ddp", {}, 5, 8, (5, 64)),
+    ("ddp", {}, 12, 8, (8, 32)),
+    ("dp", {}, 3, 8, (3, 96)),
+    ("dp", {}, 5, 8, (4, 64)),
+    ("single", {"grad_accum_steps": 16}, 0, 2, (1, 32)),
+]
+
+
+@pytest.mark.parametrize(("strategy", "train", "gpus", "cores", "expected"), EXACT)
+def test_exact_shares_out_shards(strategy, train, gpus, cores, expected):
+    params = params_of({"numerics": ["exact"], **train})
+    placement, split = placed(strategy, params, gpus=gpus, cores=cores, numerics="exact")
+    assert (placement.devices_used, placement.rows_per_device) == expected
+    assert split.ranks == placement.world_size
+
+
+def test_exact_takes_no_more_devices_than_shards():
+    params = parse_params({"train": {"num_devices": 9, "numerics": ["fast"], "global_batch_size": 288}})
+    with pytest.raises(UserError, match="got 9 devices for 8 shards, accepts at most 8"):
+        placed("ddp", params, gpus=9, numerics="exact")
+
+
+def test_what_exact_does_not_apply():
+    params = parse_params({"train": {"compile": True, "precision": "bf16"}})
+    placement, _ = placed("ddp", params, gpus=2, numerics="exact")
+    assert list(not_applied(params.train, placement, "exact", tf32=True)) == ["train.compile", "train.precision"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "numerics", "settings", "why"),
+    [
+        ("single", 1, "fast", {}, None),
+        ("ddp", 2, "fast", {}, None),
+        ("single", 0, "fast", {}, "CUDA graphs are of NVIDIA GPUs"),
+        ("dp", 2, "fast", {}, "DataParallel makes new replicas at each step, and a graph is of one module's memory"),
+        ("dp", 1, "fast", {}, "DataParallel makes new replicas at each step, and a graph is of one module's memory"),
+        ("single", 1, "exact", {}, "the exact numerics look at values while a step runs"),
+        ("ddp", 2, "fast", {"compile": True}, "torch.compile makes kernels of its own, and the two are not combined"),
+        ("single", 1, "fast", {"grad_accum_steps": 2}, "a replay writes its gradients over those of the micro-batch "
+                                                       "before"),
+    ],
+)  # fmt: skip
+def test_where_cuda_graphs_are_not_applied(strategy, gpus, numerics, settings, why):
+    params = parse_params({"train": {"cuda_graphs": True, **settings}})
+    placement, _ = placed(strategy, params, gpus=gpus, numerics=numerics)
+    said = not_applied(params.train, placement, numerics, tf32=True)
+    assert said.get("train.cuda_graphs") == why
+
+
+@pytest.mark.parametrize(("tf32", "keys"), [(True, []), (False, ["train.precision"])])
+def test_tf32_needs_a_gpu_that_has_it(tf32, keys):
+    params = parse_params({"train": {"precision": "tf32"}})
+    placement, _ = placed("single", params, gpus=1)
+    assert list(not_applied(params.train, placement, "fast", tf32=tf32)) == keys
+
+
+def nodes(*counts, kind="gpus", wanted=(), machines=()):
+    """Machines with so many devices each."""
+    return [
+        Devices(
+            gpus=count if kind == "gpus" else 0,
+            cores=count,
+            wanted=wanted[i] if wanted else "auto",
+            name=f"n{i}",
+            machine=machines[i] if machines else f"machine {i}",
+        )
+        for i, count in enumerate(counts)
+    ]
+
+
+# machines, train settings, numerics -> devices by machine, devices by rank, backend, label kinds, note kinds
+OVER_NODES = [
+    (nodes(4, 4), {}, "fast", ((4, 4), (0, 1, 2, 3, 0, 1, 2, 3), "nccl", [], ["ring"])),
+    (nodes(4, 2), {}, "exact", ((4, 2), (0, 1, 2, 3, 0, 1), "nccl", [], [])),
+    (nodes(16, 16, kind="cores"), {}, "exact", ((2, 2), (0, 1, 0, 1), "gloo", [], [])),
+    (
+        nodes(2, 2, 2, kind="cores"),
+        {"global_batch_size": 27, "numerics": ["fast"]},
+        "fast",
+        ((1, 1, 1), (0, 0, 0), "gloo", [], ["fewer_devices"]),
+    ),
+    (
+        nodes(8, 8),
+        {"global_batch_size": 24},
+        "exact",
+        ((4, 4), (0, 1, 2, 3, 0, 1, 2, 3), "nccl", [], ["fewer_devices"]),
+    ),
+    (nodes(4, 4, wanted=(1, 2)), {}, "exact", ((1, 2), (0, 0, 1), "nccl", [], [])),
+    (
+        nodes(1, 1, wanted=(2, 2)),
+        {"oversubscribe": True},
+        "exact",
+        ((2, 2), (0, 0, 0, 0), "gloo", ["oversubscribed"] * 2, []),
+    ),
+    (
+        nodes(2, 2, kind="cores", wanted=(2, 2), machines=("a", "a")),
+        {},
+        "exact",
+        ((2, 2), (0, 1, 0, 1), "gloo", ["oversubscribed"], []),
+    ),
+]
+
+
+@pytest.mark.parametrize(("machines", "train", "numerics", "expected"), OVER_NODES)
+def test_place_over_nodes(machines, train, numerics, expected):
+    batch = 24 if numerics == "fast" else 256
+    placement, split = place_over_nodes("ddp", params_of({"global_batch_size": batch, **train}), numerics, machines)
+    by_node, devices, backend, labels, notes = expected
+    assert (placement.devices_by_node, placement.devices, placement.backend) == (by_node, devices, backend)
+    assert [label.kind for label in placement.labels] == labels
+    assert [note.kind for note in placement.notes] == notes
+    assert split.ranks == placement.world_size == placement.devices_used == sum(by_node)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "machines", "numerics", "error", "message"),
+    [
+        ("single", nodes(1, 1), "exact", UserError, "single uses one machine, and 2 were started"),
+        ("dp", nodes(1, 1, 1), "exact", UserError, "dp uses one machine, and 3 were started"),
+        (
+            "ddp",
+            nodes(4, 2),
+            "fast",
+            UserError,
+            "fast needs as many devices on each machine, and they have: n0 4, n1 2",
+        ),
+        ("ddp", nodes(2, 2, wanted=(4, 4)), "exact", HostError, "train.num_devices: got 4, n0 has 2 GPUs"),
+        ("ddp", nodes(*[1] * 9), "exact", UserError, "9 machines have 9 devices for 8 shards of a batch"),
+        ("ddp", nodes(*[1] * 7), "fast", UserError, "7 machines have 7 devices for 256 samples of a batch"),
+    ],
+)
+def test_what_machines_cannot_share_is_refused(strategy, machines, numerics, error, message):
+    with pytest.raises(error, match=message):
+        place_over_nodes(strategy, params_of({}), numerics, machines)

@@ -1,0 +1,287 @@
+"""Clocks, statistics, and the timed slices beside a training."""
+
+import copy
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import small
+from samebits.models.build import build_model
+from samebits.numerics.fast import FastNumerics
+from samebits.params import parse_params
+from samebits.records.run import TwinLoss, relative_difference
+from samebits.training import meters as timing
+from samebits.training.loop import NoTracker, Snapshot, train, warm_up
+from samebits.training.meters import StepClock
+from samebits.training.prolonging import Prolonging
+from samebits.training.rounding import PERTURBATION, envelope, measure_rounding
+from samebits.training.setup import Setup
+from samebits.training.slices import Slices, make_reference, reference_names, time_slices
+from samebits.training.strategies import DataParallelStrategy, DDPStrategy, SingleDeviceStrategy
+from samples import placed, ratio
+from trainables import make_trainable
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [(1, 1, 0), (0, 0, 0), (1, 2, 0.5), (-1, 1, 2), (0, 1e-30, 1), (math.nan, 1, math.inf), (math.inf, 1, math.inf)],
+)
+def test_relative_difference(a, b, expected):
+    assert relative_difference(a, b) == expected == relative_difference(b, a)
+
+
+def test_the_clock_counts_segments_and_nothing_between_them(monkeypatch):
+    now = iter([0.0, 1.0, 3.0, 3.5, 100.0, 104.0, 104.25])
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    clock = StepClock(CPU)
+    clock.start()
+    clock.lap()
+    clock.lap()
+    assert clock.stop() == 3.5
+    clock.start()
+    clock.lap()
+    clock.stop()
+    assert clock.step_seconds == [1.0, 2.0, 4.0]
+    assert clock.seconds == 3.5 + 4.25
+
+
+def test_ratios_are_taken_within_chunks():
+    seconds = {
+        "single": [[2.0, 20.0], [3.0, 3.0]],
+        "strategy": [[1.0, 10.0], [1.0, 1.0]],
+        "share": [[1.0, 10.0], [1.5, 1.5]],
+    }
+    slices = Slices(4, 2, seconds, None)
+    assert slices.speedup().median == pytest.approx(6**0.5)  # of 2, 2, 3, 3
+    assert slices.speedup().low < 2 < 3 < slices.speedup().high
+    assert slices.bound() == ratio(2.0)
+    assert Slices(4, 2, {"strategy": [[1.0, 2.0]]}, None).speedup() is None
+
+
+@pytest.fixture
+def trainable(data_dir):
+    return partial(make_trainable, data_dir)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"grad_accum_steps": 4}, {"precision": "fp16"}, {"optimizer": {"name": "adamw"}}]
+)
+def test_warm_up_trains_nothing(settings, trainable):
+    plain, warmed = trainable(**settings).trainable, trainable(**settings).trainable
+    plain.reset()
+    expected = train(plain, 8, step_seconds=1, tracker=NoTracker()).losses
+    before = Snapshot(warmed.model)._values
+    assert warm_up(warmed, 5) > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, warmed.model.parameters(), strict=True))
+    assert train(warmed, 8, step_seconds=1e-4, tracker=NoTracker()).losses == expected
+
+
+def test_the_tracker_hears_every_step_once(trainable):
+    heard, begun = [], []
+    tracker = SimpleNamespace(losses=lambda *part: heard.append(part), step=begun.append)
+    job = trainable().trainable
+    job.reset()
+    training = train(job, 8, step_seconds=0.2, tracker=tracker)
+    assert [(first, len(losses), len(rates)) for first, losses, rates in heard] == [
+        (1, 2, 2),
+        (3, 2, 2),
+        (5, 2, 2),
+        (7, 2, 2),
+    ]
+    assert begun == list(range(1, 9))
+    assert [loss for _, losses, _ in heard for loss in losses] == training.losses
+    assert [rate for _, _, rates in heard for rate in rates] == job.rates(0, 8)
+    assert len(training.step_seconds) == 8
+
+
+def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
+    made = trainable()
+    untrained = build_model(made.params.model, made.card, made.params.seed)
+    made.trainable.reset()
+    training = train(made.trainable, 8, step_seconds=1, tracker=NoTracker())
+    params = parse_params(small(num_devices=2, oversubscribe=True))
+    two, split = placed("ddp", params, gpus=0)
+    setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.strategy)
+    others = {name: make_reference(name, untrained, made.data, setup, two) for name in reference_names(two, "fast")}
+    rows = {name: len(one.batches.micro_batch(0, 0).inputs) for name, one in others.items()}
+    assert rows == {"single": 64, "share": 32, "together": 32}
+    slices = time_slices(
+        made.trainable, others, list(others), training.losses, step_seconds=0.05, prolonging=Prolonging(2, 0.0)
+    )
+    assert slices.first_difference is None
+    assert {name: [len(chunks) for chunks in repeats] for name, repeats in slices.seconds.items()} == {
+        "strategy": [8, 8], "single": [8, 8], "share": [8, 8], "together": [8, 8]
+    }  # fmt: skip
+    assert slices.speedup().low > 0
+
+
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+@pytest.mark.parametrize("error", [OUT_OF_MEMORY, RuntimeError("CUDA error: out of memory")])
+@pytest.mark.parametrize("which", ["single", "share"])
+def test_a_reference_that_runs_out_of_memory_later_costs_the_references_alone(error, which, trainable):
+    def fail(*_):
+        raise error
+
+    made = trainable()
+    made.trainable.reset()
+    losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+    others = {name: trainable().trainable for name in ("single", "share")}
+    steps = iter([others[which].step] * 3 + [fail] * 9)
+    others[which].step = lambda *arguments: next(steps)(*arguments)
+    slices = time_slices(made.trainable, others, list(others), losses, step_seconds=0.05, prolonging=Prolonging(2, 0.0))
+    assert slices.problem.kind == "no_memory"
+    assert {name: [len(chunks) for chunks in repeats] for name, repeats in slices.seconds.items()} == {
+        "strategy": [8, 8]
+    }
+    made.trainable.step = fail
+    with pytest.raises(type(error), match="out of memory"):
+        time_slices(made.trainable, {}, [], losses, step_seconds=0.05, prolonging=Prolonging(2, 0.0))
+
+
+def switches():
+    return (
+        torch.get_deterministic_debug_mode(),
+        torch.backends.cuda.flash_sdp_enabled(),
+        torch.backends.cuda.mem_efficient_sdp_enabled(),
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        torch.backends.mha.get_fastpath_enabled(),
+    )
+
+
+def test_a_fast_reference_runs_under_its_own_switches(trainable, data_dir):
+    """The price of exact is not that of a fast training with exact's attention kernels, and without its determinism."""
+    seen = {}
+
+    def watched(one, name):
+        step = one.step
+
+        def watching(*arguments):
+            seen.setdefault(name, set()).add(switches())
+            return step(*arguments)
+
+        one.step = watching
+        return one
+
+    made = trainable()
+    untrained = build_model(made.params.model, made.card, made.params.seed)
+    params = made.params
+    placement, split = placed("single", params, numerics="exact", gpus=0)
+    setup = Setup(params, "exact", made.card, split=split, strategy=SingleDeviceStrategy(CPU))
+    setup.numerics.configure()
+    try:
+        exact = setup.trainable(setup.place(copy.deepcopy(untrained)), setup.batches(made.data))
+        fast = make_reference("fast", untrained, made.data, setup, placement)
+        exact.reset()
+        losses = exact.mean_losses(exact.run(0, exact.rates(0, 2), StepClock(CPU)))
+        both = {"fast": watched(fast, "fast")}
+        time_slices(watched(exact, "exact"), both, ["fast"], losses, step_seconds=0.1, prolonging=Prolonging(1, 0.0))
+    finally:
+        made.setup.numerics.configure()
+        torch.set_deterministic_debug_mode("default")
+    assert seen == {"exact": {(0, False, False, False, False)}, "fast": {(2, True, True, True, True)}}
+
+
+def test_a_reference_is_compiled_as_what_it_stands_for(trainable, monkeypatch):
+    compiled = []
+    monkeypatch.setattr(FastNumerics, "compile", lambda self, module: compiled.append(name) or module)
+    made = trainable()
+    untrained = build_model(made.params.model, made.card, made.params.seed)
+    params = parse_params(small(compile=True, num_devices=2, oversubscribe=True))
+    expected = {"dp": ["single"], "ddp": ["single", "share"]}
+    for strategy, names in expected.items():
+        placement, split = placed(strategy, params, gpus=2)
+        parallel = SingleDeviceStrategy(CPU)
+        parallel.compiles = (DataParallelStrategy if strategy == "dp" else DDPStrategy).compiles
+        setup = Setup(params, "fast", made.card, split=split, strategy=parallel)
+        for name in ("single", "share"):
+            make_reference(name, untrained, made.data, setup, placement)
+        assert compiled == names
+        compiled.clear()
+
+
+def test_a_reference_is_captured_as_what_it_stands_for(trainable, monkeypatch):
+    captured, name = [], "training"
+    monkeypatch.setattr(FastNumerics, "graphs", True)
+    monkeypatch.setattr(FastNumerics, "capture", lambda self, *given: captured.append((name, *given)))
+    made = trainable()
+    assert [key for key, *_ in captured] == ["training"]
+    _, module, sample, check = captured.pop()
+    assert type(module) is type(made.trainable.module)  # before a strategy wraps it
+    assert (sample.step, check.step) == (0, 1)
+    assert sample.inputs.shape == check.inputs.shape
+    untrained = build_model(made.params.model, made.card, made.params.seed)
+    params = parse_params(small(num_devices=2, oversubscribe=True))
+    expected = {"dp": ["single"], "ddp": ["single", "share"]}
+    for strategy, names in expected.items():
+        placement, split = placed(strategy, params, gpus=2)
+        parallel = SingleDeviceStrategy(CPU)
+        parallel.compiles = (DataParallelStrategy if strategy == "dp" else DDPStrategy).compiles
+        setup = Setup(params, "fast", made.card, split=split, strategy=parallel)
+        for name in ("single", "share"):
+            make_reference(name, untrained, made.data, setup, placement)
+        assert [key for key, *_ in captured] == names
+        captured.clear()
+
+
+def test_a_loss_that_is_not_repeated_is_found(trainable):
+    made = trainable()
+    made.trainable.reset()
+    losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+    losses[5] *= 1 + 1e-7
+    assert (
+        time_slices(made.trainable, {}, [], losses, step_seconds=0.01, prolonging=Prolonging(1, 0.0)).first_difference
+        == 6
+    )
+
+
+def test_a_snapshot_covers_buffers_that_are_not_saved():
+    model = nn.BatchNorm1d(3)
+    model.register_buffer("hidden", torch.zeros(2), persistent=False)
+    snapshot = Snapshot(model)
+    model(torch.randn(8, 3)).sum().backward()
+    model.hidden += 1
+    snapshot.restore()
+    assert model.hidden.tolist() == [0, 0]
+    assert model.running_mean.tolist() == [0, 0, 0]
+    assert model.num_batches_tracked == 0
+    assert model.weight.grad is None
+
+
+def test_the_twin_starts_a_rounding_away_and_leaves_the_training_as_it_was(trainable):
+    made = trainable()
+    made.trainable.reset()
+    losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+    final = Snapshot(made.trainable.model)
+    found = measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3)
+    assert found.steps == 8
+    assert 0 < found.losses[-1].difference < 1e-3
+    assert set(found.weights) == {name for name, _ in made.trainable.model.named_parameters()}
+    assert PERTURBATION / 10 < max(found.weights.values()) < 1e-2
+    assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3) == found
+    assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1.0).steps == 3  # no time for more
+    made.trainable.reset()
+    assert train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses == losses
+
+
+def test_a_twin_that_diverges_measures_nothing(trainable):
+    made = trainable()
+    made.trainable.reset()
+    losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+    final = Snapshot(made.trainable.model)
+    made.trainable.numerics.loss = lambda outputs, targets: outputs.sum() * math.inf
+    assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3) is None
+
+
+def test_an_envelope_keeps_where_the_difference_rises():
+    assert envelope([1.0] * 6, [1.0, 1.1, 1.0, 1.11, 2.0, 1.5]) == (
+        TwinLoss(step=2, difference=0.0909),
+        TwinLoss(step=5, difference=0.5),
+    )

@@ -1,0 +1,64 @@
+"""The split of a batch: the same rows in the same order, whoever shares them."""
+
+import pytest
+
+from samebits.training.split import BatchSplit, Rows
+
+WHOLE = BatchSplit(samples=32, shards=8, grad_accum_steps=1)
+SAMPLES = BatchSplit(samples=32, shards=None, grad_accum_steps=1)
+
+
+def test_samples_are_shared_out_equally():
+    split = BatchSplit(samples=16, shards=None, grad_accum_steps=2, ranks=2)
+    assert split.micro_batches(0) == (Rows(0, 4), Rows(8, 12))
+    assert split.micro_batches(1) == (Rows(4, 8), Rows(12, 16))
+
+
+@pytest.mark.parametrize("accum", [1, 2, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+def test_shards_are_shared_out_whole_and_in_order(ranks, accum):
+    split = BatchSplit(samples=32, shards=8, grad_accum_steps=accum, ranks=ranks)
+    parts = [part for rank in range(ranks) for part in split.micro_batches(rank)]
+    assert [number for part in parts for number in part.shards] == list(range(8))
+    assert [row for part in parts for row in range(part.start, part.stop)] == list(range(32))
+    assert all(part.stop - part.start == 4 * len(part.shards) for part in parts)
+    assert split.rows_per_device == max(part.stop - part.start for part in parts)
+    for rank in range(ranks):
+        mine = split.micro_batches(rank)
+        assert 8 // ranks <= sum(len(part.shards) for part in mine) <= -(-8 // ranks)
+        assert len(mine) <= accum
+
+
+@pytest.mark.parametrize(
+    ("split", "even"),
+    [
+        (SAMPLES.over(ranks=4), True),
+        (SAMPLES.over(ranks=3), False),
+        (SAMPLES.over(ranks=64), False),
+        (WHOLE.over(ranks=3), True),
+        (WHOLE.over(ranks=9), False),
+    ],
+)
+def test_which_splits_there_are(split, even):
+    assert split.even == even
+    if not even:
+        with pytest.raises(AssertionError, match="cannot be shared out"):
+            split.micro_batches()
+
+
+@pytest.mark.parametrize(
+    ("split", "devices", "share"),
+    [
+        (SAMPLES.over(ranks=4), 4, SAMPLES.__class__(samples=8, shards=None, grad_accum_steps=1)),
+        (SAMPLES.over(devices=4), 4, SAMPLES.__class__(samples=8, shards=None, grad_accum_steps=1)),
+        (WHOLE.over(ranks=3), 3, WHOLE.__class__(samples=12, shards=3, grad_accum_steps=1)),
+        (WHOLE.over(devices=4), 4, WHOLE.__class__(samples=8, shards=2, grad_accum_steps=1)),
+    ],
+)
+def test_a_devices_share_is_a_batch_of_its_own(split, devices, share):
+    assert split.share(devices) == share
+
+
+def test_an_evaluation_fits_where_the_training_did():
+    assert WHOLE.rows_of_evaluation == 4
+    assert BatchSplit(samples=32, shards=None, grad_accum_steps=4).rows_of_evaluation == 8

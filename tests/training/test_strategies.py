@@ -1,0 +1,210 @@
+"""The strategies in one process: what they hand to PyTorch, and what they do with random streams."""
+
+import os
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch._utils import ExceptionWrapper
+
+from samebits.errors import HostError, UserError
+from samebits.params import parse_params
+from samebits.training import strategies
+from samebits.training.placement import place
+from samebits.training.strategies import DataParallelStrategy, DDPStrategy, SingleDeviceStrategy, make_strategy
+from samples import placed
+
+PARAMS = parse_params({"train": {"oversubscribe": True, "num_devices": 2}})
+CPU = torch.device("cpu")
+DATA_PARALLEL = sys.modules["torch.nn.parallel.data_parallel"]  # the package has a function of that name
+
+
+def make(strategy, *, gpus, params=PARAMS):
+    return make_strategy(placed(strategy, params, gpus=gpus)[0], params.train)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "cls"), [("single", SingleDeviceStrategy), ("dp", DataParallelStrategy), ("ddp", DDPStrategy)]
+)
+def test_each_name_is_a_class(strategy, cls, monkeypatch):
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    made = make(strategy, gpus=0)
+    assert type(made) is cls
+    assert (made.rank, made.world_size) == ((1, 2) if strategy == "ddp" else (0, 1))
+    assert made.device == torch.device("cpu")
+    assert made.cuda_devices == ()
+
+
+class Recorder(nn.Module):
+    """Stands in for a wrapper that needs GPUs."""
+
+    def __init__(self, module, **options):
+        super().__init__()
+        self.module, self.options = module, options
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count", "device_ids", "cuda_devices"),
+    [(4, 4, [0, 1, 2, 3], (0, 1, 2, 3)), (2, 4, [0, 1, 0, 1], (0, 1)), (1, 2, [0, 0], (0,)), (0, 2, None, ())],
+)
+def test_what_dp_hands_to_its_wrapper(gpus, count, device_ids, cuda_devices, monkeypatch):
+    monkeypatch.setattr(strategies, "Replicas", Recorder)
+    params = parse_params({"train": {"oversubscribe": True, "num_devices": count}})
+    strategy = make("dp", gpus=gpus, params=params)
+    module = nn.Linear(1, 1)
+    wrapped = strategy.wrap(module)
+    assert wrapped.module is module
+    cuda = device_ids and [torch.device("cuda", index) for index in device_ids]
+    assert wrapped.options == {"device_ids": cuda}
+    assert strategy.cuda_devices == cuda_devices
+    assert strategy.device == torch.device("cuda:0" if gpus else "cpu")
+
+
+def test_what_ddp_hands_to_its_wrapper(monkeypatch):
+    monkeypatch.setattr(strategies, "DistributedDataParallel", Recorder)
+    for name, value in (("RANK", "3"), ("LOCAL_RANK", "3"), ("WORLD_SIZE", "4")):
+        monkeypatch.setenv(name, value)
+    raw = {"num_devices": 4, "oversubscribe": True, "ddp": {"static_graph": True, "bucket_cap_mb": 7}}
+    strategy = make("ddp", gpus=2, params=parse_params({"train": raw}))
+    assert strategy.device == torch.device("cuda:1")
+    assert strategy.wrap(nn.Linear(1, 1)).options == {
+        "device_ids": [torch.device("cuda:1")],
+        "process_group": None,
+        "gradient_as_bucket_view": True,
+        "static_graph": True,
+        "bucket_cap_mb": 7,
+        "forward_sync_buffers": True,
+    }
+
+
+class SplitInTwo(nn.Module):
+    """What DataParallel does with two devices, on a CPU: chunks, replicas that share weights, gathered outputs."""
+
+    def __init__(self, module, device_ids):
+        super().__init__()
+        self.module = module
+
+    def forward(self, inputs):
+        return torch.cat([self.module(part) for part in inputs.chunk(2)])
+
+
+def test_gradients_under_dp_are_those_of_single(monkeypatch):
+    monkeypatch.setattr(strategies, "Replicas", SplitInTwo)
+    strategy = DataParallelStrategy([CPU, CPU])
+    torch.manual_seed(0)
+    model, inputs, targets = nn.Linear(5, 3), torch.randn(7, 5), torch.randint(3, (7,))
+    nn.functional.cross_entropy(model(inputs), targets).backward()
+    expected = model.weight.grad.clone()
+    model.zero_grad()
+    nn.functional.cross_entropy(strategy.wrap(model)(inputs), targets).backward()
+    assert torch.allclose(model.weight.grad, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("start", [0, 6])
+@pytest.mark.parametrize("length", [1, 7, 8])
+def test_dp_divides_a_range_as_it_does_the_rows_beside_it(count, start, length, monkeypatch):
+    def scatter_kwargs(inputs, kwargs, device_ids, dim):
+        tensor, *others = inputs
+        parts = tensor.chunk(len(device_ids), dim)
+        return tuple((part, *others) for part in parts), tuple(kwargs for _ in parts)
+
+    monkeypatch.setattr(DATA_PARALLEL, "scatter_kwargs", scatter_kwargs)
+    wrapped = DataParallelStrategy([CPU]).wrap(nn.Identity())
+    wrapped.dim = 0  # which it leaves unset where there is no GPU
+    rows = range(start, start + length)
+    parts, _ = wrapped.scatter((torch.tensor(rows), rows, 5), {}, [torch.device("cuda", i) for i in range(count)])
+    assert [(list(numbers), step) for _, numbers, step in parts] == [(part.tolist(), 5) for part, _, _ in parts]
+    assert [number for _, numbers, _ in parts for number in numbers] == list(rows)
+
+
+class Refuses(nn.Module):
+    def forward(self, inputs):
+        if len(inputs) > 1:
+            raise UserError("exact: model.0: no", hint="take another one")
+        return inputs
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_what_a_replica_raised_is_raised(first, monkeypatch):
+    def parallel_apply(replicas, inputs, kwargs, devices):
+        outputs = []
+        for replica, arguments in zip(replicas, inputs, strict=True):
+            try:
+                outputs.append(replica(*arguments))
+            except Exception:  # noqa: BLE001 - as PyTorch does
+                outputs.append(ExceptionWrapper(where="in replica 1 on device 1"))
+        for output in outputs:
+            if isinstance(output, ExceptionWrapper):
+                output.reraise()
+
+    monkeypatch.setattr(DATA_PARALLEL, "parallel_apply", parallel_apply)
+    wrapped = DataParallelStrategy([CPU]).wrap(Refuses())
+    parts = [(torch.zeros(first),), (torch.zeros(2),)]
+    with pytest.raises(UserError, match=r"exact: model\.0: no\. hint: take another one"):
+        wrapped.parallel_apply([Refuses(), Refuses()], parts, [{}, {}])
+    with pytest.raises(ValueError, match="shorter"):  # not a replica's
+        wrapped.parallel_apply([Refuses(), Refuses()], [(torch.zeros(1),)], [{}, {}])
+
+
+@pytest.mark.parametrize(
+    ("environ", "then"), [({}, "Ring"), ({"NCCL_ALGO": "ring"}, "ring"), ({"NCCL_ALGO": "Tree"}, None)]
+)
+def test_nccl_is_held_to_its_ring(environ, then):
+    if then is None:
+        with pytest.raises(UserError, match=r"NCCL_ALGO is Tree, and train\.ddp\.deterministic holds NCCL to Ring"):
+            strategies._hold_to_ring(environ)
+    else:
+        strategies._hold_to_ring(environ)
+        assert environ == {"NCCL_ALGO": then}
+
+
+@pytest.mark.parametrize(("numerics", "deterministic"), [("fast", True), ("fast", False), ("exact", True)])
+def test_nccl_is_held_where_the_placement_says_so(numerics, deterministic, monkeypatch):
+    """Not in exact, whose sums are the same in any order."""
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    params = parse_params({"train": {"num_devices": 2, "ddp": {"deterministic": deterministic}}})
+    placement, _ = place("ddp", params, numerics, gpus=2, cores=2)
+    assert placement.backend == "nccl"
+    held = []
+    monkeypatch.setattr(strategies, "_hold_to_ring", held.append)
+    monkeypatch.setattr(SingleDeviceStrategy, "setup", lambda _: None)
+    monkeypatch.setattr(strategies, "rendezvous", lambda *_: iter([]))
+    with pytest.raises(StopIteration):
+        make_strategy(placement, params.train).setup()
+    assert bool(held) == (numerics == "fast" and deterministic)
+
+
+def test_a_gpu_that_does_not_start_is_a_host_error(monkeypatch):
+    def fail():
+        raise torch.cuda.DeferredCudaCallError("CUDA call failed lazily")
+
+    monkeypatch.setattr(torch.cuda, "init", fail)
+    with pytest.raises(HostError, match="CUDA does not start on cuda:0: CUDA call failed lazily"):
+        SingleDeviceStrategy(torch.device("cuda", 0)).setup()
+
+
+def test_random_streams_continue_where_they_stood():
+    strategy = SingleDeviceStrategy(CPU)
+    strategy.seed(1)
+    state = strategy.random_state()
+    first = torch.rand(4)
+    strategy.set_random_state(state)
+    assert torch.equal(torch.rand(4), first)
+    strategy.seed(2)
+    assert not torch.equal(torch.rand(4), first)
+
+
+def test_every_rank_has_its_own_stream(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    drawn = []
+    for rank in ("0", "1"):
+        monkeypatch.setitem(os.environ, "RANK", rank)
+        monkeypatch.setitem(os.environ, "LOCAL_RANK", rank)
+        make("ddp", gpus=0).seed(0)
+        drawn.append(torch.rand(4).tolist())
+    assert drawn[0] != drawn[1]

@@ -1,0 +1,74 @@
+"""What the marked pass of a real training leaves in its record, and a trace of its steps."""
+
+import gzip
+import json
+
+import pytest
+
+from conftest import small
+from samebits.records.run import RunRecord
+from samebits.training.phases import TURNS
+
+
+def trained(stage, data_dir, strategy, *arguments, **settings):
+    params = stage.write_params(small(**{"repeats": 2, "oversubscribe": True, **settings}))
+    data = str(data_dir(params))
+    done = stage("train", "--strategy", strategy, "--no-tracking", "--data-dir", data, "--out-dir", "out", *arguments)
+    assert done.returncode == 0, done.stderr
+    return RunRecord.read(stage.folder / "out/run.json", made_by="train")
+
+
+def test_ddp_leaves_phases_of_every_rank_and_its_traffic(stage, data_dir):
+    record = trained(stage, data_dir, "ddp", "--num-devices", "2", model={"name": "mlp", "kwargs": {"hidden": [64]}})
+    divided = record.breakdown
+    assert [len(rank.noted) for rank in divided.ranks] == [len(rank.alone) for rank in divided.ranks] == [TURNS] * 2
+    assert divided.traffic.gradient_bytes == divided.traffic.bytes_per_step == 4 * record.model_parameters
+    assert divided.traffic.buffer_bytes == 0
+    assert all(0 < bucket.ready_ms < bucket.done_ms for bucket in divided.traffic.buckets)
+    *_, whole = divided.bounds.all_reduces
+    assert whole.size_bytes == divided.traffic.gradient_bytes
+    assert whole.bus_gb_per_s > 0
+    assert divided.bounds.half_ms is None
+
+
+def test_each_micro_batch_is_not_reduced_by_itself(stage, data_dir):
+    record = trained(stage, data_dir, "ddp", "--num-devices", "2", grad_accum_steps=4)
+    assert record.breakdown.traffic.bytes_per_step == 4 * record.model_parameters
+
+
+@pytest.mark.parametrize("synced", [True, False])
+def test_buffers_count_where_they_are_sent(synced, stage, data_dir):
+    (stage.folder / "own.py").write_text(
+        "from torch import nn\n"
+        "def build(card):\n"
+        "    first, last = nn.Linear(card.input_shape[0], 8), nn.Linear(8, card.num_classes)\n"
+        "    return nn.Sequential(first, nn.BatchNorm1d(8), last)\n"
+    )
+    ddp = {"forward_sync_buffers": synced}
+    model = {"name": "own:build", "source": "own.py"}
+    record = trained(stage, data_dir, "ddp", "--num-devices", "2", model=model, ddp=ddp)
+    assert record.breakdown.traffic.buffer_bytes == synced * (8 * 4 + 8 * 4 + 8)
+
+
+def test_single_leaves_half_a_batch_and_no_traffic(stage, data_dir):
+    record = trained(stage, data_dir, "single")
+    assert record.breakdown.traffic is None
+    assert len(record.breakdown.bounds.half_ms) == TURNS
+
+
+@pytest.mark.parametrize(
+    ("numerics", "settings"), [("exact", {"numerics": ["exact"]}), ("fast", {"repeats": 1})], ids=str
+)
+def test_no_breakdown_of_exact_or_without_repeats(numerics, settings, stage, data_dir):
+    record = trained(stage, data_dir, "single", "--numerics", numerics, **settings)
+    assert record.breakdown is None
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_a_trace_has_the_steps_and_is_not_left_by_the_next_training(strategy, stage, data_dir):
+    trained(stage, data_dir, strategy, "--trace", repeats=1, num_devices=2 if strategy == "ddp" else 1)
+    file = stage.folder / "out/trace.json.gz"
+    names = {event.get("name") for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]}
+    assert {"step 1", "step 2", "step 3", "aten::addmm"} <= names
+    trained(stage, data_dir, strategy, repeats=1, num_devices=2 if strategy == "ddp" else 1)
+    assert not file.exists()

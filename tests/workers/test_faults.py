@@ -1,0 +1,316 @@
+"""Faults of data, factories, disks and folders: what a stage says, how it ends, and that nothing old counts as new."""
+
+import json
+import re
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from conftest import needs_root, small
+from samebits.files import sha256, write_json
+from samebits.records.card import signed_card
+from samebits.records.run import read_run
+from samebits.training.slices import WARM_UP_STEPS
+
+RUN_FILES = {"model.safetensors", "losses.csv", "timing.json", "run.json"}
+FACTORY = """import os, sys, time
+from torch import nn
+
+def make():
+    {body}
+    return nn.Linear(128, 10)
+"""
+
+
+def train(stage, *arguments, strategy="single", **environ):
+    return stage("train", "--strategy", strategy, *arguments, **environ)
+
+
+def line_of(done):
+    """The error's one line; nothing else is on stderr but what it was said to go on without."""
+    *_, last = done.stderr.strip().splitlines()
+    assert "Traceback" not in done.stderr
+    assert last.startswith("error: ")
+    return last
+
+
+def prepared(stage, **changes):
+    stage.write_params(small(**changes))
+    done = stage("prepare")
+    assert done.returncode == 0, done.stderr
+
+
+def other_seed(path):
+    tensors = load_file(path)
+    save_file({**tensors, "inputs": tensors["inputs"] + np.float32(1)}, path)
+
+
+def doubles(path):
+    save_file({name: tensor.astype(np.float64) for name, tensor in load_file(path).items()}, path)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [other_seed, doubles, cut, flipped])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_data_that_is_not_its_cards_is_refused_by_every_stage_that_reads_it(split, damage, stage):
+    prepared(stage)
+    if split == "test":
+        assert train(stage, "--no-tracking", "--no-checkpoints").returncode == 0
+    damage(stage.folder / f"data/{split}.safetensors")
+    done = train(stage, "--no-tracking") if split == "train" else stage("evaluate", "runs/single-fast")
+    assert done.returncode == 2
+    assert f"data/{split}.safetensors: not the data of its card: another SHA-256. hint: " in line_of(done)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: {**t, "targets": t["targets"] + 10}, "targets are not classes from 0 to 9"),
+        (lambda t: {**t, "inputs": t["inputs"].astype(np.float64)}, "inputs are float64 (512, 128), the card says flo"),
+        (lambda t: {"inputs": t["inputs"]}, "cannot be read: 'targets'"),
+    ],
+)
+def test_data_whose_card_was_written_for_it_is_checked_all_the_same(change, message, stage):
+    prepared(stage)
+    path = stage.folder / "data/train.safetensors"
+    save_file(change(load_file(path)), path)
+    card = json.loads((stage.folder / "data/card.json").read_text())
+    card["train"]["sha256"] = sha256(path)
+    write_json(stage.folder / "data/card.json", signed_card(**card).model_dump(mode="json"))
+    done = train(stage, "--no-tracking")
+    assert done.returncode == 2
+    assert f"data/train.safetensors: {message}" in line_of(done)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "the data were made with seed = 0, and params say 1"),
+        ({"data": {**small()["data"], "num_samples": 4096}}, "data.num_samples = 512, and params say 4096"),
+        ({"data": {**small()["data"], "kwargs": {"features": 64}}}, "data.kwargs.features = 128, and params say 64"),
+        (small("regression"), "the data were made with data.kwargs.classes = 10, and params say None"),
+    ],
+)
+def test_data_of_other_params_are_not_trained_on(changes, message, stage):
+    prepared(stage)
+    stage.write_params({**small(), **changes})
+    done = train(stage, "--no-tracking")
+    assert done.returncode == 2
+    assert line_of(done).startswith("error: data/card.json: ")
+    assert message in line_of(done)
+
+
+def test_a_card_leads_to_no_other_folder(stage):
+    prepared(stage)
+    card = json.loads((stage.folder / "data/card.json").read_text())
+    card["train"]["file"] = "../../etc/passwd"
+    (stage.folder / "data/card.json").write_text(json.dumps(card))
+    done = train(stage, "--no-tracking")
+    assert done.returncode == 2
+    assert "data/card.json: train.file: " in line_of(done)
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+@pytest.mark.parametrize(
+    ("body", "code", "message"),
+    [
+        ("sys.exit(0)", 2, "model.name: mine:make raised SystemExit: 0. hint: see mine.py:5"),
+        (
+            "os._exit(0)",
+            4,
+            "ended with exit code 0 while it built the model. hint: nothing in the model or its factory",
+        ),
+        ("os._exit(3)", 4, "ended with exit code 3 while it built the model. hint: "),
+        ("raise BaseException('a\\nb')", 2, "model.name: mine:make raised BaseException: a. hint: see mine.py:5"),
+        ("raise ValueError('a\\nb')", 2, "model.name: mine:make raised ValueError: a. hint: see mine.py:5"),
+        ("raise ValueError", 2, "model.name: mine:make raised ValueError: no message. hint: see mine.py:5"),
+        ("raise ValueError('a' * 10**6)", 2, "model.name: mine:make raised ValueError: aaa"),
+        ("time.sleep(60)", 2, "the model's factory was not done within train.timeout_s, 2 s. hint: "),
+    ],
+)
+def test_a_factory_that_ends_the_process_or_never_ends_is_a_failure(body, code, message, strategy, stage):
+    """The run before this one is gone by then, and its result is not shown as this one's."""
+    (stage.folder / "mine.py").write_text(FACTORY.format(body="pass"))
+    settings = {"num_devices": 2, "oversubscribe": True} if strategy == "ddp" else {}
+    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, timeout_s=2, **settings)
+    if strategy == "single":
+        assert train(stage, "--no-tracking").returncode == 0
+    (stage.folder / "mine.py").write_text(FACTORY.format(body=body))
+    done = train(stage, "--no-tracking", strategy=strategy)
+    assert done.returncode == code
+    assert message in line_of(done)
+    assert len(line_of(done)) < 1500
+    assert done.stdout == ""
+    assert not RUN_FILES & {path.name for path in stage.folder.glob("runs/*/*")}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Mount a file system of so many KiB on a folder, filled or read-only if wanted."""
+    mounted = []
+
+    def mount(name, kib=64, *, read_only=False):
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", folder], check=True)
+        mounted.append(folder)
+        if read_only:
+            subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", folder], check=True)  # a sender may be at work in it
+
+
+@needs_root
+def test_prepare_on_a_full_disk(stage, disk):
+    disk("data", 64)
+    stage.write_params(small())
+    done = stage("prepare")
+    assert done.returncode == 3
+    assert line_of(done).startswith("error: data: the data set would take 0.0 GiB, and 0.0 GiB are free. hint: lower")
+    assert list((stage.folder / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("num_samples", [10**14, 10**11])
+def test_data_that_fits_no_disk_is_refused_at_once(num_samples, stage):
+    stage.write_params({**small(), "data": {"task": "vectors", "num_samples": num_samples, "test_samples": 8}})
+    done = stage("prepare")
+    assert done.returncode == 3
+    assert "data: the data set would take " in line_of(done)
+
+
+@needs_root
+def test_weights_on_a_full_disk(stage, disk):
+    prepared(stage)
+    disk("runs", 64)
+    done = train(stage, "--no-tracking")
+    assert done.returncode == 3
+    assert line_of(done).startswith("error: runs/single-fast/model.safetensors: no space left on the device. hint: ")
+    assert [path.name for path in (stage.folder / "runs/single-fast").iterdir()] == []
+
+
+@needs_root
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_full_or_read_only_state_folder_stops_no_training(read_only, stage, disk):
+    """Neither the checkpoints nor the local log, and tracking less than anything."""
+    prepared(stage, checkpoint_every_steps=2)
+    reference = train(stage, "--no-tracking", "--no-checkpoints", "--out-dir", "reference")
+    assert reference.returncode == 0
+    disk(".samebits", 8, read_only=read_only)
+    done = train(stage, MLFLOW_TRACKING_URI=f"sqlite:///{stage.folder}/mlflow.db")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    said = "goes on without checkpoints: " if read_only else "no checkpoint could be written, the training goes on: "
+    assert said in done.stderr
+    files = [stage.folder / folder / "model.safetensors" for folder in ("reference", "runs/single-fast")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    if not read_only:
+        assert list(stage.folder.glob(".samebits/resume/*/*")) == []
+
+
+@needs_root
+def test_a_result_on_a_read_only_disk(stage, disk):
+    prepared(stage)
+    disk("closed", read_only=True)
+    done = train(stage, "--no-tracking", "--out-dir", "closed/out")
+    assert done.returncode == 3
+    assert line_of(done).startswith("error: closed/out: cannot be written: Read-only file system. hint: ")
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("file", "file: file is in the way: File exists. hint: name another folder"),
+        ("file/deeper", "file/deeper: file/deeper is in the way: Not a directory. hint: "),
+        ("a" * 5000, f"{'a' * 80}...: File name too long. hint: "),
+    ],
+)
+def test_a_result_where_no_folder_can_be(out, message, stage):
+    prepared(stage)
+    (stage.folder / "file").write_text("somebody's")
+    done = train(stage, "--no-tracking", "--out-dir", out)
+    assert done.returncode == 2
+    assert message in line_of(done)
+    assert (stage.folder / "file").read_text() == "somebody's"
+
+
+@pytest.mark.parametrize("name", [".samebits", ".samebits/resume", ".samebits/runs"])
+def test_a_file_in_place_of_a_state_folder_stops_no_training(name, stage):
+    prepared(stage, checkpoint_every_steps=2)
+    (stage.folder / name).parent.mkdir(exist_ok=True)
+    (stage.folder / name).write_text("somebody's")
+    done = train(stage, MLFLOW_TRACKING_URI=f"sqlite:///{stage.folder}/mlflow.db")
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert ("the training goes on without checkpoints: " in done.stderr) == (name != ".samebits/runs")
+    assert ("the training goes on untracked: " in done.stderr) == (name != ".samebits/resume")
+    assert {path.name for path in (stage.folder / "runs/single-fast").iterdir()} == RUN_FILES
+
+
+SHORT_OF_MEMORY = """import torch
+from torch import nn
+
+class Net(nn.Linear):
+    calls = 0
+
+    def forward(self, x):
+        Net.calls += 1
+        if Net.calls > {calls}:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return super().forward(x)
+
+def make():
+    return Net(128, 10)
+"""
+CALLS = 1 + WARM_UP_STEPS["cpu"] + 1 + 8  # the trial step, the warm-up, one whose memory is watched, and the training
+
+
+@pytest.mark.parametrize(("strategy", "code"), [("single", 0), ("ddp", 3)])
+def test_a_training_that_ended_keeps_its_record_whatever_befalls_its_measurement(strategy, code, stage):
+    """Alone a process goes on without the measurement; among ranks that wait for it, it cannot."""
+    (stage.folder / "mine.py").write_text(SHORT_OF_MEMORY.format(calls=CALLS))
+    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, repeats=2)
+    done = train(stage, "--no-tracking", strategy=strategy)
+    assert done.returncode == code, done.stderr
+    run = read_run(stage.folder / f"runs/{strategy}-fast")
+    assert len(run.losses) == 8
+    assert sha256(run.folder / "model.safetensors") == run.record.weights_sha256
+    assert run.record.measurement.chunk_seconds == {}
+    if code:
+        assert line_of(done).startswith("error: out of memory on ")
+        assert run.record.speedup_unavailable.kind == "not_measured"
+
+
+def test_a_training_that_runs_out_of_memory_leaves_no_record(stage):
+    (stage.folder / "mine.py").write_text(SHORT_OF_MEMORY.format(calls=CALLS - 1))
+    prepared(stage, model={"name": "mine:make", "source": "mine.py"})
+    done = train(stage, "--no-tracking")
+    assert done.returncode == 3
+    assert line_of(done).startswith("error: out of memory on ")
+    assert not (stage.folder / "runs/single-fast/run.json").exists()
+
+
+def test_a_gpu_on_which_cuda_does_not_start_ends_in_one_line(stage, gpu_host):
+    """NVML shows four GPUs, and this torch starts on none of them."""
+    if torch.version.cuda is not None:
+        pytest.skip("this torch has CUDA")
+    prepared(stage)
+    gpu_host("A")
+    done = stage.fresh("train", "--strategy", "ddp", "--no-tracking")
+    assert done.returncode == 3, done.stderr
+    assert re.match("error: CUDA does not start on cuda:[0-3]: Torch not compiled with CUDA", line_of(done))
+    assert done.stderr.count("\n") == 1

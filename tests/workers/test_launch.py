@@ -1,0 +1,335 @@
+"""Workers that fail, hang or are killed, and signals to the launcher."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import small, wait_for
+from samebits.errors import Interrupted
+from samebits.params import parse_params
+from samebits.records.log import LOGS
+from samebits.records.provenance import provenance_of
+from samebits.workers.launch import run_training
+
+# Runs FUNCTION in two workers, as pipeline/train.py runs ``work``.
+SCRIPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+from samebits.errors import CollectiveError, HostError, UserError, WorkerError, exit_on_error
+from samebits.workers.processes import launch
+
+def fail(error, reporter):
+    reporter.failure(error)
+    raise SystemExit(error.exit_code)
+
+def first_killed(reporter):
+    if os.environ["RANK"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+def second_leaves(reporter):
+    if os.environ["RANK"] == "1":
+        os._exit(7)
+    time.sleep(60)
+
+def user_error(reporter):
+    if os.environ["RANK"] == "1":
+        fail(UserError("the thing is wrong", hint="mend it"), reporter)
+    time.sleep(60)
+
+def root_cause(reporter):
+    if os.environ["RANK"] == "1":
+        fail(HostError("no memory", hint="take less"), reporter)
+    time.sleep(0.5)
+    fail(WorkerError("waited in vain for another", hint="see the other"), reporter)
+
+def leaves_in_silence(reporter):
+    if os.environ["RANK"] == "1":
+        os._exit(0)
+    time.sleep(60)
+
+def killed_at_a_step(reporter):
+    reporter.at("training", 13)
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+def stopped(reporter):
+    reporter.at("measuring")
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(60)
+
+def waited_for(reporter):
+    reporter.at("training", 13 - int(os.environ["RANK"]))
+    if os.environ["RANK"] == "1":
+        time.sleep(60)
+    time.sleep(1)
+    fail(CollectiveError("a rank waited in vain", hint="see the other"), reporter)
+
+def waited_for_a_stopped_one(reporter):
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1)
+    fail(CollectiveError("a rank waited in vain", hint="see the other"), reporter)
+
+def builds_for_ever(reporter):
+    reporter.at("building")
+    while True:
+        pass
+
+def deaf(reporter):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    note_pid(reporter)
+
+def first_is_slow(reporter):
+    import torch
+    from samebits.params import parse_params
+    from samebits.training.strategies import DDPStrategy
+    train = parse_params({"train": {"timeout_s": 1}}).train
+    strategy = DDPStrategy(torch.device("cpu"), "gloo", train)
+    strategy.setup()
+    for number in (1, 2):
+        made = strategy.first_alone(lambda: time.sleep(2) or f"work {number}")
+        strategy.barrier()
+    Path(f"made{strategy.rank}").write_text(str(made))
+    strategy.close()
+    reporter.done()
+
+def well(reporter):
+    Path(f"of{os.environ['RANK']}").write_text(os.environ["WORLD_SIZE"])
+
+def note_pid(reporter):
+    Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
+    time.sleep(60)
+
+with exit_on_error(debug=len(sys.argv) > 2):
+    launch(globals()[sys.argv[1]], 2, timeout_s=3)
+"""
+
+
+@pytest.fixture
+def run(stage):
+    script = stage.folder / "script.py"
+    script.write_text(SCRIPT)
+    return lambda function: stage.run_script(script, function)
+
+
+def test_each_worker_has_its_rank(run, stage):
+    assert run("well").returncode == 0
+    assert [(stage.folder / f"of{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+
+
+def test_ranks_wait_for_the_first_for_longer_than_a_collective_may_take(run, stage):
+    done = run("first_is_slow")
+    assert done.returncode == 0, done.stderr
+    assert [(stage.folder / f"made{rank}").read_text() for rank in (0, 1)] == ["work 2", "None"]
+
+
+@pytest.mark.parametrize(
+    ("function", "code", "message"),
+    [
+        ("first_killed", 4, "the worker of rank 0 was ended by SIGKILL. hint: the kernel may have been out of memory"),
+        ("second_leaves", 4, "the worker of rank 1 ended with exit code 7. hint: "),
+        ("user_error", 2, "the thing is wrong. hint: mend it"),
+        ("root_cause", 3, "no memory. hint: take less"),
+        ("leaves_in_silence", 4, "the worker of rank 1 ended with exit code 0. hint: nothing in the model"),
+        ("killed_at_a_step", 4, "the worker of rank 1 was ended by SIGKILL at step 13. hint: "),
+        ("stopped", 4, "the worker of rank 1 was stopped, as by SIGSTOP or SIGTTOU in the timed slices. hint: "),
+        ("waited_for", 4, "the worker of rank 1 did not answer the others at step 12: a rank waited in vain. hint: "),
+        ("waited_for_a_stopped_one", 4, "the worker of rank 1 was stopped, as by SIGSTOP or SIGTTOU. hint: "),
+        ("builds_for_ever", 2, "the model's factory was not done within train.timeout_s, 3 s. hint: "),
+    ],
+)
+def test_the_first_failure_ends_all_and_is_named(function, code, message, run):
+    started = time.monotonic()
+    done = run(function)
+    assert done.returncode == code
+    assert done.stderr.startswith(f"error: {message}")
+    assert len(done.stderr.splitlines()) == 1
+    assert time.monotonic() - started < 40  # the others were ended, they would have slept for a minute
+
+
+@pytest.mark.parametrize(
+    ("function", "line"), [("waited_for", "in waited_for"), ("builds_for_ever", "in builds_for_ever")]
+)
+def test_debug_shows_where_each_rank_hangs(function, line, stage):
+    (stage.folder / "script.py").write_text(SCRIPT)
+    done = stage.run_script(stage.folder / "script.py", function, "--debug")
+    assert "rank1:\n" in done.stderr
+    assert line in done.stderr.partition("rank1:\n")[2]
+
+
+def start(stage, command):
+    return subprocess.Popen(command, cwd=stage.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def is_running(pid):
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+)
+def test_a_signal_to_the_launcher_ends_its_workers(signum, code, stage):
+    script = stage.folder / "script.py"
+    script.write_text(SCRIPT)
+    process = start(stage, [sys.executable, str(script), "note_pid"])
+    files = [stage.folder / f"pid{rank}" for rank in (0, 1)]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    process.send_signal(signum)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code
+    wait_for(lambda: not any(is_running(int(file.read_text())) for file in files), seconds=10)
+    if signum != signal.SIGKILL:
+        name = "Ctrl-C" if signum == signal.SIGINT else signum.name
+        assert stderr == f"error: stopped by {name}. hint: run the same command again\n"
+
+
+def test_a_second_signal_ends_at_once_what_the_first_one_does_not(stage):
+    script = stage.folder / "script.py"
+    script.write_text(SCRIPT)
+    process = start(stage, [sys.executable, str(script), "deaf"])
+    files = [stage.folder / f"pid{rank}" for rank in (0, 1)]
+    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+    process.terminate()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=2)
+    process.terminate()
+    process.communicate(timeout=10)
+    assert process.returncode == 143
+    assert not any(is_running(int(file.read_text())) for file in files)
+
+
+def stopped_training(folder, monkeypatch, start_sender):
+    """The log of a training in ``folder`` that is stopped before its workers begin."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def stopped(function, workers, **_):
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr("samebits.workers.launch.launch", stopped)
+    params, out = parse_params(small(numerics=["exact"])), folder / "out"
+    with pytest.raises(Interrupted):
+        run_training(params, "single", "exact", data_dir=folder, out_dir=out, start_sender=start_sender)
+    (log,) = LOGS.glob("*.jsonl")
+    return log
+
+
+def test_a_training_that_was_stopped_says_so_in_its_log(tmp_path, monkeypatch):
+    """What is delivered of it is tested in tracking."""
+    log = stopped_training(tmp_path, monkeypatch, lambda log: None)
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [event["event"] for event in events] == ["start", "end"]
+    assert events[-1]["status"] == "KILLED"
+
+
+def test_a_signal_while_the_log_begins_ends_the_training(tmp_path, monkeypatch):
+    """Whatever the log's own trouble is, the training goes on without; a signal is none."""
+
+    def interrupted(log):
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("samebits.workers.launch.note_provenance", interrupted)
+    monkeypatch.setattr("samebits.workers.launch.launch", lambda *_, **__: pytest.fail("it went on"))
+    params = parse_params(small(numerics=["exact"]))
+    with pytest.raises(Interrupted):
+        run_training(params, "single", "exact", data_dir=tmp_path, out_dir=tmp_path, start_sender=lambda log: None)
+
+
+def test_what_a_run_is_made_from_is_noted_before_it_begins(tmp_path, monkeypatch):
+    """Whoever edits a file while it trains, or delivers it early, finds it noted."""
+    file = tmp_path / "model.py"
+    file.write_text("A = 1\n")
+    for command in ("init", "add model.py", "commit --message all"):
+        name = ["-c", "user.name=A", "-c", "user.email=a@b"]
+        subprocess.run(["git", *name, *command.split()], cwd=tmp_path, check=True, capture_output=True)
+    file.write_text("A = 2\n")
+    noted = []
+
+    def edit(log):
+        noted.append(provenance_of(log).exists())
+        file.write_text("A = 3\n")
+
+    log = stopped_training(tmp_path, monkeypatch, edit)
+    assert noted == [True]
+    changed = [line for line in log.with_suffix(".patch").read_text().splitlines() if line.startswith("+A")]
+    assert changed == ["+A = 2"]
+
+
+@pytest.mark.parametrize(
+    ("signum", "what"),
+    [
+        (signal.SIGKILL, "was ended by SIGKILL"),
+        pytest.param(signal.SIGSTOP, "was stopped, as by SIGSTOP or SIGTTOU", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_is_lost_ends_a_real_training(signum, what, stage, data_dir):
+    """With the other rank waiting in a collective for the one that is gone."""
+    raw = small(epochs=100_000, repeats=1, timeout_s=8)
+    params = stage.write_params(raw)
+    script = stage.script("train")
+    arguments = ["--strategy", "ddp", "--no-tracking", "--data-dir", str(data_dir(params))]
+    process = start(stage, [sys.executable, script, *arguments])
+
+    def workers():
+        tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        found = tasks.read_text().split() if tasks.exists() else []
+        return found if len(found) == 2 else None
+
+    last = int(wait_for(workers)[1])
+    time.sleep(4)  # into the loop
+    os.kill(last, signum)
+    started = time.monotonic()
+    _, stderr = process.communicate(timeout=60)
+    assert time.monotonic() - started < 8 + 10
+    assert process.returncode == 4
+    assert re.match(rf"error: the worker of rank 1 {what} at step [1-9]\d*\. hint: ", stderr), stderr
+    assert not (stage.folder / "runs/ddp-fast/run.json").exists()
+    assert not is_running(last)
+
+
+PARENT = """
+import sys
+import torch
+
+def touched(*_, **__):
+    raise AssertionError("CUDA is touched in the process that forks")
+
+for name in ("is_available", "device_count", "current_device", "get_device_properties", "init", "_lazy_init"):
+    setattr(torch.cuda, name, touched)
+
+from pathlib import Path
+from samebits.params import parse_params
+from samebits.workers import launch
+launch.launch = lambda function, ranks, **_: print(len(ranks.here))
+params = parse_params({"train": {"numerics": ["fast", "exact"]}})
+for numerics in params.train.numerics:
+    placement = launch.run_training(params, "ddp", numerics, data_dir=Path(), out_dir=Path("out"))
+    assert (placement.device_type, placement.num_devices) == ("cuda", 4)
+import os
+print(os.getpid())
+"""
+
+
+def test_the_process_that_forks_counts_gpus_and_leaves_cuda_alone(gpu_host, tmp_path):
+    """As long as torch is not asked either: given a slice's UUID, it would start CUDA to count one device."""
+    calls = gpu_host("A")
+    done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[:2] == ["4", "4"]
+    process, lines = done.stdout.split()[-1], [line.split() for line in calls.read_text().splitlines()]
+    assert {"nvmlDeviceGetHandleByIndex"} <= {function for pid, function in lines if pid == process}
+    assert [function for _, function in lines if function == "nvmlSystemGetCudaDriverVersion"] == []

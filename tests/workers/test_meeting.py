@@ -1,0 +1,119 @@
+"""Where launchers meet, while the machines of a training start one after the other."""
+
+import re
+import socket
+import socketserver
+import threading
+
+import pytest
+
+from conftest import wait_for
+from samebits.errors import HostError
+from samebits.host import addresses
+from samebits.host.rendezvous import Nodes
+from samebits.workers import meeting
+from samebits.workers.meeting import Meeting, PeerError
+
+NOBODY = "192.0.2.1"  # an address that no machine has
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.fixture
+def stale(monkeypatch):
+    """A name server that knows so often only where node 0 was before."""
+    real = socket.getaddrinfo
+
+    def know(times):
+        left = [NOBODY] * times
+
+        def look_up(name, *arguments, **options):
+            ip = (left.pop() if left else "127.0.0.1") if name == "localhost" else name
+            return real(ip, *arguments, **options)
+
+        monkeypatch.setattr(addresses.socket, "getaddrinfo", look_up)
+
+    for name, seconds in {"_AGAIN_SECONDS": 0.05, "_TRY_SECONDS": 0.2}.items():
+        monkeypatch.setattr(meeting, name, seconds)
+    return know
+
+
+def node(rank, port, **options):
+    return Nodes(count=2, rank=rank, master="localhost", port=port, **options)
+
+
+def test_a_name_is_looked_up_again_while_machines_start(stale, port):
+    """As after a Job whose pods had the same names: name servers still speak of those."""
+    stale(3)
+    with Meeting(node(0, port, start_seconds=40), seconds=1) as first:
+        assert str(first.address) == f"localhost (127.0.0.1:{port})"
+        stale(3)
+        with Meeting(node(1, port, start_seconds=40), seconds=1) as second:
+            assert second.address == first.address
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [(0, r"localhost \(192\.0\.2\.1:\d+\) is no address of this machine"), (1, r"node 0 at localhost \(192\.0\.2\.1:")],
+)
+def test_an_address_is_taken_at_its_word_where_machines_have_started(rank, message, stale, port):
+    stale(1)
+    with pytest.raises(HostError, match=message):
+        Meeting(node(rank, port), seconds=0.5)
+
+
+def test_whoever_waits_hears_that_node_0_is_gone(port):
+    with Meeting(node(0, port), seconds=20) as first, Meeting(node(1, port), seconds=20) as second:
+        first.close()
+        with pytest.raises(PeerError) as caught:
+            second.exchange({})
+    assert caught.value.message == f"node 0: it has left localhost (127.0.0.1:{port})"
+    assert (caught.value.hint, caught.value.exit_code) == ("see what it says", 4)
+
+
+class Talks(socketserver.BaseRequestHandler):
+    """Says something else than a store would, and hangs up."""
+
+    def handle(self):
+        self.request.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("talks", "slack", "why"),
+    [(True, 30, "Ping failed, .*|Broken pipe|Connection reset by peer"), (False, 0.1, "no store has answered for 1 s")],
+)
+def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port, monkeypatch):
+    monkeypatch.setattr(meeting, "_SLACK_SECONDS", slack)
+    threads = threading.active_count()
+    with socketserver.TCPServer(("127.0.0.1", port), Talks) as other:
+        if talks:
+            threading.Thread(target=other.serve_forever, args=[0.01]).start()
+        with pytest.raises(HostError) as caught:
+            Meeting(node(1, port), seconds=1)
+        if talks:
+            other.shutdown()
+    wait_for(lambda: threading.active_count() == threads)  # in a process that forks
+    where = re.escape(f"localhost (127.0.0.1:{port})")
+    assert re.fullmatch(f"what listens at {where} is no node 0: ({why})", caught.value.message)
+    assert caught.value.hint == "give another port on all machines"
+
+
+def test_a_port_that_another_address_of_this_machine_has_is_said(port):
+    """Node 0's own is free, and the store listens at all of them."""
+    with socket.create_server(("127.0.0.2", port)), pytest.raises(HostError) as caught:
+        Meeting(node(0, port), seconds=20)
+    assert caught.value.message.startswith(f"node 0 cannot listen at port {port}: ")
+    assert "EADDRINUSE" in caught.value.message
+    assert caught.value.hint == "give another port on all machines"
+
+
+def test_who_starts_late_is_waited_for_as_long_as_starts_take(port):
+    """And not for train.timeout_s alone."""
+    late = pytest.raises(HostError, match=r"node 1 of 2 did not come to localhost \(.*\) within 2 s")
+    with Meeting(node(0, port, start_seconds=2), seconds=0.1) as first, late:
+        first.exchange({})

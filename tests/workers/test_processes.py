@@ -1,0 +1,61 @@
+"""What a launcher sees of its workers, and what a worker makes of an end that is nobody's failure."""
+
+import faulthandler
+import os
+import signal
+import subprocess
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from conftest import wait_for
+from samebits.errors import Interrupted, WorkerError
+from samebits.workers.processes import _is_stopped, launch
+from samebits.workers.rank import failures_reported
+
+
+def test_a_process_is_running_stopped_or_gone():
+    process = subprocess.Popen(["sleep", "60"])
+    assert not _is_stopped(process)
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_for(lambda: _is_stopped(process))
+    process.kill()
+    process.wait()
+    assert not _is_stopped(process)
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"), [(KeyboardInterrupt(), KeyboardInterrupt), (Interrupted(signal.SIGTERM), SystemExit)]
+)
+def test_a_signal_is_no_failure(raised, expected):
+    reporter = SimpleNamespace(failure=lambda error: pytest.fail("it was reported"))
+    with pytest.raises(expected) as caught, failures_reported(reporter, lambda error: error):
+        raise raised
+    if expected is SystemExit:
+        assert caught.value.code == 143
+
+
+@pytest.mark.parametrize(
+    ("steps", "blamed"),
+    [
+        ((5, 3), "the worker of rank 1 did not answer the others at step 3: NCCL ended a rank that waited too long"),
+        ((5, 5), "the worker of rank 0 was ended by SIGABRT at step 5"),
+        ((3, 5), "the worker of rank 0 was ended by SIGABRT at step 3"),
+    ],
+)
+def test_whom_an_abort_is_put_down_to(steps, blamed):
+    """NCCL aborts the rank that waits; the one to blame is behind."""
+
+    def work(reporter):
+        rank = int(os.environ["RANK"])
+        reporter.at("training", steps[rank])
+        if rank == 0:
+            time.sleep(0.5)  # until the other is there
+            faulthandler.disable()  # pytest's
+            os.abort()
+        time.sleep(60)
+
+    with pytest.raises(WorkerError) as caught:
+        launch(work, 2)
+    assert caught.value.message == blamed

@@ -1,0 +1,291 @@
+"""Trainings run as a user runs them: the stage's script in a folder of its own."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import MODEL_OF_TASK, small
+from samebits.files import sha256
+from samebits.models.build import build_model
+from samebits.params import parse_params
+from samebits.records.card import read_card
+from samebits.records.run import read_losses
+from samebits.training.weights import load_weights
+
+
+def train(stage, data, strategy, *arguments):
+    done = stage("train", "--strategy", strategy, "--no-tracking", "--data-dir", str(data), *arguments)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def losses(folder: Path) -> list[float]:
+    return read_losses(folder / "losses.csv")
+
+
+@pytest.mark.parametrize("task", list(MODEL_OF_TASK))
+def test_parity_of_single_and_ddp(task, stage, data_dir):
+    # A small learning rate: differences in the last bit must not have time to grow.
+    optimizer = {"name": "sgd", "lr": 0.01}
+    params = stage.write_params(small(task, grad_accum_steps=2, oversubscribe=True, optimizer=optimizer))
+    data = data_dir(params)
+    train(stage, data, "single")
+    reference = losses(stage.folder / "runs/single-fast")
+    assert len(reference) == 8
+    for devices in (2, 4) if task == "vectors" else (2,):
+        out = stage.folder / f"ddp{devices}"
+        train(stage, data, "ddp", "--num-devices", str(devices), "--out-dir", str(out))
+        assert losses(out) == pytest.approx(reference, rel=1e-5)
+        run = json.loads((out / "run.json").read_text())
+        assert run["placement"]["world_size"] == devices
+        weights = 4 * run["model_parameters"]
+        assert run["memory"]["samples"] == 64
+        assert [device["weights"] for device in run["memory"]["devices"]] == [weights] * devices
+        assert all(device["gradients"] >= weights for device in run["memory"]["devices"])  # in buckets, which stay
+
+
+def test_dp_falls_back_without_cuda_and_says_so(stage, data_dir):
+    if torch.cuda.is_available():
+        pytest.skip("dp does not fall back on a host with CUDA")
+    params = stage.write_params(small(repeats=2))
+    data = data_dir(params)
+    train(stage, data, "single")
+    done = train(stage, data, "dp")
+    assert "no CUDA device is visible" in done.stdout
+    run = json.loads((stage.folder / "runs/dp-fast/run.json").read_text())
+    timing = json.loads((stage.folder / "runs/dp-fast/timing.json").read_text())
+    assert [label["kind"] for label in run["placement"]["labels"]] == ["fallback"]
+    assert run["placement"]["devices_used"] == 1
+    assert timing["speedup"] is None
+    assert sha256(stage.folder / "runs/dp-fast/model.safetensors") == sha256(
+        stage.folder / "runs/single-fast/model.safetensors"
+    )
+
+
+def test_a_repeat_gives_the_same_files(stage, data_dir):
+    """Whether timed slices come after it or not."""
+    for name, repeats in (("a", 2), ("b", 1)):
+        model = {"name": "gpt", "kwargs": {"dropout": 0.1}}
+        params = stage.write_params(small("tokens", model=model, repeats=repeats))
+        train(stage, data_dir(params), "ddp", "--out-dir", name)
+    for file in ("losses.csv", "model.safetensors"):
+        assert sha256(stage.folder / "a" / file) == sha256(stage.folder / "b" / file)
+    run = json.loads((stage.folder / "a/run.json").read_text())
+    assert run["first_unrepeated_step"] is None
+    assert run["weights_sha256"] == sha256(stage.folder / "a/model.safetensors")
+    assert set(run["measurement"]["chunk_seconds"]) == {"strategy", "single", "share", "together"}
+
+
+NOISY_MODEL = """
+import random, time
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(128, 10)
+
+    def forward(self, x):
+        time.sleep(0.01 * random.random())
+        return self.inner(x)
+"""
+
+
+def test_ranks_prolong_a_noisy_measurement_together(stage, data_dir):
+    (stage.folder / "noisy.py").write_text(NOISY_MODEL)
+    model = {"name": "noisy:Net", "source": "noisy.py"}
+    params = stage.write_params(small(model=model, num_devices=2, repeats=2, prolong_s=1.0))
+    done = train(stage, data_dir(params), "ddp")
+    assert "note: the host is noisy: slices were timed" in done.stdout
+    measurement = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())["measurement"]
+    repeats = measurement["repeats"]
+    assert (repeats["planned"], repeats["stopped"]) == (1, "limit")
+    assert {len(chunks) for chunks in measurement["chunk_seconds"].values()} == {repeats["count"]}
+    assert repeats["count"] > 1
+
+
+CPU_SETTINGS = [
+    small("vectors", model={"name": "wide_mlp", "kwargs": {"hidden": [64, 64], "dropout": 0.1}}),
+    small("vectors", optimizer={"name": "adamw", "lr": 0.01, "weight_decay": 0.1}),
+    small("vectors", schedule={"name": "constant", "warmup_steps": 3}),
+    small("vectors", clip_grad_norm=0.1, precision="bf16"),
+    small("vectors", clip_grad_norm=0.1, precision="fp16"),
+    small("tokens", precision="bf16"),
+    small("images", precision="tf32"),
+]
+
+
+@pytest.mark.parametrize("raw", CPU_SETTINGS, ids=[str(raw["train"]) for raw in CPU_SETTINGS])
+def test_settings_that_a_cpu_can_do(raw, stage, data_dir):
+    params = stage.write_params(raw)
+    train(stage, data_dir(params), "ddp")
+    found = losses(stage.folder / "runs/ddp-fast")
+    assert len(found) == 8
+    assert all(loss > 0 for loss in found)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
+def test_compile_trains_the_same_model_and_is_not_applied_under_dp(stage, data_dir):
+    params = stage.write_params(small(compile=True))
+    data = data_dir(params)
+    for strategy in ("single", "dp", "ddp"):
+        train(stage, data, strategy)
+    eager = losses(stage.folder / "runs/dp-fast")
+    for strategy in ("single", "ddp"):
+        assert losses(stage.folder / f"runs/{strategy}-fast") == pytest.approx(eager, rel=1e-4)
+        assert json.loads((stage.folder / f"runs/{strategy}-fast/run.json").read_text())["not_applied"] == {}
+    run = json.loads((stage.folder / "runs/dp-fast/run.json").read_text())
+    assert run["not_applied"] == {"train.compile": "torch.compile is not combined with DataParallel"}
+
+
+def test_the_checkpoint_is_plain(stage, data_dir):
+    params = stage.write_params(small("tokens"))
+    data = data_dir(params)
+    train(stage, data, "ddp")
+    path = stage.folder / "runs/ddp-fast/model.safetensors"
+    model = build_model(params.model, read_card(data / "card.json"), params.seed)
+    model.load_state_dict(load_file(path), strict=True)
+    assert model.head.weight is model.tokens.weight
+    assert load_weights(model, path) == []
+
+
+USER_MODEL = """
+import torch
+from torch import nn
+
+class Output:
+    def __init__(self, logits):
+        self.logits = logits
+
+class Net(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.inner = nn.Linear(128, width)
+        self.outer = nn.Linear(width, 10)
+        self.idle = nn.Parameter(torch.randn(3)) if width == 7 else None
+
+    def forward(self, x):
+        if self.inner.out_features == 5:
+            return "nothing"
+        if self.inner.out_features == 6:
+            return self.inner(x)
+        return Output(self.outer(self.inner(x).relu()))
+
+def make(width):
+    return Net(width)
+"""
+
+
+def user(width, **more):
+    return {"name": "mine:make", "kwargs": {"width": width, **more}, "source": "mine.py"}
+
+
+def test_a_users_factory(stage, data_dir):
+    (stage.folder / "mine.py").write_text(USER_MODEL)
+    params = stage.write_params(small(model=user(32)))
+    data = data_dir(params)
+    for strategy in ("single", "dp", "ddp"):
+        train(stage, data, strategy)
+    reference = losses(stage.folder / "runs/single-fast")
+    assert losses(stage.folder / "runs/ddp-fast") == pytest.approx(reference, rel=1e-5)
+
+
+MISTAKES = [
+    (user(7), "ddp", 2, "no gradient reaches idle"),
+    (user(5), "single", 2, "the model returned str, expected a tensor"),
+    (user(6), "single", 2, "the model returned shape (64, 6) for 64 samples, expected (64, 10)"),
+    (user(8, depth=2), "single", 2, "model.kwargs.depth: unknown key, mine:make takes width. hint: remove it"),
+    ({"name": "mine:other", "source": "mine.py"}, "single", 2, "mine:other cannot be imported"),
+    ({"name": "mine:make", "source": "theirs.py"}, "single", 2, "model.source: theirs.py: no such file or folder"),
+    ({"name": "json:loads", "source": "mine.py"}, "single", 2, "model.source: mine.py does not hold"),
+]
+
+
+@pytest.mark.parametrize(("model", "strategy", "code", "message"), MISTAKES)
+def test_mistakes_are_named(model, strategy, code, message, stage, data_dir):
+    (stage.folder / "mine.py").write_text(USER_MODEL)
+    params = stage.write_params(small(model=model))
+    done = stage("train", "--strategy", strategy, "--no-tracking", "--data-dir", str(data_dir(params)))
+    assert done.returncode == code
+    assert message in done.stderr
+    assert ". hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_loss_that_is_not_finite_ends_the_training(stage, data_dir):
+    params = stage.write_params(small("regression", optimizer={"name": "sgd", "lr": 1e9}))
+    done = stage("train", "--strategy", "single", "--no-tracking", "--data-dir", str(data_dir(params)))
+    assert done.returncode == 2
+    assert "expected a finite number" in done.stderr
+
+
+def test_more_devices_than_there_are(stage, data_dir):
+    params = stage.write_params(small())
+    done = stage("train", "--strategy", "ddp", "--num-devices", "64", "--data-dir", str(data_dir(params)))
+    assert done.returncode == 3
+    assert "got 64, this host has" in done.stderr
+
+
+def test_wrong_parameters_end_before_anything_is_made(stage):
+    (stage.folder / "params.yaml").write_text("train: {epochs: 0}\n")
+    for name, arguments in (
+        ("prepare", ()),
+        ("train", ("--strategy", "single")),
+        ("evaluate", ()),
+        ("compare", ()),
+    ):
+        done = stage(name, *arguments)
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: params.yaml: train.epochs: got 0")
+        assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in stage.folder.iterdir()] == ["params.yaml"]
+
+
+def test_parse_of_small_parameters():
+    assert parse_params(small()).total_steps == 8
+
+
+def test_static_graph_gives_way_to_accumulation(stage, data_dir):
+    params = stage.write_params(
+        small(grad_accum_steps=2, num_devices=2, oversubscribe=True, ddp={"static_graph": True})
+    )
+    train(stage, data_dir(params), "ddp")
+    run = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())
+    assert list(run["not_applied"]) == ["train.ddp.static_graph"]
+
+
+RANDOM_MODEL = """
+import random, numpy as np, torch
+from torch import nn
+
+def make():
+    model = nn.Linear(128, 10)
+    with torch.no_grad():
+        model.bias += torch.from_numpy(np.random.randn(10)).float() + random.random() + {unseeded}
+    return model
+"""
+
+
+@pytest.mark.parametrize(("unseeded", "same"), [("0", True), ("float(np.random.default_rng().random())", False)])
+def test_numpys_and_pythons_own_draws_are_seeded_and_others_are_found(unseeded, same, stage, data_dir):
+    (stage.folder / "mine.py").write_text(RANDOM_MODEL.format(unseeded=unseeded))
+    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
+    for strategy in ("single", "dp"):
+        train(stage, data_dir(params), strategy)
+    files = [stage.folder / f"runs/{strategy}-fast/run.json" for strategy in ("single", "dp")]
+    assert (len({json.loads(file.read_text())["initial_sha256"] for file in files}) == 1) == same
+
+
+@pytest.mark.parametrize("arguments", [(), ("--no-checkpoints",)])
+def test_a_training_that_ends_early_leaves_no_checkpoint(arguments, stage, data_dir):
+    params = stage.write_params(small(checkpoint_every_steps=1))
+    done = train(stage, data_dir(params), "single", "--steps", "3", *arguments)
+    assert len(losses(stage.folder / "runs/single-fast")) == 3
+    assert not (stage.folder / ".samebits/resume").exists()
+    assert done.stdout.startswith("single-fast: ")

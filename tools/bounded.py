@@ -1,0 +1,79 @@
+"""Run a command within a time, and leave none of its processes behind: ``bounded.py SECONDS COMMAND...``.
+
+Its exit code is the command's; 124 if the time was over, 125 if processes outlived a command that had ended well. These
+are ended, and named on stderr. It needs no package, because it also runs what makes the environment. Linux alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_TO_END_SECONDS = 20  # for what was asked to end, before it is killed
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parent ends, also in other sessions."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def descendants(of: int) -> dict[int, str]:
+    """Each living process below one: its number, and its command line."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            state, parent = stat.read_text().rpartition(") ")[2].split()[:2]
+            if state != "Z":
+                parents[int(stat.parent.name)] = int(parent)
+    found: dict[int, str] = {}
+    new = {of}
+    while new := {pid for pid, parent in parents.items() if parent in new}:
+        for pid in new:
+            with suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+def end(of: int) -> None:
+    """End every process below one: by SIGTERM, and after a while by SIGKILL."""
+    for signum, seconds in ((signal.SIGTERM, _TO_END_SECONDS), (signal.SIGKILL, _TO_END_SECONDS)):
+        for pid in descendants(of):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+        deadline = time.monotonic() + seconds
+        while descendants(of) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def main(seconds: float, command: list[str]) -> int:
+    """Run it; see the module."""
+    adopt_orphans()
+    with subprocess.Popen(command) as process:
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signum, lambda *_: process.terminate())
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            sys.stderr.write(f"error: not done within {seconds:.0f} s: {' '.join(command)}\n")
+            end(os.getpid())
+            return 124
+        except KeyboardInterrupt:  # which the command got too
+            code = process.wait(_TO_END_SECONDS)
+    left = descendants(os.getpid())
+    end(os.getpid())
+    if left:
+        named = "".join(f"\n  {pid}: {line[:150]}" for pid, line in left.items())
+        sys.stderr.write(f"error: still running after {' '.join(command)}:{named}\n")
+    return code or (125 if left else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(float(sys.argv[1]), sys.argv[2:]))

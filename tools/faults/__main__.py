@@ -1,0 +1,9 @@
+"""``python -m faults``: see ``campaign``."""
+
+from faults.writes import preload
+
+if __name__ == "__main__":
+    preload()  # before torch is imported: it starts Python again
+    from faults.campaign import main
+
+    main()

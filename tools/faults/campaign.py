@@ -1,0 +1,140 @@
+r"""Try faults of every kind for so many minutes, and print what held.
+
+\b
+Examples:
+  make faults MINUTES=60
+  make faults ONLY=kills/17
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+
+import click
+import torch._dynamo  # noqa: F401 - every training that is forked from here would import it, for seconds
+
+import samebits.workers.launch  # noqa: F401
+from faults.area import Case
+from faults.damage import Damage
+from faults.inputs import Inputs
+from faults.kills import Kills
+from faults.pipelines import Pipelines
+from faults.subject import Broken, described, expect, marked
+from faults.tracking import Tracking
+from faults.writes import Writes
+from samebits.files import write_json
+from samebits.host import host_facts
+from samebits.tracking.sender import GIVE_UP_SECONDS, LINGER_SECONDS
+
+AREAS = {area.NAME: area for area in (Kills, Writes, Damage, Inputs, Tracking, Pipelines)}
+
+
+@dataclass
+class Result:
+    """What one area showed."""
+
+    unit: str
+    tried: int = 0
+    held: int = 0
+    of: int | None = None
+    seconds: float = 0.0
+    failures: list[dict[str, str]] = field(default_factory=list)
+
+
+@click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--minutes", default=10.0, show_default=True, help="Shared out among the kinds of fault.")
+@click.option("--seed", default=0, show_default=True, help="Of all choices.")
+@click.option("--only", default=None, help="One kind of fault, or one case of it: kills, kills/17.")
+@click.option("--out", default=None, type=click.Path(path_type=Path), help="JSON file to write.")
+@click.option("--keep", is_flag=True, help="Keep the folder that all was done in.")
+def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bool) -> None:  # noqa: D103 - click
+    name, _, number = (only or "").partition("/")
+    if (name and name not in AREAS) or (number and not number.isdecimal()):
+        accepted = ", ".join(AREAS)
+        raise click.UsageError(f"--only: got {only}, accepts one of {accepted}, and perhaps /NUMBER")
+    for variable in ("MLFLOW_TRACKING_URI", "PYTHONDONTWRITEBYTECODE"):
+        os.environ.pop(variable, None)
+    chosen = [AREAS[name]] if name else list(AREAS.values())
+    share = 60 * minutes / sum(area.WEIGHT for area in chosen)
+    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    results: dict[str, Result] = {}
+    try:
+        for kind in chosen:
+            (folder / kind.NAME).mkdir()
+            started = time.monotonic()
+            result = results[kind.NAME] = Result(kind.UNIT)
+            try:
+                area = kind(folder / kind.NAME, seed)
+            except Broken as error:
+                broken(result, kind.NAME, "what is undisturbed", str(error), seed)
+                continue
+            result.of = area.total
+            numbers = [int(number)] if number else area.order()
+            for index in numbers:
+                if time.monotonic() - started > share * kind.WEIGHT and not number:
+                    break
+                attempt(result, area.case(index), f"{kind.NAME}/{index}", seed)
+            for case in area.final():
+                attempt(result, case, kind.NAME, seed)
+            result.seconds = time.monotonic() - started
+            click.echo(line_of(kind.NAME, result))
+        result = results["processes"] = Result("campaigns whose senders all ended")
+        attempt(
+            result,
+            Case("senders end when there is nothing left to deliver", partial(check_all_ended, folder.name)),
+            "",
+            seed,
+        )
+    finally:
+        if keep:
+            click.echo(f"kept: {folder}")
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+    if out is not None:
+        write_json(out, {"minutes": minutes, "seed": seed, "host": host_facts().model_dump(mode="json"),
+                         "areas": {name: asdict(result) for name, result in results.items()}})  # fmt: skip
+    sys.exit(int(any(result.failures for result in results.values())))
+
+
+def attempt(result: Result, case: Case, name: str, seed: int) -> None:
+    """Run one case, and tell at once what broke."""
+    result.tried += case.faults
+    try:
+        case.run()
+    except Broken as error:
+        seen = str(error)
+    except Exception:  # noqa: BLE001 - a fault of the campaign's own, or of the kit: it is looked at all the same
+        seen = traceback.format_exc()
+    else:
+        result.held += case.faults
+        return
+    broken(result, name, case.what, seen, seed)
+
+
+def broken(result: Result, name: str, what: str, seen: str, seed: int) -> None:
+    """Tell of a promise that was not kept, and keep that for the end."""
+    again = f"make faults ONLY={name} SEED={seed}"
+    result.failures.append({"case": name, "what": what, "seen": seen, "again": again})
+    click.echo(f"BROKEN {name}: {what}\n    {seen.strip()}\n    again: {again}", err=True)
+
+
+def check_all_ended(mark: str) -> None:
+    """Nobody whom the campaign started is alive, once senders had their time."""
+    deadline = time.monotonic() + LINGER_SECONDS + GIVE_UP_SECONDS + 10
+    while left := marked(mark):
+        expect(time.monotonic() < deadline, "orphans", "\n    ".join(described(pid) for pid in left))
+        time.sleep(0.5)
+
+
+def line_of(name: str, result: Result) -> str:
+    """One line of the summary."""
+    of = f" of {result.of}" if result.of is not None else ""
+    return f"{name}: {result.tried}{of} {result.unit} tried, {result.held} held, {result.seconds:.0f} s"

@@ -1,0 +1,279 @@
+"""Every byte of the files that a stage reads is damaged, and every length is cut to."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import os
+import shutil
+import sys
+import traceback
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from faults.area import Area, Case
+from faults.subject import PARAMS, Child, Sandbox, check_end, expect
+from faults.writes import POWER_LOSS, SINGLE, arm, read_trace, without_sender
+from samebits.errors import UserError
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+BATCH = 500  # damages that one process reads
+SAMPLES = 40  # damages of each file that go through a whole stage
+_TRAIN = ("--strategy", "single", "--numerics", "exact")
+_STEPS_KEPT = [8, 4]  # of the checkpoints that the interrupted training leaves
+
+
+def tiny_params() -> dict[str, Any]:
+    """A training of 16 steps, whose files are as short as they can be."""
+    params = copy.deepcopy(PARAMS)
+    params["data"] |= {"num_samples": 64, "test_samples": 16, "kwargs": {"features": 8}}
+    params["model"]["kwargs"]["hidden"] = [8]
+    params["train"] |= {"global_batch_size": 16, "epochs": 4}
+    return params
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A file of a folder, ``path`` within it.
+
+    ``reader`` makes, for a folder, a function that gives what a user of the file gets of it, which is ``value``, or
+    for a damaged file what ``harmless`` accepts: a value, beside ``value``.
+    """
+
+    name: str
+    folder: Path
+    path: str
+    reader: Callable[[Path], Callable[[], Any]]
+    value: Any
+    harmless: Callable[[Any, Any], bool] = operator.eq
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return (self.folder / self.path).stat().st_size
+
+
+@dataclass(frozen=True)
+class Harm:
+    """One bit of one byte flipped, or with ``bit`` None all from a byte on cut off."""
+
+    byte: int
+    bit: int | None
+
+    def of(self, content: bytes) -> bytes:
+        """The damaged content."""
+        if self.bit is None:
+            return content[: self.byte]
+        return content[: self.byte] + bytes([content[self.byte] ^ 1 << self.bit]) + content[self.byte + 1 :]
+
+    def __str__(self) -> str:
+        """For a message."""
+        return f"cut to {self.byte} bytes" if self.bit is None else f"bit {self.bit} of byte {self.byte}"
+
+
+class Damage(Area):
+    """All bytes and lengths of each file, read in batches, and a sample of them through the stage that reads it."""
+
+    NAME = "damage"
+    UNIT = "damaged files"
+    total: int
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__(folder, seed)
+        self._params = tiny_params()
+        self._whole = self._train()
+        self._stopped = self._interrupt()
+        self._subjects = self._make_subjects()
+        # Files whose length varies with the times that they hold come last, so that the numbers before stay.
+        self._batches = [(subject, start) for subject in self._subjects for start in range(0, 2 * subject.size, BATCH)]
+        self._samples = [subject for subject in self._subjects if subject.name != "log" for _ in range(SAMPLES)]
+        self.total = sum(2 * subject.size for subject in self._subjects) + len(self._samples)
+
+    def order(self) -> Iterator[int]:
+        """Of cases, which are fewer than the damages that ``total`` counts."""
+        numbers = list(range(len(self._batches) + len(self._samples)))
+        self.random(-1).shuffle(numbers)
+        yield from numbers
+
+    def case(self, number: int) -> Case:
+        """A batch of damages to one file, or one that a stage is given."""
+        choices = self.random(number)
+        if number < len(self._samples):
+            subject = self._samples[number]
+            harm = _harm(int(choices.random() * 2 * subject.size), subject.size, choices)
+            what = f"train.py with a damaged {subject.name} file: {harm}"
+            return Case(what, partial(self._through_stage, number, subject, harm))
+        subject, start = self._batches[number - len(self._samples)]
+        stop = min(start + BATCH, 2 * subject.size)
+        harms = [_harm(index, subject.size, choices) for index in range(start, stop)]
+        what = f"{subject.name} file: {harms[0]} to {harms[-1]}"
+        return Case(what, partial(self._read_batch, number, subject, harms), faults=len(harms))
+
+    # -- the undamaged files -------------------------------------------------------------------------------------
+
+    def _train(self) -> Sandbox:
+        sandbox = Sandbox(self.folder / "whole", self._params)
+        check_end(sandbox("prepare"), {0})
+        armed = partial(_armed, sandbox, "trace")
+        child = sandbox.start("train", *_TRAIN, armed=armed)
+        child.wait(60)
+        check_end(child, {0})
+        return sandbox
+
+    def _interrupt(self) -> Sandbox:
+        """A training that ended when its second checkpoint was on the disk."""
+        operations = read_trace(self._whole.folder.parent / "trace")
+        renamed = [one for one in operations if one.kind == "rename" and one.path.name == "unfinished"][1]
+        synced = next(one for one in operations if one.kind == "fsync" and one.number > renamed.number)
+        sandbox = Sandbox(self.folder / "stopped", self._params)
+        shutil.copytree(self._whole.folder / "data", sandbox.folder / "data")
+        child = sandbox.start("train", *_TRAIN, armed=partial(_armed, sandbox, "trace", synced.number + 1))
+        child.wait(60)
+        child.kill_tree()
+        shutil.rmtree(sandbox.folder / ".samebits" / "runs")
+        return sandbox
+
+    def _make_subjects(self) -> list[Subject]:
+        data, resume = self._whole.folder / "data", self._stopped.folder / ".samebits" / "resume"
+        runs = self._whole.folder / ".samebits" / "runs"
+        (checkpoints,), (log,) = resume.iterdir(), runs.glob("*.jsonl")
+        files = sorted((path.name for path in checkpoints.glob("*.safetensors")), reverse=True)
+        steps = [int(name.partition("-")[0]) for name in files]
+        expect(steps == _STEPS_KEPT, "an interrupted training leaves other checkpoints", steps)
+        return [
+            Subject("data", data, "train.safetensors", _tensors, _tensors(data)()),
+            Subject("card", data, "card.json", _card, _card(data)()),
+            Subject("checkpoint", checkpoints, files[0], _steps, _STEPS_KEPT[1:]),
+            Subject("log", runs, log.name, _events, _events(runs)(), _is_beginning),
+        ]
+
+    # -- cases -----------------------------------------------------------------------------------------------------
+
+    def _read_batch(self, number: int, subject: Subject, harms: list[Harm]) -> None:
+        folder = self.folder / str(number)
+        shutil.copytree(subject.folder, folder / "there")
+
+        def work() -> Iterator[str]:
+            path, read = folder / "there" / subject.path, subject.reader(folder / "there")
+            content = path.read_bytes()
+            for harm in harms:
+                path.write_bytes(harm.of(content))
+                if wrong := _wrong(subject, read, path):
+                    yield f"{harm}: {wrong}"
+
+        child = _in_child(work, folder)
+        child.wait(60)
+        expect(child.code == 0, "reading ended the process", child.printed()[-2000:])
+        told = child.printed().splitlines()
+        expect(not told, f"{len(told)} of {len(harms)} did not hold", "\n    ".join(told[:5]))
+        shutil.rmtree(folder)
+
+    def _through_stage(self, number: int, subject: Subject, harm: Harm) -> None:
+        sandbox = Sandbox(self.folder / str(number), self._params)
+        shutil.copytree(self._stopped.folder, sandbox.folder, dirs_exist_ok=True)
+        origin = self._stopped if subject.name == "checkpoint" else self._whole
+        path = sandbox.folder / subject.folder.relative_to(origin.folder) / subject.path
+        path.write_bytes(harm.of(path.read_bytes()))
+        child = sandbox.start("train", *_TRAIN, armed=without_sender)
+        child.wait(60)
+        check_end(child, {0} if subject.name == "checkpoint" else {0, 2})
+        if child.code == 2:
+            stderr = child.stderr.read_text(encoding="utf-8")
+            errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+            expect(len(errors) == 1 and subject.path in errors[0], "not one error that names the file", stderr)
+        else:
+            after = f"continued after step {_STEPS_KEPT[subject.name == 'checkpoint']};"
+            expect(after in child.printed(), f"not {after}", child.printed())
+            for name in ("model.safetensors", "losses.csv"):
+                run, whole = ((box.folder / SINGLE.out / name).read_bytes() for box in (sandbox, self._whole))
+                expect(run == whole, "wrong bits", name)
+        left = [path for path in sandbox.leftovers() if not path.endswith(".refused")]
+        expect(not left, "left over", left)
+        shutil.rmtree(sandbox.folder.parent)
+
+
+def _armed(sandbox: Sandbox, trace: str, number: int = -1) -> None:
+    without_sender()
+    arm(sandbox.folder, sandbox.folder.parent / trace, number, POWER_LOSS)
+
+
+def _harm(index: int, size: int, choices: random.Random) -> Harm:
+    """Of a file's bytes and lengths, the one of a number."""
+    return Harm(index, choices.randrange(8)) if index < size else Harm(index - size, None)
+
+
+def _wrong(subject: Subject, read: Callable[[], Any], path: Path) -> str | None:
+    """What is wrong with how a damaged file is read; None if nothing is."""
+    try:
+        value = read()
+    except UserError as error:
+        return None if str(path) in str(error) else f"an error that does not name the file: {error}"
+    except Exception as error:  # noqa: BLE001 - each is a traceback for the user
+        return f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
+    return None if subject.harmless(value, subject.value) else f"it was read as {str(value)[:200]}"
+
+
+def _steps(folder: Path) -> Callable[[], list[int]]:
+    """Steps of the checkpoints that a training would go on from; their lock is taken once."""
+    from samebits.training.checkpoints import Checkpoints
+
+    return Checkpoints(folder.name, 0, folder.parent).steps
+
+
+def _card(folder: Path) -> Callable[[], Any]:
+    from samebits.records.card import read_card
+
+    return lambda: read_card(folder / "card.json")
+
+
+def _tensors(folder: Path) -> Callable[[], list[Any]]:
+    from samebits.training.batches import load_data
+
+    card = _card(folder)()
+    return lambda: [tensor.tolist() for tensor in load_data(folder, card, "train")]
+
+
+def _events(folder: Path) -> Callable[[], list[Any]]:
+    """What the log of a folder tells, as the sender reads it: up to the last line feed."""
+    from samebits.records.log import parse_event
+
+    (log,) = folder.glob("*.jsonl")
+
+    def read() -> list[Any]:
+        data = log.read_bytes()
+        return [parse_event(line, log) for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True)]
+
+    return read
+
+
+def _is_beginning(value: list[Any], undamaged: list[Any]) -> bool:
+    """A log that ends early is one whose writer was killed."""
+    return value == undamaged[: len(value)]
+
+
+def _in_child(work: Callable[[], Iterator[str]], folder: Path) -> Child:
+    """Print what ``work`` gives, in a process of its own: reading may end it, or take for ever."""
+    stdout, stderr = folder / "out", folder / "err"
+    stdout.touch()
+    stderr.touch()
+    pid = os.fork()
+    if pid:
+        return Child(pid, stdout, stderr)
+    code = 1
+    try:
+        os.setsid()
+        for number, path in enumerate((stdout, stderr), start=1):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
+        for line in work():
+            sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+        code = 0
+    except BaseException:  # noqa: BLE001 - what a fresh interpreter would print and end with
+        traceback.print_exc()
+        sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,91 @@
+"""Checkpoints that are none: shown to the doctor, and left where a training looks for its own."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from faults.inputs_commands import argument
+from faults.inputs_records import tensors
+from faults.inputs_template import RUN
+from faults.inputs_values import damaged, not_a_file
+from faults.subject import expect
+from samebits.host import count_cores, count_gpus, host_facts
+from samebits.params import load_params
+from samebits.records.card import read_card
+from samebits.training.checkpoints import FOLDER, identity
+from samebits.training.placement import place
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable
+
+    from faults.inputs_bench import Attempt, Bench
+    from faults.subject import Child
+
+_STEP = 2
+
+
+def checkpoints(rng: random.Random, bench: Bench) -> Attempt:
+    """One of the two."""
+    return rng.choice((shown, left))(rng, bench)
+
+
+def shown(rng: random.Random, bench: Bench) -> Attempt:
+    """Show the doctor a checkpoint that is something else."""
+    path = bench.folder / "checkpoint.safetensors"
+    good = (bench.folder / RUN / "model.safetensors").read_bytes()
+    how = rng.choice(("pickle", "torch.save", "tensors", "tensors", "bytes", "no file"))
+    path.write_bytes(good)
+    match how:
+        case "pickle":
+            path.write_bytes(bench.pickle())
+        case "torch.save":
+            import torch
+
+            torch.save({"weight": bench.pickle_of()}, path, _use_new_zipfile_serialization=rng.random() < 0.5)
+        case "tensors":
+            path.write_bytes(tensors(rng, good, bench))
+        case "bytes":
+            path.write_bytes(damaged(rng, good))
+        case _:
+            how = not_a_file(rng, path, bench.outside)
+    name = path.name if rng.random() < 0.8 else argument(rng, bench)
+    return (
+        f"doctor --checkpoint {name[:60]!r}: {how}",
+        partial(bench.samebits, "doctor", "--checkpoint", name),
+        {0, 2, 3},
+    )
+
+
+def left(rng: random.Random, bench: Bench) -> Attempt:
+    """Leave something under the name of a whole checkpoint: the training sets it aside, and its bits are the same."""
+    params = load_params(bench.folder / "params.yaml")
+    placement, _ = place("single", params, "fast", gpus=count_gpus(), cores=count_cores())
+    card, versions = read_card(bench.folder / "data/card.json"), {"torch": str(torch.__version__)}
+    folder = bench.folder / FOLDER / identity(params, "fast", placement, card, host_facts().fingerprint, versions)
+    folder.mkdir(parents=True)
+    good = (bench.folder / RUN / "model.safetensors").read_bytes()
+    how = rng.choice(("pickle", "weights", "tensors", "bytes"))
+    contents: dict[str, Callable[[], bytes]] = {
+        "pickle": bench.pickle,
+        "weights": lambda: good,
+        "tensors": lambda: tensors(rng, good, bench),
+        "bytes": lambda: damaged(rng, good),
+    }
+    data = contents[how]()
+    digest = hashlib.sha256(data).hexdigest()
+    (folder / f"{_STEP:012d}-{digest}.safetensors").write_bytes(data)
+    return f"a checkpoint of the training: {how}, {data[:60]!r}", partial(_trained, bench, good), {0}
+
+
+def _trained(bench: Bench, good: bytes) -> Child:
+    child = bench.stage("train", "--strategy", "single", "--no-tracking")
+    if child.code == 0:
+        text = child.stderr.read_text(encoding="utf-8")
+        expect("it is set aside" in text, "a checkpoint that is none was not looked at", text)
+        expect((bench.folder / RUN / "model.safetensors").read_bytes() == good, "wrong bits")
+    return child

@@ -1,0 +1,210 @@
+"""What the kit itself writes, damaged or crafted: cards, records, weights, logs, states of deliveries, locks."""
+
+from __future__ import annotations
+
+import json
+import struct
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+
+from faults.inputs_bench import VERDICT
+from faults.inputs_template import OTHER, RUN, forget_delivery, own_store
+from faults.inputs_values import changed, damaged, json_of, not_a_file, places, spoil_json, value
+from samebits.records.provenance import provenance_of
+
+if TYPE_CHECKING:
+    import random
+    from pathlib import Path
+
+    from faults.inputs_bench import Attempt, Bench
+
+_TRAIN = ("train", "--strategy", "single", "--no-tracking", "--steps", "2")
+_CSV = (
+    b"", b"step,loss\n", b"step,loss\n1,\n", b"step,loss\n1,nan\n2,inf\n3,-inf\n4,1\n",
+    b"loss\n" + b"9" * 200_000 + b"\n",
+    b'step,loss\n1,"' + b"x" * 200_000 + b'"\n', b"step,loss\n1,1\0\n", b"a,b\n1,2\n", b"step,loss\n1\n", b"\xff\xfe\n",
+    b"step,loss\n1,1,1,1\n", b'step,loss\n1,"1\n', b"step,loss,loss\n1,2,3\n", b"step,loss\r1,2\r",
+    b"step,loss\n" + b"1,1e400\n" * 4,
+    b"step,loss\n" + b"1,0\n" * 100_000, b"step,loss\n1,1_0\n", b"step,loss\n1,0x1\n",
+)  # fmt: skip
+
+
+def stages(rng: random.Random, bench: Bench) -> Attempt:
+    """Damage one file of the pipeline, and run a stage that reads it."""
+    file, stage = rng.choice(
+        (
+            ("data/card.json", _TRAIN), ("data/card.json", ("evaluate",)), (f"{RUN}/run.json", ("evaluate",)),
+            (f"{RUN}/run.json", ("compare", "--no-tracking")), (f"{RUN}/timing.json", ("compare", "--no-tracking")),
+            ("reports/evaluation/single-fast.json", ("compare", "--no-tracking")), ("host.json", ("compare",
+            "--no-tracking")),
+            (".samebits/hashes.json", ("host",)), (f"{RUN}/losses.csv", ("compare", "--no-tracking")),
+            (f"{RUN}/model.safetensors", ("evaluate",)), ("data/train.safetensors", _TRAIN), ("data/test.safetensors",
+            ("evaluate",)),
+        )
+    )  # fmt: skip
+    path = bench.folder / file
+    if file == ".samebits/hashes.json":
+        _remembered(bench)
+    return spoil(rng, path, bench), partial(bench.stage, *stage), {0, 2, 3}
+
+
+def _remembered(bench: Bench) -> None:
+    """Let the host's stage have hashes to remember."""
+    import numpy as np
+
+    np.save(bench.folder / "x.npy", np.zeros((320, 8), np.float32))
+    tree = YAML(typ="safe").load((bench.folder / "params.yaml").read_text(encoding="utf-8"))
+    tree["data"] |= {"task": "file", "kwargs": {"inputs": "x.npy", "targets": "x.npy"}}
+    bench.write_params(tree)
+    known = {str((bench.folder / "x.npy").resolve()): [1, 2, "abc"]}
+    (bench.folder / ".samebits").mkdir(exist_ok=True)
+    (bench.folder / ".samebits/hashes.json").write_text(json.dumps(known), encoding="utf-8")
+
+
+def spoil(rng: random.Random, path: Path, bench: Bench) -> str:
+    """Damage a file by what it is, and say how."""
+    if path.suffix == ".json":
+        return spoil_json(rng, path, bench.outside)
+    if rng.random() < 0.2:
+        return f"{path.name}: {not_a_file(rng, path, bench.outside)}"
+    if path.suffix == ".csv" and rng.random() < 0.7:
+        data = rng.choice(_CSV)
+    elif path.suffix == ".safetensors" and rng.random() < 0.7:
+        data = tensors(rng, path.read_bytes(), bench)
+        if rng.random() < 0.7:
+            path.write_bytes(data)
+            rehash(path, bench)
+    else:
+        data = damaged(rng, path.read_bytes())
+    path.write_bytes(data)
+    return f"{path.name}: {len(data)} bytes, {data[:60]!r}"
+
+
+def tensors(rng: random.Random, data: bytes, bench: Bench) -> bytes:
+    """A safetensors file with another header, or something else in its place."""
+    if rng.random() < 0.3:
+        return rng.choice((bench.pickle(), b"PK\x03\x04" + bench.pickle(), b"", damaged(rng, data)))
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    for _ in range(rng.choice((1, 2))):
+        place = rng.choice([place for place in places(header) if place])
+        new: object = rng.choice((
+            "F16", "BF16", "F8_E4M3", "I64", "U64", "BOOL", "C64", "F64", "F4", "x", [], [0], [2**40], [-1], [16, 16],
+            None, 3,
+            [0, 0], [0, 10**18], [8, 0], "\x1b[31m", {},
+        ))  # fmt: skip
+        header = changed(rng, header, place, new)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", rng.choice((len(text), len(text), len(text), 2**62))) + text + data[8 + length :]
+
+
+def rehash(path: Path, bench: Bench) -> None:
+    """Let card and record say that a damaged file is theirs, so that its bytes themselves are looked at."""
+    import hashlib
+
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    card, record = bench.folder / "data/card.json", bench.folder / RUN / "run.json"
+    tree = json.loads(card.read_text(encoding="utf-8"))
+    if path.stem in tree:
+        tree[path.stem]["sha256"] = digest
+        card.write_text(json.dumps(tree), encoding="utf-8")
+    else:
+        tree = {**json.loads(record.read_text(encoding="utf-8")), "weights_sha256": digest}
+        record.write_text(json.dumps(tree), encoding="utf-8")
+
+
+def commands(rng: random.Random, bench: Bench) -> Attempt:
+    """Damage a run, a comparison or the lock, and run a command that reads it."""
+    kind = rng.choice(("compare", "compare", "report", "report", "verify"))
+    if kind == "compare":
+        name = rng.choice(("run.json", "timing.json", "losses.csv", "model.safetensors"))
+        what = spoil(rng, bench.folder / OTHER / name, bench)
+        more = rng.choice(((), ("--json",), ("--require", "bitwise"), ("--require", "tolerance")))
+        return what, partial(bench.samebits, "compare", *rng.sample((RUN, OTHER), 2), *more), VERDICT
+    if kind == "report":
+        what = spoil(rng, bench.folder / "reports/comparison.json", bench)
+        return what, partial(bench.samebits, "report", *rng.choice(((), ("--out-dir", "again")))), {0, 2, 3}
+    what = _lock(rng, bench)
+    params = {"train": {"numerics": ["exact"], "strategies": ["single"]}}
+    bench.write_params(params)
+    return what, partial(bench.samebits, "verify", *rng.choice(((), ("--quick",)))), VERDICT
+
+
+def _lock(rng: random.Random, bench: Bench) -> str:
+    """Damage ``dvc.lock``, mostly where it speaks of the run."""
+    path = bench.folder / "dvc.lock"
+    choice = rng.random()
+    if choice < 0.15:
+        return f"dvc.lock: {not_a_file(rng, path, bench.outside)}"
+    if choice < 0.35:
+        data = rng.choice((b"[" * 100_000, b"stages: 3\n", b"[]\n", b"", b"stages: &s {a: *s}\n", b"x: 2001-99-99\n",
+        b"\xff\n",
+                           b"stages: !!python/object/apply:os.system [touch canary]\n", b"a: 1\na: 2\n",
+                           b"stages: []\n",
+                           b"x: " + b"9" * 5000, b"null\n", damaged(rng, path.read_bytes())))  # fmt: skip
+        path.write_bytes(data)
+        return f"dvc.lock: {data[:60]!r}"
+    tree: Any = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+    stage = "train@single-exact"
+    tree["stages"] = {stage: tree["stages"][stage]}
+    place = rng.choice([place for place in places(tree) if place])
+    new = value(rng, bench.outside)
+    path.write_text(json.dumps(changed(rng, tree, place, new)), encoding="utf-8")
+    return f"dvc.lock: {'.'.join(map(str, place))} = {str(new)[:60]!r}"
+
+
+def tracking(rng: random.Random, bench: Bench, template: Path) -> Attempt:
+    """Damage a log, what it was made from, how far it was delivered, or the artifacts of a run."""
+    run_id = own_store(bench, template)
+    kind = rng.choice(("log", "log", "state", "provenance", "artifact", "artifact"))
+    if kind == "artifact":
+        (folder,) = (bench.folder / "mlartifacts").glob("*/artifacts")
+        name = rng.choice(
+            (
+                "provenance.json",
+                "provenance.json",
+                "run.json",
+                "params.yaml",
+                "losses.csv",
+                "model.safetensors",
+                "timing.json",
+            )
+        )
+        what = f"artifact {spoil(rng, folder / name, bench)}"
+        return (
+            what,
+            partial(bench.samebits, *rng.choice((("reproduce", run_id, "--yes"), ("compare", RUN, run_id)))),
+            VERDICT,
+        )
+    (log,) = (bench.folder / ".samebits/runs").glob("*.jsonl")
+    if kind == "state":
+        what = spoil(rng, log.with_suffix(".state.json"), bench)
+    else:
+        forget_delivery(bench)
+        what = _log(rng, log, bench) if kind == "log" else spoil(rng, provenance_of(log), bench)
+    return what, partial(bench.samebits, *rng.choice((("track", "sync"), ("track", "sync"), ("doctor",)))), {0, 2, 3}
+
+
+def _log(rng: random.Random, log: Path, bench: Bench) -> str:
+    lines = log.read_bytes().splitlines()
+    if rng.random() < 0.1:
+        return f"log: {not_a_file(rng, log, bench.outside)}"
+    number = rng.randrange(len(lines))
+    match rng.randrange(8):
+        case 0:
+            new = [*lines[:number], *lines[number + 1 :]]
+        case 1:
+            new = rng.sample(lines, len(lines))
+        case 2:
+            event = {"event": "comparison", "log_schema": 1, "tracking_uri": None, "key": "k'", "time_ms": 1,
+                     "keys": [str(value(rng, bench.outside)) for _ in range(3)],
+                     "reports": str(rng.choice(("reports", bench.outside))), "runs": str(rng.choice(("runs",
+                     bench.outside)))}  # fmt: skip
+            new = [json.dumps(event).encode(), lines[-1]]
+        case _:
+            new = list(lines)
+            new[number] = json_of(rng, lines[number].decode(), bench.outside).replace(b"\n", b" ")
+    log.write_bytes(b"\n".join(new) + rng.choice((b"\n", b"\n", b"")))
+    return f"log: line {number}, {[line[:40] for line in new[number : number + 1]]}"

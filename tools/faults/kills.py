@@ -1,0 +1,158 @@
+"""Processes that are killed, stopped or asked to end, at random moments of a training."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal
+
+from faults.area import Area, Case
+from faults.subject import PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, marked
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Target = Literal["tree", "launcher", "rank", "sender", "stopped rank", "once", "twice"]
+
+PLACES = [("single", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4)]
+NUMERICS = ["fast", "exact"]
+TARGETS: list[Target] = [
+    "tree", "tree", "tree", "tree", "launcher", "launcher", "launcher", "rank", "rank", "rank",
+    "sender", "stopped rank", "once", "twice",
+]  # fmt: skip
+TIMEOUT_SECONDS = 4  # of a collective, so that a stopped rank costs little
+EARLIEST_SECONDS = 0.1  # Python's own start has no handlers yet
+
+
+class Kills(Area):
+    """Each case disturbs one training, and then lets it go on: the bits must be those of an undisturbed one."""
+
+    NAME = "kills"
+    UNIT = "kills"
+    WEIGHT = 4.0
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__(folder, seed)
+        self._sandbox = Sandbox(folder / folder.parent.name)
+        self._sandbox.write_params({**PARAMS, "train": {**PARAMS["train"], "timeout_s": TIMEOUT_SECONDS}})
+        self._store = self._sandbox.folder / "mlflow.db"
+        self._tracked = {"MLFLOW_TRACKING_URI": f"sqlite:///{self._store}"}
+        check_end(self._sandbox("prepare"), {0})
+        self._references: dict[tuple[str, ...], dict[str, bytes]] = {}
+        self._seconds: dict[tuple[str, ...], float] = {}
+        self._finished = 0
+        for strategy, devices in PLACES:
+            for numerics in NUMERICS:
+                arguments = _arguments(strategy, devices, numerics)
+                started = time.monotonic()
+                check_end(self._sandbox("train", *arguments, "--no-tracking"), {0})
+                self._seconds[arguments] = time.monotonic() - started
+                self._references[arguments] = self._bits(arguments)
+
+    def case(self, number: int) -> Case:
+        """Somebody is killed at some moment."""
+        choose = self.random(number)
+        arguments = _arguments(*choose.choice(PLACES), choose.choice(NUMERICS))
+        target, part, rank = choose.choice(TARGETS), choose.random(), choose.randrange(4)
+        tracked = target == "sender" or choose.random() < 0.25
+        signum = choose.choice([signal.SIGTERM, signal.SIGINT])
+        moment = EARLIEST_SECONDS + part * self._seconds[arguments]
+        what = f"{target} of train {' '.join(arguments)} after {moment:.2f} s"
+        if target in ("once", "twice"):
+            what = f"{signum.name} {what}"
+
+        def run() -> None:
+            child = self._start(arguments, tracked=tracked)
+            deadline = time.monotonic() + moment
+            while time.monotonic() < deadline and child.poll() is None:
+                time.sleep(0.002)
+            self._disturb(child, target, rank, signum)
+            child.wait(60 if target != "stopped rank" else TIMEOUT_SECONDS + 10 + moment)
+            check_end(child, {0, *_codes(target, signum)})
+            done = child.code == 0
+            again = self._start(arguments, tracked=tracked)
+            again.wait(60)
+            check_end(again, {0})
+            self._finished += tracked * (1 + done)
+            expect(self._bits(arguments) == self._references[arguments], "other bits than an undisturbed training's")
+            expect(self._sandbox.leftovers() == [], "leftovers", self._sandbox.leftovers())
+            expect(not list((self._sandbox.folder / ".samebits/resume").iterdir()), "checkpoints after the end")
+
+        return Case(what, run)
+
+    def final(self) -> Iterator[Case]:
+        """MLflow has every step of every tracked training once, and no run that goes on."""
+        yield Case("delivery of the trainings that were disturbed", self._check_delivery, faults=0)
+
+    def _start(self, arguments: tuple[str, ...], *, tracked: bool) -> Child:
+        if tracked:
+            return self._sandbox.start("train", *arguments, environ=self._tracked)
+        return self._sandbox.start("train", *arguments, "--no-tracking")
+
+    def _disturb(self, child: Child, target: Target, rank: int, signum: signal.Signals) -> None:
+        workers = child.workers()
+        match target:
+            case "tree":
+                child.kill_tree()
+            case "launcher":
+                child.kill()
+            case "rank" | "stopped rank":
+                if workers:
+                    with suppress(ProcessLookupError):
+                        os.kill(workers[rank % len(workers)], signal.SIGKILL if target == "rank" else signal.SIGSTOP)
+            case "sender":
+                for pid in marked(self._sandbox.mark):
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            case "once":
+                child.kill(signum)
+            case "twice":
+                child.kill(signum)
+                time.sleep(0.05)
+                child.kill(signum)
+
+    def _bits(self, arguments: tuple[str, ...]) -> dict[str, bytes]:
+        """Weights and losses of the run that was just made."""
+        folder = self._sandbox.folder / "runs" / f"{arguments[1]}-{arguments[3]}"
+        expect({file.name for file in folder.iterdir()} == RUN_FILES, "files of the run", sorted(folder.iterdir()))
+        return {name: (folder / name).read_bytes() for name in ("model.safetensors", "losses.csv")}
+
+    def _check_delivery(self) -> None:
+        if not self._store.exists():
+            return
+        sync = self._sandbox("samebits", "track", "sync", seconds=300, environ=self._tracked)
+        check_end(sync, {0})
+        with sqlite3.connect(self._store) as store:
+            status = dict(store.execute("select run_uuid, status from runs"))
+            query = "select run_uuid, step, count(*) from metrics where key = 'loss' group by run_uuid, step"
+            counts: dict[str, dict[int, int]] = {run: {} for run in status}
+            for run, step, count in store.execute(query):
+                counts[run][step] = count
+        steps = PARAMS["data"]["num_samples"] // PARAMS["train"]["global_batch_size"] * PARAMS["train"]["epochs"]
+        for run, seen in counts.items():
+            expect(status[run] != "RUNNING", "left RUNNING", run)
+            expect(set(seen.values()) <= {1}, "metrics doubled", (run, seen))
+            expect(sorted(seen) == list(range(1, len(seen) + 1)), "metrics lost", (run, sorted(seen)))
+            expect(status[run] != "FINISHED" or len(seen) == steps, "metrics lost of a finished run", (run, len(seen)))
+        finished = sum(state == "FINISHED" for state in status.values())
+        expect(finished == self._finished, "finished runs", f"{finished} in MLflow, {self._finished} were")
+
+
+def _arguments(strategy: str, devices: int, numerics: str) -> tuple[str, ...]:
+    return ("--strategy", strategy, "--numerics", numerics, "--num-devices", str(devices))
+
+
+def _codes(target: Target, signum: signal.Signals) -> set[int]:
+    """How a training that was disturbed may end."""
+    match target:
+        case "tree" | "launcher":
+            return {-signal.SIGKILL}
+        case "rank" | "stopped rank":
+            return {4}
+        case "once" | "twice":
+            return {128 + signum, -signal.SIGTERM}
+    return set()

@@ -1,0 +1,46 @@
+"""Put the figures of a campaign into the page of promises.
+
+python tools/faults/page.py benchmarks/results/HOST/faults.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/concepts/reliability.md"
+_BEGIN, _END = "<!-- faults -->\n", "<!-- /faults -->"
+
+
+def table(campaign: dict[str, Any]) -> str:
+    """The figures in Markdown, with the host that they were taken on."""
+    host = campaign["host"]
+    rows = [
+        f"| {name} | {area['tried']:,}{_of(area)} {area['unit']} | {area['held']:,} | {area['seconds'] / 60:.0f} min |"
+        for name, area in campaign["areas"].items()
+    ]
+    head = ["| faults | tried | held | time |", "| --- | --- | --- | --- |"]
+    told = f"`make faults MINUTES={campaign['minutes']:g} SEED={campaign['seed']}` on {host['cpu']['model']}, "
+    return "\n".join([f"{told}{host['cpu']['cores']} cores:", "", *head, *rows, ""])
+
+
+def _of(area: dict[str, Any]) -> str:
+    return f" of {area['of']:,}" if area["of"] is not None else ""
+
+
+def quoted(page: str) -> str:
+    """The figures that a page has."""
+    return page.partition(_BEGIN)[2].partition(_END)[0]
+
+
+def main(results: Path) -> None:
+    """Rewrite the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    new = table(json.loads(results.read_text(encoding="utf-8")))
+    PAGE.write_text(page.replace(_BEGIN + quoted(page) + _END, _BEGIN + new + _END), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,347 @@
+"""``dvc repro`` in a copy of this repository, killed at random moments, and then run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
+
+import click
+from ruamel.yaml import YAML
+
+from faults.area import Area, Case
+from faults.mlflow_store import Store, check_run, empty_store
+from faults.subject import MARK, ROOT, SENDER, Child, command_of, described, expect, fork, marked, unfinished_in
+from samebits.records.log import LOGS, Start, start_of
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterator, Sequence
+
+Target = Literal["dvc", "tree", "all", "stage", "two"]
+
+TARGETS: list[Target] = ["dvc", "dvc", "dvc", "tree", "tree", "all", "stage", "stage", "stage", "two"]
+OF_ONE_REPOSITORY = 5  # kills, of which the last lets the pipeline end
+LIMIT = 240.0
+LATEST = 0.5  # of an undisturbed pipeline's time: a training or two further on than the kill before
+STRATEGIES = ["single", "dp", "ddp"]
+NUMERICS = [["exact"], ["exact", "fast"]]
+DATA = {"task": "vectors", "num_samples": 1024, "test_samples": 64, "kwargs": {"features": 32}}
+TRAIN = {"strategies": STRATEGIES, "num_devices": 2, "oversubscribe": True, "global_batch_size": 64, "epochs": 4,
+         "repeats": 1, "checkpoint_every_steps": 8, "timeout_s": 20}  # fmt: skip
+LEFT_OUT = ("tests/", "benchmarks/", "docs/", "tools/", ".github/")
+TORCH_CACHE = "torchinductor_"  # one folder for each user, which torch makes and keeps
+
+
+class Repository:
+    """A git repository with the sources and the pipeline of this one, and commands that run in it."""
+
+    def __init__(self, folder: Path, mark: str, numerics: Sequence[str]) -> None:
+        self.folder, self.temporary, self.mark = folder / "repository", folder / "tmp", mark
+        self._output = folder / "output"
+        for path in (self.folder, self.temporary, self._output):
+            path.mkdir(parents=True)
+        self._commands = 0
+        self.environ = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PYTHONPATH": str(self.folder / "src"),
+            "TMPDIR": str(self.temporary),
+            "SAMEBITS_RUNTIME": "host",
+            MARK: mark,
+        }
+        for name in ("AUTHOR", "COMMITTER"):
+            self.environ |= {f"GIT_{name}_NAME": "faults", f"GIT_{name}_EMAIL": "faults@localhost"}
+        self._fill(numerics)
+
+    def _fill(self, numerics: Sequence[str]) -> None:
+        listed = subprocess.run(
+            ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        for name in listed.stdout.split("\0"):
+            if name and name != "dvc.lock" and not name.startswith(LEFT_OUT) and (ROOT / name).is_file():
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, self.folder / name)
+        params = YAML().load((ROOT / "params.yaml").read_text(encoding="utf-8"))
+        params["data"] |= DATA
+        params["model"] |= {"name": "mlp", "kwargs": {"hidden": [32]}, "source": None}
+        params["train"] |= {**TRAIN, "numerics": list(numerics)}
+        YAML().dump(params, self.folder / "params.yaml")
+        for command in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "all")):
+            subprocess.run(["git", *command], cwd=self.folder, env=self.environ, check=True)
+
+    def start(self, *command: str) -> Child:
+        """Start a command in a session of its own."""
+        self._commands += 1
+        return fork(self.folder, self._output / str(self._commands), partial(self._become, command))
+
+    def _become(self, command: tuple[str, ...]) -> NoReturn:
+        os.environ["PATH"] = self.environ["PATH"]
+        os.execvpe(command[0], command, self.environ)  # noqa: S606
+
+    def __call__(self, *command: str, seconds: float = LIMIT) -> Child:
+        """Run a command to its end, which must be a good one."""
+        child = self.start(*command)
+        child.wait(seconds)
+        expect(child.code == 0, f"{' '.join(command)} ends with {child.code}", child.printed()[-1500:])
+        expect_no_traceback(child)
+        return child
+
+    def locked_weights(self) -> dict[str, str]:
+        """Hash of the weights of every exact run, from ``dvc.lock``."""
+        lock = YAML(typ="safe").load((self.folder / "dvc.lock").read_text(encoding="utf-8"))
+        return {
+            out["path"]: out["md5"]
+            for name, stage in lock["stages"].items()
+            if name.endswith("-exact")
+            for out in stage["outs"]
+            if out["path"].endswith("model.safetensors")
+        }
+
+    def processes(self, *, senders: bool = True) -> list[int]:
+        """Living processes that were started from here."""
+        return [pid for pid in marked(self.mark) if senders or SENDER not in command_of(pid)]
+
+    def kill_all(self) -> None:
+        """Leave no process behind."""
+        while found := self.processes():
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def leftovers(self) -> list[str]:
+        """What lies in the temporary folder, and what is unfinished in the working folder."""
+        temporary = (path for path in self.temporary.iterdir() if not path.name.startswith(TORCH_CACHE))
+        return [str(path) for path in (*temporary, *unfinished_in(self.folder))]
+
+
+def stage_of(child: Child) -> int | None:
+    """The process of the stage that ``dvc repro`` runs now, not one of its workers."""
+    found = [pid for pid in child.session() if b"\0pipeline/" in command_of(pid)]
+    return min(found, default=None)
+
+
+def expect_no_traceback(child: Child) -> None:
+    """Neither DVC nor a stage printed one."""
+    printed = child.printed()
+    at = printed.find("Traceback (most recent call last)")
+    expect(at < 0, "a traceback", printed[max(0, at - 300) : at + 2000])
+
+
+class Pipelines(Area):
+    """After each kill ``dvc repro`` goes on, and where it is let end, nothing shows that anything had happened."""
+
+    NAME = "pipelines"
+    UNIT = "killed pipelines"
+    WEIGHT = 2.0
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        super().__init__(folder, seed)
+        self._repository: Repository | None = None
+        self._number = -1
+        self._seconds = 0.0
+        self._killed = self._finished = self._torn_rwlocks = self._torn_locks = self._busy = self._two = 0
+
+    def case(self, number: int) -> Case:
+        """A kill of somebody at some moment; the last of a repository lets the pipeline end."""
+        choose = self.random(number)
+        target, part = choose.choice(TARGETS), LATEST * choose.random()
+        last = number % OF_ONE_REPOSITORY == OF_ONE_REPOSITORY - 1
+
+        def run() -> None:
+            while True:
+                self._enter(number // OF_ONE_REPOSITORY)
+                if self._harm(target, part, choose):
+                    break
+            if last:
+                self._finish()
+
+        shown = "dvc repro twice at once, then" if target == "two" else "kill -9 of"
+        whom = {"dvc": "dvc repro alone", "tree": "dvc repro and its stage", "all": "all, the sender too",
+                "stage": "the stage alone", "two": "kill -9 of both"}[target]  # fmt: skip
+        return Case(f"{shown} {whom} after {part:.0%} of it{', and on to the end' if last else ''}", run)
+
+    def final(self) -> Iterator[Case]:
+        """The last pipeline is let end."""
+        yield Case("the last pipeline goes on to its end", self._end, 0)
+
+    def _end(self) -> None:
+        if self._repository is not None:
+            self._finish()
+        click.echo(
+            f"pipelines: {self._killed} killed, {self._finished} let end, with the weights of an undisturbed one of"
+            f" {self._seconds:.0f} s; DVC's rwlock was torn {self._torn_rwlocks} times and"
+            f" dvc.lock {self._torn_locks} times; {self._busy} of {self._two}"
+            " second calls were refused as busy"
+        )
+
+    @cached_property
+    def _store(self) -> Path:
+        return empty_store(self.folder)
+
+    def _make(self, name: str, numerics: Sequence[str]) -> Repository:
+        repository = Repository(self.folder / name, f"{self.folder.parent.name}-{name}", numerics)
+        shutil.copy(self._store, repository.folder / "mlflow.db")
+        return repository
+
+    @cached_property
+    def _weights(self) -> dict[str, str]:
+        """Of an undisturbed pipeline."""
+        repository = self._make("undisturbed", NUMERICS[0])
+        started = time.monotonic()
+        try:
+            repository("dvc", "repro")
+        finally:
+            self._seconds = time.monotonic() - started
+            repository.kill_all()
+        weights = repository.locked_weights()
+        expect(set(weights) == {f"runs/{strategy}-exact/model.safetensors" for strategy in STRATEGIES}, "no weights")
+        expect(len(set(weights.values())) == 1, "an undisturbed pipeline has other weights by strategy", weights)
+        shutil.rmtree(repository.folder.parent)
+        return weights
+
+    def _enter(self, number: int) -> None:
+        """Go on in the repository of that number, or make it."""
+        self._weights  # noqa: B018 - before any harm is done
+        if number != self._number:
+            self._leave()
+            self._repository = self._make(str(number), NUMERICS[number % len(NUMERICS)])
+            self._number = number
+
+    def _leave(self) -> None:
+        if self._repository is not None:
+            self._repository.kill_all()
+            shutil.rmtree(self._repository.folder.parent, ignore_errors=True)
+        self._repository, self._number = None, -1
+
+    # -- harm --
+
+    def _harm(self, target: Target, part: float, choose: random.Random) -> bool:
+        """Start the pipeline and kill somebody; False if it has ended before that."""
+        assert self._repository
+        child = self._repository.start("dvc", "repro")
+        second = None
+        if target == "two":
+            time.sleep(choose.uniform(0, 3))
+            second = self._repository.start("dvc", "repro")
+        deadline = time.monotonic() + part * self._seconds
+        while time.monotonic() < deadline and child.poll() is None:
+            time.sleep(0.01)
+        ended = child.poll() is not None
+        self._kill(child, target)
+        if second is not None:
+            self._end_second(second)
+        child.wait(LIMIT if target == "stage" else 30)
+        self._check_ended(child)
+        self._killed += not ended
+        if child.code == 0:
+            self._finish()
+        return not ended and child.code != 0
+
+    def _end_second(self, second: Child) -> None:
+        self._two += 1
+        refused = second.poll() not in (None, 0)
+        self._busy += refused
+        second.kill_tree()
+        expect_no_traceback(second)
+        printed = second.printed()
+        said = "Unable to acquire lock" in printed or "is busy" in printed or self._mended(printed)
+        expect(not refused or said, f"a second dvc repro ends with {second.code}", printed[-1500:])
+
+    def _kill(self, child: Child, target: Target) -> None:
+        assert self._repository
+        if target == "dvc":
+            child.kill()
+        elif target == "stage":
+            deadline = time.monotonic() + 20
+            while (stage := stage_of(child)) is None and child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            with suppress(ProcessLookupError):
+                os.kill(stage or child.pid, signal.SIGKILL)
+        else:
+            child.kill_tree()
+            if target == "all":
+                self._repository.kill_all()
+
+    def _check_ended(self, child: Child) -> None:
+        """It was killed, or it ended well, or its stage was killed, which it says."""
+        expect_no_traceback(child)
+        if child.code in (0, -signal.SIGKILL):
+            return
+        printed = child.printed()
+        stage_killed = "exited with -9" in printed or "exited with 137" in printed
+        expect(stage_killed or self._mended(printed), f"dvc repro ends with {child.code}", printed[-1500:])
+
+    def _mended(self, printed: str) -> bool:
+        """Whether DVC was killed while it wrote its rwlock or dvc.lock, which it never does whole; it is removed then.
+
+        The guide on troubleshooting says so, and the doctor.
+        """
+        assert self._repository
+        if "Unable to read RWLock-file" in printed:
+            self._torn_rwlocks += 1
+            (self._repository.folder / ".dvc/tmp/rwlock").unlink()
+        elif "'./dvc.lock' validation failed" in printed or "'./dvc.lock' is invalid" in printed:
+            self._torn_locks += 1
+            (self._repository.folder / "dvc.lock").unlink()
+        else:
+            return False
+        return True
+
+    # -- the end --
+
+    def _finish(self) -> None:
+        assert self._repository
+        try:
+            self._check_finished(self._repository)
+        finally:
+            self._leave()
+        self._finished += 1
+
+    def _check_finished(self, repository: Repository) -> None:
+        child = repository.start("dvc", "repro")
+        child.wait(LIMIT)
+        if child.code != 0 and self._mended(child.printed()):
+            child = repository.start("dvc", "repro")
+            child.wait(LIMIT)
+        expect(child.code == 0, f"dvc repro ends with {child.code}", child.printed()[-1500:])
+        expect_no_traceback(child)
+        self._expect_alone(repository)
+        expect(repository.locked_weights() == self._weights, "other weights", repository.locked_weights())
+        stale = set(json.loads(repository("dvc", "status", "--json").stdout.read_text(encoding="utf-8"))) - {"host"}
+        expect(not stale, "dvc status is not clean", stale)
+        repository("samebits", "track", "sync")
+        repository.kill_all()
+        self._check_store(repository)
+        expect(repository.leftovers() == [], "leftovers", repository.leftovers())
+
+    def _expect_alone(self, repository: Repository) -> None:
+        deadline = time.monotonic() + 30
+        while left := repository.processes(senders=False):
+            expect(time.monotonic() < deadline, "orphans", [described(pid) for pid in left])
+            time.sleep(0.05)
+
+    def _check_store(self, repository: Repository) -> None:
+        store = Store(repository.folder / "mlflow.db")
+        expect(store.running() == 0, "runs are left RUNNING in MLflow", store.running())
+        ended = _runs_by_key(repository.folder)
+        for log in sorted((repository.folder / LOGS).glob("*.jsonl")):
+            if isinstance(start_of(log), Start):
+                check_run(store, log, ended.get(log.stem))
+
+
+def _runs_by_key(folder: Path) -> dict[str, Path]:
+    """Folders of runs by the key of the training that wrote them."""
+    found: dict[str, Any] = {}
+    for file in folder.glob("runs/*/run.json"):
+        found[json.loads(file.read_text(encoding="utf-8"))["run"]] = file.parent
+    return found

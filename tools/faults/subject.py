@@ -1,0 +1,263 @@
+"""What a campaign does harm to: stage scripts in forks of this process, which has imported torch for all of them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ruamel.yaml import YAML
+
+import forked
+import samebits.cli
+from samebits.errors import exit_on_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_FILES = {"model.safetensors", "losses.csv", "timing.json", "run.json"}
+MARK = "SAMEBITS_FAULTS"
+SENDER = b"samebits.tracking.sender"
+"""Variable by which every process that a campaign started is known."""
+PARAMS: dict[str, Any] = {
+    "data": {"task": "vectors", "num_samples": 1024, "test_samples": 64, "kwargs": {"features": 32}},
+    "model": {"name": "mlp", "kwargs": {"hidden": [32], "dropout": 0.1}},
+    "train": {
+        "global_batch_size": 64,
+        "epochs": 2,
+        "repeats": 1,
+        "num_devices": 2,
+        "oversubscribe": True,
+        "optimizer": {"name": "adamw", "lr": 0.01},
+        "checkpoint_every_steps": 4,
+        "timeout_s": 10,
+    },
+}
+"""A training of 32 steps with eight checkpoints, whose dropout and optimizer have a state to lose."""
+
+
+class Broken(Exception):  # noqa: N818 - a promise is
+    """A promise was not kept; the text says which, and shows what was seen."""
+
+
+def expect(held: bool, what: str, seen: object = "") -> None:
+    """Raise ``Broken`` unless a promise ``held``."""
+    if not held:
+        raise Broken(f"{what}: {seen}" if seen != "" else what)
+
+
+@dataclass
+class Child:
+    """A script in a session of its own, with what it prints in two files."""
+
+    pid: int
+    stdout: Path
+    stderr: Path
+    code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+        return self.code
+
+    def wait(self, seconds: float) -> int:
+        """The exit code. Raises Broken after so many seconds, and then nothing of it is left."""
+        deadline = time.monotonic() + seconds
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self.kill_tree()
+                raise Broken(f"hangs: it has run for {seconds:g} s. It printed: {self.printed()[-500:]}")
+            time.sleep(0.005)
+        return code
+
+    def kill(self, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to the script alone."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signum)
+
+    def kill_tree(self, signum: int = signal.SIGKILL) -> None:
+        """Send a signal to all processes of its session."""
+        for pid in self.session():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signum)
+        if signum == signal.SIGKILL and self.code is None:
+            _, status = os.waitpid(self.pid, 0)
+            self.code = os.waitstatus_to_exitcode(status)
+
+    def workers(self) -> list[int]:
+        """Process ids of its workers, by rank; its sender is a child, too, and whoever stopped it would leave it so."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
+        with suppress(FileNotFoundError, ProcessLookupError):
+            pids = [int(pid) for pid in children.read_text(encoding="utf-8").split()]
+            return [pid for pid in pids if SENDER not in command_of(pid)]
+        return []
+
+    def session(self) -> list[int]:
+        """Living processes of its session."""
+        return [pid for pid, state, session in _processes() if session == self.pid and state not in "ZX"]
+
+    def printed(self) -> str:
+        """All that was printed, errors last."""
+        return self.stdout.read_text(encoding="utf-8") + self.stderr.read_text(encoding="utf-8")
+
+
+def _processes() -> list[tuple[int, str, int]]:
+    """Id, state and session of every process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            _, _, rest = path.read_text(encoding="utf-8").rpartition(")")
+            state, _, _, session, *_ = rest.split()
+            found.append((int(path.parent.name), state, int(session)))
+    return found
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes that were started, by exec, with this mark."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for pid, state, _ in _processes():
+        with suppress(OSError):
+            if state not in "ZX" and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+    return found
+
+
+def command_of(pid: int) -> bytes:
+    """The command line of a process, empty if it has ended."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def described(pid: int) -> str:
+    """A process as a report names it: its command line, where it works, its parent, and what it waits for."""
+    told = [f"{pid}: {command_of(pid).replace(bytes(1), b' ').decode(errors='replace').strip()}"]
+    with suppress(OSError):
+        folder = Path(f"/proc/{pid}")
+        told += [f"in {(folder / 'cwd').readlink()}", f"waits in {(folder / 'wchan').read_text(encoding='ascii')}"]
+        told += [line for line in (folder / "status").read_text().splitlines() if line.startswith(("State", "PPid"))]
+        told += [f"{file.name} {file.readlink()}" for file in (folder / "fd").iterdir()]
+    return ", ".join(told)
+
+
+def fork(folder: Path, output: Path, become: Callable[[], NoReturn]) -> Child:
+    """Start a process in a session of its own, which works in ``folder`` and prints to two files beside ``output``."""
+    stdout, stderr = output.with_suffix(".out"), output.with_suffix(".err")
+    stdout.touch()
+    stderr.touch()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setsid()
+            forked.settle(folder, stdout, stderr)
+            become()
+        finally:
+            os._exit(127)
+    return Child(pid, stdout, stderr)
+
+
+def _main(program: str | Callable[[], object], arguments: tuple[str, ...]) -> Callable[[], object]:
+    """What a fork calls; a function of ours reports errors as the kit's programs do."""
+    if not isinstance(program, str):
+        return exit_on_error()(program)
+    if program == "samebits":
+        sys.argv = [program, *arguments]
+        return samebits.cli.main
+    script = str(ROOT / "pipeline" / f"{program}.py")
+    sys.argv = [script, *arguments]
+    return partial(runpy.run_path, script, run_name="__main__")
+
+
+class Sandbox:
+    """A folder with params and data, a temporary folder of its own, and what is left in both."""
+
+    def __init__(self, folder: Path, params: dict[str, Any] = PARAMS) -> None:
+        self.folder, self.temporary = folder / "repository", folder / "tmp"
+        self._output = folder / "output"
+        for path in (self.folder, self.temporary, self._output):
+            path.mkdir(parents=True)
+        self.mark = next((part for part in folder.parts if part.startswith("faults-")), folder.name)  # the campaign's
+        self._started = 0
+        self.write_params(params)
+
+    def write_params(self, params: dict[str, Any]) -> None:
+        """Write ``params.yaml``."""
+        YAML().dump(params, self.folder / "params.yaml")
+
+    def start(
+        self,
+        program: str | Callable[[], object],
+        *arguments: str,
+        armed: Callable[[], object] | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
+    ) -> Child:
+        """Start a stage, the command ``samebits``, or a function; ``armed`` is called in its process first."""
+
+        def work() -> None:
+            tempfile.tempdir = None  # the campaign's own, which a fork inherits
+            os.environ.update({"TMPDIR": str(self.temporary), MARK: self.mark, "SAMEBITS_RUNTIME": "host", **environ})
+            if armed:
+                armed()
+            _main(program, arguments)()
+
+        self._started += 1
+        return fork(self.folder, self._output / str(self._started), partial(forked.run, work))
+
+    def __call__(
+        self, program: str, *arguments: str, seconds: float = 60, environ: Mapping[str, str] = MappingProxyType({})
+    ) -> Child:
+        """Run it to its end."""
+        child = self.start(program, *arguments, environ=environ)
+        child.wait(seconds)
+        return child
+
+    def leftovers(self) -> list[str]:
+        """What lies in the temporary folder, and what is unfinished in the working folder, and is nobody's."""
+        return [str(path) for path in (*self.temporary.iterdir(), *unfinished_in(self.folder)) if not _in_use(path)]
+
+
+def unfinished_in(folder: Path) -> list[Path]:
+    """What writers leave under a folder that do not come to their end."""
+    # os.walk takes it that a sender may remove what it is about to look into.
+    paths = (Path(above) / name for above, folders, files in os.walk(folder) for name in (*folders, *files))
+    return [path for path in paths if path.name.endswith(".samebits.tmp") or path.name == "unfinished"]
+
+
+def _in_use(path: Path) -> bool:
+    """Whether somebody has a lock on it, as a sender has that is still at work."""
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return True  # it is gone already
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
+
+
+def check_end(child: Child, codes: set[int]) -> None:
+    """A script ended as it may: one of these exit codes, no traceback, nobody of its session alive."""
+    printed = child.stderr.read_text(encoding="utf-8")
+    expect("Traceback" not in printed, "a traceback", printed[-2000:])
+    expect(child.code in codes, f"exit code {child.code} in place of {sorted(codes)}", printed[-500:])
+    deadline = time.monotonic() + 15
+    while left := child.session():
+        expect(time.monotonic() < deadline, "orphans", left)
+        time.sleep(0.01)

@@ -1,0 +1,324 @@
+"""Tracked trainings, their local logs, and what is done to those."""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from faults.mlflow_server import Server
+from faults.mlflow_store import Store, Totals, check_run, empty_store, events_of, status_of
+from faults.subject import PARAMS, SENDER, Child, Sandbox, check_end, command_of, expect, marked
+from samebits.records.log import LOGS, Result, RunLog, Start
+from samebits.records.run import RECORD, Run, RunRecord, read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+
+EPOCHS = 16  # 256 steps: some seconds, in which the log grows several times
+TRAINING_LIMIT = 90.0
+DELIVERY_LIMIT = 90.0
+SLOWER_AT_MOST = 6.0  # a sender and a server start beside the training, on a host that may be busy with both
+
+
+class Subject:
+    """A sandbox whose trainings are tracked by one store."""
+
+    def __init__(self, folder: Path, shared: Shared, uri: str) -> None:
+        self.box, self._shared, self.uri = Sandbox(folder, shared.params), shared, uri
+        self.box.mark = f"{folder.parent.parent.name}-{folder.name}"
+        self._trainings: list[tuple[Child, Path, float]] = []
+
+    def start(self, strategy: str, environ: Mapping[str, str] = MappingProxyType({})) -> Child:
+        """Start a training under a name of its own."""
+        out = self.box.folder / f"runs/{len(self._trainings)}"
+        arguments = ["--strategy", strategy, "--numerics", "exact", "--data-dir", str(self._shared.data)]
+        environ = {"MLFLOW_TRACKING_URI": self.uri, **environ}
+        child = self.box.start("train", *arguments, "--out-dir", str(out), environ=environ)
+        self._trainings.append((child, out, time.monotonic()))
+        return child
+
+    def finish(self, child: Child) -> None:
+        """Wait for a training that nothing has happened to."""
+        child.wait(TRAINING_LIMIT)
+        (began,) = (began for other, _, began in self._trainings if other is child)
+        spent = time.monotonic() - began
+        check_end(child, {0})
+        self._shared.totals.tracked_seconds.append(spent)
+        limit = SLOWER_AT_MOST * self._shared.untracked_seconds + 10
+        expect(spent < limit, f"a training of {self._shared.untracked_seconds:.1f} s took {spent:.1f} s")
+
+    def logs(self) -> list[Path]:
+        """Logs of the trainings, the oldest first."""
+        return sorted((self.box.folder / LOGS).glob("*.jsonl"))
+
+    def senders(self) -> list[int]:
+        """Living processes that deliver."""
+        return [pid for pid in marked(self.box.mark) if SENDER in command_of(pid)]
+
+    def kill_senders(self) -> int:
+        """End them all without a word; how many there were."""
+        found = self.senders()
+        for pid in found:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(found)
+
+    def wait_for_delivery(self, seconds: float = DELIVERY_LIMIT) -> None:
+        """Until the sender has delivered everything, or has ended, or so many seconds have passed."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.senders():
+            states = [log.with_suffix(".state.json") for log in self.logs()]
+            with suppress(OSError, ValueError):
+                if all(json.loads(state.read_text(encoding="utf-8"))["ended"] for state in states):
+                    return
+            time.sleep(0.05)
+
+    def sync(self, codes: Sequence[int] = (0,), uri: str | None = None) -> Child:
+        """Run ``samebits track sync``."""
+        child = self.box.start("samebits", "track", "sync", environ={"MLFLOW_TRACKING_URI": uri or self.uri})
+        child.wait(DELIVERY_LIMIT)
+        check_end(child, set(codes))
+        return child
+
+    def check(self, store: Store) -> None:
+        """What the store has of every training, and the bits of those that ended well."""
+        expect(len(self.logs()) > 0, "no training has a log")
+        ended = {}
+        for child, out, _ in self._trainings:
+            if child.code == 0:
+                run = read_run(out)
+                ended[run.record.run] = out
+                expect(run.record.weights_sha256 == self._shared.weights, "other weights", out.name)
+                expect(run.losses == self._shared.losses, "other losses than untracked", out.name)
+        expect(len(ended) == sum(child.code == 0 for child, *_ in self._trainings), "a training has no log of its own")
+        for log in self.logs():
+            expect(log.stem not in ended or status_of(log) == "FINISHED", "a log without its end", log.name)
+            check_run(store, log, ended.get(log.stem), self._shared.totals)
+        expect(self.box.leftovers() == [], "leftovers", self.box.leftovers())
+
+    def end(self) -> None:
+        """Leave no process behind."""
+        for child, *_ in self._trainings:
+            if child.poll() is None:
+                child.kill_tree()
+        while marks := marked(self.box.mark):
+            for pid in marks:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+class Shared:
+    """What all cases share: data, the result of an undisturbed training, an empty store, and one server."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self.mark = folder, folder.parent.name
+        self.totals = Totals()
+        self.params: dict[str, Any] = {**PARAMS, "train": {**PARAMS["train"], "epochs": EPOCHS}}
+
+    @cached_property
+    def _box(self) -> Sandbox:
+        box = Sandbox(self._folder / "shared", self.params)
+        check_end(box("prepare"), {0})
+        for _ in range(2):  # the first one also warms the disk's cache
+            started = time.monotonic()
+            check_end(box("train", "--strategy", "ddp", "--numerics", "exact", "--no-tracking", seconds=120), {0})
+            self.totals.untracked_seconds.append(time.monotonic() - started)
+        return box
+
+    @property
+    def data(self) -> Path:
+        """The data of every training."""
+        return self._box.folder / "data"
+
+    @cached_property
+    def _run(self) -> Run:
+        return read_run(self._box.folder / "runs/ddp-exact")
+
+    @property
+    def untracked_seconds(self) -> float:
+        """What a training takes without tracking."""
+        self._box  # noqa: B018 - made at the first use
+        return statistics.median(self.totals.untracked_seconds)
+
+    @property
+    def weights(self) -> str:
+        """Hash of the weights of an untracked training."""
+        return self._run.record.weights_sha256
+
+    @property
+    def losses(self) -> list[float]:
+        """Losses of an untracked training."""
+        return list(self._run.losses)
+
+    @cached_property
+    def empty_store(self) -> Path:
+        """A fresh SQLite store."""
+        return empty_store(self._folder)
+
+    @cached_property
+    def server(self) -> Server:
+        """The server, which answers."""
+        shutil.copy(self.empty_store, self._folder / "server.db")
+        server = Server(self._folder, self._folder / "server.db", self.mark)
+        server.start()
+        server.wait()
+        return server
+
+    @property
+    def store(self) -> Store:
+        """The server's store."""
+        return Store(self._folder / "server.db", self.server.artifacts)
+
+    def running(self) -> int:
+        """How many runs of the server's store say that they go on."""
+        return self.store.running() if "server" in self.__dict__ else 0
+
+    @cached_property
+    def pattern(self) -> Pattern:
+        """A short training with a log that nobody has delivered."""
+        box = Sandbox(self._folder / "pattern", PARAMS)
+        box.mark = f"{self.mark}-pattern"
+        arguments = ("--strategy", "ddp", "--numerics", "exact", "--data-dir", str(self.data))
+        check_end(box("train", *arguments, environ={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}), {0})
+        for pid in marked(box.mark):
+            os.kill(pid, signal.SIGKILL)
+        (log,) = (box.folder / LOGS).glob("*.jsonl")
+        return Pattern(log, box.folder / "runs/ddp-exact")
+
+    def end(self) -> None:
+        """End the server if it was started."""
+        if "server" in self.__dict__:
+            self.server.kill()
+
+
+@contextmanager
+def small_disk(folder: Path, kibibytes: int) -> Iterator[Callable[[int], None]]:
+    """A file system of that size at ``folder``, and a function that gives it another size."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _mount("mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder))
+    try:
+        yield lambda size: _mount("mount", "-o", f"remount,size={size}k", str(folder))
+    finally:
+        _mount("umount", "-l", str(folder))
+
+
+def _mount(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def can_mount(folder: Path) -> bool:
+    """Whether this process may mount a file system."""
+    try:
+        with small_disk(folder, 64):
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
+class Trainings:
+    """Trainings of one subject, of which one goes on at any moment until ``finish``."""
+
+    def __init__(self, subject: Subject, strategies: Iterable[str]) -> None:
+        self._subject, self._strategies = subject, itertools.cycle(strategies)
+        self._current = subject.start(next(self._strategies))
+
+    def until(self, happened: Callable[[], bool], seconds: float = 120) -> None:
+        """Have trainings go on until something has happened."""
+        deadline = time.monotonic() + seconds
+        while not happened():
+            expect(time.monotonic() < deadline, f"what was waited for did not happen within {seconds:g} s")
+            if self._current.poll() is not None:
+                self._next()
+            time.sleep(0.02)
+
+    def go_on(self, seconds: float) -> None:
+        """Have trainings go on for so long."""
+        end = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() > end)
+
+    def _next(self) -> None:
+        self.finish()
+        self._current = self._subject.start(next(self._strategies))
+
+    def finish(self) -> None:
+        """Wait for the last one."""
+        self._subject.finish(self._current)
+
+
+@dataclass(frozen=True)
+class Tear:
+    """A log of which a delivery sees ``at`` bytes, and perhaps all later; ``state``: its state is then cut there."""
+
+    key: str
+    text: bytes
+    at: int
+    state: int | None
+    completed: bool
+
+    def __str__(self) -> str:
+        state = "" if self.state is None else f", its state after {self.state}"
+        return f"log torn after {self.at} bytes{state}, {'then completed' if self.completed else 'for good'}"
+
+
+def deliver_torn(tears: Sequence[Tear]) -> None:
+    """Deliver what the torn logs hold while their writer is alive; then tear their states, and write the rest."""
+    from samebits.tracking.delivery import deliver
+
+    for tear in tears:
+        log = LOGS / f"{tear.key}.jsonl"
+        with log.open("ab", buffering=0) as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            stream.write(tear.text[: tear.at])
+            deliver(log)
+            state = log.with_suffix(".state.json")
+            if tear.state is not None and state.exists():
+                state.write_bytes(state.read_bytes()[: tear.state])
+            if tear.completed:
+                stream.write(tear.text[tear.at :])
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A tracked training that copies are made of."""
+
+    log: Path
+    out: Path
+
+    def copy(self, key: str, out: Path, uri: str) -> bytes:
+        """The log of a training that differs in its name and its places alone; its files go to ``out``."""
+        shutil.copytree(self.out, out)
+        record = RunRecord.read(out / RECORD, made_by="train")
+        record.model_copy(update={"run": key}).write(out / RECORD)
+        log = RunLog(self.log.with_name(f"{key}.copy"))
+        for event in events_of(self.log):
+            if isinstance(event, Start):
+                event = event.model_copy(update={"run": key, "tracking_uri": uri})
+            elif isinstance(event, Result):
+                event = event.model_copy(update={"run": key, "out_dir": str(out)})
+            log.append(event)
+        log.close()
+        text = log.path.read_bytes()
+        log.path.unlink()
+        return text
+
+
+def expect_one_line(child: Child) -> None:
+    """A command that failed says why in one line that begins with ``error:``, its last one."""
+    if child.code:
+        last = child.stderr.read_text(encoding="utf-8").splitlines()[-1:]
+        expect(last != [] and last[0].startswith("error: "), "no line that says what is wrong", child.printed())

@@ -1,0 +1,218 @@
+r"""Try all of this repository on a host with GPUs, and write gpu-check.json, one file to send back.
+
+It holds facts of the host, versions, hashes, figures, and what failed; no environment, no names, no paths. The
+working tree stays as it is.
+
+\b
+Examples:
+  make gpu-check
+  make gpu-check ONLY=tests
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from samebits.errors import HostError, exit_on_error, without_password
+from samebits.files import write_json
+from samebits.host import count_gpus, driver_facts, torch_build
+from samebits.records.provenance import git_state, versions
+from samebits.results.comparison import Comparison
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parent.parent
+_LINES = 60  # of what a failed command said
+_FACTS = "from samebits.host import host_facts; print(host_facts().model_dump_json())"
+
+
+class Check:
+    """Runs commands, each of which may fail, and keeps what they said."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.steps: dict[str, dict[str, Any]] = {}
+
+    def run(self, name: str, *command: str, minutes: float, cwd: Path = ROOT, **environ: str) -> str:
+        """Run one command to its end, and return its stdout.
+
+        What it has started ends with it, or it would keep GPUs from the next step.
+        """
+        click.echo(f"{name} ...", err=True)
+        started = time.monotonic()
+        pipe, env = subprocess.PIPE, {**os.environ, **environ}
+        with subprocess.Popen(
+            command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
+        ) as process:
+            try:
+                stdout, stderr = process.communicate(timeout=60 * minutes)
+                code = process.returncode
+            except subprocess.TimeoutExpired:
+                _end_group(process)
+                stdout, stderr = process.communicate()
+                code = 124
+            except BaseException:
+                _end_group(process)
+                raise
+        said = f"{stdout}\n{stderr}"
+        step = self.steps.setdefault(name, {})
+        step |= {"exit_code": code, "seconds": round(time.monotonic() - started, 1)}
+        if code:
+            step["said"] = [cleaned(line) for line in said.strip().splitlines()[-_LINES:]]
+        click.echo(f"{name}: {'ok' if code == 0 else f'failed with {code}'} in {step['seconds']} s", err=True)
+        return stdout
+
+
+def _end_group(leader: subprocess.Popen[str]) -> None:
+    """End a process and those of its session that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            leader.wait(10)
+        os.killpg(leader.pid, signal.SIGKILL)
+
+
+def cleaned(text: str) -> str:
+    """A line without passwords, and without what says whose host this is: names of folders, of users, of the host."""
+    folders = {str(ROOT): ".", tempfile.gettempdir(): "TMP", str(Path.home()): "~"}
+    for path in sorted(folders, key=len, reverse=True):  # one may lie in another
+        text = text.replace(path, folders[path]) if path != "/" else text
+    text = re.sub(r"pytest-of-[^/\s]+", "pytest-of-USER", text)
+    with suppress(OSError, KeyError):
+        text = re.sub(rf"\b{re.escape(getpass.getuser())}\b", "USER", text) if getpass.getuser() != "root" else text
+    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
+    return re.sub(r"\x1b\[[\d;]*m", "", without_password(text))
+
+
+def host(check: Check) -> None:
+    """What the kit says of the host, with CUDA started; and what NVML says, without."""
+    out = check.run("host", sys.executable, "-c", _FACTS, minutes=5)
+    check.steps["host"] |= {"driver": driver_facts().model_dump(mode="json")}
+    if out:
+        check.steps["host"]["facts"] = json.loads(out)
+
+
+def doctor(check: Check) -> None:
+    """Findings, those of the model among them."""
+    out = check.run("doctor", "samebits", "doctor", "--model", "--json", minutes=10)
+    if out:
+        findings = json.loads(out)["findings"]
+        check.steps["doctor"]["findings"] = [
+            {key: cleaned(str(value)) for key, value in finding.items() if value} for finding in findings
+        ]
+
+
+def tests(check: Check) -> None:
+    """``tests/gpu``, the golden hashes of the CPU among them."""
+    report = check.folder / "tests.xml"
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}", "tests/gpu"]
+    check.run("tests", *command, minutes=90)
+    if report.exists():
+        cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest wrote it
+        failed = {f"{case.get('classname')}::{case.get('name')}": said for case in cases if (said := _why(case))}
+        marks = [mark for case in cases if (mark := case.find("skipped")) is not None]
+        skipped = Counter(cleaned(mark.get("message") or "") for mark in marks)
+        step = check.steps["tests"]
+        step |= {"tried": len(cases), "skipped": dict(skipped), "failed": failed}
+        if count_gpus() and skipped.total() == len(cases):
+            step["exit_code"] = step["exit_code"] or 5  # that nothing ran is no success
+
+
+def _why(case: ET.Element) -> list[str]:
+    """The end of what pytest says of a failure."""
+    texts = [part.text or part.get("message") or "" for part in case if part.tag in ("failure", "error")]
+    return [cleaned(line) for text in texts for line in text.splitlines()[-_LINES:]]
+
+
+def verify(check: Check) -> None:
+    """The exact runs of ``dvc.lock``, trained again here."""
+    out = check.run("verify", "samebits", "verify", minutes=30)
+    if not check.steps["verify"]["exit_code"]:  # else what it said, on stderr too, is kept already
+        check.steps["verify"]["said"] = [cleaned(line) for line in out.splitlines()]
+
+
+def cost(check: Check) -> None:
+    """What exact costs over fast."""
+    command = [sys.executable, "benchmarks/exact.py", "--rounds", "10", "--out-dir", str(check.folder / "results")]
+    check.run("cost", *command, minutes=60)
+    for file in (check.folder / "results").rglob("exact.json"):
+        check.steps["cost"]["cases"] = json.loads(file.read_text(encoding="utf-8"))["cases"]
+
+
+def repro(check: Check) -> None:
+    """The pipeline at its defaults, in a clone."""
+    clone = check.folder / "clone"
+    check.run("repro", "git", "clone", "--quiet", str(ROOT), str(clone), minutes=5)
+    if check.steps["repro"]["exit_code"]:
+        return
+    # Its own code, and neither the user's server nor somebody's cluster.
+    environ = {"PYTHONPATH": str(clone / "src"), "MLFLOW_TRACKING_URI": "", "SAMEBITS_LAUNCHER": ""}
+    check.run("repro", "dvc", "repro", minutes=30, cwd=clone, **environ)
+    file = clone / "reports/comparison.json"
+    if file.exists():
+        rows = Comparison.read(file, made_by="dvc repro").rows
+        check.steps["repro"]["rows"] = {row.name: row.model_dump(mode="json") for row in rows}
+
+
+def _why_none() -> str:
+    """Why there is no GPU to check."""
+    build = torch_build()
+    if problem := driver_facts().problem:
+        return problem
+    if build["cuda"] is None:
+        return f"torch {build['version']} is a CPU build: make gpu-check TORCH=gpu"
+    return f"the driver answers, and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} leaves none"
+
+
+STEPS: dict[str, Callable[[Check], None]] = {step.__name__: step for step in (host, doctor, tests, verify, cost, repro)}
+
+
+@click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.option("--only", type=click.Choice(list(STEPS)), multiple=True, help="This step alone; may be repeated.")
+@click.option(
+    "--out", default="gpu-check.json", show_default=True, type=click.Path(path_type=Path), help="File to write."
+)
+@click.option("--without-gpu", is_flag=True, help="Go on where there is none, to try this command.")
+def main(only: tuple[str, ...], out: Path, *, without_gpu: bool) -> None:  # noqa: D103 - click
+    with exit_on_error():
+        if not count_gpus() and not without_gpu:
+            raise HostError(f"no GPU that torch can use: {_why_none()}", hint="see `samebits doctor`")
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            check = Check(Path(folder))
+            git = git_state()
+            for name in only or STEPS:
+                try:
+                    STEPS[name](check)
+                except Exception as error:  # noqa: BLE001 - a step that breaks must not end the others
+                    step = check.steps.setdefault(name, {"exit_code": 0, "seconds": 0.0})
+                    step["exit_code"] = step["exit_code"] or 1
+                    step["problem"] = cleaned(f"{type(error).__name__}: {error}")
+                facts = {"commit": git.commit, "git": git.problem, "dirty": git.dirty, "versions": versions()}
+                write_json(
+                    out, {**facts, "steps": check.steps}
+                )  # after each, so that a host that dies leaves what there was
+        failed = [name for name, step in check.steps.items() if step["exit_code"]]
+        click.echo(f"{out}: {len(check.steps) - len(failed)} of {len(check.steps)} steps went well")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    os.chdir(ROOT)
+    main()

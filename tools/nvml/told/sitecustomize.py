@@ -1,0 +1,23 @@
+"""Have torch's version file say that torch was built for the CUDA of STAND_IN_CUDA, empty for none.
+
+samebits reads that file in place of importing torch.
+"""
+
+import os
+import runpy
+from typing import Any
+
+_read = runpy.run_path
+
+
+def _told(path_name: str, init_globals: dict[str, Any] | None = None, run_name: str | None = None) -> dict[str, Any]:
+    facts = _read(path_name, init_globals, run_name)
+    if path_name.endswith("/torch/version.py") and "STAND_IN_CUDA" in os.environ:
+        cuda = os.environ["STAND_IN_CUDA"]
+        version = facts["__version__"].partition("+")[0]
+        facts["cuda"] = cuda or None
+        facts["__version__"] = f"{version}+cu{cuda.replace('.', '')}" if cuda else f"{version}+cpu"
+    return facts
+
+
+runpy.run_path = _told
