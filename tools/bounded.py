@@ -1,7 +1,8 @@
 """Run a command within a time, and leave none of its processes behind: ``bounded.py SECONDS COMMAND...``.
 
-Its exit code is the command's; 124 if the time was over, 125 if processes outlived a command that had ended well. These
-are ended, and named on stderr. It needs no package, because it also runs what makes the environment. Linux alone.
+Its exit code is the command's; 124 if the time was over; 125 if the command ended well, but not soon after it all that
+it had started. What is left is ended, and named on stderr. No package is needed, because this also runs what makes the
+environment. Linux alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _TO_END_SECONDS = 20  # for what was asked to end, before it is killed
+_BY_ITSELF_SECONDS = 180  # on a busy host, MLflow's import alone takes one
 
 
 def adopt_orphans() -> None:
@@ -42,15 +44,21 @@ def descendants(of: int) -> dict[int, str]:
     return found
 
 
+def wait_for(of: int, seconds: float) -> dict[int, str]:
+    """The processes below one that are still there after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while (left := descendants(of)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return left
+
+
 def end(of: int) -> None:
     """End every process below one: by SIGTERM, and after a while by SIGKILL."""
-    for signum, seconds in ((signal.SIGTERM, _TO_END_SECONDS), (signal.SIGKILL, _TO_END_SECONDS)):
+    for signum in (signal.SIGTERM, signal.SIGKILL):
         for pid in descendants(of):
             with suppress(ProcessLookupError):
                 os.kill(pid, signum)
-        deadline = time.monotonic() + seconds
-        while descendants(of) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        wait_for(of, _TO_END_SECONDS)
 
 
 def main(seconds: float, command: list[str]) -> int:
@@ -67,7 +75,7 @@ def main(seconds: float, command: list[str]) -> int:
             return 124
         except KeyboardInterrupt:  # which the command got too
             code = process.wait(_TO_END_SECONDS)
-    left = descendants(os.getpid())
+    left = wait_for(os.getpid(), 0 if code else _BY_ITSELF_SECONDS)
     end(os.getpid())
     if left:
         named = "".join(f"\n  {pid}: {line[:150]}" for pid, line in left.items())
