@@ -21,6 +21,7 @@ import pytest
 from ruamel.yaml import YAML
 
 import nvml
+from patience import patient
 from samebits import host
 from samebits.data.prepare import prepare
 from samebits.errors import HostError
@@ -136,7 +137,7 @@ def copy_sources(folder: Path) -> None:
 
 def wait_for(what: Callable[[], Any], *, seconds: float = 120) -> Any:
     """What ``what`` gives once that is true."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + patient(seconds)
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.05)
@@ -173,16 +174,13 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Params], Pat
 
 
 class StageServer:
-    """Talks to ``stage_server.py``, which is started at the first request and ends when its stdin does."""
+    """Starts ``stage_server.py`` and talks to it; it ends when its stdin does."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+        command = [sys.executable, str(Path(__file__).with_name("stage_server.py"))]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, request: dict[str, Any]) -> int:
-        if self._process is None:
-            script = Path(__file__).with_name("stage_server.py")
-            command = [sys.executable, str(script)]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps(request), file=self._process.stdin, flush=True)
@@ -191,8 +189,7 @@ class StageServer:
         return int(answer)
 
     def close(self) -> None:
-        if self._process is not None:
-            self._process.communicate(timeout=60)
+        self._process.communicate(timeout=patient(120))
 
 
 @pytest.fixture(scope="session")
@@ -230,7 +227,7 @@ class Stage:
             env={**{name: value for name, value in os.environ.items() if name not in SET_HERE}, **environ},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=patient(240),
         )
 
     def write_params(self, raw: dict[str, Any]) -> Params:

@@ -1,13 +1,20 @@
-"""What every test session says and keeps to: which test is running, and what was left out, by which command it runs."""
+"""What every test session keeps to: limits, no process that outlives its test, and saying what was left out."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from bounded import adopt_orphans
+from patience import patient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +29,64 @@ COMMANDS = {
 RUNNING = "SAMEBITS_TEST_RUNNING"
 """A folder, in which a file of each process names the test that it is in."""
 
+_BY_THEMSELVES_SECONDS = 60  # in which processes end that nobody waits for
+_LINGERS = "samebits.tracking.sender"  # as it is meant to, for a minute; here it is ended
+
 _left_out: Counter[str] = Counter()
+
+
+_stderr = -1  # of this process, which tests have captured
+
+
+def pytest_configure() -> None:
+    global _stderr
+    _stderr = os.dup(2)
+    adopt_orphans()  # so that no process of a test's is lost from sight
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Limits are patient too."""
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        seconds = marker.args[0] if marker else config.getoption("timeout") or float(config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(patient(seconds)), append=False)
+
+
+def below(pid: int) -> set[int]:
+    """Every process below one; also what has ended, and nobody has waited for."""
+    children: set[int] = set()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended meanwhile
+            children |= set(map(int, task.read_text().split()))
+    return children.union(*map(below, children))
+
+
+def named(pid: int) -> str | None:
+    """The command line of a process that runs; None for one that has ended, and for Python's own helpers."""
+    with suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        return None if "multiprocessing.resource_tracker" in line else line or None
+    return None
+
+
+@pytest.fixture(autouse=True)
+def processes_end() -> Iterator[None]:
+    """A test fails that leaves processes behind. Those of fixtures for a module or session are there before it."""
+    before = below(os.getpid())
+    yield
+    deadline = time.monotonic() + patient(_BY_THEMSELVES_SECONDS)
+    while left := {pid: line for pid in below(os.getpid()) - before if (line := named(pid))}:
+        late = time.monotonic() > deadline
+        for pid, line in left.items():
+            with suppress(ProcessLookupError):
+                if late:
+                    os.kill(pid, signal.SIGKILL)
+                elif _LINGERS in line:
+                    os.kill(pid, signal.SIGTERM)
+        if late:
+            pytest.fail(f"it left processes behind: {left}")
+        time.sleep(0.02)
 
 
 def command_of(item: pytest.Item) -> str | None:
@@ -36,7 +100,10 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Say which test is running, for whoever has to end a session that hangs."""
+    """Say which test is running, and end a session that hangs where not even the limit's signal ends the test."""
+    marker = item.get_closest_marker("timeout")
+    if marker:
+        faulthandler.dump_traceback_later(marker.args[0] + patient(60), exit=True, file=_stderr)
     folder = os.environ.get(RUNNING)
     note = Path(folder, str(os.getpid())) if folder else None
     if note:
@@ -44,6 +111,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     try:
         return (yield)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         if note:
             note.unlink(missing_ok=True)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conftest import Stage, small
+from conftest import Stage, patient, small
 from samebits.cli import main
 from samebits.records.run import Rounding
 from samples import comparison, ratio, row
@@ -22,7 +22,12 @@ SAMEBITS = str(Path(sys.executable).with_name("samebits"))
 def samebits(folder, *arguments, **environ):
     variables = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
     return subprocess.run(
-        [SAMEBITS, *arguments], cwd=folder, env={**variables, **environ}, capture_output=True, text=True, timeout=120
+        [SAMEBITS, *arguments],
+        cwd=folder,
+        env={**variables, **environ},
+        capture_output=True,
+        text=True,
+        timeout=patient(240),
     )
 
 

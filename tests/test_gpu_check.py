@@ -46,7 +46,7 @@ def test_what_fails_is_kept_without_whose_it_is(tmp_path, monkeypatch):
     assert check.steps["step"]["exit_code"] == 7
     assert check.steps["step"]["said"][-1] == "red"
     assert check.steps["step"]["said"][0] == "~/x http://me:***@host"
-    check.run("hangs", sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)", minutes=0.02)
+    check.run("hangs", "sh", "-c", "echo here; exec sleep 600", minutes=0.05)  # a shell is there long before
     assert (check.steps["hangs"]["exit_code"], check.steps["hangs"]["said"]) == (124, ["here"])
 
 

@@ -115,12 +115,13 @@ def answer(ip):
 def name_server(monkeypatch):
     """Gives one answer after the other, the last one for ever: an address, None for a name that is not known."""
 
-    def give(*answers, seconds=0.0):
+    def give(*answers, after=None):
         left, asked = list(answers), []
 
         def look_up(name, *_, **__):
             asked.append(name)
-            time.sleep(seconds)
+            if after:
+                after.wait()
             ip = left.pop(0) if len(left) > 1 else left[0]
             if ip is None:
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -142,7 +143,7 @@ def test_a_name_may_come_to_be_known_while_machines_start(name_server, capsys):
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize(("start_seconds", "least"), [(0, 1), (1, 10)])
+@pytest.mark.parametrize(("start_seconds", "least"), [(0, 1), (1, 2)])
 def test_a_name_that_stays_unknown_is_said(start_seconds, least, name_server):
     asked = name_server(None)
     begun = time.monotonic()
@@ -150,14 +151,16 @@ def test_a_name_that_stays_unknown_is_said(start_seconds, least, name_server):
     with pytest.raises(HostError, match=message):
         Address.of(Nodes(count=2, master="n0.pods", start_seconds=start_seconds))
     assert len(asked) == 1 if least == 1 else len(asked) >= least
-    assert start_seconds <= time.monotonic() - begun < start_seconds + 5
+    assert time.monotonic() >= begun + start_seconds
 
 
-def test_a_slow_name_server_is_asked_once_at_a_time(name_server, monkeypatch, capsys):
+def test_a_slow_name_server_is_asked_once_at_a_time(name_server, monkeypatch):
     """No thread may be left when workers are forked."""
     monkeypatch.setattr(addresses, "_RESOLVE_SECONDS", 0.1)
     before = threading.active_count()
-    asked = name_server("10.0.0.7", seconds=0.5)
+    said, texts = threading.Event(), set()
+    monkeypatch.setattr(addresses.Waiting, "say", lambda _, text: (texts.add(text), said.set()))
+    asked = name_server("10.0.0.7", after=said)
     assert Address.of(Nodes(count=2, master="n0.pods", start_seconds=40)).ip == "10.0.0.7"
     assert (asked, threading.active_count()) == (["n0.pods"], before)
-    assert capsys.readouterr().err == "waiting: no name server answered for n0.pods within 0.1 s\n"
+    assert texts == {"waiting: no name server answered for n0.pods within 0.1 s"}

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import wait_for
+from conftest import patient, wait_for
 from samebits.files import sha256
 from samebits.training import checkpoints, loop
 from samebits.training.checkpoints import Checkpoints, PeriodicCheckpointer
@@ -225,7 +225,7 @@ def stop(stage, strategy, numerics, signum):
     process = subprocess.Popen(arguments, cwd=stage.folder, stderr=subprocess.PIPE)
     wait_for(lambda: len(steps_of(stage.folder / ".samebits/resume")) == 2)
     process.send_signal(signum)
-    process.communicate(timeout=60)
+    process.communicate(timeout=patient(120))
     return process.returncode
 
 

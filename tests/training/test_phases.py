@@ -4,10 +4,12 @@ import multiprocessing
 import os
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from samebits.training import notes
 from samebits.training.bounds import gradient_bytes
 from samebits.training.notes import PhaseClock, Queue, no_notes
 from samebits.training.phases import TURNS, Twins, break_down, one_thread
@@ -102,46 +104,47 @@ def test_gradients_of_what_is_not_trained_are_not_sent(trainable):
 # -- clocks ----------------------------------------------------------------------------------------------------
 
 
-def test_phases_last_until_the_next_one():
+def test_phases_last_until_the_next_one(monkeypatch):
+    now = iter([1.0, 1.02, 1.06, 1.07, 1.08])
+    monkeypatch.setattr(notes.Queue, "seconds", lambda queue: 0.0)
+    monkeypatch.setattr(notes, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     clock = PhaseClock(CPU)
-    clock("data")
-    time.sleep(0.02)
-    clock("forward")
-    time.sleep(0.04)
-    clock("host")
+    for phase in ("data", "forward", "host"):
+        clock(phase)
     phases = clock.take(2)
-    assert phases.data >= 10
-    assert phases.forward >= 20
-    assert phases.total >= 30
+    assert (phases.data, phases.forward, phases.total) == pytest.approx((10, 20, 35))
     assert clock.take(1).forward == 0  # what was taken is gone
     clock.close()
 
 
-def _spin(seconds, core):
+def _spin(core, done):
     os.sched_setaffinity(0, {core})
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    while not done.is_set():
         pass
 
 
 def _queued_on(core, sender):
-    queue = Queue()
-    _spin(0.5, core)
-    sender.send(queue.seconds())
+    os.sched_setaffinity(0, {core})
+    queue, began = Queue(), time.monotonic()
+    while time.thread_time() < 0.1:
+        pass
+    sender.send((queue.seconds(), time.monotonic() - began))
 
 
 def test_waiting_for_a_core_is_told_apart():
     """Four processes share one core: each waits for most of the time."""
     core, context = min(os.sched_getaffinity(0)), multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    others = [context.Process(target=_spin, args=(1.0, core)) for _ in range(3)]
+    done = context.Event()
+    others = [context.Process(target=_spin, args=(core, done)) for _ in range(3)]
     measured = context.Process(target=_queued_on, args=(core, sender))
     for process in (*others, measured):
         process.start()
-    queued = receiver.recv()
+    queued, seconds = receiver.recv()
+    done.set()
     for process in (*others, measured):
         process.join()
-    assert 0.1 < queued <= 0.6
+    assert seconds / 4 < queued < seconds
 
 
 def test_a_queue_that_cannot_be_read_is_empty(monkeypatch):

@@ -144,7 +144,8 @@ def test_a_factory_that_ends_the_process_or_never_ends_is_a_failure(body, code, 
     """The run before this one is gone by then, and its result is not shown as this one's."""
     (stage.folder / "mine.py").write_text(FACTORY.format(body="pass"))
     settings = {"num_devices": 2, "oversubscribe": True} if strategy == "ddp" else {}
-    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, timeout_s=2, **settings)
+    settings["timeout_s"] = 2 if "sleep" in body else 600
+    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, **settings)
     if strategy == "single":
         assert train(stage, "--no-tracking").returncode == 0
     (stage.folder / "mine.py").write_text(FACTORY.format(body=body))

@@ -6,12 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from conftest import small, wait_for
+from conftest import patient, small, wait_for
 from samebits.errors import Interrupted
 from samebits.params import parse_params
 from samebits.records.log import LOGS
@@ -29,55 +28,70 @@ def fail(error, reporter):
     reporter.failure(error)
     raise SystemExit(error.exit_code)
 
+def note(name):
+    Path(name).touch()
+
+def until(name, state=""):
+    # Another worker has noted that, and is in a state.
+    while not Path(name).exists():
+        time.sleep(0.01)
+    while state and state not in Path(f"/proc/{Path(name).read_text()}/stat").read_text().split():
+        time.sleep(0.01)
+
 def first_killed(reporter):
     if os.environ["RANK"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(600)
 
 def second_leaves(reporter):
     if os.environ["RANK"] == "1":
         os._exit(7)
-    time.sleep(60)
+    time.sleep(600)
 
 def user_error(reporter):
     if os.environ["RANK"] == "1":
         fail(UserError("the thing is wrong", hint="mend it"), reporter)
-    time.sleep(60)
+    time.sleep(600)
 
 def root_cause(reporter):
     if os.environ["RANK"] == "1":
-        fail(HostError("no memory", hint="take less"), reporter)
-    time.sleep(0.5)
+        reporter.failure(HostError("no memory", hint="take less"))
+        note("failed")
+        raise SystemExit(3)
+    until("failed")
     fail(WorkerError("waited in vain for another", hint="see the other"), reporter)
 
 def leaves_in_silence(reporter):
     if os.environ["RANK"] == "1":
         os._exit(0)
-    time.sleep(60)
+    time.sleep(600)
 
 def killed_at_a_step(reporter):
     reporter.at("training", 13)
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(600)
 
 def stopped(reporter):
     reporter.at("measuring")
     if os.environ["RANK"] == "1":
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(60)
+    time.sleep(600)
 
 def waited_for(reporter):
     reporter.at("training", 13 - int(os.environ["RANK"]))
     if os.environ["RANK"] == "1":
-        time.sleep(60)
-    time.sleep(1)
+        note("there")
+        time.sleep(600)
+    until("there")
     fail(CollectiveError("a rank waited in vain", hint="see the other"), reporter)
 
 def waited_for_a_stopped_one(reporter):
     if os.environ["RANK"] == "1":
+        Path("new").write_text(str(os.getpid()))
+        os.rename("new", "there")
         os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(1)
+    until("there", "T")
     fail(CollectiveError("a rank waited in vain", hint="see the other"), reporter)
 
 def builds_for_ever(reporter):
@@ -93,11 +107,11 @@ def first_is_slow(reporter):
     import torch
     from samebits.params import parse_params
     from samebits.training.strategies import DDPStrategy
-    train = parse_params({"train": {"timeout_s": 1}}).train
+    train = parse_params({"train": {"timeout_s": 15}}).train
     strategy = DDPStrategy(torch.device("cpu"), "gloo", train)
     strategy.setup()
     for number in (1, 2):
-        made = strategy.first_alone(lambda: time.sleep(2) or f"work {number}")
+        made = strategy.first_alone(lambda: time.sleep(17) or f"work {number}")
         strategy.barrier()
     Path(f"made{strategy.rank}").write_text(str(made))
     strategy.close()
@@ -108,7 +122,7 @@ def well(reporter):
 
 def note_pid(reporter):
     Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
-    time.sleep(60)
+    time.sleep(600)
 
 with exit_on_error(debug=len(sys.argv) > 2):
     launch(globals()[sys.argv[1]], 2, timeout_s=3)
@@ -127,6 +141,7 @@ def test_each_worker_has_its_rank(run, stage):
     assert [(stage.folder / f"of{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
 
 
+@pytest.mark.slow
 def test_ranks_wait_for_the_first_for_longer_than_a_collective_may_take(run, stage):
     done = run("first_is_slow")
     assert done.returncode == 0, done.stderr
@@ -149,12 +164,10 @@ def test_ranks_wait_for_the_first_for_longer_than_a_collective_may_take(run, sta
     ],
 )
 def test_the_first_failure_ends_all_and_is_named(function, code, message, run):
-    started = time.monotonic()
-    done = run(function)
+    done = run(function)  # which ends long before a worker would that is left to itself
     assert done.returncode == code
     assert done.stderr.startswith(f"error: {message}")
     assert len(done.stderr.splitlines()) == 1
-    assert time.monotonic() - started < 40  # the others were ended, they would have slept for a minute
 
 
 @pytest.mark.parametrize(
@@ -188,9 +201,9 @@ def test_a_signal_to_the_launcher_ends_its_workers(signum, code, stage):
     files = [stage.folder / f"pid{rank}" for rank in (0, 1)]
     wait_for(lambda: all(file.exists() and file.read_text() for file in files))
     process.send_signal(signum)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=patient(120))
     assert process.returncode == code
-    wait_for(lambda: not any(is_running(int(file.read_text())) for file in files), seconds=10)
+    wait_for(lambda: not any(is_running(int(file.read_text())) for file in files))
     if signum != signal.SIGKILL:
         name = "Ctrl-C" if signum == signal.SIGINT else signum.name
         assert stderr == f"error: stopped by {name}. hint: run the same command again\n"
@@ -206,7 +219,7 @@ def test_a_second_signal_ends_at_once_what_the_first_one_does_not(stage):
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(timeout=2)
     process.terminate()
-    process.communicate(timeout=10)
+    process.communicate(timeout=patient(120))
     assert process.returncode == 143
     assert not any(is_running(int(file.read_text())) for file in files)
 
@@ -270,15 +283,15 @@ def test_what_a_run_is_made_from_is_noted_before_it_begins(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("signum", "what"),
+    ("signum", "timeout_s", "what"),
     [
-        (signal.SIGKILL, "was ended by SIGKILL"),
-        pytest.param(signal.SIGSTOP, "was stopped, as by SIGSTOP or SIGTTOU", marks=pytest.mark.slow),
+        (signal.SIGKILL, 600, "was ended by SIGKILL"),
+        pytest.param(signal.SIGSTOP, 20, "was stopped, as by SIGSTOP or SIGTTOU", marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_is_lost_ends_a_real_training(signum, what, stage, data_dir):
+def test_a_rank_that_is_lost_ends_a_real_training(signum, timeout_s, what, stage, data_dir):
     """With the other rank waiting in a collective for the one that is gone."""
-    raw = small(epochs=100_000, repeats=1, timeout_s=8)
+    raw = small(epochs=100_000, repeats=1, timeout_s=timeout_s, checkpoint_every_steps=20)
     params = stage.write_params(raw)
     script = stage.script("train")
     arguments = ["--strategy", "ddp", "--no-tracking", "--data-dir", str(data_dir(params))]
@@ -290,11 +303,9 @@ def test_a_rank_that_is_lost_ends_a_real_training(signum, what, stage, data_dir)
         return found if len(found) == 2 else None
 
     last = int(wait_for(workers)[1])
-    time.sleep(4)  # into the loop
+    wait_for(lambda: list((stage.folder / ".samebits/resume").glob("*/0*")))
     os.kill(last, signum)
-    started = time.monotonic()
-    _, stderr = process.communicate(timeout=60)
-    assert time.monotonic() - started < 8 + 10
+    _, stderr = process.communicate(timeout=patient(120))
     assert process.returncode == 4
     assert re.match(rf"error: the worker of rank 1 {what} at step [1-9]\d*\. hint: ", stderr), stderr
     assert not (stage.folder / "runs/ddp-fast/run.json").exists()

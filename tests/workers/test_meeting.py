@@ -50,10 +50,10 @@ def node(rank, port, **options):
 def test_a_name_is_looked_up_again_while_machines_start(stale, port):
     """As after a Job whose pods had the same names: name servers still speak of those."""
     stale(3)
-    with Meeting(node(0, port, start_seconds=40), seconds=1) as first:
+    with Meeting(node(0, port, start_seconds=400), seconds=1) as first:
         assert str(first.address) == f"localhost (127.0.0.1:{port})"
         stale(3)
-        with Meeting(node(1, port, start_seconds=40), seconds=1) as second:
+        with Meeting(node(1, port, start_seconds=400), seconds=1) as second:
             assert second.address == first.address
 
 
@@ -68,7 +68,7 @@ def test_an_address_is_taken_at_its_word_where_machines_have_started(rank, messa
 
 
 def test_whoever_waits_hears_that_node_0_is_gone(port):
-    with Meeting(node(0, port), seconds=20) as first, Meeting(node(1, port), seconds=20) as second:
+    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
         first.close()
         with pytest.raises(PeerError) as caught:
             second.exchange({})
@@ -106,7 +106,7 @@ def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port,
 def test_a_port_that_another_address_of_this_machine_has_is_said(port):
     """Node 0's own is free, and the store listens at all of them."""
     with socket.create_server(("127.0.0.2", port)), pytest.raises(HostError) as caught:
-        Meeting(node(0, port), seconds=20)
+        Meeting(node(0, port), seconds=200)
     assert caught.value.message.startswith(f"node 0 cannot listen at port {port}: ")
     assert "EADDRINUSE" in caught.value.message
     assert caught.value.hint == "give another port on all machines"

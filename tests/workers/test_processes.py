@@ -44,17 +44,20 @@ def test_a_signal_is_no_failure(raised, expected):
         ((3, 5), "the worker of rank 0 was ended by SIGABRT at step 3"),
     ],
 )
-def test_whom_an_abort_is_put_down_to(steps, blamed):
+def test_whom_an_abort_is_put_down_to(steps, blamed, tmp_path):
     """NCCL aborts the rank that waits; the one to blame is behind."""
+
+    there = tmp_path / "there"
 
     def work(reporter):
         rank = int(os.environ["RANK"])
         reporter.at("training", steps[rank])
         if rank == 0:
-            time.sleep(0.5)  # until the other is there
+            wait_for(there.exists)
             faulthandler.disable()  # pytest's
             os.abort()
-        time.sleep(60)
+        there.touch()
+        time.sleep(600)
 
     with pytest.raises(WorkerError) as caught:
         launch(work, 2)

@@ -1,11 +1,11 @@
 """Readings beside a training: what becomes of them, and what they may take."""
 
 import threading
-import time
+from unittest import mock
 
 import pytest
 
-from conftest import small
+from conftest import small, wait_for
 from samebits.host import GpuReading
 from samebits.records.run import Placement, read_run
 from samebits.records.usage import MeanMax, Roof
@@ -21,10 +21,12 @@ def placed_on(*devices, **changes):
                      **{"devices_used": len(devices), **changes})  # fmt: skip
 
 
-def watch(placement, seconds=0.3, interval=0.05):
-    one = Sampler(placement, on=True, seconds=interval)
-    with one.during("training"):
-        time.sleep(seconds)
+def watch(placement, readings=0):
+    """What is said of an interval with so many readings between the first and the last."""
+    one, taken = Sampler(placement, on=True, seconds=0.05), []
+    counted = mock.patch.object(sampler, "pause_after", lambda *took: taken.append(took) or pause_after(*took))
+    with counted, one.during("training"):
+        wait_for(lambda: len(taken) >= readings)
     return one.usage(TRAINING, 64)
 
 
@@ -54,14 +56,14 @@ def test_what_readings_say_of_a_device():
 @pytest.mark.usefixtures("any_length")
 def test_gpus_are_watched(gpu_host):
     gpu_host("A", "gpu 1", "milliwatts 300000", "utilization 90", "reasons 0x20")
-    usage = watch(placed_on(0, 1, 0))
+    usage = watch(placed_on(0, 1, 0), readings=1)
     first, second = usage.training.devices
     assert (first.index, second.index, usage.samples) == (0, 1, 512)
     assert first.readings >= 2
     assert second.counters["utilization_percent"] == MeanMax(mean=90.0, maximum=90.0)
     assert second.reasons == {"sw_thermal_slowdown": 1.0}
     assert "none of this training's own" in first.unreadable["shared"]  # nobody computes on the stand-in
-    assert second.energy_j / first.energy_j == pytest.approx(300 / 61, rel=0.2)
+    assert second.energy_j > first.energy_j > 0
     assert usage.training.energy_j == pytest.approx(first.energy_j + second.energy_j)
     assert usage.training.watts == pytest.approx(usage.training.energy_j / usage.training.seconds, rel=1e-3)
     assert usage.training.energy_unavailable is None
@@ -81,28 +83,29 @@ def test_gpus_are_watched(gpu_host):
 )  # fmt: skip
 def test_why_there_is_no_energy(host, lines, changes, why, gpu_host):
     gpu_host(host, *lines)
-    interval = watch(placed_on(0).model_copy(update=changes), 0.05).training
+    interval = watch(placed_on(0).model_copy(update=changes)).training
     assert (interval.energy_j, interval.watts, interval.energy_unavailable) == (
         None, None, f"no energy counter can be read here: {why}"
     )  # fmt: skip
     assert [device.index for device in interval.devices] == [0]
 
 
-def test_an_interval_too_short_for_the_counter(gpu_host):
+def test_an_interval_too_short_for_the_counter(gpu_host, monkeypatch):
+    monkeypatch.setattr(sampler, "SHORTEST_ENERGY", {"cuda": 3600.0})
     gpu_host("A")
-    interval = watch(placed_on(0), 0.05).training
+    interval = watch(placed_on(0)).training
     assert interval.energy_j is None
     assert interval.energy_unavailable.endswith("s are too short for one")
 
 
 def test_devices_that_get_no_samples_are_not_watched(gpu_host):
     gpu_host("A")
-    assert [one.index for one in watch(placed_on(0, 1, 2, 3, devices_used=2), 0.05).training.devices] == [0, 1]
+    assert [one.index for one in watch(placed_on(0, 1, 2, 3, devices_used=2)).training.devices] == [0, 1]
 
 
 def test_cores_are_watched():
     cpu = Placement(strategy="single", device_type="cpu", rows_per_device=1)
-    interval = watch(cpu).training
+    interval = watch(cpu, readings=10).training
     assert interval.devices == ()
     assert interval.cores.available >= 1
     assert (interval.energy_j is None) == bool(interval.energy_unavailable)
@@ -117,7 +120,6 @@ def test_what_was_measured_when_the_training_was_done():
     resumed = Training(losses=[1.0] * 8, step_seconds=[], seconds=1.0, resumed=[2, 5])
     usage = one.usage(resumed, 64)
     assert (usage.samples, usage.roof.roof_flops) == (3 * 64, 1e9)
-    assert usage.slices.cores is None  # too short for the kernel's clocks
 
 
 def test_another_rank_watches_nothing(gpu_host):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.host import Counters, sample_seconds
-from samebits.records.log import LOGS, Start, all_logs, now_ms, start_of, writer_gone
+from samebits.records.log import LOGS, Compared, Start, all_logs, now_ms, start_of, writer_gone
 from samebits.tracking.comparison import log_comparison
 from samebits.tracking.delivery import Delivery, deliver
 from samebits.tracking.recorder import metric
@@ -139,7 +139,7 @@ class Sender:
             pause = POLL_SECONDS if self._deliver(waiting) else RETRY_SECONDS
             waiting = self._undelivered()
             idle = time.monotonic() - idle_since
-            if not alive and idle > (GIVE_UP_SECONDS if waiting else LINGER_SECONDS):
+            if not alive and idle > (GIVE_UP_SECONDS if waiting else _linger_seconds()):
                 return
             time.sleep(pause)
 
@@ -179,6 +179,12 @@ class Sender:
                 self._telemetry[log].start()
         for log in self._telemetry.keys() - set(alive):
             self._telemetry.pop(log).stop()
+
+
+def _linger_seconds() -> float:
+    """For what may follow: a pipeline ends with its comparison."""
+    newest = max(all_logs(), default=None)
+    return 0.0 if newest is not None and isinstance(start_of(newest), Compared) else LINGER_SECONDS
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+"""What a session does with tests that hang, or that leave processes behind."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from patience import patient
+from running import named
+
+START = """
+import signal, subprocess, sys, time
+from pathlib import Path
+
+def start(program):
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    Path("pid").write_text(str(process.pid))
+"""
+SLEEP = "import time; time.sleep(3600)"
+
+
+@pytest.fixture
+def session(tmp_path):
+    """Run such a test: its exit code and what was printed."""
+
+    def run(body, limit=2000, patience="0.05"):
+        (tmp_path / "test_it.py").write_text(f"{START}\ndef test_it():\n    {body}\n")
+        environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'tools'}", "SAMEBITS_TEST_PATIENCE": patience}
+        options = ["-p", "running", "-p", "no:cacheprovider", "--timeout", str(limit)]
+        command = [sys.executable, "-m", "pytest", *options, "test_it.py"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=patient(120), check=False
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    return run
+
+
+def is_running(folder):
+    return named(int((folder / "pid").read_text())) is not None
+
+
+@pytest.mark.parametrize(
+    "program", [SLEEP, f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {SLEEP!r}])"]
+)
+def test_a_process_that_is_left_fails_its_test(program, session, tmp_path):
+    code, said = session(f"start({program!r})")
+    assert code == 1
+    assert "it left processes behind: " in said
+    assert "time.sleep(3600)" in said
+    assert not is_running(tmp_path)
+
+
+def test_a_process_that_ends_by_itself_is_none(session):
+    code, said = session("start('import time; time.sleep(0.2)')", patience="1")
+    assert (code, "1 passed" in said) == (0, True), said
+
+
+def test_a_test_that_hangs_shows_its_stack_and_takes_its_processes_along(session, tmp_path):
+    code, said = session(f"start({SLEEP!r}); time.sleep(3600)", limit=20)
+    assert code == 1
+    assert "Timeout (>1.0s)" in said
+    assert "it left processes behind: " in said
+    assert not is_running(tmp_path)
+
+
+def test_a_test_that_no_signal_reaches_ends_the_session(session):
+    code, said = session("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(3600)", limit=20)
+    assert code == 1
+    assert "in test_it" in said
