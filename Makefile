@@ -19,11 +19,11 @@ LOCKING := $(COMPILE) pyproject.toml --extra dev
 # Where Python may not keep its bytecode, every stage compiles torch again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help repro verify up test test-all coverage faults test-gpu gpu-check rehearse test-container screenshots bench docs lint audit sbom format ui lock clean
+.PHONY: help repro verify up test test-all coverage faults gpu-check rehearse screenshots bench docs lint audit sbom format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z.-]*\):.*##/\1 -/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z.%-]*\):.*##/\1 -/p' $(MAKEFILE_LIST)
 
 .venv: $(STAMP)  ## the environment alone
 
@@ -47,9 +47,11 @@ verify: $(STAMP)  ## train the exact runs again and compare their bits with dvc.
 test: $(STAMP)  ## the tests that take minutes: every promise once
 	@$(RUN) exec python -m pytest -m "not slow and not container" $(TWO)
 
-test-all: $(STAMP)  ## all tests that this host can run
-	@$(RUN) python -m pytest $(if $(ONLY),-m "$(ONLY)") $(TWO)
-	@! nvidia-smi -L >/dev/null 2>&1 || { $(RUN) python -m pytest $(if $(ONLY),-m "$(ONLY)") tests/gpu || test $$? -eq 5; }  # 5: ONLY left none of them
+test-all: $(STAMP)  ## all tests that this host can run, in groups; ends with a table of them
+	@$(RUN) exec python tools/run_tests.py
+
+test-%: $(STAMP)  ## one group: quick exact training pipeline browser nodes container rehearsal faults gpu
+	@$(RUN) exec python tools/run_tests.py $*
 
 coverage: $(STAMP)  ## which lines of the library test-all reaches, also in stages and workers; takes longer than it
 	@$(RUN) coverage erase
@@ -58,9 +60,6 @@ coverage: $(STAMP)  ## which lines of the library test-all reaches, also in stag
 	@$(RUN) coverage report
 	@$(RUN) python tools/excepts.py
 
-test-gpu: $(STAMP)  ## the tests that need an NVIDIA GPU
-	@$(RUN) python -m pytest tests/gpu
-
 gpu-check: $(STAMP)  ## all of it on a host with GPUs, into gpu-check.json, a file to send back; ONLY=tests is one step
 	@$(RUN) exec python tools/gpu_check.py $(if $(ONLY),--only $(ONLY))
 
@@ -68,9 +67,7 @@ gpu-check: $(STAMP)  ## all of it on a host with GPUs, into gpu-check.json, a fi
 	@sh tools/install.sh "$(PYTHON)" requirements.gpu.lock .venv-gpu
 	@touch $@
 
-rehearse: .venv-gpu/.installed  ## trainings on CUDA tensors without a GPU; needs a C compiler, and several GB for CUDA's PyTorch
-	@command -v cc gcc clang >/dev/null || { echo "error: no C compiler. hint: apt install gcc" >&2; exit 3; }
-	@PATH="$(CURDIR)/.venv-gpu/bin:$$PATH" exec python -m pytest tests/rehearsal -n 2 --dist loadscope
+rehearse: test-rehearsal  ## trainings on CUDA tensors without a GPU; needs a C compiler, and several GB for CUDA's PyTorch
 
 faults: $(STAMP)  ## kill, damage and fill up whatever can be, for MINUTES=10; ONLY=kills/17 does one of them again
 	@$(RUN) PYTHONPATH=tools exec python -m faults --minutes $(or $(MINUTES),10) --seed $(or $(SEED),0) \
@@ -140,9 +137,6 @@ up:  ## the pipeline in containers, with MLflow on http://localhost:5000; see do
 	@docker image inspect $$(docker compose config --images) >/dev/null 2>&1 || \
 		{ docker compose build && sh tools/env.sh; }
 	@docker compose up
-
-test-container: $(STAMP)  ## the tests that need a Docker engine
-	@$(RUN) exec python -m pytest tests/system/container
 
 ui: $(STAMP)  ## the MLflow UI on http://127.0.0.1:5000; PORT=N takes another port
 	@$(RUN) exec samebits ui --port $(PORT)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "container": "make test-container",
-    "rehearsal": "make rehearse",
+    "rehearsal": "make test-rehearsal",
     "gpus": "make test-gpu",
     "slow": "make test-all",
 }

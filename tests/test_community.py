@@ -11,6 +11,7 @@ from flit_core.config import read_flit_config
 from ruamel.yaml import YAML
 
 from conftest import LONGEST_FIRST
+from run_tests import GROUPS
 from samebits import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,6 +53,7 @@ def commands(workflow):
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda workflow: workflow.name)
 def test_workflows_run_what_a_developer_runs(workflow):
     targets = set(re.findall(r"^(\.?[a-z-]+):", MAKEFILE, flags=re.MULTILINE)) - {".PHONY"}
+    targets |= {f"test-{group}" for group in GROUPS}
     run = list(commands(workflow))
     assert run
     for line in run:

@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
@@ -254,6 +256,25 @@ def test_a_sender_delivers_what_others_left(repository, serve):
         finish(start(name))
     serve()
     assert len(runs()[1]) == 2
+
+
+def test_a_sender_waits_for_what_may_follow_until_the_comparison_is_delivered(repository, monkeypatch):
+    paused = []
+
+    def pause(seconds):  # of which the first minute is over at once
+        paused.append(seconds)
+        monkeypatch.setattr(sender, "LINGER_SECONDS", 0.0)
+
+    monkeypatch.setattr(sender, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    finish(start("20260101-101500-single-fast"))
+    sender.Sender().serve()
+    assert paused
+    paused.clear()
+    monkeypatch.setattr(sender, "LINGER_SECONDS", 3600.0)
+    COMPARISON.write(repository / "reports/comparison.json")
+    comparing.log_comparison(COMPARISON, reports=repository / "reports", runs=repository / "runs")
+    sender.Sender().serve()
+    assert not paused
 
 
 def test_a_sender_has_a_low_priority(repository):

@@ -1,0 +1,157 @@
+r"""All tests that this host can run, in groups that can be called alone; ends with a table of them.
+
+What some groups need is brought where it is missing, see .ci/with. A group that fails does not end the others.
+
+\b
+Examples:
+  make test-all
+  make test-container
+  make test-exact SAMEBITS_TEST_PATIENCE=4
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+_TWO = ("-n", "2", "--dist", "loadscope", "--no-loadscope-reorder")
+_SLOW = "slow and not container and not rehearsal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Tests that run together: what pytest is told, what has to be there, and a limit that only a hang reaches.
+
+    Nothing to ``select`` is the campaign of faults, which is no test of pytest's.
+    """
+
+    about: str
+    select: tuple[str, ...] | None
+    brings: str | None = None
+    venv: str = ".venv"
+    minutes: int = 60
+
+
+GROUPS = {
+    "quick": Group(
+        about="what `make test` runs", select=("-m", "not slow and not container and not rehearsal", *_TWO)
+    ),
+    "exact": Group(
+        about="exact numerics in other environments, every operation and model",
+        select=("-m", _SLOW, "tests/numerics", "tests/rehearsal", *_TWO),
+    ),
+    "training": Group(
+        about="trainings that are compiled, killed, or away from their server",
+        select=("-m", _SLOW, "--ignore", "tests/numerics", "--ignore", "tests/rehearsal", "--ignore", "tests/system",
+                *_TWO),
+    ),
+    "pipeline": Group(about="whole pipelines in clones of their own", select=("tests/system/test_pipeline.py",)),
+    "browser": Group(
+        about="MLflow's UI and the report in Chromium", select=("tests/system/test_browser.py",), brings="browser"
+    ),
+    "nodes": Group(
+        about="several machines out of network namespaces, a real Slurm", select=("tests/system/nodes", *_TWO),
+        brings="machines",
+    ),
+    "container": Group(
+        about="a real Docker engine, Compose, PostgreSQL", select=("tests/system/container",), brings="engine",
+        minutes=120,
+    ),
+    "rehearsal": Group(
+        about="CUDA's code without a GPU", select=("-m", "rehearsal", "tests/rehearsal", *_TWO), venv=".venv-gpu"
+    ),
+    "faults": Group(about="kills, full disks, damage and bad input for ten minutes: `make faults`", select=None),
+    "gpu": Group(about="what needs an NVIDIA GPU", select=("tests/gpu",)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a group."""
+
+    group: str
+    passed: int
+    failed: int
+    skipped: Counter[str]
+    seconds: float
+
+    def row(self) -> list[str]:
+        """A row of the table."""
+        why = "; ".join(f"{count} {reason}" for reason, count in self.skipped.most_common(3))
+        more = len(self.skipped) - 3
+        return [self.group, str(self.passed), str(self.failed), str(self.skipped.total()), f"{self.seconds:.0f}",
+                f"{why}; and {more} other reasons" if more > 0 else why]  # fmt: skip
+
+
+def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome:
+    """Count what the report says; a session that left none, or ended badly otherwise, is a failure."""
+    passed, failed, skipped = 0, 0, Counter[str]()
+    if GROUPS[group].select is None:
+        areas = json.loads(report.read_text())["areas"].values() if report.exists() else ()
+        passed = sum(area["held"] for area in areas)
+        failed = sum(area["tried"] - area["held"] for area in areas)
+        return Outcome(group, passed, failed or int(code != 0), skipped, seconds)
+    for case in ET.parse(report).iter("testcase") if report.exists() else ():  # noqa: S314 - pytest's own
+        reason = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed += 1
+        elif reason is not None:
+            skipped[reason.get("message", "")] += 1
+        else:
+            passed += 1
+    return Outcome(group, passed, failed or int(code != 0), skipped, seconds)
+
+
+def run(name: str, folder: Path) -> Outcome:
+    """Run one group to its end."""
+    group, report, started = GROUPS[name], folder / name, time.monotonic()
+    if group.venv == ".venv-gpu":
+        made = subprocess.run(["make", ".venv-gpu/.installed"], cwd=ROOT, check=False)
+        if made.returncode:
+            return Outcome(name, 0, 1, Counter(), time.monotonic() - started)
+    python = f"{group.venv}/bin/python"
+    if group.select is None:
+        tests = ["env", "PYTHONPATH=tools", python, "-m", "faults", "--minutes", "10", "--out", str(report)]
+    else:
+        tests = [python, "-m", "pytest", f"--junitxml={report}", *group.select]
+    brought = [".ci/with", group.brings, *tests] if group.brings else tests
+    bounded = [sys.executable, "tools/bounded.py", str(60 * group.minutes), *brought]
+    code = subprocess.run(bounded, cwd=ROOT, check=False).returncode
+    return read_outcome(name, report, code, time.monotonic() - started)
+
+
+@click.command(help=__doc__)
+@click.argument("names", nargs=-1, type=click.Choice(list(GROUPS)), metavar="[GROUP]...")
+def main(names: tuple[str, ...]) -> None:  # noqa: D103 - click
+    has_gpu = shutil.which("nvidia-smi") and not subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode
+    chosen = names or [name for name in GROUPS if name != "gpu" or has_gpu]
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="samebits-tests-") as folder:
+        for name in chosen:
+            click.secho(f"== {name}: {GROUPS[name].about}", bold=True)
+            outcomes.append(run(name, Path(folder)))
+    table = Table("group", "passed", "failed", "skipped", "seconds", "why skipped", box=box.MARKDOWN)
+    for outcome in outcomes:
+        table.add_row(*outcome.row())
+    Console(width=160).print(table)
+    if "gpu" not in chosen and not names:
+        click.echo("gpu is left out: no NVIDIA driver answers here")
+    sys.exit(any(outcome.failed for outcome in outcomes))
+
+
+if __name__ == "__main__":
+    main()
