@@ -3,11 +3,14 @@
     python benchmarks/nodes.py
 
 The machines are network namespaces of this host, joined by a bridge in its memory; they take turns with the one
-machine. A second part slows the link down (``tc tbf``) and shows what becomes of a step and of its bound. Needs root.
+machine. A second part slows the link down (``tc tbf``) and shows what becomes of a step and of its bound. A third one
+loses the second machine, and shows how soon the first one ends, whose limit is ``train.timeout_s`` and ten seconds.
+Needs root.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,7 @@ from ruamel.yaml import YAML
 from common import ROOT, in_turn, middle_of, ratio_of, run, save, show, show_middle, with_out_dir
 from samebits.records.run import read_run
 
+sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "tests/system/nodes"))
 from machines import machines, why_none  # beside the tests that need them too
 
@@ -34,8 +38,15 @@ if TYPE_CHECKING:
 
 EPOCHS = 20
 RATES = ("1gbit", "300mbit", "100mbit")
+TIMEOUT_S = 10
+FAULTS: dict[str, Callable[[Machine], object]] = {
+    "killed": lambda node: node.kill(),
+    "frozen": lambda node: node.freeze(),
+    "cut off": lambda node: node.link("down"),
+}
 BITS = {"gbit": 1e9, "mbit": 1e6}
-COMMAND = (sys.executable, f"{ROOT}/pipeline/train.py", "--strategy", "ddp", "--no-tracking", "--no-checkpoints")
+TRAIN = (sys.executable, f"{ROOT}/pipeline/train.py", "--strategy", "ddp", "--no-tracking")
+COMMAND = (*TRAIN, "--no-checkpoints")
 
 
 def train(folder: Path, commands: Sequence[Callable[[], subprocess.Popen[str]]]) -> tuple[Run, float]:
@@ -88,6 +99,26 @@ def slow_link(folder: Path, nodes: Sequence[Machine], rate: str) -> dict[str, fl
     }
 
 
+def seconds_to_end(folder: Path, fault: Callable[[Machine], object]) -> float:
+    """Until the first machine of a training ends, once the second one is lost."""
+    checkpoints = folder / ".samebits/resume"
+    shutil.rmtree(checkpoints, ignore_errors=True)
+    with machines(2, folder / "lost") as nodes:
+        first, _ = (
+            node.start(*TRAIN, "--nodes", 2, "--node-rank", rank, "--master", nodes[0].name, "--num-devices", 1,
+                       "--params", "long.yaml", cwd=folder)
+            for rank, node in enumerate(nodes)
+        )  # fmt: skip
+        while not list(checkpoints.glob("*/*.safetensors")):
+            time.sleep(0.05)
+        fault(nodes[1])
+        started = time.perf_counter()
+        code, _, stderr = first.wait()
+        if code != 4:
+            raise click.ClickException(f"exit code {code}: {stderr}")
+        return time.perf_counter() - started
+
+
 @click.command(help=__doc__)
 @click.option("--rounds", default=10, show_default=True, help="Times each is trained.")
 @with_out_dir
@@ -98,6 +129,8 @@ def main(rounds: int, out_dir: Path) -> None:
         folder = Path(name)
         YAML().dump({"train": {"epochs": EPOCHS, "repeats": 1}}, folder / "params.yaml")
         YAML().dump({"train": {"epochs": EPOCHS, "repeats": 4}}, folder / "slices.yaml")
+        lost = {"epochs": 100_000, "repeats": 1, "timeout_s": TIMEOUT_S, "checkpoint_every_steps": 20}
+        YAML().dump({"train": lost}, folder / "long.yaml")
         run(sys.executable, f"{ROOT}/pipeline/prepare.py", folder=folder)
         steps: dict[str, list[float]] = {"one": [], "two": []}
         around: dict[str, list[float]] = {"one": [], "two": []}
@@ -113,6 +146,7 @@ def main(rounds: int, out_dir: Path) -> None:
                         steps[which].append(trained.timing.step_time_ms)
                         around[which].append(seconds - trained.timing.training_seconds)
             slowed = {rate: slow_link(folder, nodes, rate) for rate in RATES}
+        ends = {name: [seconds_to_end(folder, fault) for _ in range(rounds)] for name, fault in FAULTS.items()}
     ratio = ratio_of(steps["two"], steps["one"])
     middles = {name: middle_of(values) for name, values in around.items()}
     extra = middle_of([two - one for one, two in zip(around["one"], around["two"], strict=True)])
@@ -122,12 +156,16 @@ def main(rounds: int, out_dir: Path) -> None:
     show_middle("two machines take longer by", extra)
     for rate, figures in slowed.items():
         print(f"{rate}: " + ", ".join(f"{key} {value:.3g}" for key, value in figures.items()))
+    ended = {name: middle_of(values) for name, values in ends.items()}
+    for name, middle in ended.items():
+        show_middle(f"until a training ends whose second machine is {name}, train.timeout_s {TIMEOUT_S}", middle)
     result = {
-        "question": "what a second machine costs beside a second worker, and what a slow link does",
+        "question": "what a second machine costs beside a second worker, and what a slow link or its loss does",
         "step_ratio": ratio,
         "step_ms": {name: middle_of(values) for name, values in steps.items()},
         "other_seconds": {**middles, "difference": extra},
         "links": slowed,
+        "seconds_to_end": {"timeout_s": TIMEOUT_S, **ended},
     }
     print(save(out_dir, "nodes", result))
 

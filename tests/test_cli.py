@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from conftest import Stage, patient, small
+from conftest import Stage, small
+from patience import patient
 from samebits.cli import main
 from samebits.records.run import Rounding
 from samples import comparison, ratio, row

@@ -209,6 +209,11 @@ def nodes(result: Result) -> Iterator[str]:
     for rate, figures in result["links"].items():
         times = (f"{figures[name]:.1f}" for name in ("step_ms", "without_network_ms", "link_ms"))
         yield row(rate, *times, *(f"{figures[name]:.2f}x" for name in ("speedup", "bound")))
+    if lost := result.get("seconds_to_end"):
+        yield ""
+        yield from table("the second machine is", "seconds until the first one ends", "its limit", "rounds")
+        for name in sorted(lost.keys() - {"timeout_s"}):
+            yield row(name, middle(lost[name]), f"{lost['timeout_s']} + 10", str(lost[name]["rounds"]))
 
 
 def scale(result: Result) -> Iterator[str]:
@@ -327,7 +332,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "What a second machine costs",
         "The default model with one worker on each of two machines, beside two workers on one, on the same two cores,\n"
         "in turns. The machines are network namespaces of one host, joined by a bridge in its memory. Then their link\n"
-        "is slowed down. Alone, it needs the bytes of all gradients over its rate.",
+        "is slowed down. Alone, it needs the bytes of all gradients over its rate. At last the second machine is lost.",
         nodes,
     ),
     "explain": (

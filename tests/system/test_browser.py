@@ -14,6 +14,7 @@ from playwright.sync_api import expect, sync_playwright
 from ruamel.yaml import YAML
 
 from conftest import ROOT, small, wait_for
+from patience import patient
 from samebits.params import parse_params
 from samebits.records.provenance import GitState
 from samebits.records.run import Label, Note
@@ -39,7 +40,7 @@ def experiment(tmp_path_factory):
 
     def run(stage, *arguments):
         command = [sys.executable, str(ROOT / "pipeline" / f"{stage}.py"), *arguments]
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240)
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=patient(300))
         assert done.returncode == 0, done.stderr
 
     run("host")
@@ -83,7 +84,7 @@ def chromium():
 def page(chromium):
     context = chromium.new_context(viewport={"width": 1900, "height": 1000})
     context.set_default_timeout(60_000)
-    expect.set_options(timeout=60_000)
+    expect.set_options(timeout=patient(60_000))
     # As someone who has closed MLflow's assistant before.
     for key, value in (("panelOpen_v1", "false"), ("fab.autoOpenedOnFirstLoad_v1", "true")):
         context.add_init_script(f"localStorage.setItem('mlflow.assistant.{key}', '{value}')")
@@ -113,7 +114,7 @@ SCROLL_DOWN = """element => {
 
 def curves_of(page, within):
     """Names and lengths of the curves of a plot, as the library that draws it has them, once three have a name."""
-    return page.wait_for_function(CURVES, arg=within, timeout=60_000).json_value()
+    return page.wait_for_function(CURVES, arg=within, timeout=patient(60_000)).json_value()
 
 
 def test_the_view_lists_the_trainings_with_their_figures(page, address):

@@ -13,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from conftest import ROOT, copy_sources
+from patience import patient
 
 pytestmark = pytest.mark.slow
 PARAMS = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
@@ -65,7 +66,7 @@ class Repository:
                 env=environ,
                 capture_output=True,
                 text=True,
-                timeout=280,
+                timeout=patient(600),
                 stdin=subprocess.DEVNULL,
             )
         except subprocess.TimeoutExpired as error:  # it would show the first characters alone

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import patient, wait_for
+from conftest import wait_for
+from patience import patient
 from samebits.files import sha256
 from samebits.training import checkpoints, loop
 from samebits.training.checkpoints import Checkpoints, PeriodicCheckpointer

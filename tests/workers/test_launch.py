@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conftest import patient, small, wait_for
+from conftest import small, wait_for
+from patience import patient
 from samebits.errors import Interrupted
 from samebits.params import parse_params
 from samebits.records.log import LOGS

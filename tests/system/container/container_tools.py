@@ -18,6 +18,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from conftest import ROOT, copy_sources, small
+from patience import patient
 from samebits.container.engine import connect
 from samebits.container.image import image_name
 from samebits.container.spec import OWNER
@@ -85,7 +86,7 @@ class Clone:
             env={**self.environ, **environ},
             capture_output=True,
             text=True,
-            timeout=1200,
+            timeout=patient(1200),
             stdin=subprocess.DEVNULL,
         )
 

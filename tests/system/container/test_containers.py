@@ -29,6 +29,7 @@ from container_tools import (
 from ruamel.yaml import YAML
 
 from conftest import ROOT, wait_for
+from patience import patient
 from samebits.container.spec import OWNER, identity, sweep
 
 pytestmark = [pytest.mark.container, pytest.mark.slow, pytest.mark.timeout(1500)]
@@ -196,7 +197,7 @@ def test_ctrl_c_ends_the_training_before_its_container(image, clone, engine):
         )
         wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/0*")), seconds=300)
         os.killpg(up.pid, signal.SIGINT)  # as a terminal does
-        up.communicate(timeout=120)
+        up.communicate(timeout=patient(120))
         states = {name: engine.containers.get(project.id_of(name)).status for name in ("mlflow", "experiment")}
         assert set(states.values()) == {"exited"}
         project("up", "--detach", "--no-build", "--wait", "mlflow")
@@ -326,7 +327,7 @@ def test_output_comes_while_the_command_goes_on(image, clone):
     assert process.stdout.readline() == "first\n"
     assert process.poll() is None
     (checkout.folder / "wait").write_text("second\n")
-    assert process.communicate(timeout=60) == ("", "second\n")
+    assert process.communicate(timeout=patient(120)) == ("", "second\n")
 
 
 @pytest.mark.parametrize(
@@ -344,7 +345,7 @@ def test_other_signals(script, signals, code, image, clone, engine):
     for signum in signals:
         process.send_signal(signum)
         time.sleep(0.5)  # two at once would be one
-    process.communicate(timeout=60)
+    process.communicate(timeout=patient(120))
     assert process.returncode == code
     assert containers(engine) == []
 
@@ -366,7 +367,7 @@ def test_a_signal_ends_the_training_and_leaves_no_container(signum, code, image,
     )
     wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/0*")), seconds=120)
     process.send_signal(signum)
-    process.communicate(timeout=120)
+    process.communicate(timeout=patient(120))
     assert process.returncode == code
     assert containers(engine) == []
     checkout.samebits("track", "sync")

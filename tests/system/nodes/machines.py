@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from patience import patient
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -59,9 +61,9 @@ class Process:
         """To the command alone."""
         self.popen.send_signal(signum)
 
-    def wait(self, seconds: float = 200) -> tuple[int, str, str]:
+    def wait(self, seconds: float = 300) -> tuple[int, str, str]:
         """Its exit code, and what it wrote to stdout and to stderr."""
-        stdout, stderr = self.popen.communicate(timeout=seconds)
+        stdout, stderr = self.popen.communicate(timeout=patient(seconds))
         return self.popen.returncode, stdout, stderr
 
     def children(self) -> list[int]:
@@ -173,6 +175,6 @@ def machines(count: int, folder: Path) -> Iterator[list[Machine]]:
             machine.kill()
             for popen in machine.started:
                 if popen.returncode is None:
-                    popen.communicate(timeout=10)
+                    popen.communicate(timeout=patient(60))
         for namespace in (*(machine.namespace for machine in made), switch):
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True)

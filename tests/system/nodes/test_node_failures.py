@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 
 import pytest
@@ -17,9 +16,7 @@ from conftest import small, wait_for
 
 pytestmark = needs_machines
 
-TIMEOUT_S = 10
-LATEST = TIMEOUT_S + 10
-AT_ONCE = 60  # of a limit of 120 s
+TIMEOUT_S = 15  # how soon a training ends after it is measured by benchmarks/nodes.py
 
 
 @pytest.fixture
@@ -114,14 +111,12 @@ def test_a_fault_on_one_machine_ends_the_training_on_the_others(fault, told, lon
     nodes = network(2)
     processes = training(long, nodes)
     fault(nodes, processes)
-    begun = time.monotonic()
     for rank, message in told.items():
-        code, _, stderr = processes[rank].wait(LATEST)
+        code, _, stderr = processes[rank].wait()
         assert code == 4, stderr
         assert re.search(rf"^error: {message}.*\. hint: ", stderr, re.MULTILINE), stderr
         assert "Traceback" not in stderr
-        wait_for(nodes[rank].is_idle, seconds=3)
-    assert time.monotonic() - begun < LATEST
+        wait_for(nodes[rank].is_idle)
 
 
 def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
@@ -130,7 +125,7 @@ def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
     processes = training(long, nodes)
     nodes[2].kill()
     for process in processes[:2]:
-        code, _, stderr = process.wait(LATEST)
+        code, _, stderr = process.wait()
         assert code == 4, stderr
         assert re.match(r"error: node 2 \(n2\): not heard of for \d+ s: ", stderr), stderr
 
@@ -144,7 +139,7 @@ def test_the_same_command_goes_on_where_a_machine_was_lost(checkout, network):
     nodes = network(2)
     processes = training(checkout, nodes, "--out-dir", "out")
     nodes[1].kill()
-    assert processes[0].wait(LATEST)[0] == 4
+    assert processes[0].wait()[0] == 4
     again = checkout.train_on(nodes, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
     ended = [process.wait() for process in again]
     assert [code for code, *_ in ended] == [0, 0], ended
@@ -259,62 +254,61 @@ def test_a_strategy_of_one_machine_is_refused_on_several(strategy, long, network
 
 def listener(machine, port, cwd):
     """Something else that listens at a port."""
-    script = f"import socket, time; s = socket.create_server(('', {port})); print('up', flush=True); time.sleep(600)"
+    script = f"import socket, time; s = socket.create_server(('', {port})); print('up', flush=True); time.sleep(3600)"
     process = machine.start(sys.executable, "-c", script, cwd=cwd)
     assert process.popen.stdout.readline() == "up\n"
     return process
 
 
 @pytest.fixture
-def patient(long):
-    """One that waits longer for others than it may take to say what needs no waiting."""
+def unhurried(long):
+    """One that would wait for others for longer than any test does."""
     params = long.folder / "params.yaml"
-    params.write_text(params.read_text().replace(f"timeout_s: {TIMEOUT_S}", "timeout_s: 120"))
+    params.write_text(params.read_text().replace(f"timeout_s: {TIMEOUT_S}", "timeout_s: 36000"))
     return long
 
 
-def ended_alone(long, node, *options, seconds=60, **kwargs):
-    """How a node ends whose options stand alone, and after how long."""
-    begun = time.monotonic()
-    code, _, stderr = long.train(node, *options, "--num-devices", 1, "--no-tracking", **kwargs).wait(seconds)
-    return code, stderr, time.monotonic() - begun
+def ended_alone(long, node, *options, **kwargs):
+    """How a node ends whose options stand alone."""
+    code, _, stderr = long.train(node, *options, "--num-devices", 1, "--no-tracking", **kwargs).wait()
+    return code, stderr
 
 
-def test_a_name_of_the_loopback_interface_is_refused_at_once(patient, network):
+def test_a_name_of_the_loopback_interface_is_refused_at_once(unhurried, network):
     (node,) = network(1)
-    code, stderr, seconds = ended_alone(patient, node, "--nodes", 2, "--node-rank", 0, "--master", "n0-itself")
-    assert (code, seconds < AT_ONCE) == (2, True)
+    code, stderr = ended_alone(unhurried, node, "--nodes", 2, "--node-rank", 0, "--master", "n0-itself")
+    assert code == 2, stderr
     assert "error: n0-itself is 127.0.1.1 on this machine, where no other one reaches it. hint: " in stderr
 
 
-def test_an_address_that_is_not_node_0s_is_refused_at_once(patient, network):
+def test_an_address_that_is_not_node_0s_is_refused_at_once(unhurried, network):
     nodes = network(2)
-    code, stderr, seconds = ended_alone(patient, nodes[0], "--nodes", 2, "--node-rank", 0, "--master", "n1")
-    assert (code, seconds < AT_ONCE) == (3, True)
+    code, stderr = ended_alone(unhurried, nodes[0], "--nodes", 2, "--node-rank", 0, "--master", "n1")
+    assert code == 3, stderr
     assert "error: n1 (10.77.0.11:29500) is no address of this machine, which is node 0" in stderr
     assert "hint: it has 10.77.0.10 (eth0)" in stderr
 
 
-def test_a_port_in_use_is_said_at_once(patient, network):
+def test_a_port_in_use_is_said_at_once(unhurried, network):
     (node,) = network(1)
-    listener(node, 29500, patient.folder)
-    code, stderr, seconds = ended_alone(patient, node, "--nodes", 2, "--node-rank", 0, "--master", "n0")
-    assert (code, seconds < AT_ONCE) == (3, True)
+    listener(node, 29500, unhurried.folder)
+    code, stderr = ended_alone(unhurried, node, "--nodes", 2, "--node-rank", 0, "--master", "n0")
+    assert code == 3, stderr
     assert "error: port 29500 is in use on this machine, node 0. hint: " in stderr
 
 
-def test_a_name_server_that_does_not_answer_is_said(patient, network):
+def test_a_name_server_that_does_not_answer_is_said(unhurried, network):
     nodes = network(2)
     (nodes[1].folder / "resolv.conf").write_text("nameserver 10.77.0.10\n")  # where nothing answers
     drop(nodes[0], "udp", 53)
-    code, stderr, seconds = ended_alone(patient, nodes[1], "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
-    assert (code, seconds < AT_ONCE) == (3, True)
+    code, stderr = ended_alone(unhurried, nodes[1], "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
+    assert code == 3, stderr
     assert "error: no name server answered for elsewhere within 5 s. hint: give its address" in stderr
 
 
 def test_a_name_that_is_not_known_is_said(long, network):
     (node,) = network(1)
-    code, stderr, _ = ended_alone(long, node, "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
+    code, stderr = ended_alone(long, node, "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
     assert (code, "error: elsewhere is no host that this machine knows: " in stderr) == (3, True), stderr
 
 
@@ -339,8 +333,8 @@ def test_a_node_0_that_is_not_found_is_said_soon_and_in_the_end(fault, problem, 
     if fault == "firewall":
         drop(nodes[0], "tcp", 29500)
     options = ["--nodes", 2, "--node-rank", 1, "--master", master]
-    code, stderr, seconds = ended_alone(long, nodes[1], *options)
-    assert (code, seconds < LATEST + 10) == (3, True)
+    code, stderr = ended_alone(long, nodes[1], *options)
+    assert code == 3, stderr
     place = f"{master} (10.77.0.10:29500)" if master == "n0" else f"{master}:29500"
     assert re.search(rf"^waiting for node 0 at {re.escape(place)}: {problem}\. hint: ", stderr, re.MULTILINE), stderr
     assert re.search(
@@ -350,10 +344,10 @@ def test_a_node_0_that_is_not_found_is_said_soon_and_in_the_end(fault, problem, 
 
 def test_a_machine_that_does_not_come_is_named(long, network):
     nodes = network(2)
-    code, stderr, seconds = ended_alone(long, nodes[0], "--nodes", 3, "--node-rank", 0, "--master", "n0")
-    assert (code, seconds < LATEST + 10) == (3, True)
+    code, stderr = ended_alone(long, nodes[0], "--nodes", 3, "--node-rank", 0, "--master", "n0")
+    assert code == 3, stderr
     assert "waiting at n0 (10.77.0.10:29500) for nodes 1, 2 of 3\n" in stderr
-    assert "error: nodes 1, 2 of 3 did not come to n0 (10.77.0.10:29500) within 10 s. hint: " in stderr
+    assert f"error: nodes 1, 2 of 3 did not come to n0 (10.77.0.10:29500) within {TIMEOUT_S} s. hint: " in stderr
 
 
 def test_two_machines_of_one_number_are_refused(long, network):

