@@ -125,10 +125,12 @@ def _spin(core, done):
 
 def _queued_on(core, sender):
     os.sched_setaffinity(0, {core})
-    queue, began = Queue(), time.monotonic()
-    while time.thread_time() < 0.1:
+    queue = Queue()
+    began, before = time.monotonic(), queue.seconds()
+    while time.monotonic() < began + 0.5:
         pass
-    sender.send((queue.seconds(), time.monotonic() - began))
+    queued = queue.seconds() - before
+    sender.send((queued, time.monotonic() - began))
 
 
 def test_waiting_for_a_core_is_told_apart():
