@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 os.environ["SAMEBITS_RUNTIME"] = "host"  # but in tests/system/container, whether there is an engine or not
 for name in ("SAMEBITS_LAUNCHER", "SAMEBITS_LAUNCH", "SLURM_STEP_ID", "PET_NNODES", "TORCHELASTIC_RUN_ID"):
     os.environ.pop(name, None)  # of the job that runs the tests: their stages would take it for their own
+for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "DVC_NO_ANALYTICS"):
+    os.environ[name] = "true"  # no threads and processes of theirs
 for signum in {signal.SIGINT, signal.SIGHUP}:
     if signal.getsignal(signum) == signal.SIG_IGN:  # in a job in the background: its programs would ignore it too
         signal.signal(signum, signal.SIG_DFL)
@@ -135,7 +137,7 @@ def copy_sources(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
 
 
-def wait_for(what: Callable[[], Any], *, seconds: float = 120) -> Any:
+def wait_for(what: Callable[[], Any], *, seconds: float = 300) -> Any:
     """What ``what`` gives once that is true."""
     deadline = time.monotonic() + patient(seconds)
     while not (found := what()):

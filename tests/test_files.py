@@ -55,7 +55,7 @@ from samebits.files import scratch_folder
 
 with scratch_folder(Path(sys.argv[1])):
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 
@@ -105,7 +105,7 @@ from samebits.files import atomic
 with atomic(Path(sys.argv[1])) as temporary:
     temporary.write_text("half")
     print("ready", flush=True)
-    time.sleep(60)
+    time.sleep(3600)
 """
 
 

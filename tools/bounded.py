@@ -44,11 +44,29 @@ def descendants(of: int) -> dict[int, str]:
     return found
 
 
+def wait_and_reap(process: subprocess.Popen[bytes], deadline: float) -> int:
+    """Wait for a process, and release every other one that has ended below this one: else it looks alive to others."""
+    while process.poll() is None:
+        reap(process.pid)
+        if time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(process.args, deadline)
+        time.sleep(0.05)
+    return process.wait()
+
+
+def reap(other_than: int = 0) -> None:
+    """Release what has ended; not a process that somebody else here waits for."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != other_than:
+            os.waitpid(ended.si_pid, 0)
+
+
 def wait_for(of: int, seconds: float) -> dict[int, str]:
     """The processes below one that are still there after so many seconds."""
     deadline = time.monotonic() + seconds
     while (left := descendants(of)) and time.monotonic() < deadline:
         time.sleep(0.1)
+        reap()
     return left
 
 
@@ -68,13 +86,13 @@ def main(seconds: float, command: list[str]) -> int:
         for signum in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(signum, lambda *_: process.terminate())
         try:
-            code = process.wait(seconds)
+            code = wait_and_reap(process, time.monotonic() + seconds)
         except subprocess.TimeoutExpired:
             sys.stderr.write(f"error: not done within {seconds:.0f} s: {' '.join(command)}\n")
             end(os.getpid())
             return 124
         except KeyboardInterrupt:  # which the command got too
-            code = process.wait(_TO_END_SECONDS)
+            code = wait_and_reap(process, time.monotonic() + _TO_END_SECONDS)
     left = wait_for(os.getpid(), 0 if code else _BY_ITSELF_SECONDS)
     end(os.getpid())
     if left:

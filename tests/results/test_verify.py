@@ -68,10 +68,13 @@ def test_ctrl_c_waits_for_the_stage_which_has_it_too(tmp_path):
     (tmp_path / "pipeline/train.py").write_text(
         "import os, signal, time\n"
         "signal.signal(signal.SIGINT, lambda *_: (open('asked', 'w').close(), os._exit(0)))\n"
+        "stat = open(f'/proc/{os.getppid()}/stat')\n"
+        "while stat.seek(0) or stat.read().rpartition(')')[2].split()[0] != 'S':\n"  # until it waits
+        "    time.sleep(0.01)\n"
         "os.kill(os.getppid(), signal.SIGINT)\n"
         "time.sleep(0.3)\n"
         "os.kill(os.getpid(), signal.SIGINT)\n"
-        "time.sleep(60)\n"
+        "time.sleep(3600)\n"
     )
     with pytest.raises(Interrupted) as caught:
         verify.run_stage(tmp_path, "train")

@@ -30,6 +30,7 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
 )
 
 from conftest import ROOT, small, wait_for
+from patience import patient
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.host import counters, host_facts
@@ -297,7 +298,7 @@ def test_a_sender_has_a_low_priority(repository):
     if group.exists():  # else this kernel shares cores out among processes alone
         wait_for(lambda: group.read_text().endswith(f" nice {sender.NICENESS}\n"))
     finish(log)
-    wait_for(lambda: Delivery(log.path).done)
+    wait_for(lambda: Delivery(log.path).done, seconds=900)
 
 
 def test_files_of_a_later_run_are_not_uploaded_as_this_ones(repository):
@@ -350,7 +351,7 @@ def undocumented(run):
 def compare(repository):
     reports = repository / "reports"
     COMPARISON.write(reports / "comparison.json")
-    assert sender.hand_over(COMPARISON, reports=reports, runs=repository / "runs", wait_seconds=60)
+    assert sender.hand_over(COMPARISON, reports=reports, runs=repository / "runs", wait_seconds=patient(900))
     client, found = runs()
     return client, {run.data.tags[RUN_TAG]: run for run in found}
 
@@ -550,7 +551,7 @@ def finished(folder):
         found = states(folder)
         return found and all(state["ended"] for state in found)
 
-    wait_for(ended)
+    wait_for(ended, seconds=900)  # a sender has a low priority
     return runs()
 
 
@@ -619,7 +620,7 @@ def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir,
         with subprocess.Popen(
             command, cwd=stage.folder, stderr=subprocess.DEVNULL, env={**os.environ, **environ}
         ) as process:
-            wait_for(lambda: any(state["offset"] > 3_000 for state in states(stage.folder)), seconds=120)
+            wait_for(lambda: any(state["offset"] > 3_000 for state in states(stage.folder)), seconds=900)
             server.kill()
             (log,) = (stage.folder / LOGS).glob("*.jsonl")
             size = log.stat().st_size
@@ -627,9 +628,9 @@ def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir,
             assert process.poll() is None
             server.start()
             away = states(stage.folder)[0]["offset"]
-            wait_for(lambda: states(stage.folder)[0]["offset"] > away, seconds=120)
+            wait_for(lambda: states(stage.folder)[0]["offset"] > away, seconds=900)
             process.send_signal(signal.SIGTERM)
-        wait_for(lambda: states(stage.folder)[0]["ended"], seconds=120)
+        wait_for(lambda: states(stage.folder)[0]["ended"], seconds=900)
     finally:
         server.kill()
     logged = [json.loads(line) for line in log.read_text().splitlines()]
@@ -655,7 +656,7 @@ def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repos
             done = stage(command, *arguments, **environ)
             assert done.returncode == 0, done.stderr
             assert secret not in done.stdout + done.stderr
-        wait_for(lambda: all(state["ended"] for state in states(stage.folder)), seconds=120)
+        wait_for(lambda: all(state["ended"] for state in states(stage.folder)), seconds=900)
         client = MlflowClient(server.uri)
         runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
         assert len(runs) >= 2

@@ -281,7 +281,7 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, th
 def test_other_params_do_not_go_on_from_a_checkpoint(stage):
     stage.write_params(LONG)
     assert stage("prepare").returncode == 0
-    stop(stage, "single", "exact", signal.SIGKILL)
+    assert stop(stage, "single", "exact", signal.SIGKILL) == -signal.SIGKILL
     stage.write_params({**LONG, "train": {**LONG["train"], "epochs": 1, "global_batch_size": 64}})
     done = stage("train", "--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "other")
     assert done.returncode == 0, done.stderr

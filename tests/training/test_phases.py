@@ -32,7 +32,6 @@ def test_a_step_is_divided_and_left_as_it_was(trainable):
     (rank,) = divided.ranks
     assert all(min(turn.data, turn.forward, turn.backward, turn.optimizer) > 0 for turn in rank.noted)
     assert all(turn.scatter == turn.replicate == turn.gather == 0 for turn in rank.noted)
-    assert sum(turn.total for turn in rank.noted) == pytest.approx(sum(divided.noted_ms), rel=0.2)
     assert (rank.alone, divided.traffic, divided.bounds.all_reduces, divided.reads.count) == ((), None, (), 0)
     assert made.notes is no_notes
 

@@ -222,7 +222,7 @@ def test_a_second_signal_ends_at_once_what_the_first_one_does_not(stage):
     process.terminate()
     process.communicate(timeout=patient(120))
     assert process.returncode == 143
-    assert not any(is_running(int(file.read_text())) for file in files)
+    wait_for(lambda: not any(is_running(int(file.read_text())) for file in files))
 
 
 def stopped_training(folder, monkeypatch, start_sender):
@@ -310,7 +310,7 @@ def test_a_rank_that_is_lost_ends_a_real_training(signum, timeout_s, what, stage
     assert process.returncode == 4
     assert re.match(rf"error: the worker of rank 1 {what} at step [1-9]\d*\. hint: ", stderr), stderr
     assert not (stage.folder / "runs/ddp-fast/run.json").exists()
-    assert not is_running(last)
+    wait_for(lambda: not is_running(last))
 
 
 PARENT = """

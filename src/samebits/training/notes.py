@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from samebits.records.breakdown import PhaseName
 
 
+_TRIES = 10  # to read two clocks without being interrupted between them
+
+
 class Notes(Protocol):
     """Is told what a step does from now on."""
 
@@ -70,7 +73,15 @@ class PhaseClock:
             event.record(torch.cuda.current_stream(self._device))
             self._events.append((phase, event))
         else:
-            self._marks.append((phase, time.perf_counter(), self._queue.seconds()))
+            self._marks.append((phase, *self._now()))
+
+    def _now(self) -> tuple[float, float]:
+        """The time, and how much was spent in the queue; both of one moment, or a phase could last less than 0."""
+        for _ in range(_TRIES):
+            waited, now = self._queue.seconds(), time.perf_counter()
+            if self._queue.seconds() == waited:
+                break
+        return now, waited
 
     def take(self, steps: int) -> Phases:
         """Milliseconds of one of the steps since the last call, whose last phase ends now."""

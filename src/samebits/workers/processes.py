@@ -39,6 +39,7 @@ POLL_SECONDS = 0.25  # how often workers are looked at; their end is noticed at 
 END_SECONDS = 2.0  # that workers have, after one has failed, before they are killed
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}  # that ask a worker to stop
 SIGNAL_SECONDS = 1.0
+STACK_SECONDS = 10.0  # that workers have to write where they are; one that is scheduled does it at once
 _CHOSEN = "GLOO_SOCKET_IFNAME"  # by the user, where it is set
 
 
@@ -172,6 +173,10 @@ class _Crew:
             return CollectiveError(f"the worker of rank {self._rank(rank)} was asked to stop", hint=hint)
         failed = self._reports.failed()
         first = next(iter(failed.values()), None)
+        if isinstance(first, CollectiveError) and exitcode >= 0:  # it failed for want of one that is gone
+            gone = {r: code for r, process in enumerate(self._processes) if (code := process.exitcode or 0) < 0}
+            if killed := [r for r, code in gone.items() if code != -signal.SIGABRT and -code not in _SIGNALS]:
+                return self._failure(killed[0], gone[killed[0]])
         waited = exitcode == -signal.SIGABRT or isinstance(first, CollectiveError)  # SIGABRT is NCCL's way
         silent = [r for r, process in enumerate(self._processes) if process.exitcode is None and r not in failed]
         if waited and (stopped := [r for r in silent if _is_stopped(self._processes[r])]):
@@ -216,7 +221,14 @@ class _Crew:
         for process in self._running():
             assert process.pid
             os.kill(process.pid, STACK_SIGNAL)
-        time.sleep(0.2)  # one that is in a system call writes at once, one that is not scheduled has nothing to say
+        deadline = time.monotonic() + STACK_SECONDS
+        while time.monotonic() < deadline and any(
+            not self._reports.has_stack(rank)
+            for rank, process in enumerate(self._processes)
+            if process.exitcode is None and not _is_stopped(process)
+        ):
+            time.sleep(POLL_SECONDS)
+        time.sleep(POLL_SECONDS)  # in which the last one is written to its end
         error.traceback = self._reports.stacks()
         return error
 

@@ -112,9 +112,17 @@ class Reports:
         }
         return {rank: _error(report) for rank, report in sorted(found.items(), key=lambda item: float(item[1]["time"]))}
 
+    def has_stack(self, rank: int) -> bool:
+        """Whether a worker has begun to write where it was at the last signal."""
+        path = self._stack(rank)
+        return path.exists() and path.stat().st_size > 0
+
+    def _stack(self, rank: int) -> Path:
+        return self._folder / f"rank{rank}.stack"
+
     def stacks(self) -> str:
         """Where the threads of all workers were at the last signal."""
-        paths = (self._folder / f"rank{rank}.stack" for rank in range(len(self._memories)))
+        paths = map(self._stack, range(len(self._memories)))
         return "\n".join(f"{path.stem}:\n{path.read_text(encoding='utf-8')}" for path in paths if path.exists())
 
 
