@@ -159,7 +159,7 @@ def other_image(engine, clone):
 
 
 def containers(engine):
-    return engine.containers.list(all=True, filters={"label": OWNER})
+    return engine.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
 
 
 def free_port():

@@ -11,6 +11,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -102,8 +103,15 @@ def ask(port, route, body=None, host=None):
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **({"Host": host} if host else {})}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/api/2.0/mlflow/{route}", data, headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=patient(60)) as answer:
         return json.load(answer)
+
+
+def recorded(project):
+    """The runs that a project's server has."""
+    with suppress(OSError):  # it does not answer yet
+        return ask(project.port, "runs/search", {"experiment_ids": ["1"]}).get("runs", [])
+    return []
 
 
 def test_the_runs_are_on_the_server_with_metrics_and_artifacts(finished, engine, image):
@@ -195,14 +203,14 @@ def test_ctrl_c_ends_the_training_before_its_container(image, clone, engine):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/0*")), seconds=300)
+        wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/0*")))
+        wait_for(lambda: recorded(project))  # the sender has a low priority, and begins late on a busy host
         os.killpg(up.pid, signal.SIGINT)  # as a terminal does
         up.communicate(timeout=patient(120))
         states = {name: engine.containers.get(project.id_of(name)).status for name in ("mlflow", "experiment")}
         assert set(states.values()) == {"exited"}
         project("up", "--detach", "--no-build", "--wait", "mlflow")
-        recorded = ask(project.port, "runs/search", {"experiment_ids": ["1"]})["runs"]
-        assert [run["info"]["status"] for run in recorded] == ["KILLED"]
+        assert [run["info"]["status"] for run in recorded(project)] == ["KILLED"]
     finally:
         project.down()
 
@@ -365,7 +373,7 @@ def test_a_signal_ends_the_training_and_leaves_no_container(signum, code, image,
     process = subprocess.Popen(
         command, cwd=checkout.folder, env={**checkout.environ, "SAMEBITS_RUNTIME": "container"}, stderr=subprocess.PIPE
     )
-    wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/0*")), seconds=120)
+    wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/0*")))
     process.send_signal(signum)
     process.communicate(timeout=patient(120))
     assert process.returncode == code
@@ -390,7 +398,7 @@ def test_a_runner_that_is_killed_leaves_what_the_next_one_removes(image, clone, 
         env=checkout.environ,
         stderr=subprocess.PIPE,
     )
-    wait_for(lambda: [c for c in containers(engine) if c.status == "running"], seconds=120)
+    wait_for(lambda: [c for c in containers(engine) if c.status == "running"])
     process.kill()
     process.communicate()
     assert len(containers(engine)) == 1

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
+import tempfile
 from contextlib import contextmanager
-from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +23,7 @@ SlurmctldHost={login.name}({login.address})
 SlurmUser=root
 SlurmdUser=root
 AuthType=auth/munge
+AuthInfo=socket={munge}
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool.%n
 SlurmctldPidFile={folder}/slurmctld.pid
@@ -49,40 +49,46 @@ def why_none() -> str | None:
     return f"no {missing[0]} here" if missing else None
 
 
-def _munge() -> None:
-    """Start the service that tells Slurm's daemons from others, unless it runs; other tests may be at it as well."""
-    with Path("/run/lock/samebits-munge").open("w") as lock:
-        flock(lock, LOCK_EX)
-        if subprocess.run(["munge", "--no-input"], capture_output=True).returncode:
-            _start_munge()
-
-
-def _start_munge() -> None:
-    key = Path("/etc/munge/munge.key")
-    if not key.exists() or not key.stat().st_size:
+@contextmanager
+def munge() -> Iterator[Path]:
+    """The socket of a service of its own that tells Slurm's daemons from others."""
+    with tempfile.TemporaryDirectory(prefix="munge-") as name:  # a socket's path may not be long
+        folder = Path(name)
+        key, socket = folder / "key", folder / "socket"
+        key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
-        key.chmod(0o400)
-        shutil.chown(key, "munge")
-    for folder in ("/run/munge", "/var/log/munge", "/var/lib/munge"):
-        Path(folder).mkdir(exist_ok=True, mode=0o755)
-        shutil.chown(folder, "munge", "munge")
-    subprocess.run(["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups", "munged", "--force"], check=True)
+        files = {
+            "key-file": key,
+            "socket": socket,
+            **{f"{file}-file": folder / file for file in ("log", "pid", "seed")},
+        }
+        options = [f"--{option}={path}" for option, path in files.items()]
+        with subprocess.Popen(["munged", "--foreground", "--force", *options], stderr=subprocess.DEVNULL) as process:
+            wait_for(socket.exists)
+            try:
+                yield socket
+            finally:
+                process.terminate()
 
 
 @contextmanager
 def slurm(machines: Sequence[Machine], folder: Path) -> Iterator[dict[str, str]]:
     """The variables with which Slurm's commands find it on the last machine."""
+    with munge() as socket:
+        yield from _slurm(machines, folder, socket)
+
+
+def _slurm(machines: Sequence[Machine], folder: Path, socket: Path) -> Iterator[dict[str, str]]:
     *compute, login = machines
     (folder / "conf").mkdir(parents=True)
     (folder / "state").mkdir()
     names = ",".join(machine.name for machine in compute)
-    lines = [CONF.format(login=login, folder=folder)]
+    lines = [CONF.format(login=login, folder=folder, munge=socket)]
     lines += [f"NodeName={one.name} NodeAddr={one.address} CPUs=2 RealMemory=2000 State=UNKNOWN" for one in compute]
     lines += [f"PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP", ""]
     conf = folder / "conf/slurm.conf"
     conf.write_text("\n".join(lines))
     (folder / "conf/cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-    _munge()
     environ = {"SLURM_CONF": str(conf)}
     login.start("slurmctld", "-D", "-c", "-f", conf, cwd=folder, environ=environ)
     for machine in compute:
@@ -96,4 +102,6 @@ def slurm(machines: Sequence[Machine], folder: Path) -> Iterator[dict[str, str]]
     wait_for(idle)
     yield environ
     login.run("scancel", "--full", "--state=RUNNING", cwd=folder, environ=environ)
-    time.sleep(0.5)
+    wait_for(
+        lambda: login.run("squeue", "--noheader", "--states=RUNNING,COMPLETING", cwd=folder, environ=environ)[1] == ""
+    )
