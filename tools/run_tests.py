@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -130,7 +131,8 @@ def run(name: str, folder: Path) -> Outcome:
         tests = [python, "-m", "pytest", f"--junitxml={report}", *group.select]
     brought = [".ci/with", group.brings, *tests] if group.brings else tests
     bounded = [sys.executable, "tools/bounded.py", str(60 * group.minutes), *brought]
-    code = subprocess.run(bounded, cwd=ROOT, check=False).returncode
+    environ = {**os.environ, "PATH": f"{ROOT / group.venv / 'bin'}:{os.environ['PATH']}"}  # as make has it
+    code = subprocess.run(bounded, cwd=ROOT, env=environ, check=False).returncode
     return read_outcome(name, report, code, time.monotonic() - started)
 
 
