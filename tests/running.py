@@ -61,12 +61,18 @@ def pids() -> set[str]:
 def started_here(pid: str) -> str | None:
     """The command line of a process that this session has started and that runs, else None.
 
-    It is known by a variable, since the parent of one that outlived its own is somebody else.
+    It is known by its parent, or by a variable: the parent of one that outlived its own is somebody else.
     """
     with suppress(OSError):
-        if f"{_MARK}={os.environ[_MARK]}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            return None if "multiprocessing.resource_tracker" in line else line or None
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[:2]
+        if state == "Z" or parent == "2":  # it has ended, or is the kernel's
+            return None
+        line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        if not line:
+            return "about to begin"  # between fork and exec nobody can tell whose it is
+        if int(parent) == os.getpid() or f"{_MARK}={os.environ[_MARK]}".encode() in variables:
+            return None if "multiprocessing.resource_tracker" in line else line
     return None
 
 
