@@ -46,6 +46,10 @@ pytest_plugins = ["running"]
 ROOT = Path(__file__).resolve().parent.parent
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else, which root alone can")
 LONGEST_FIRST = (
+    "workers/test_meeting.py",  # these fork pytest's own process, which is safe while it has no other threads
+    "workers/test_processes.py",
+    "workers/test_pairs.py",
+    "doctor/test_doctor_nodes.py",
     "system/container/test_containers.py",
     "system/test_pipeline.py",
     "system/test_browser.py",
