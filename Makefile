@@ -67,7 +67,10 @@ gpu-check: $(STAMP)  ## all of it on a host with GPUs, into gpu-check.json, a fi
 	@sh tools/install.sh "$(PYTHON)" requirements.gpu.lock .venv-gpu
 	@touch $@
 
-rehearse: test-rehearsal  ## trainings on CUDA tensors without a GPU; needs a C compiler, and several GB for CUDA's PyTorch
+rehearse:  ## trainings on CUDA tensors without a GPU; needs a C compiler, and several GB for CUDA's PyTorch
+	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
+		{ echo "error: no C compiler. hint: apt install gcc" >&2; exit 3; }
+	@$(MAKE) --no-print-directory test-rehearsal
 
 faults: $(STAMP)  ## kill, damage and fill up whatever can be, for MINUTES=10; ONLY=kills/17 does one of them again
 	@$(RUN) PYTHONPATH=tools exec python -m faults --minutes $(or $(MINUTES),10) --seed $(or $(SEED),0) \

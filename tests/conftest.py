@@ -45,7 +45,7 @@ for signum in {signal.SIGINT, signal.SIGHUP}:
 pytest_plugins = ["running"]
 ROOT = Path(__file__).resolve().parent.parent
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else, which root alone can")
-LONGEST_FIRST = (
+FIRST = (
     "workers/test_meeting.py",  # these fork pytest's own process, which is safe while it has no other threads
     "workers/test_processes.py",
     "workers/test_pairs.py",
@@ -108,7 +108,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     A worker takes a whole module, and ``--no-loadscope-reorder`` keeps them in this order. What makes a CUDA context in
     pytest's own process comes last: it would keep the stages from a GPU in exclusive mode.
     """
-    order = {ROOT / "tests" / name: number for number, name in enumerate(LONGEST_FIRST)}
+    order = {ROOT / "tests" / name: number for number, name in enumerate(FIRST)}
     items.sort(key=lambda item: (bool(item.get_closest_marker("cuda_here")), order.get(item.path, len(order))))
     gpus, said = visible_gpus()
     for item in items:

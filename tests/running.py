@@ -130,7 +130,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: object, error: object) -> None:
-    _left_out.update(_left_out.__class__() if _left_out else getattr(node, "workeroutput", {}).get("left_out", {}))
+    if not _left_out:  # every worker collects all tests
+        _left_out.update(getattr(node, "workeroutput", {}).get("left_out", {}))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -478,9 +478,18 @@ def test_a_client_that_does_not_end_or_breaks(monkeypatch):
     assert "s3cret" not in finding.text
 
 
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
 def test_a_server_that_does_not_answer(server, ask, monkeypatch):
+    def unknown(*_, **__):
+        raise UNKNOWN
+
     expect(ask("http://127.0.0.1:9"), "failed", "127.0.0.1:9 does not answer: Connection refused", "unset MLFLOW")
-    expect(ask("http://mlflow.invalid"), "failed", "mlflow.invalid does not answer: ", "unset MLFLOW_TRACKING_URI")
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", unknown)
+        text = f"mlflow.invalid does not answer: {UNKNOWN.strerror}"
+        expect(ask("http://mlflow.invalid"), "failed", text, "unset MLFLOW_TRACKING_URI")
     expect(ask(f"https://{server.host}"), "failed", "does not answer: [SSL")
     server.may_answer.clear()
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")

@@ -57,8 +57,9 @@ def test_one_unreadable_counter_loses_no_other(question, lost, gpu_host):
     assert (reading.shared is None) == (question == "processes")
 
 
-def test_values_are_in_the_unit_of_their_name(gpu_host):
-    gpu_host("A", "utilization 50")
+def test_values_are_in_the_unit_of_their_name(gpu_host, tmp_path):
+    (tmp_path / "clock").write_text("100")
+    gpu_host("A", "utilization 50", STAND_IN_NVML_CLOCK=str(tmp_path / "clock"))
     values = read()[0].values
     assert {name: values[name] for name in GAUGES} == {
         "utilization_percent": 50.0, "memory_used_mib": 4.0, "power_w": 61.0, "sm_clock_mhz": 210.0,

@@ -1,5 +1,6 @@
 """The marked pass in this process, and what it is made of."""
 
+import itertools
 import multiprocessing
 import os
 import time
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from samebits.training import notes
+from samebits.training import meters, notes
 from samebits.training.bounds import gradient_bytes
 from samebits.training.notes import PhaseClock, Queue, no_notes
 from samebits.training.phases import TURNS, Twins, break_down, one_thread
@@ -34,6 +35,17 @@ def test_a_step_is_divided_and_left_as_it_was(trainable):
     assert all(turn.scatter == turn.replicate == turn.gather == 0 for turn in rank.noted)
     assert (rank.alone, divided.traffic, divided.bounds.all_reduces, divided.reads.count) == ((), None, (), 0)
     assert made.notes is no_notes
+
+
+def test_phases_add_up_to_the_step(trainable, monkeypatch):
+    ticks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
+    for module in (notes, meters):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(notes.Queue, "seconds", lambda queue: 0.0)
+    divided = break_down(trainable(grad_accum_steps=2).trainable, ALONE, total_steps=8, step_seconds=0.02)
+    (rank,) = divided.ranks
+    assert sum(turn.total for turn in rank.noted) == pytest.approx(sum(divided.noted_ms), rel=0.2)
 
 
 def test_half_a_batch_takes_its_turns(trainable):

@@ -189,45 +189,46 @@ def test_a_fast_reference_runs_under_its_own_switches(trainable, data_dir):
     assert seen == {"exact": {(0, False, False, False, False)}, "fast": {(2, True, True, True, True)}}
 
 
-def test_a_reference_is_compiled_as_what_it_stands_for(trainable, monkeypatch):
-    compiled = []
-    monkeypatch.setattr(FastNumerics, "compile", lambda self, module: compiled.append(name) or module)
-    made = trainable()
+ACCELERATED = {"dp": ["single"], "ddp": ["single", "share"]}
+
+
+def make_both_references(strategy, made, params, about):
+    """The references of a strategy that accelerates models as its own class says; ``about`` hears each name before."""
     untrained = build_model(made.params.model, made.card, made.params.seed)
+    placement, split = placed(strategy, params, gpus=2)
+    parallel = SingleDeviceStrategy(CPU)
+    parallel.compiles = {"dp": DataParallelStrategy, "ddp": DDPStrategy}[strategy].compiles
+    setup = Setup(params, "fast", made.card, split=split, strategy=parallel)
+    for name in ("single", "share"):
+        about(name)
+        make_reference(name, untrained, made.data, setup, placement)
+
+
+def test_a_reference_is_compiled_as_what_it_stands_for(trainable, monkeypatch):
+    begun, compiled = [], []
+    monkeypatch.setattr(FastNumerics, "compile", lambda self, module: compiled.append(begun[-1]) or module)
+    made = trainable()
     params = parse_params(small(compile=True, num_devices=2, oversubscribe=True))
-    expected = {"dp": ["single"], "ddp": ["single", "share"]}
-    for strategy, names in expected.items():
-        placement, split = placed(strategy, params, gpus=2)
-        parallel = SingleDeviceStrategy(CPU)
-        parallel.compiles = (DataParallelStrategy if strategy == "dp" else DDPStrategy).compiles
-        setup = Setup(params, "fast", made.card, split=split, strategy=parallel)
-        for name in ("single", "share"):
-            make_reference(name, untrained, made.data, setup, placement)
+    for strategy, names in ACCELERATED.items():
+        make_both_references(strategy, made, params, begun.append)
         assert compiled == names
         compiled.clear()
 
 
 def test_a_reference_is_captured_as_what_it_stands_for(trainable, monkeypatch):
-    captured, name = [], "training"
+    begun, captured = ["training"], []
     monkeypatch.setattr(FastNumerics, "graphs", True)
-    monkeypatch.setattr(FastNumerics, "capture", lambda self, *given: captured.append((name, *given)))
+    monkeypatch.setattr(FastNumerics, "capture", lambda self, *given: captured.append((begun[-1], *given)))
     made = trainable()
-    assert [key for key, *_ in captured] == ["training"]
+    assert [name for name, *_ in captured] == ["training"]
     _, module, sample, check = captured.pop()
     assert type(module) is type(made.trainable.module)  # before a strategy wraps it
     assert (sample.step, check.step) == (0, 1)
     assert sample.inputs.shape == check.inputs.shape
-    untrained = build_model(made.params.model, made.card, made.params.seed)
     params = parse_params(small(num_devices=2, oversubscribe=True))
-    expected = {"dp": ["single"], "ddp": ["single", "share"]}
-    for strategy, names in expected.items():
-        placement, split = placed(strategy, params, gpus=2)
-        parallel = SingleDeviceStrategy(CPU)
-        parallel.compiles = (DataParallelStrategy if strategy == "dp" else DDPStrategy).compiles
-        setup = Setup(params, "fast", made.card, split=split, strategy=parallel)
-        for name in ("single", "share"):
-            make_reference(name, untrained, made.data, setup, placement)
-        assert [key for key, *_ in captured] == names
+    for strategy, names in ACCELERATED.items():
+        make_both_references(strategy, made, params, begun.append)
+        assert [name for name, *_ in captured] == names
         captured.clear()
 
 

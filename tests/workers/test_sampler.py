@@ -7,6 +7,7 @@ import pytest
 
 from conftest import small, wait_for
 from samebits.host import GpuReading
+from samebits.host.cores import CoreTimes
 from samebits.records.run import Placement, read_run
 from samebits.records.usage import MeanMax, Roof
 from samebits.training.loop import Training
@@ -21,12 +22,13 @@ def placed_on(*devices, **changes):
                      **{"devices_used": len(devices), **changes})  # fmt: skip
 
 
-def watch(placement, readings=0):
+def watch(placement, readings=0, at_the_end=lambda: None):
     """What is said of an interval with so many readings between the first and the last."""
     one, taken = Sampler(placement, on=True, seconds=0.05), []
     counted = mock.patch.object(sampler, "pause_after", lambda *took: taken.append(took) or pause_after(*took))
     with counted, one.during("training"):
         wait_for(lambda: len(taken) >= readings)
+        at_the_end()
     return one.usage(TRAINING, 64)
 
 
@@ -54,16 +56,18 @@ def test_what_readings_say_of_a_device():
 
 
 @pytest.mark.usefixtures("any_length")
-def test_gpus_are_watched(gpu_host):
-    gpu_host("A", "gpu 1", "milliwatts 300000", "utilization 90", "reasons 0x20")
-    usage = watch(placed_on(0, 1, 0), readings=1)
+def test_gpus_are_watched(gpu_host, tmp_path):
+    clock = tmp_path / "clock"
+    clock.write_text("100")
+    gpu_host("A", "gpu 1", "milliwatts 300000", "utilization 90", "reasons 0x20", STAND_IN_NVML_CLOCK=str(clock))
+    usage = watch(placed_on(0, 1, 0), readings=1, at_the_end=lambda: clock.write_text("102"))
     first, second = usage.training.devices
     assert (first.index, second.index, usage.samples) == (0, 1, 512)
     assert first.readings >= 2
     assert second.counters["utilization_percent"] == MeanMax(mean=90.0, maximum=90.0)
     assert second.reasons == {"sw_thermal_slowdown": 1.0}
     assert "none of this training's own" in first.unreadable["shared"]  # nobody computes on the stand-in
-    assert second.energy_j > first.energy_j > 0
+    assert (first.energy_j, second.energy_j) == (2 * 61, 2 * 300)
     assert usage.training.energy_j == pytest.approx(first.energy_j + second.energy_j)
     assert usage.training.watts == pytest.approx(usage.training.energy_j / usage.training.seconds, rel=1e-3)
     assert usage.training.energy_unavailable is None
@@ -111,7 +115,8 @@ def test_cores_are_watched():
     assert (interval.energy_j is None) == bool(interval.energy_unavailable)
 
 
-def test_what_was_measured_when_the_training_was_done():
+def test_what_was_measured_when_the_training_was_done(monkeypatch):
+    monkeypatch.setattr(sampler.Cores, "read", lambda cores: CoreTimes(10.0, 2, 10.0, 5.0, 1.0))
     one = Sampler(Placement(strategy="single", device_type="cpu", rows_per_device=1), on=True)
     for name in ("training", "slices"):
         with one.during(name):
@@ -120,6 +125,7 @@ def test_what_was_measured_when_the_training_was_done():
     resumed = Training(losses=[1.0] * 8, step_seconds=[], seconds=1.0, resumed=[2, 5])
     usage = one.usage(resumed, 64)
     assert (usage.samples, usage.roof.roof_flops) == (3 * 64, 1e9)
+    assert usage.slices.cores is None  # too short for the kernel's clocks
 
 
 def test_another_rank_watches_nothing(gpu_host):

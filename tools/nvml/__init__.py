@@ -7,7 +7,7 @@ by an error of NVML's; the question is one of ``nvml.c``'s list, or ``all``. ``c
 ERROR`` are the same of the two questions that are of no one GPU. ``p2p_write`` and ``p2p_nvlink`` are NVML's status of
 peer access, 0 where there is one. Counters rise with time: the energy by ``milliwatts``, traffic by
 ``pcie_bytes_per_s`` and ``nvlink_kib_per_s``. ``process PID`` is one more process that computes. A later line overrules
-an earlier one.
+an earlier one. Where ``STAND_IN_NVML_CLOCK`` names a file, its number is the time in seconds.
 """
 
 from __future__ import annotations
