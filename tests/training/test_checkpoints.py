@@ -18,6 +18,7 @@ from samebits.files import sha256
 from samebits.training import checkpoints, loop
 from samebits.training.checkpoints import Checkpoints, PeriodicCheckpointer
 from samebits.training.loop import NoTracker
+from slowed import slow_model, slowed
 from trainables import make_trainable
 
 TENSORS = {"model.0": torch.arange(3.0), "random.0.0": torch.zeros(4, dtype=torch.uint8)}
@@ -200,8 +201,7 @@ def test_of_two_trainings_at_a_time_the_second_has_no_checkpoints(tmp_path):
 
 
 LONG = {
-    "data": {"task": "vectors", "num_samples": 16384, "test_samples": 64},
-    "model": {"name": "mlp", "kwargs": {"hidden": [32], "dropout": 0.1}},
+    "data": {"task": "vectors", "num_samples": 16384, "test_samples": 64, "kwargs": {"features": 128}},
     "train": {
         "global_batch_size": 32,
         "epochs": 2,
@@ -209,7 +209,7 @@ LONG = {
         "num_devices": 2,
         "oversubscribe": True,
         "optimizer": {"name": "adamw", "lr": 0.001},
-        "checkpoint_every_steps": 20,
+        "checkpoint_every_steps": 5,
     },
 }
 
@@ -219,14 +219,20 @@ def command(strategy, numerics, out):
     return ["train", *arguments]
 
 
+def prepare(stage, **train):
+    stage.write_params({**LONG, "model": slow_model(stage.folder), "train": {**LONG["train"], **train}})
+    assert stage("prepare").returncode == 0
+
+
 def stop(stage, strategy, numerics, signum):
     """Start a training and end it once it has written checkpoints."""
     name, *arguments = command(strategy, numerics, "stopped")
     arguments = [sys.executable, stage.script(name), *arguments]
-    process = subprocess.Popen(arguments, cwd=stage.folder, stderr=subprocess.PIPE)
-    wait_for(lambda: len(steps_of(stage.folder / ".samebits/resume")) == 2)
-    process.send_signal(signum)
-    process.communicate(timeout=patient(120))
+    with slowed(stage.folder):
+        process = subprocess.Popen(arguments, cwd=stage.folder, stderr=subprocess.PIPE)
+        wait_for(lambda: len(steps_of(stage.folder / ".samebits/resume")) == 2)
+        process.send_signal(signum)
+        process.communicate(timeout=patient(120))
     return process.returncode
 
 
@@ -264,8 +270,7 @@ def uninterrupted():
     ],
 )
 def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, then, signum, stage, uninterrupted):
-    stage.write_params(LONG)
-    assert stage("prepare").returncode == 0
+    prepare(stage)
     code = stop(stage, first, numerics, signum)
     assert code == {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGKILL: -9}[signum]
     kept = steps_of(stage.folder / ".samebits/resume")
@@ -279,10 +284,9 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, th
 
 
 def test_other_params_do_not_go_on_from_a_checkpoint(stage):
-    stage.write_params(LONG)
-    assert stage("prepare").returncode == 0
+    prepare(stage)
     assert stop(stage, "single", "exact", signal.SIGKILL) == -signal.SIGKILL
-    stage.write_params({**LONG, "train": {**LONG["train"], "epochs": 1, "global_batch_size": 64}})
+    prepare(stage, epochs=1, global_batch_size=64)
     done = stage("train", "--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "other")
     assert done.returncode == 0, done.stderr
     assert json.loads((stage.folder / "other/run.json").read_text())["notes"] == []

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from patience import patient
 from samebits.training import meters, notes
 from samebits.training.bounds import gradient_bytes
 from samebits.training.notes import PhaseClock, Queue, no_notes
@@ -153,6 +154,7 @@ def test_waiting_for_a_core_is_told_apart():
     measured = context.Process(target=_queued_on, args=(core, sender))
     for process in (*others, measured):
         process.start()
+    assert receiver.poll(patient(300))
     queued, seconds = receiver.recv()
     done.set()
     for process in (*others, measured):

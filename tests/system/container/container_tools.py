@@ -158,8 +158,10 @@ def other_image(engine, clone):
     return make
 
 
-def containers(engine):
-    return engine.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
+def containers(engine, checkout):
+    """Those that a clone's commands have started; others may be a parallel run's."""
+    labelled = engine.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
+    return [one for one in labelled if one.attrs["Config"]["WorkingDir"] == str(checkout.folder)]
 
 
 def free_port():

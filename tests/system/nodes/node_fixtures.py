@@ -60,7 +60,8 @@ class Checkout:
         """Start stage train there, untracked unless ``arguments`` say otherwise."""
         script = self.folder / "pipeline/train.py"
         command = [sys.executable, script, "--strategy", strategy, "--numerics", numerics, *arguments]
-        mine = {"PYTHONPATH": str(self.folder / "src"), **(environ or {})}
+        # Not train.timeout_s, which is short where a test waits for it.
+        mine = {"PYTHONPATH": str(self.folder / "src"), "SAMEBITS_START_SECONDS": "300", **(environ or {})}
         return machine.start(*command, cwd=self.folder, environ=mine)
 
     def train_on(

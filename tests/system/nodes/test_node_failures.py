@@ -13,6 +13,7 @@ import pytest
 from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
+from slowed import slow_model, slowed
 
 pytestmark = needs_machines
 
@@ -132,14 +133,16 @@ def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
 
 def test_the_same_command_goes_on_where_a_machine_was_lost(checkout, network):
     checkout.write_params(
-        small(numerics=["exact"], epochs=60, timeout_s=TIMEOUT_S, checkpoint_every_steps=20, repeats=1)
-    )
+        small(numerics=["exact"], epochs=60, timeout_s=TIMEOUT_S, checkpoint_every_steps=10, repeats=1,
+              model=slow_model(checkout.folder))
+    )  # fmt: skip
     run_here(checkout, "prepare")
     assert train_alone(checkout, "alone") == 0
     nodes = network(2)
-    processes = training(checkout, nodes, "--out-dir", "out")
-    nodes[1].kill()
-    assert processes[0].wait()[0] == 4
+    with slowed(checkout.folder):
+        processes = training(checkout, nodes, "--out-dir", "out")
+        nodes[1].kill()
+        assert processes[0].wait()[0] == 4
     again = checkout.train_on(nodes, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
     ended = [process.wait() for process in again]
     assert [code for code, *_ in ended] == [0, 0], ended
@@ -151,16 +154,18 @@ def test_the_same_command_goes_on_where_a_machine_was_lost(checkout, network):
 
 def test_a_training_that_was_stopped_goes_on_with_fewer_machines(checkout, network, tmp_path):
     """On three, then on two of which the first is another one with a copy of the checkpoints, then on one alone."""
-    checkout.write_params(small(numerics=["exact"], epochs=120, checkpoint_every_steps=10, repeats=1))
+    model = slow_model(checkout.folder)
+    checkout.write_params(small(numerics=["exact"], epochs=120, checkpoint_every_steps=10, repeats=1, model=model))
     run_here(checkout, "prepare")
     assert train_alone(checkout, "alone") == 0
     nodes = network(3)
     for signum, rank, team in ((signal.SIGINT, 2, nodes), (signal.SIGTERM, 0, nodes[1:])):
         known = {file.name for file in checkpoints(checkout)}
-        processes = checkout.train_on(team, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
-        wait_for(partial(new_checkpoints, checkout, known))
-        processes[rank].signal(signum)
-        ended = [process.wait() for process in processes]
+        with slowed(checkout.folder):
+            processes = checkout.train_on(team, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
+            wait_for(partial(new_checkpoints, checkout, known))
+            processes[rank].signal(signum)
+            ended = [process.wait() for process in processes]
         assert [code for code, *_ in ended] == [128 + signum] * len(team), ended
         moved = tmp_path / "copied" / str(rank)
         shutil.copytree(checkout.folder / ".samebits/resume", moved)
@@ -268,9 +273,10 @@ def unhurried(long):
     return long
 
 
-def ended_alone(long, node, *options, **kwargs):
-    """How a node ends whose options stand alone."""
-    code, _, stderr = long.train(node, *options, "--num-devices", 1, "--no-tracking", **kwargs).wait()
+def ended_alone(long, node, *options):
+    """How a node ends that waits for nobody longer than train.timeout_s."""
+    environ = {"SAMEBITS_START_SECONDS": "0"}
+    code, _, stderr = long.train(node, *options, "--num-devices", 1, "--no-tracking", environ=environ).wait()
     return code, stderr
 
 

@@ -13,6 +13,7 @@ from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F
 
 from conftest import small, wait_for
 from pods import container_of, told
+from slowed import slow_model, slowed
 
 pytestmark = needs_machines
 
@@ -66,8 +67,10 @@ class Pods:
 
 @pytest.fixture
 def prepared(checkout):
-    def prepare(**train):
-        checkout.write_params(small(numerics=["exact"], **{"repeats": 1, "checkpoint_every_steps": 10, **train}))
+    def prepare(*, epochs, slow=False):
+        model = slow_model(checkout.folder) if slow else None
+        params = small(numerics=["exact"], model=model, repeats=1, checkpoint_every_steps=10, epochs=epochs)
+        checkout.write_params(params)
         assert run_here(checkout, "prepare") == 0
         options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "alone"]
         assert run_here(checkout, "train", *options) == 0
@@ -102,13 +105,14 @@ def test_pods_find_each_other_and_train_to_the_bits_of_one_process(kind, prepare
 
 
 def test_a_pod_that_is_to_end_writes_a_checkpoint_and_the_same_job_goes_on(prepared, network):
-    checkout = prepared(epochs=40)
+    checkout = prepared(epochs=40, slow=True)
     pods = Pods(checkout, network(2))
     pods.name_first()
-    started = pods.start()
-    wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
-    os.kill(started[0].children()[0], signal.SIGTERM)  # the first process of its container
-    ended = [process.wait() for process in started]
+    with slowed(checkout.folder):
+        started = pods.start()
+        wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+        os.kill(started[0].children()[0], signal.SIGTERM)  # the first process of its container
+        ended = [process.wait() for process in started]
     assert [code for code, *_ in ended] == [143, 143], ended
     ended = [process.wait() for process in pods.start()]
     assert [code for code, *_ in ended] == [0, 0], ended
