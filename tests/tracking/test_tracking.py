@@ -173,6 +173,33 @@ def test_a_torn_state_loses_and_doubles_nothing(kept, repository):
     assert losses_of(client, run) == [(1, 2.0), (2, 1.0), (3, 0.5)]
 
 
+def test_a_lost_state_doubles_no_point_that_was_delivered_by_itself(repository):
+    """Each keeps the time of its own line, however many lines are sent together."""
+    log = start("lost")
+    for step in (1, 2, 3):
+        log.append(Losses(time_ms=1000 * step, first_step=step, losses=(1.0 / step,), learning_rates=(0.1,)))
+        deliver(log.path)
+    path = finish(log)
+    path.with_suffix(".state.json").unlink()
+    assert deliver(path)
+    client, (run,) = runs()
+    assert losses_of(client, run) == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    rates = client.get_metric_history(run.info.run_id, "learning_rate")
+    assert [(rate.step, rate.timestamp) for rate in rates] == [(1, 1000), (2, 2000), (3, 3000)]
+
+
+def test_a_damaged_line_ends_the_run_with_all_that_stands_before_it(repository):
+    log = start("damaged")
+    log.losses(1, [2.0, 1.0], [0.1, 0.1])
+    os.write(log._fd, b"nonsense\n")
+    path = finish(log)
+    ((told, why),) = sync()[1].items()
+    assert (told, "a damaged line" in why) == (path, True)
+    client, (run,) = runs()
+    assert run.info.status == "FAILED"
+    assert losses_of(client, run) == [(1, 2.0), (2, 1.0)]
+
+
 def test_a_request_whose_answer_is_lost_is_not_made_again(monkeypatch):
     """The run may have been made all the same; the sender looks for it before it makes another."""
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)

@@ -12,7 +12,6 @@ from samebits.errors import UserError, one_line, without_password
 from samebits.files import DamagedError, Record
 from samebits.records.log import LOGS, Compared, End, Losses, Start, all_logs, parse_event, start_of, writer_gone
 from samebits.records.provenance import Provenance, provenance_of
-from samebits.tracking.checkpoint import fail_unfinished
 from samebits.tracking.comparison import record_comparison
 from samebits.tracking.recorder import BATCH, Recorder, send
 from samebits.tracking.store import connect, is_permanent, locked, tracking_uri
@@ -77,52 +76,57 @@ class Delivery:
         whole = self.state.ended and self.state.offset == self._log.stat().st_size
         return whole or self.state.refused is not None
 
-    def _pending(self) -> Iterator[tuple[int, Event]]:
-        """Whole lines that were not delivered, each with the offset behind it; runs of losses as one event."""
+    def _pending(self) -> Iterator[tuple[int, list[Event]]]:
+        """Whole lines that were not delivered, with the offset behind them; losses come together, as one call's points.
+
+        Raises UserError: a line cannot be read. What stands before it has been given by then.
+        """
         with self._log.open("rb") as stream:
             stream.seek(self.state.offset)
             data = stream.read()
-        position, held = self.state.offset, None
+        together: list[Event] = []
+        position, points = self.state.offset, 0
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            event = parse_event(line, self._log)
-            if held and isinstance(event, Losses) and len(held.losses) < BATCH:
-                held = held.model_copy(update={"losses": held.losses + event.losses})
-            else:
-                if held:
-                    yield position, held
-                    held = None
-                if isinstance(event, Losses):
-                    held = event
-                else:
-                    yield position + len(line), event
-            position += len(line)
-        if held:
-            yield position, held
+            try:
+                event = parse_event(line, self._log)
+            except UserError:
+                if together:
+                    yield position, together
+                raise
+            more = len(event.losses) + 1 if isinstance(event, Losses) else BATCH  # and a learning rate
+            if together and points + more > BATCH:
+                yield position, together
+                together, points = [], 0
+            together, points, position = [*together, event], points + more, position + len(line)
+        if together:
+            yield position, together
 
     def deliver(self) -> None:
         """Deliver what is pending, and remember how far that was."""
         try:
-            for offset, event in self._pending():
-                self._record(event)
+            for offset, events in self._pending():
+                self._record(events)
                 self._set(offset=offset)
                 self._save()
         except Exception as error:
             if not (isinstance(error, UserError) or is_permanent(error)):
                 raise
-            self._fail_unfinished()
+            self._end_refused()
             self._set(refused=without_password(str(error)))
             self._save()
 
-    def _fail_unfinished(self) -> None:
-        """Let no logged model wait for what was refused."""
+    def _end_refused(self) -> None:
+        """Let neither the run nor a logged model wait for what was refused."""
         try:
-            if self.state.run_id:
-                fail_unfinished(self.client, self.state.run_id)
+            if self.state.run_id and not self.state.ended:
+                self._record([End(status="FAILED", time_ms=self._last_word_ms())])
         except Exception as error:
             if not is_permanent(error):  # a store that refuses this as well has no such run
                 raise
 
-    def _record(self, event: Event) -> None:
+    def _record(self, events: list[Event]) -> None:
+        """Record one event, or several of losses."""
+        event = events[-1]
         if isinstance(event, Compared):
             for log in (LOGS / f"{key}.jsonl" for key in event.keys):  # of ended runs; there may be none on this host
                 if log.is_file() and not Delivery(log).done:
@@ -130,7 +134,7 @@ class Delivery:
             record_comparison(self.client, event)
         elif not isinstance(event, End) or self.state.run_id:
             recorder = Recorder(self.client, self.state.run_id)
-            recorder.record(event)
+            recorder.record(*events)
             if isinstance(event, Start):
                 self._set(run_id=recorder.run_id)
                 self._save()
@@ -146,10 +150,12 @@ class Delivery:
     def abandon(self) -> None:
         """End the run of a writer that is gone without a word, at its last word."""
         if not self.state.ended:
-            status = self._log.stat()
-            self._record(End(status="FAILED", time_ms=int(status.st_mtime * 1000)))
-            self._set(ended=True, offset=status.st_size)
+            self._record([End(status="FAILED", time_ms=self._last_word_ms())])
+            self._set(ended=True, offset=self._log.stat().st_size)
             self._save()
+
+    def _last_word_ms(self) -> int:
+        return int(self._log.stat().st_mtime * 1000)
 
     def send_telemetry(self, telemetry: Telemetry) -> None:
         """Deliver what was sampled."""

@@ -79,15 +79,15 @@ class Recorder:
     def __init__(self, client: MlflowClient, run_id: str | None = None) -> None:
         self._client, self.run_id = client, run_id
 
-    def record(self, event: Event) -> None:
-        """Record one event of a training's log."""
-        match event:
+    def record(self, *events: Event) -> None:
+        """Record one event of a training's log, or several of losses, which is one call."""
+        match event := events[0]:
             case log.Start():
                 self._start(event)
             case log.Setup():
                 self._setup(event)
             case log.Losses():
-                self._losses(event)
+                self._losses([one for one in events if isinstance(one, log.Losses)])
             case log.Sampled():
                 values = {f"system/{event.node}/{name}": value for name, value in event.values.items()}
                 points = [metric(name, value, event.time_ms, event.sample) for name, value in values.items()]
@@ -151,11 +151,16 @@ class Recorder:
         set_tags(self._client, self._id(), tags)
         self._client.log_inputs(self._id(), datasets=[_dataset(card, event.data_dir)])
 
-    def _losses(self, event: log.Losses) -> None:
-        """Every loss; the learning rate, which follows from the params, once for each event."""
-        first, when = event.first_step, event.time_ms
-        points = [metric("loss", value, when, first + i) for i, value in enumerate(event.losses)]
-        points += [metric("learning_rate", rate, when, first) for rate in event.learning_rates[:1]]
+    def _losses(self, events: list[log.Losses]) -> None:
+        """Every loss; the learning rate, which follows from the params, once for each event.
+
+        Each at its event's own time: to a store, a point is another one at another time.
+        """
+        points = []
+        for event in events:
+            first, when = event.first_step, event.time_ms
+            points += [metric("loss", value, when, first + i) for i, value in enumerate(event.losses)]
+            points += [metric("learning_rate", rate, when, first) for rate in event.learning_rates[:1]]
         send(self._client, self._id(), points)
 
     def _result(self, event: log.Result) -> None:
