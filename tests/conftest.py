@@ -8,6 +8,7 @@ import os
 import runpy
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -244,6 +245,14 @@ class Stage:
 @pytest.fixture
 def stage(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, stage_server: StageServer) -> Stage:
     return Stage(tmp_path, stage_server, tmp_path_factory.mktemp("output"))
+
+
+@pytest.fixture
+def port() -> int:
+    """A TCP port that nobody listens at now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 @pytest.fixture

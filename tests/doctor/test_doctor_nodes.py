@@ -1,22 +1,11 @@
 """What the doctor says of machines that do not measure with each other; tests/system/nodes has such as do."""
 
-import socket
-
-import pytest
-
 from samebits.doctor.nodes import _joined, _of_pair
 from samebits.host.rendezvous import Nodes
 from samebits.workers import pairs
 from samebits.workers.meeting import Meeting
 from samebits.workers.pairs import Pair
 from samebits.workers.team import environment_of
-
-
-@pytest.fixture
-def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def test_a_worker_that_waits_in_vain_for_the_others_is_a_finding(port, monkeypatch):

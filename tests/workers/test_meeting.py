@@ -18,13 +18,6 @@ NOBODY = "192.0.2.1"  # an address that no machine has
 
 
 @pytest.fixture
-def port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-@pytest.fixture
 def stale(monkeypatch):
     """A name server that knows so often only where node 0 was before."""
     real = socket.getaddrinfo

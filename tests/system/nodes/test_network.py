@@ -10,7 +10,7 @@ from conftest import small
 
 pytestmark = needs_machines
 
-RATE, BYTES_PER_SECOND = "10mbit", 1.25e6
+RATE, BYTES_PER_SECOND = "100mbit", 12.5e6
 
 
 def test_a_slow_network_is_in_the_seconds_of_a_step_over_machines(checkout, network):
