@@ -26,8 +26,8 @@ def main(params: Params, out_dir: str, no_tracking: bool) -> None:
     comparison.write(reports / "comparison.json")
     write_report(comparison, reports)
     show(comparison)
-    if not no_tracking and not hand_over(comparison, reports=reports, runs=Path("runs"), wait_seconds=60):
-        click.echo("MLflow has not answered yet; delivery goes on, or run `samebits track sync`", err=True)
+    if not no_tracking and (problem := hand_over(comparison, reports=reports, runs=Path("runs"), wait_seconds=60)):
+        click.echo(problem, err=True)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,6 +47,21 @@ def test_what_went_wrong_is_told_and_not_that_tidying_up_did(tmp_path, monkeypat
     with pytest.raises(HostError, match="no space left"), atomic(tmp_path / "file"):  # noqa: PT012
         monkeypatch.setattr(Path, "unlink", refuse)
         raise OSError(28, "full")
+
+
+def test_no_folder_for_temporary_files_is_the_hosts_fault(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(28, "as the kernel says it")
+
+    def none():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    with pytest.raises(HostError, match=f"{tmp_path}: no space left on the device"), scratch_folder(tmp_path):
+        pass
+    monkeypatch.setattr(tempfile, "gettempdir", none)
+    with pytest.raises(HostError, match="temporary files: No usable temporary directory found"), scratch_folder():
+        pass
 
 
 KILLED = """

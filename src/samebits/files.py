@@ -96,12 +96,23 @@ def _explained(error: OSError, path: Path) -> UserError | HostError:
 def scratch_folder(within: Path | None = None) -> Iterator[Path]:
     """A folder that is removed at the end of the block, under ``within`` or where the host keeps temporary files.
 
-    Those of processes that were killed are removed first, and at the end those that lived on for a while.
+    Those of processes that were killed are removed first, and at the end those that lived on for a while. Raises what
+    ``atomic`` does.
     """
-    root = within or Path(tempfile.gettempdir())
+    try:
+        root = within or Path(tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise HostError(f"temporary files: {error.strerror}", hint="name a folder for them by TMPDIR") from None
     make_folder(root)
     _remove_abandoned(root, f"{_SCRATCH}*")
-    with _claimed(lambda: Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=root))) as folder:
+
+    def make() -> Path:
+        try:
+            return Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=root))
+        except OSError as error:
+            raise _explained(error, root) from error
+
+    with _claimed(make) as folder:
         try:
             yield folder.resolve()
         finally:

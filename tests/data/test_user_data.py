@@ -1,5 +1,6 @@
 """A user's own arrays as the ``file`` task."""
 
+import hashlib
 import json
 import os
 import zipfile
@@ -48,6 +49,24 @@ def test_the_first_rows_train_and_those_after_them_test(folder):
     assert (card.loss, card.num_classes, card.output_shape) == ("cross_entropy", 4, (4,))
     assert (card.floor, card.input_dtype) == (None, "float32")
     assert read_card(folder / "data/card.json") == card
+
+
+def test_what_is_loaded_is_the_file_that_was_hashed(folder, monkeypatch):
+    """Whatever takes its place meanwhile."""
+    card = prepare(params(), folder / "data")
+    real, file = hashlib.file_digest, folder / "data/train.safetensors"
+
+    def replaced_after(stream, name):
+        digest = real(stream, name)
+        save_file({"inputs": X[20:], "targets": Y[20:]}, folder / "other")
+        (folder / "other").rename(file)
+        return digest
+
+    monkeypatch.setattr(hashlib, "file_digest", replaced_after)
+    assert torch.equal(load_data(folder / "data", card, "train")[0], torch.from_numpy(X[:30]))
+    monkeypatch.undo()
+    with pytest.raises(UserError, match="not the data of its card"):
+        load_data(folder / "data", card, "train")
 
 
 def test_a_split_chooses_the_rows(folder):

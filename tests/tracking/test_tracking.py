@@ -1,7 +1,9 @@
 """Delivery of local logs to a real MLflow store."""
 
+import errno
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -378,9 +380,25 @@ def undocumented(run):
 def compare(repository):
     reports = repository / "reports"
     COMPARISON.write(reports / "comparison.json")
-    assert sender.hand_over(COMPARISON, reports=reports, runs=repository / "runs", wait_seconds=patient(900))
+    assert sender.hand_over(COMPARISON, reports=reports, runs=repository / "runs", wait_seconds=patient(900)) is None
     client, found = runs()
     return client, {run.data.tags[RUN_TAG]: run for run in found}
+
+
+@pytest.mark.parametrize("why", ["Read-only file system", "No space left on device", "Not a directory"])
+def test_a_comparison_that_cannot_be_logged_stands_for_itself(why, repository, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC if "space" in why else errno.EROFS, why)
+
+    if why == "Not a directory":
+        (repository / ".samebits").write_text("somebody's")
+    elif "space" in why:
+        monkeypatch.setattr(events_of_a_log.RunLog, "_write", refuse)
+    else:
+        monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(sender, "start_sender", refuse)
+    said = sender.hand_over(COMPARISON, reports=repository, runs=repository, wait_seconds=patient(900))
+    assert re.match(f"the comparison stays untracked: .*{why}", said), said
 
 
 def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import wait_for
+from conftest import small, wait_for
 from patience import patient
 from samebits.files import sha256
 from samebits.training import checkpoints, loop
@@ -281,6 +281,38 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, th
     assert f"continued after step {kept[-1]}" in str(record["notes"])
     assert steps_of(stage.folder / ".samebits/resume") == []
     assert found == uninterrupted(stage, then, numerics)
+
+
+SLOW_DISK = """
+import time
+from samebits.training import checkpoints
+from samebits.workers import worker
+from torch import nn
+
+def slowed(function):
+    def slow(*arguments):
+        time.sleep(20)
+        return function(*arguments)
+    return slow
+
+checkpoints.Checkpoints.save = slowed(checkpoints.Checkpoints.save)
+worker.save_weights = slowed(worker.save_weights)
+
+def make():
+    return nn.Linear(128, 10)
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_may_take_longer_than_a_collective(stage):
+    (stage.folder / "mine.py").write_text(SLOW_DISK)
+    model = {"name": "mine:make", "source": "mine.py"}
+    stage.write_params(small(model=model, num_devices=2, oversubscribe=True, timeout_s=15, checkpoint_every_steps=6))
+    assert stage("prepare").returncode == 0
+    done = stage("train", "--strategy", "ddp", "--no-tracking")
+    assert done.returncode == 0, done.stderr
+    step_ms = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())["measurement"]["step_ms"]
+    assert max(step_ms) < 20_000  # none has the writing in it
 
 
 def test_other_params_do_not_go_on_from_a_checkpoint(stage):

@@ -192,6 +192,21 @@ def test_prepare_on_a_full_disk(stage, disk):
     assert list((stage.folder / "data").iterdir()) == []
 
 
+@needs_root
+def test_a_users_own_data_on_a_full_disk(stage, disk):
+    """Which are written through memory, where a missing page would end the process without a word."""
+    np.save(stage.folder / "x.npy", np.zeros((1000, 64), np.float32))
+    np.save(stage.folder / "y.npy", np.zeros(1000, np.int64))
+    disk("data", 64)
+    files = {"inputs": "x.npy", "targets": "y.npy"}
+    stage.write_params({"data": {"task": "file", "num_samples": 800, "test_samples": 200, "kwargs": files},
+                        "model": {"name": "mlp"}, "train": small()["train"]})  # fmt: skip
+    done = stage("prepare")
+    assert done.returncode == 3
+    assert line_of(done).startswith("error: data/train.safetensors: no space left on the device. hint: ")
+    assert list((stage.folder / "data").iterdir()) == []
+
+
 @pytest.mark.parametrize("num_samples", [10**14, 10**11])
 def test_data_that_fits_no_disk_is_refused_at_once(num_samples, stage):
     stage.write_params({**small(), "data": {"task": "vectors", "num_samples": num_samples, "test_samples": 8}})

@@ -12,7 +12,7 @@ import pytest
 from conftest import wait_for
 from samebits.errors import Interrupted, WorkerError
 from samebits.workers.processes import _is_stopped, launch
-from samebits.workers.rank import failures_reported
+from samebits.workers.rank import Reports, failures_reported
 
 
 def test_a_process_is_running_stopped_or_gone():
@@ -34,6 +34,18 @@ def test_a_signal_is_no_failure(raised, expected):
         raise raised
     if expected is SystemExit:
         assert caught.value.code == 143
+
+
+def test_a_failure_that_cannot_be_written_is_said(tmp_path, capsys):
+    """As on a full disk for temporary files; the launcher sees the exit code alone."""
+    reports = Reports(tmp_path / "gone", 1)
+    reporter = reports.of(0)
+    reporter.failure(WorkerError("what happened", hint="what to do"))
+    reporter.show_stacks()
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "rank 0: what happened. hint: what to do"
+    assert second == f"rank 0: {tmp_path / 'gone'}: No such file or directory"
+    assert reports.failed() == {}
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +120,8 @@ def write_split(
     with atomic(path) as temporary:
         with temporary.open("wb") as stream:
             stream.write(len(text).to_bytes(8, "little") + text)
-            stream.truncate(start + offset)
+            stream.flush()
+            os.posix_fallocate(stream.fileno(), 0, start + offset)  # a mapped file without room would be a SIGBUS
         regions = {}
         for name in order:
             kind, begin = np.dtype(dtypes[name]).newbyteorder("<"), start + header[name]["data_offsets"][0]

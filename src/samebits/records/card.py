@@ -64,6 +64,11 @@ class Card(Part):
         return self.target_shape if self.num_classes is None else (*self.target_shape, self.num_classes)
 
 
+def data_digest(*hashes: str) -> str:
+    """SHA-256 over the hashes of the files of a data set, as the card has it."""
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
 def signed_card(**fields: Any) -> Card:
     """A card of these fields, with the hash over them."""
     card = Card.model_validate({**fields, "fields_sha256": ""})
@@ -78,7 +83,7 @@ def read_card(path: Path, params: Params | None = None) -> Card:
     """
     hint = f"run `{MADE_BY}` again"
     card = Card.parse(read_json(path, made_by=MADE_BY), path, made_by=MADE_BY)
-    if card.fields_sha256 != _digest(card):
+    if card.fields_sha256 != _digest(card) or card.sha256 != data_digest(card.train.sha256, card.test.sha256):
         raise UserError(f"{path}: not as it was written: another SHA-256", hint=hint)
     if params:
         made_from, expected = flatten(card.made_from), flatten(params.data_identity)

@@ -34,7 +34,10 @@ def comparison_key(comparison: Comparison) -> str:
 
 
 def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path:
-    """Write the log of a comparison that stands in ``reports``, over runs whose folders are in ``runs``."""
+    """Write the log of a comparison that stands in ``reports``, over runs whose folders are in ``runs``.
+
+    Raises OSError, UserError or HostError: it cannot be written.
+    """
     log = RunLog(LOGS / f"{new_key('comparison')}.jsonl")
     log.append(
         Compared(
@@ -47,7 +50,10 @@ def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path
         )
     )
     log.append(End(status="FINISHED"))
-    log.close()
+    try:
+        log.flush()
+    finally:
+        log.close()
     return log.path
 
 

@@ -195,9 +195,9 @@ def sync() -> tuple[int, dict[Path, str]]:
     for log in all_logs():
         if Delivery(log).done or not writer_gone(log):
             continue
-        with locked(log.with_suffix(".lock")):
-            Delivery(log).aim(without_password(tracking_uri()))
         try:
+            with locked(log.with_suffix(".lock")):
+                Delivery(log).aim(without_password(tracking_uri()))
             deliver(log)
         except Exception as error:  # noqa: BLE001 - each log is told of
             problems[log] = one_line(str(error))

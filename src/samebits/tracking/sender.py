@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from samebits.errors import SamebitsError
 from samebits.host import Counters, sample_seconds
 from samebits.records.log import LOGS, Compared, Start, all_logs, now_ms, start_of, writer_gone
 from samebits.tracking.comparison import log_comparison
@@ -68,16 +69,23 @@ def run(log: Path) -> None:
             Sender().serve()
 
 
-def hand_over(comparison: Comparison, *, reports: Path, runs: Path, wait_seconds: float) -> bool:
-    """Have a comparison delivered; False if that takes longer than ``wait_seconds``."""
-    log = log_comparison(comparison, reports=reports, runs=runs)
-    start_sender(log)
-    deadline = time.monotonic() + wait_seconds
-    while not Delivery(log).done:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return Delivery(log).state.refused is None
+def hand_over(comparison: Comparison, *, reports: Path, runs: Path, wait_seconds: float) -> str | None:
+    """Have a comparison delivered; what there is to say if MLflow has not got it after ``wait_seconds``.
+
+    A comparison stands for itself: no trouble with its local log, or with MLflow, is an error.
+    """
+    try:
+        log = log_comparison(comparison, reports=reports, runs=runs)
+        start_sender(log)
+        deadline = time.monotonic() + wait_seconds
+        while not (delivery := Delivery(log)).done:
+            if time.monotonic() > deadline:
+                return "MLflow has not answered yet; delivery goes on, or run `samebits track sync`"
+            time.sleep(0.1)
+    except (OSError, SamebitsError) as error:
+        return f"the comparison stays untracked: {error}"
+    refused = delivery.state.refused
+    return f"MLflow does not take the comparison: {refused}" if refused else None
 
 
 class Telemetry(threading.Thread):

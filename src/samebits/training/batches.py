@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
@@ -10,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from samebits.errors import UserError
-from samebits.files import sha256
+from samebits.files import regular
 from samebits.numerics.interface import MicroBatch
 from samebits.numerics.portable.random import Stream
 
@@ -39,9 +40,10 @@ def load_data(folder: Path, card: Card, split: Literal["train", "test"]) -> Data
     path = folder / entry.file
     hint = "run `python pipeline/prepare.py` again"
     try:
-        if sha256(path) != entry.sha256:
-            raise UserError(f"{path}: not the data of its card: another SHA-256", hint=hint)
-        tensors = load_file(path)
+        with regular(path).open("rb") as stream:  # opened once: the file that is hashed is the one that is mapped
+            if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
+                raise UserError(f"{path}: not the data of its card: another SHA-256", hint=hint)
+            tensors = load_file(f"/proc/self/fd/{stream.fileno()}")
         inputs, targets = tensors["inputs"], tensors["targets"]
     except FileNotFoundError:
         raise UserError(f"{path}: no such file", hint=hint) from None

@@ -228,16 +228,8 @@ class PeriodicCheckpointer:
 
     def resume(self, trainable: Trainable) -> Training | None:
         """Continue from the newest checkpoint that is whole and of use, which rank 0 reads and hands to the others."""
-        training, strategy = None, trainable.strategy
-        tensors, record = dict[str, Tensor](), dict[str, Any]()
-        for step in self._checkpoints.steps():
-            try:
-                tensors, record = self._checkpoints.load(step)
-                training = _go_on(trainable, tensors, record, step)
-                break
-            except Exception as error:  # noqa: BLE001 - whatever somebody wrote there, the training does not end for it
-                self._checkpoints.set_aside(step, error)
-                trainable.reset()
+        strategy = trainable.strategy
+        training, tensors, record = strategy.first_alone(lambda: self._newest(trainable)) or (None, {}, {})
         chosen = -1 if training is None else len(training.losses)
         step = int(strategy.max_over_ranks([chosen])[0])
         self._stop.armed = True
@@ -245,6 +237,16 @@ class PeriodicCheckpointer:
             tensors, record = _from_first_rank(strategy, tensors, record)
             training = training or _go_on(trainable, tensors, record, step)
         return training
+
+    def _newest(self, trainable: Trainable) -> tuple[Training, dict[str, Tensor], dict[str, Any]] | None:
+        for step in self._checkpoints.steps():
+            try:
+                tensors, record = self._checkpoints.load(step)
+                return _go_on(trainable, tensors, record, step), tensors, record
+            except Exception as error:  # noqa: BLE001 - whatever somebody wrote there, the training does not end for it
+                self._checkpoints.set_aside(step, error)
+                trainable.reset()
+        return None
 
     def next_stop(self, step: int) -> int:
         """The next multiple of ``every``."""
@@ -276,8 +278,12 @@ class PeriodicCheckpointer:
         for name in _TIMES:
             tensors[name] = torch.tensor(getattr(so_far, name), dtype=torch.float64)
         record = {"state": state, "seconds": so_far.seconds, "resumed": so_far.resumed}
+        strategy.first_alone(lambda: self._write(len(so_far.losses), tensors, record))
+        strategy.max_over_ranks([0.0])  # all go on at once: the writing is in no step's time
+
+    def _write(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         try:
-            self._checkpoints.save(len(so_far.losses), tensors, record)
+            self._checkpoints.save(step, tensors, record)
         except OSError as error:
             if not self._complained:
                 sys.stderr.write(f"no checkpoint could be written, the training goes on: {error}\n")

@@ -7,9 +7,10 @@ import gc
 import json
 import mmap
 import signal
+import sys
 import time
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 from samebits.errors import CollectiveError, Interrupted, SamebitsError, WorkerError, from_exit_code
@@ -73,13 +74,17 @@ class Reporter:
             "traceback": traceback.format_exc(),
         }
         unfinished = self._folder / f"rank{self._rank}.unfinished"
-        unfinished.write_text(json.dumps(report), encoding="utf-8")
-        unfinished.rename(self._folder / f"rank{self._rank}.json")
+        try:
+            unfinished.write_text(json.dumps(report), encoding="utf-8")
+            unfinished.rename(self._folder / f"rank{self._rank}.json")
+        except OSError as problem:  # then the launcher knows that this rank failed, and not of what
+            sys.stderr.write(f"rank {self._rank}: {error}\nrank {self._rank}: {self._folder}: {problem.strerror}\n")
 
     def show_stacks(self) -> None:
         """From now on a signal has this process write where its threads are, also when they wait in C."""
-        stream = (self._folder / f"rank{self._rank}.stack").open("w", encoding="utf-8")
-        faulthandler.register(STACK_SIGNAL, file=stream)
+        with suppress(OSError):  # no reason to end a training
+            stream = (self._folder / f"rank{self._rank}.stack").open("w", encoding="utf-8")
+            faulthandler.register(STACK_SIGNAL, file=stream)
 
 
 class Reports:

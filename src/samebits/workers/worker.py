@@ -230,9 +230,9 @@ class Worker:
             text = f"the training was stopped and continued after step {after}; its times are of all parts"
             self._notes.append(Note(kind="resumed", text=text))
         peaks = strategy.all_gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
-        weights_sha256 = ""
-        if first:
-            weights_sha256 = save_weights(numerics.model_state_dict(model), job.out_dir / WEIGHTS)
+        weights_sha256 = strategy.first_alone(
+            lambda: save_weights(numerics.model_state_dict(model), job.out_dir / WEIGHTS)
+        )
         if checkpointer:
             checkpointer.training_done()
         (seconds,) = strategy.max_over_ranks([training.seconds])
@@ -240,7 +240,7 @@ class Worker:
         return Trained(
             training=replace(training, step_seconds=step_seconds, seconds=seconds),
             peaks_gib=peaks.flatten().tolist(),
-            weights_sha256=weights_sha256,
+            weights_sha256=weights_sha256 or "",
             arithmetic=numerics.arithmetic(),
         )
 
