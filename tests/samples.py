@@ -76,7 +76,6 @@ def card(**changes: Any) -> Card:
         "target_dtype": "int64",
         "num_classes": 10,
         "floor": 1.9,
-        "sha256": "5a" * 32,
         "train": {"file": "train.safetensors", **split},
         "test": {"file": "test.safetensors", **split},
     }

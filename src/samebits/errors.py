@@ -90,6 +90,14 @@ class CollectiveError(WorkerError):
     """A rank waited in vain for another, whose failure is the cause."""
 
 
+def signal_name(signum: int) -> str:
+    """As signal(7) has it, or its number: most real-time signals have no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
 class Interrupted(WithHint):
     """A signal ended the work; ``signum`` gives the exit code 128 + signum.
 
@@ -97,7 +105,7 @@ class Interrupted(WithHint):
     """
 
     def __init__(self, signum: int) -> None:
-        name = "Ctrl-C" if signum == signal.SIGINT else signal.Signals(signum).name
+        name = "Ctrl-C" if signum == signal.SIGINT else signal_name(signum)
         super().__init__(f"stopped by {name}", hint="run the same command again")
         self.signum = signum
         self.exit_code = 128 + signum

@@ -283,7 +283,8 @@ def sha256_remembered(path: Path, memory: Path) -> str:
     name = str(path.resolve())
     if name not in known or known[name][:2] != stamp:
         known[name] = (*stamp, sha256(path))
-        write_json(memory, known)
+        with suppress(UserError, HostError):  # then it is read again
+            write_json(memory, known)
     return known[name][2]
 
 

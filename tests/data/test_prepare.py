@@ -13,6 +13,7 @@ from samebits.data.prepare import prepare
 from samebits.errors import UserError
 from samebits.files import write_json
 from samebits.params import parse_params
+from samebits.records import card as card_module
 from samebits.records.card import read_card
 from samebits.training.batches import load_data
 
@@ -98,6 +99,11 @@ def test_damaged_data_is_named(tmp_path, data_dir):
     with pytest.raises(UserError, match=r"card\.json: cannot be read"):
         read_card(tmp_path / "card.json")
     write_json(tmp_path / "card.json", {**card.model_dump(mode="json"), "num_classes": 11})
+    with pytest.raises(UserError, match=r"card\.json: not as it was written: another SHA-256"):
+        read_card(tmp_path / "card.json")
+    other = card.model_copy(update={"sha256": "0" * 64})
+    other = other.model_copy(update={"fields_sha256": card_module._digest(other)})
+    write_json(tmp_path / "card.json", other.model_dump(mode="json"))
     with pytest.raises(UserError, match=r"card\.json: not as it was written: another SHA-256"):
         read_card(tmp_path / "card.json")
     other = prepare(

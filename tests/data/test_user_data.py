@@ -237,6 +237,11 @@ def test_a_large_file_is_hashed_once(folder, monkeypatch):
     assert sha256_remembered(folder / "x.npy", memory) != first
 
 
+def test_hashes_that_cannot_be_kept_are_taken_again(folder):
+    (folder / "closed").write_text("somebody's")
+    assert sha256_remembered(folder / "x.npy", folder / "closed/hashes.json") == sha256(folder / "x.npy")
+
+
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", '{"NAME": 3}', '{"NAME": [SIZE, TIME, 7]}', "\xff", '{"x": NaN}', None]
 )

@@ -1,8 +1,10 @@
 """What a host and its control groups leave to a process."""
 
+import resource
+
 import pytest
 
-from samebits.host import data_bytes, private_bytes
+from samebits.host import data_bytes, memory, private_bytes, private_peak
 from samebits.host.memory import memory_available, memory_limit
 
 GIB, KIB = 2**30, 2**10
@@ -43,6 +45,21 @@ def test_the_lowest_limit_counts(cgroup, files, limit, available, tmp_path):
             (groups / folder / name).write_text(f"{value}\n")
     assert memory_limit(groups=groups, proc=proc) == limit
     assert memory_available(groups=groups, proc=proc) == available
+
+
+def test_a_kernel_that_tells_less_is_asked_otherwise(tmp_path, monkeypatch):
+    """As those of sandboxes for containers; figures of both ways are the same."""
+    (tmp_path / "self").mkdir()
+    monkeypatch.setattr(memory, "_PROC", tmp_path)
+    page = resource.getpagesize()
+    (tmp_path / "self/statm").write_text("900 300 100 10 0 200 0\n")
+    (tmp_path / "self/status").write_text("Name:\tpython\nState:\tR (running)\n")
+    assert (private_bytes(), data_bytes()) == (200 * page, 200 * page)
+    assert private_peak() == 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - 100 * page
+    (tmp_path / "self/status").write_text(
+        "VmHWM:\t 1600 kB\nRssAnon:\t 800 kB\nRssFile:\t 300 kB\nRssShmem:\t 100 kB\nVmData:\t 810 kB\n"
+    )
+    assert (private_bytes(), private_peak(), data_bytes()) == (800 * 1024, 1200 * 1024, 810 * 1024)
 
 
 def test_what_a_process_has_grows_as_it_takes_more():

@@ -41,14 +41,14 @@ from samebits.records.log import LOGS, Losses, line_of
 from samebits.records.provenance import GitState, Provenance, provenance_of
 from samebits.records.run import FILES, Label, read_run
 from samebits.tracking import comparison as comparing
-from samebits.tracking import delivery, sender
+from samebits.tracking import delivery, reproduce, sender
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import Delivery, deliver, sync
 from samebits.tracking.recorder import events, record_all
 from samebits.tracking.reproduce import Recorded, log_reproduction
 from samebits.tracking.store import RUN_TAG, connect, find_run_files, tracking_uri
 from samebits.tracking.ui import link
-from samples import comparison, host, ratio, row, run_files, run_record
+from samples import card, comparison, host, ratio, row, run_files, run_record
 
 
 def provenance(commit, **changes):
@@ -76,7 +76,7 @@ def test_a_run_is_delivered_whole(repository):
     assert run.info.run_name == "ddp-fast x1"
     assert run.data.params["train.optimizer.lr"] == "0.5"
     assert run.data.params["data.kwargs.features"] == "32"
-    tags = {"strategy": "ddp", "labels": "one_device", "weights_sha256": "abc", "data_sha256": "5a" * 32}
+    tags = {"strategy": "ddp", "labels": "one_device", "weights_sha256": "abc", "data_sha256": card().sha256}
     assert {name: run.data.tags[name] for name in tags} == tags
     assert undocumented(run) <= {"peak_memory_gib.device1"}
     figures = {"peak_memory_gib": 3.0, "peak_memory_gib.device0": 1.0, "speedup": 1.5, "training_seconds": 2.0}
@@ -85,7 +85,7 @@ def test_a_run_is_delivered_whole(repository):
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert names == {*FILES, "params.yaml"}
     dataset = run.inputs.dataset_inputs[0].dataset
-    assert (dataset.name, dataset.digest) == ("vectors", ("5a" * 32)[:36])
+    assert (dataset.name, dataset.digest) == ("vectors", card().sha256[:36])
     assert (repository / "mlartifacts").is_dir()
 
 
@@ -730,3 +730,48 @@ def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_termina
     assert shown[3:5] == ["+    os.system('\\x1b[2K\\rharmless')\\u202e     x", "+line 0"]
     assert shown[-3] == f"... and 104 more lines, as long as you are asked in {patch}"
     assert shown[-2].startswith("packages that differ here: torch 1.0 -> ")
+
+
+@pytest.mark.parametrize("patch", ["/etc/passwd", "../secret.patch", "..", ".", "a/b.patch", ""])
+def test_a_patch_is_a_file_beside_its_provenance(patch, tmp_path):
+    file = tmp_path / "provenance.json"
+    provenance("0" * 40).write(file)
+    raw = json.loads(file.read_text())
+    file.write_text(json.dumps(raw | {"patch": patch}))
+    with pytest.raises(UserError, match="patch: String should match pattern"):
+        reproduce.read_recorded("0" * 32, tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_a_patch_that_is_no_file_is_none(make, tmp_path):
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
+    provenance(commit.strip(), patch="a.patch").write(tmp_path / "provenance.json")
+    make(tmp_path / "a.patch")
+    with pytest.raises(UserError, match=r"whose patch is not there: a\.patch is not among its artifacts"):
+        reproduce.read_recorded("0" * 32, tmp_path)
+
+
+def test_data_of_a_recorded_run_are_linked_within_its_tree_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tree, outside = tmp_path / "tree", tmp_path / "outside"
+    for folder in (tree, outside, tmp_path / "link", tmp_path / "mine"):
+        folder.mkdir()
+    (tree / "link").symlink_to(outside)  # as a commit may have it
+    for name in ("x.npy", "link/y.npy", "mine/z.npz"):
+        (tmp_path / name).touch()
+    given = {"inputs": "x.npy", "targets": "link/y.npy", "split": "mine/z.npz:split", "a": "mine/../x.npy",
+             "b": "../secret", "c": "/etc/passwd", "d": 5}  # fmt: skip
+    reproduce._link_files(given, tree)
+    assert (tree / "x.npy").resolve() == tmp_path / "x.npy"
+    assert (tree / "mine/z.npz").resolve() == tmp_path / "mine/z.npz"
+    assert list(outside.iterdir()) == []
+    assert {path.name for path in tree.iterdir()} == {"x.npy", "link", "mine"}
+
+
+@pytest.mark.parametrize(("content", "why"), [(b"\xff: 1", "invalid start byte"), (None, "No such file or directory")])
+def test_recorded_params_that_cannot_be_read_are_said(content, why, tmp_path):
+    if content:
+        (tmp_path / "params.yaml").write_bytes(content)
+    recorded = SimpleNamespace(run_id="0" * 32, folder=tmp_path)
+    with pytest.raises(UserError, match=f"params.yaml of run 0+ cannot be read: .*{why}"):
+        reproduce._params_of(recorded)

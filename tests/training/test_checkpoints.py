@@ -48,7 +48,7 @@ def test_the_newest_two_are_kept_and_none_after_the_end(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["cut", "gone", "changed"])
-def test_of_a_damaged_checkpoint_the_one_before_is_used(how, tmp_path):
+def test_of_a_damaged_checkpoint_the_one_before_is_used(how, tmp_path, capsys):
     kept = Checkpoints("a", 0, tmp_path)
     kept.save(1, TENSORS, {})
     kept.save(2, TENSORS, {})
@@ -59,6 +59,9 @@ def test_of_a_damaged_checkpoint_the_one_before_is_used(how, tmp_path):
     else:
         file.write_bytes(content[:-3] if how == "cut" else content[:-3] + b"xyz")
     assert kept.steps()[0] == 1
+    told = f"{file}: not a checkpoint of this training, it is set aside: its bytes are not those that its name"
+    assert capsys.readouterr().err.startswith(told) == (how != "gone")
+    assert len(list(tmp_path.glob("a/*.refused"))) == (how != "gone")
     kept.save(2, TENSORS, {})
     assert kept.steps()[0] == 2
     assert steps_of(tmp_path) == [1, 2]
@@ -140,24 +143,33 @@ def crafted(folder, step, tensors, record):
     (folder / "crafted").rename(folder / f"{step:012d}-{sha256(folder / 'crafted')}.safetensors")
 
 
+def after(steps, times=None, **tensors):
+    return {"losses": torch.zeros(steps), "step_seconds": torch.zeros(times or steps), **tensors}
+
+
+RECORD = '{"state": {}, "seconds": 1.0, "resumed": []}'
+
+
 @pytest.mark.parametrize(
-    ("tensors", "record", "why"),
+    ("step", "tensors", "record", "why"),
     [
-        (TENSORS, None, "'record'"),
-        (TENSORS, "[1]", "'losses'"),
-        (TENSORS, "{", "Expecting property name"),
-        (TENSORS, '"abc"', "'losses'"),
-        ({"losses": torch.zeros(6), "step_seconds": torch.zeros(6)}, '{"state": {}}', "'model.0'"),
-        ({"losses": torch.zeros(5), "step_seconds": torch.zeros(6)}, '{"state": {}}', "5 losses, and it is named by"),
-        (
-            {"losses": torch.zeros(6), "step_seconds": torch.zeros(6), "model.0": torch.zeros(1)},
-            '{"state": {}}',
-            "model.0 is torch.float32 (1,), another model's",
-        ),
+        (6, TENSORS, None, "'record'"),
+        (6, TENSORS, "[1]", "'losses'"),
+        (6, TENSORS, "{", "Expecting property name"),
+        (6, TENSORS, '"abc"', "'losses'"),
+        (6, after(6), '{"state": {}}', "'seconds'"),
+        (6, after(6), RECORD, "'model.0'"),
+        (6, after(5), RECORD, "5 losses and 5 times, and it is named by step 6 of 8"),
+        (6, after(6, times=7), RECORD, "6 losses and 7 times, and it is named by step 6 of 8"),
+        (8, after(8), RECORD, "8 losses and 8 times, and it is named by step 8 of 8"),
+        (6, after(6), RECORD.replace("1.0", "Infinity"), "a time of it is no number of seconds"),
+        (6, after(6, step_seconds=torch.full((6,), -1.0)), RECORD, "a time of it is no number of seconds"),
+        (6, after(6), RECORD.replace("[]", '["x"]'), "invalid literal for int"),
+        (6, after(6, **{"model.0": torch.zeros(1)}), RECORD, "model.0 is torch.float32 (1,), another model's"),
     ],
 )
 def test_a_whole_checkpoint_of_something_else_is_set_aside_and_the_one_before_taken(
-    tensors, record, why, tmp_path, trainable, capsys
+    step, tensors, record, why, tmp_path, trainable, capsys
 ):
     job = trainable().trainable
 
@@ -171,12 +183,12 @@ def test_a_whole_checkpoint_of_something_else_is_set_aside_and_the_one_before_ta
     assert trained(PeriodicCheckpointer(first, 4, stop)) == expected
     assert steps_of(tmp_path) == [4]
     os.close(first._lock)
-    crafted(tmp_path / "a", 6, tensors, record)
+    crafted(tmp_path / "a", step, tensors, record)
     checkpointer = PeriodicCheckpointer(Checkpoints("a", 0, tmp_path), 4, stop)
     assert trained(checkpointer) == expected
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"{6:012d}-" in said
+    assert f"{step:012d}-" in said
     assert f"not a checkpoint of this training, it is set aside: {why}" in said
     assert len(list(tmp_path.glob("a/*.refused"))) == 1
 

@@ -100,7 +100,7 @@ def test_weights_that_are_no_file_are_refused(make, message, tmp_path):
     if make:
         make(tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=rf"model\.safetensors: {message}\. hint: "):
-        evaluate_run(PARAMS, data_dir=tmp_path, run_dir=tmp_path)
+        evaluate_run(PARAMS, data_dir=tmp_path, run_dir=tmp_path, at=lambda phase: None)
 
 
 def test_what_a_model_raises_in_its_evaluation_alone_is_named(stage, data_dir):

@@ -139,6 +139,11 @@ TIMES = {"single": 1, "ddp": 15}
         ("os._exit(3)", 4, "ended with exit code 3 while it built the model. hint: "),
         ("raise BaseException('a\\nb')", 2, "model.name: mine:make raised BaseException: a. hint: see mine.py:5"),
         ("raise ValueError('a\\nb')", 2, "model.name: mine:make raised ValueError: a. hint: see mine.py:5"),
+        (
+            "raise KeyboardInterrupt",
+            2,
+            "model.name: mine:make raised KeyboardInterrupt: no message. hint: see mine",
+        ),
         ("raise ValueError", 2, "model.name: mine:make raised ValueError: no message. hint: see mine.py:5"),
         ("raise ValueError('a' * 10**6)", 2, "model.name: mine:make raised ValueError: aaa"),
         ("time.sleep(3600)", 2, "the model's factory was not done within train.timeout_s, {limit} s. hint: "),
@@ -161,6 +166,16 @@ def test_a_factory_that_ends_the_process_or_never_ends_is_a_failure(body, code, 
     assert len(line_of(done)) < 1500
     assert done.stdout == ""
     assert not RUN_FILES & {path.name for path in stage.folder.glob("runs/*/*")}
+
+
+def test_a_factory_that_never_ends_in_evaluation_is_a_failure(stage):
+    (stage.folder / "mine.py").write_text(FACTORY.format(body="time.sleep(3600 * os.path.exists('hang'))"))
+    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, strategies=["single"], timeout_s=5)
+    assert train(stage, "--no-tracking").returncode == 0
+    (stage.folder / "hang").touch()
+    done = stage("evaluate")
+    assert done.returncode == 2
+    assert "the model's factory was not done within train.timeout_s, 5 s. hint: " in line_of(done)
 
 
 @pytest.fixture

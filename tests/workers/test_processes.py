@@ -1,5 +1,6 @@
 """What a launcher sees of its workers, and what a worker makes of an end that is nobody's failure."""
 
+import errno
 import faulthandler
 import os
 import signal
@@ -10,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import wait_for
-from samebits.errors import Interrupted, WorkerError
+from samebits.errors import HostError, Interrupted, WorkerError
 from samebits.workers.processes import _is_stopped, launch
 from samebits.workers.rank import Reports, failures_reported
 
@@ -34,6 +35,21 @@ def test_a_signal_is_no_failure(raised, expected):
         raise raised
     if expected is SystemExit:
         assert caught.value.code == 143
+
+
+def test_a_worker_that_cannot_be_started_is_the_hosts_fault(monkeypatch):
+    def refuse():
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(os, "fork", refuse)
+    with pytest.raises(HostError, match="a worker cannot be started: Resource temporarily unavailable"):
+        launch(lambda reporter: None, 2)
+
+
+@pytest.mark.parametrize(("signum", "name"), [(signal.SIGSEGV, "SIGSEGV"), (40, "signal 40")])
+def test_a_worker_may_be_ended_by_any_signal(signum, name):
+    with pytest.raises(WorkerError, match=f"the worker of rank 0 was ended by {name}"):
+        launch(lambda reporter: (faulthandler.disable(), os.kill(os.getpid(), signum)), 1)
 
 
 def test_a_failure_that_cannot_be_written_is_said(tmp_path, capsys):

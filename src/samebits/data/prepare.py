@@ -15,7 +15,7 @@ from samebits.errors import HostError
 from samebits.files import atomic, make_folder, sha256, write_json
 from samebits.numerics.portable.random import Stream
 from samebits.params import sections
-from samebits.records.card import data_digest, signed_card
+from samebits.records.card import signed_card
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,8 +53,7 @@ def prepare(params: Params, folder: Path) -> Card:
             fields = _write_user_data(data, folder)
         case _:
             fields = _write_drawn_data(params, folder)
-    digest = data_digest(fields["train"]["sha256"], fields["test"]["sha256"])
-    card = signed_card(task=params.data.task, made_from=params.data_identity, sha256=digest, **fields)
+    card = signed_card(task=params.data.task, made_from=params.data_identity, **fields)
     write_json(folder / "card.json", card.model_dump(mode="json"))
     return card
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ _FILES = {
     2: {_LIMIT: "memory.max", _USED: "memory.current", _CACHE: "inactive_file"},
 }
 """What each version of control groups calls it; the cache is a line of ``memory.stat``."""
+_STATM = ("size", "resident", "shared", "text", "lib", "data")
 
 
 def memory_limit(*, groups: Path = _GROUPS, proc: Path = _PROC) -> int:
@@ -29,7 +31,8 @@ def memory_available(*, groups: Path = _GROUPS, proc: Path = _PROC) -> int:
 
 def private_bytes() -> int:
     """Resident bytes of this process that no file backs, so that the kernel cannot drop them."""
-    return _kib(_PROC / "self" / "status", "RssAnon")
+    status = _status()
+    return status["RssAnon"] if "RssAnon" in status else _pages("resident") - _pages("shared")
 
 
 def private_peak() -> int:
@@ -37,13 +40,28 @@ def private_peak() -> int:
 
     The kernel keeps the peak of all resident bytes; those of files and shared memory that are there now are taken off.
     """
-    status = _PROC / "self" / "status"
-    return _kib(status, "VmHWM") - _kib(status, "RssFile") - _kib(status, "RssShmem")
+    status = _status()
+    shared = status["RssFile"] + status["RssShmem"] if "RssFile" in status else _pages("shared")
+    return status.get("VmHWM", 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) - shared
 
 
 def data_bytes() -> int:
     """Bytes of this process that RLIMIT_DATA counts: private memory that it may write, touched or not."""
-    return _kib(_PROC / "self" / "status", "VmData")
+    status = _status()
+    return status["VmData"] if "VmData" in status else _pages("data")
+
+
+def _status() -> dict[str, int]:
+    """What the kernel tells of this process, in bytes by name; kernels of sandboxes tell less than Linux does."""
+    lines = (_PROC / "self" / "status").read_text(encoding="ascii", errors="replace").splitlines()
+    fields = (line.partition(":") for line in lines if line.endswith(" kB"))
+    return {name: 1024 * int(value.split()[0]) for name, _, value in fields}
+
+
+def _pages(name: str) -> int:
+    """The same in ``statm``, which all of them have and which counts pages."""
+    count = (_PROC / "self" / "statm").read_text(encoding="ascii").split()[_STATM.index(name)]
+    return int(count) * resource.getpagesize()
 
 
 def _kib(path: Path, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import signal
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -88,9 +89,9 @@ def _build_user_model(model: sections.UserModel, card: Card) -> nn.Module:
         built = factory(**kwargs)
     except UserError:
         raise
-    except KeyboardInterrupt:
-        raise
     except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
+            raise  # Ctrl-C, by which a worker ends without any exception
         raise UserError(
             f"model.name: {model.name} raised {type(error).__name__}: {first_line(str(error))}",
             hint=f"see {place_of(error) or 'the factory'}",

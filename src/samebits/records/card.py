@@ -64,14 +64,10 @@ class Card(Part):
         return self.target_shape if self.num_classes is None else (*self.target_shape, self.num_classes)
 
 
-def data_digest(*hashes: str) -> str:
-    """SHA-256 over the hashes of the files of a data set, as the card has it."""
-    return hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
 def signed_card(**fields: Any) -> Card:
-    """A card of these fields, with the hash over them."""
-    card = Card.model_validate({**fields, "fields_sha256": ""})
+    """A card of these fields, with the hashes over them."""
+    card = Card.model_validate({**fields, "sha256": "", "fields_sha256": ""})
+    card = card.model_copy(update={"sha256": _digest_of_files(card)})
     return card.model_copy(update={"fields_sha256": _digest(card)})
 
 
@@ -83,7 +79,7 @@ def read_card(path: Path, params: Params | None = None) -> Card:
     """
     hint = f"run `{MADE_BY}` again"
     card = Card.parse(read_json(path, made_by=MADE_BY), path, made_by=MADE_BY)
-    if card.fields_sha256 != _digest(card) or card.sha256 != data_digest(card.train.sha256, card.test.sha256):
+    if card.fields_sha256 != _digest(card) or card.sha256 != _digest_of_files(card):
         raise UserError(f"{path}: not as it was written: another SHA-256", hint=hint)
     if params:
         made_from, expected = flatten(card.made_from), flatten(params.data_identity)
@@ -92,6 +88,10 @@ def read_card(path: Path, params: Params | None = None) -> Card:
             if was != now:
                 raise UserError(f"{path}: the data were made with {key} = {was}, and params say {now}", hint=hint)
     return card
+
+
+def _digest_of_files(card: Card) -> str:
+    return hashlib.sha256(f"{card.train.sha256}{card.test.sha256}".encode()).hexdigest()
 
 
 def _digest(card: Card) -> str:

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
 
 from samebits.errors import first_line
 from samebits.files import Part, Record, scratch_folder
@@ -62,7 +64,7 @@ class Provenance(Record):
     """
 
     git: GitState
-    patch: str | None
+    patch: Annotated[str, Field(pattern=r"^\w[\w.-]*$")] | None  # beside this file
     patch_problem: str | None
     patch_omits: tuple[str, ...]
     packages: dict[str, str]

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.errors import UserError, last_line, printable
-from samebits.files import write_text
+from samebits.errors import UserError, last_line, printable, reason
+from samebits.files import regular, write_text
 from samebits.records.card import read_card
 from samebits.records.provenance import Provenance, git_state, versions
 from samebits.records.run import read_run
@@ -120,7 +120,7 @@ def read_recorded(run_id: str, folder: Path) -> Recorded:
     if _git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
         raise UserError(f"commit {commit} is not in this repository", hint="git fetch, or work in a clone that has it")
     patch = folder / provenance.patch if provenance.patch else None
-    if provenance.patch_problem or (patch and not patch.exists()):
+    if provenance.patch_problem or (patch and not patch.is_file()):
         why = provenance.patch_problem or f"{provenance.patch} is not among its artifacts"
         what = f"run {run_id} was made from changed files, whose patch is not there: {why}"
         raise UserError(what, hint="train it again with git at hand")
@@ -141,20 +141,37 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
             applied = _git("-C", str(tree), "apply", "--binary", str(recorded.patch.resolve()))
             if applied.returncode:
                 raise UserError(f"the patch does not apply: {last_line(applied.stderr)}", hint="compare it by hand")
-        write_text(tree / "params.yaml", (recorded.folder / "params.yaml").read_text(encoding="utf-8"))
+        write_text(tree / "params.yaml", _params_of(recorded))
         _link_files(recorded.run.record.params.data.kwargs.model_dump(), tree)
         yield tree
     finally:
         _git("worktree", "remove", "--force", str(tree))
 
 
+def _params_of(recorded: Recorded) -> str:
+    try:
+        return regular(recorded.folder / "params.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        what = f"params.yaml of run {recorded.run_id} cannot be read: {reason(error)}"
+        raise UserError(what, hint="see its artifacts in MLflow") from None
+
+
 def _link_files(kwargs: dict[str, Any], tree: Path) -> None:
-    """Let ``tree`` see the user's own data, which git does not have; their hash is checked before they are used."""
+    """Let ``tree`` see the user's own data, which git does not have; their hash is checked before they are used.
+
+    They have to lie in the repository, and their links come to lie in the tree.
+    """
     for value in kwargs.values():
         path = Path(str(value).partition(":")[0])
-        if not path.is_absolute() and path.is_file() and not (tree / path).exists():
+        inside = not path.is_absolute() and ".." not in path.parts
+        if inside and path.is_file() and not (tree / path).exists() and _leads_into(tree, path):
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).symlink_to(path.resolve())
+
+
+def _leads_into(tree: Path, path: Path) -> bool:
+    """Whether no folder of the recorded commit is a link that leads out of the tree."""
+    return (tree / path).parent.resolve().is_relative_to(tree.resolve())
 
 
 def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> Run:

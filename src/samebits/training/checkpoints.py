@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -102,8 +103,12 @@ class Checkpoints:
                 sys.stderr.write(f"the training goes on without checkpoints: {error}\n")
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that rank 0 may use, the newest first; those that are not whole are left out."""
-        return [_step_of(path) for path in reversed(self._kept()) if _is_whole(path)] if self._writes else []
+        """Steps of the checkpoints that rank 0 may use, the newest first; those that are not whole are set aside."""
+        if not self._writes:
+            return []
+        for path in (path for path in self._kept() if not _is_whole(path)):
+            _set_aside(path, "its bytes are not those that its name has the SHA-256 of")
+        return [_step_of(path) for path in reversed(self._kept())]
 
     def load(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and record of a checkpoint."""
@@ -115,9 +120,7 @@ class Checkpoints:
     def set_aside(self, step: int, why: Exception) -> None:
         """Say that a checkpoint is of no use, and let nobody try it again."""
         for path in (path for path in self._kept() if _step_of(path) == step):
-            sys.stderr.write(f"{path}: not a checkpoint of this training, it is set aside: {first_line(str(why))}\n")
-            with suppress(OSError):
-                path.rename(path.with_suffix(".refused"))
+            _set_aside(path, first_line(str(why)))
 
     def save(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
         """Write a checkpoint of the state after ``step`` steps, and delete all but the newest two.
@@ -156,6 +159,12 @@ class Checkpoints:
         return sorted(self._folder.glob(f"{'[0-9]' * _DIGITS}-*.safetensors"))
 
 
+def _set_aside(checkpoint: Path, why: str) -> None:
+    sys.stderr.write(f"{checkpoint}: not a checkpoint of this training, it is set aside: {why}\n")
+    with suppress(OSError):
+        checkpoint.rename(checkpoint.with_suffix(".refused"))
+
+
 def _is_whole(checkpoint: Path) -> bool:
     try:
         return checkpoint.is_file() and checkpoint.stem.endswith(f"-{sha256(checkpoint)}")
@@ -192,15 +201,19 @@ class StopRequest:
 def _go_on(trainable: Trainable, tensors: dict[str, Tensor], record: dict[str, Any], step: int) -> Training:
     """Put a training where its checkpoint is."""
     losses, step_seconds = (tensors[name].tolist() for name in ("losses", "step_seconds"))
-    if len(losses) != step:
-        raise ValueError(f"{len(losses)} losses, and it is named by step {step}")
+    seconds, resumed = float(record["seconds"]), [int(after) for after in record["resumed"]]
+    if len(losses) != step or len(step_seconds) != step or not step < trainable.total_steps:
+        text = f"{len(losses)} losses and {len(step_seconds)} times, and it is named by step {step}"
+        raise ValueError(f"{text} of {trainable.total_steps}")
+    if not all(math.isfinite(value) and value >= 0 for value in (seconds, *step_seconds)):
+        raise ValueError("a time of it is no number of seconds")
     state = {key: value for key, value in tensors.items() if key not in _TIMES and not key.startswith(_RANDOM)}
     trainable.load_state_dict(state, record["state"])
     count = len(trainable.strategy.random_state())
     mine = [tensors.get(f"{_RANDOM}{trainable.strategy.rank}.{i}") for i in range(count)]
     if all(stream is not None for stream in mine):
         trainable.strategy.set_random_state([stream for stream in mine if stream is not None])
-    return Training(losses, step_seconds, float(record["seconds"]), list(record["resumed"]))
+    return Training(losses, step_seconds, seconds, resumed)
 
 
 def _from_first_rank(

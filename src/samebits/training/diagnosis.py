@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 
 _NO_MEMORY = re.compile(
-    r"can't allocate memory|bad_alloc|CUDA error: out of memory|CU(BLAS|DNN|SOLVER)_STATUS_ALLOC_FAILED"
+    r"can't allocate memory|bad_alloc|CUDA (driver )?error: out of memory|[Cc]uda failure (\d+ )?'out of memory'"
+    r"|CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CU(SPARSE|FFT)_(STATUS_INSUFFICIENT_RESOURCES|ALLOC_FAILED)"
+    r"|CUBLAS_STATUS_NOT_INITIALIZED when calling .cublasCreate"  # as good as always for want of room for its workspace
 )
 
 

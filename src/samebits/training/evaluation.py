@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -22,6 +22,7 @@ from samebits.training.strategies import SingleDeviceStrategy
 from samebits.training.weights import load_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from torch import nn
@@ -57,10 +58,12 @@ def evaluate(
     return math.fsum(losses) / targets.numel(), accuracy
 
 
-def evaluate_run(params: Params, *, data_dir: Path, run_dir: Path) -> Evaluation:
+def evaluate_run(
+    params: Params, *, data_dir: Path, run_dir: Path, at: Callable[[Literal["building", "working"]], object]
+) -> Evaluation:
     """Evaluate ``run_dir/model.safetensors`` on the first device, in the numerics that it was trained in.
 
-    It sets this process's switches, so that each run wants a process of its own.
+    It sets this process's switches, so that each run wants a process of its own. ``at`` is told of what it is doing.
 
     Raises:
         UserError: the data or the run's files are missing, or are not those of ``params``.
@@ -84,7 +87,9 @@ def evaluate_run(params: Params, *, data_dir: Path, run_dir: Path) -> Evaluation
     setup = Setup(params, numerics, card, split=split, strategy=SingleDeviceStrategy(device))
     setup.enter_process()
     torch.set_num_threads(1)  # the result must not depend on the host's number of cores
+    at("building")
     model = setup.build()
+    at("working")
     for note in load_weights(model, weights):
         sys.stderr.write(f"{weights}: {note}\n")
     module = setup.numerics.module(setup.place(model))

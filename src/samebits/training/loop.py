@@ -149,6 +149,11 @@ class Trainable:
         self.strategy.note_phases(self.module, notes)
 
     @property
+    def total_steps(self) -> int:
+        """Of a whole training."""
+        return self._params.total_steps
+
+    @property
     def sync_buffers(self) -> bool:
         """Whether a forward pass begins with the buffers of rank 0."""
         return bool(getattr(self.module, "forward_sync_buffers", False))

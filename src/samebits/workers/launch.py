@@ -149,7 +149,7 @@ def evaluate_in_worker(params: Params, *, data_dir: Path, run_dir: Path, file: P
 
     def work(reporter: Reporter) -> None:
         with failures_reported(reporter, unforeseen):
-            evaluate_run(params, data_dir=data_dir, run_dir=run_dir).write(file)
+            evaluate_run(params, data_dir=data_dir, run_dir=run_dir, at=reporter.at).write(file)
 
-    launch(work, 1)
+    launch(work, 1, timeout_s=params.train.timeout_s)
     return Evaluation.read(file, made_by="python pipeline/evaluate.py")

@@ -19,7 +19,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from samebits.errors import CollectiveError, Interrupted, SamebitsError, UserError, WorkerError
+from samebits.errors import CollectiveError, HostError, Interrupted, SamebitsError, UserError, WorkerError, signal_name
 from samebits.files import scratch_folder
 from samebits.numerics.environment import prepare_environment
 from samebits.training.checkpoints import GRACE_SECONDS
@@ -119,6 +119,9 @@ class _Crew:
         try:
             for process in self._processes:
                 process.start()
+        except OSError as error:
+            hint = "free memory, or raise the limit of processes: see `ulimit -u` and the container's limit of pids"
+            raise HostError(f"a worker cannot be started: {error.strerror}", hint=hint) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -186,7 +189,7 @@ class _Crew:
         here, there = self._reports.position(rank).step, self._reports.position(behind).step
         by_nccl = exitcode == -signal.SIGABRT and there < here
         if exitcode < 0 and not by_nccl:
-            return WorkerSignalledError(self._rank(rank), signal.Signals(-exitcode), self._where(rank))
+            return WorkerSignalledError(self._rank(rank), -exitcode, self._where(rank))
         if first is None and not by_nccl:
             hint = "run with --debug" if exitcode else "nothing in the model or its factory may end the process"
             text = f"the worker of rank {self._rank(rank)} ended with exit code {exitcode}{self._where(rank)}"
@@ -281,9 +284,10 @@ def _enter(function: Callable[[Reporter], object], reporter: Reporter, environme
 class WorkerSignalledError(WorkerError):
     """A signal ended a worker."""
 
-    def __init__(self, rank: int, signum: signal.Signals, where: str = "") -> None:
-        hint = _SIGNAL_HINTS.get(signum.name, "run with --debug")
-        super().__init__(f"the worker of rank {rank} was ended by {signum.name}{where}", hint=hint)
+    def __init__(self, rank: int, signum: int, where: str = "") -> None:
+        name = signal_name(signum)
+        hint = _SIGNAL_HINTS.get(name, "run with --debug")
+        super().__init__(f"the worker of rank {rank} was ended by {name}{where}", hint=hint)
         self.signum = signum
 
 
