@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.params.schema import StrategyName
+    from samebits.params.split import BatchSplit
     from samebits.records.run import Placement
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable
-    from samebits.training.split import BatchSplit
     from samebits.workers.rank import Reporter
 
 # name -> model, global batch, steps of a slice

@@ -37,10 +37,10 @@ from common import (
 from samebits.data.prepare import prepare
 from samebits.host import count_gpus
 from samebits.params import parse_params
+from samebits.params.split import BatchSplit
 from samebits.records.card import read_card
 from samebits.training.loop import Snapshot, warm_up
 from samebits.training.setup import Setup
-from samebits.training.split import BatchSplit
 from samebits.training.strategies import SingleDeviceStrategy
 
 if TYPE_CHECKING:

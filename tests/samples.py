@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.params.schema import NumericsName
-    from samebits.training.split import BatchSplit
+    from samebits.params.split import BatchSplit
 
 PARAMS = parse_params({})
 GPU = {"name": "GPU", "memory_gib": 80.0, "compute_capability": "9.0", "gpu_cores": 1}

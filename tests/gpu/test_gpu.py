@@ -18,6 +18,7 @@ from conftest import MODEL_OF_TASK, small
 from samebits.files import sha256
 from samebits.host import count_gpus, driver_facts, host_facts
 from samebits.params import parse_params
+from samebits.params.split import BatchSplit
 from samebits.records.card import read_card
 from samebits.records.run import Evaluation, read_run
 from samebits.training import batches as feeding
@@ -26,7 +27,6 @@ from samebits.training.loop import warm_up
 from samebits.training.meters import StepClock
 from samebits.training.placement import place
 from samebits.training.setup import Setup
-from samebits.training.split import BatchSplit
 from samebits.training.strategies import make_strategy
 
 pytestmark = pytest.mark.gpus(1)

@@ -5,9 +5,9 @@ import torch
 
 from conftest import small
 from samebits.params import parse_params
+from samebits.params.split import BatchSplit
 from samebits.records.card import read_card
 from samebits.training.batches import Batches, load_data, model_inputs
-from samebits.training.split import BatchSplit
 from samples import card
 
 

@@ -2,8 +2,8 @@ import pytest
 
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
+from samebits.params.split import BatchSplit
 from samebits.training.placement import Devices, not_applied, place_over_nodes
-from samebits.training.split import BatchSplit
 from samples import placed
 
 # strategy, train settings, GPUs, cores -> device type, devices used, world size, devices, backend, label kinds

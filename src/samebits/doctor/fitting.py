@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName
+    from samebits.params.split import BatchSplit
     from samebits.records.run import Placement
     from samebits.training.forecast import Forecast
 
@@ -75,14 +76,15 @@ class Case:
     @property
     def placement(self) -> Placement:
         """Where the training of ``params`` would run. Raises HostError and UserError: see ``place``."""
-        return place(self.strategy, self.params, self.numerics, gpus=self.gpus, cores=self.cores)[0]
+        return self._placed()[0]
+
+    def _placed(self) -> tuple[Placement, BatchSplit]:
+        return place(self.strategy, self.params, self.numerics, gpus=self.gpus, cores=self.cores)
 
     @property
     def unit(self) -> int:
         """Batches are multiples of this, so that they can be shared out as that of ``params`` is."""
-        if self.numerics == "exact":
-            return self.params.exact.shards
-        return self.params.train.grad_accum_steps * self.placement.num_devices
+        return self._placed()[1].multiple
 
     @property
     def most(self) -> int:

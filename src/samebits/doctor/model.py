@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.params.schema import NumericsName
+    from samebits.params.split import BatchSplit
     from samebits.records.run import Placement
-    from samebits.training.split import BatchSplit
 
 SECONDS = 300
 _TEST_SAMPLES = 8  # a set of data has some, and nothing here reads them

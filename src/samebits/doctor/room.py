@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.params.schema import NumericsName
+    from samebits.params.split import BatchSplit
     from samebits.records.run import Placement
     from samebits.training.batches import Data
-    from samebits.training.split import BatchSplit
     from samebits.workers.rank import Reporter
 
 LOOKED, FULL = "looked.json", "full"

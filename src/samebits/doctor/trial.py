@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName
+    from samebits.params.split import BatchSplit
     from samebits.records.run import NoteKind, Placement
-    from samebits.training.split import BatchSplit
     from samebits.workers.rank import Reporter
 
 FINDINGS = "findings.jsonl"

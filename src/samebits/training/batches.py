@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from samebits.params.split import BatchSplit
     from samebits.records.card import Card
-    from samebits.training.split import BatchSplit
 
 _DEVICE_SHARE = 0.25  # of a GPU's free memory that data may take
 Data = tuple["Tensor", "Tensor"]

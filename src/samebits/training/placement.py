@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from samebits.errors import HostError, UserError
 from samebits.numerics.graphs import why_not
+from samebits.params.split import BatchSplit
 from samebits.records.run import Label, Note, Placement
-from samebits.training.split import BatchSplit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from samebits.numerics.interface import Numerics
     from samebits.params import Params
     from samebits.params.schema import NumericsName
+    from samebits.params.split import BatchSplit
     from samebits.records.card import Card
     from samebits.records.run import Note, Placement
     from samebits.training.batches import Data
-    from samebits.training.split import BatchSplit
     from samebits.training.strategies import Strategy
 
 

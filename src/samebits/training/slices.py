@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from samebits.params.schema import NumericsName, Train
+    from samebits.params.split import BatchSplit
     from samebits.records.run import Placement, Ratio
     from samebits.training.batches import Data
     from samebits.training.buckets import Tracer
     from samebits.training.loop import Trainable
-    from samebits.training.split import BatchSplit
     from samebits.training.strategies import Strategy
 
 ReferenceName = SliceName | Literal["traced", "half"]

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from samebits.host.rendezvous import Nodes
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName
+    from samebits.params.split import BatchSplit
     from samebits.records.run import Placement
-    from samebits.training.split import BatchSplit
     from samebits.workers.peers import Peers
 
 

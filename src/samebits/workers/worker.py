@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.params.schema import NumericsName
+    from samebits.params.split import BatchSplit
     from samebits.records.log import Event, RunLog
     from samebits.records.run import Arithmetic
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable, Training
     from samebits.training.slices import Slices
-    from samebits.training.split import BatchSplit
     from samebits.workers.rank import Phase, Reporter
 
 

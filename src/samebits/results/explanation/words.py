@@ -51,7 +51,7 @@ _CAUSES: dict[CauseKind, str] = {
     "slow_link": "The link between the devices is slow for these gradients",
     "reduced_often": "Gradients are all-reduced more than once in a step",
     "buffers": "Buffers are sent before each forward pass, as those of BatchNorm",
-    "straggler": "All wait for rank {rank}, whose {phase} pass takes longer than that of the others",
+    "straggler": "All wait for rank {rank}, whose {phase} takes longer than that of the others",
     "data": "The devices wait for their input",
     "device_reads": "The forward pass reads values of the device into Python, and waits for each",
     "busy_host": "Other processes use the cores of this host",
@@ -61,11 +61,12 @@ _CAUSES: dict[CauseKind, str] = {
     "dp_copies": "DataParallel copies the model and the batch in each step",
 }
 
+_PASSES = {"forward": "forward pass", "backward": "backward pass"}
+
 _REMEDIES: dict[RemedyKind, str] = {
-    "accumulate": "let each step do {train.grad_accum_steps:g} times the samples in as many micro-batches "
-    "(train.grad_accum_steps and train.global_batch_size, both {train.grad_accum_steps:g} times as large)",
-    "larger_batch": "make train.global_batch_size {train.global_batch_size:g} times as large, and adapt the learning "
-    "rate",
+    "accumulate": "let each step do {grad_accum_steps:g} times the samples in as many micro-batches "
+    "(train.grad_accum_steps and train.global_batch_size, both {grad_accum_steps:g} times as large)",
+    "larger_batch": "make train.global_batch_size {global_batch_size:g} times as large, and adapt the learning rate",
     "sync_once": "let all backward passes but the last of a step run under no_sync",
     "keep_buffers": "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
     "balance_ranks": "give that rank the same work and the same device as the others; "
@@ -82,20 +83,14 @@ _REMEDIES: dict[RemedyKind, str] = {
 
 def cause_of(finding: Finding) -> str:
     """The cause in one sentence."""
-    of = {"forward": "forward", "backward": "backward"}.get(finding.phase or "", finding.phase)
-    text = _CAUSES[finding.cause].format(rank=finding.rank, phase=of)
-    if finding.phase in ("data", "optimizer"):
-        text = text.replace(f"{of} pass", str(of))
+    phase = finding.phase or ""
+    text = _CAUSES[finding.cause].format(rank=finding.rank, phase=_PASSES.get(phase, phase))
     return f"{text}: {milliseconds(finding.lost_ms)}, {finding.share:.0%} of a step."
 
 
 def advice_of(finding: Finding) -> str:
     """The next step, and what it should bring."""
-    text = (
-        _REMEDIES[finding.remedy]
-        .replace("{train.", "{")
-        .format(**{key.rpartition(".")[2]: value for key, value in finding.change.items()})
-    )
+    text = _REMEDIES[finding.remedy].format(**{key.rpartition(".")[2]: by for key, by in finding.change.items()})
     gain = finding.gain
     if gain is None:
         return f"Next: {text}."

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from samebits.errors import HostError, UserError
 from samebits.host import count_cores, count_gpus
 from samebits.params.sections import FileData
+from samebits.params.split import BatchSplit
 from samebits.records.run import Spread, read_run
 from samebits.records.statistics import ratios, spread
 from samebits.results.scaling.curve import MADE_BY, STRONG_AND_WEAK, Measured, ScalingName
@@ -32,11 +33,19 @@ _MIB = 2**20
 
 
 class Training(NamedTuple):
-    """One training of ddp. ``few`` shows one device with as few samples as a projection gives it."""
+    """One training of ddp, in whose global batches each device has so many ``samples``.
+
+    ``few`` shows one device with as few as a projection gives it.
+    """
 
     kind: Literal["strong", "weak", "few"]
     devices: int
-    global_batch_size: int
+    samples: int
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of all devices."""
+        return self.devices * self.samples
 
     @property
     def name(self) -> str:
@@ -54,23 +63,20 @@ def parse_counts(option: str, text: str) -> tuple[int, ...]:
 
 def describe(training: Training, run: Run) -> str:
     """One line about a training that is done."""
-    share = training.global_batch_size // training.devices
-    return f"{training.devices} devices with {share} samples each, median step {run.timing.step_time_ms:.3g} ms"
+    each = f"{training.devices} devices with {training.samples} samples each"
+    return f"{each}, median step {run.timing.step_time_ms:.3g} ms"
 
 
 def default_devices(params: Params) -> tuple[int, ...]:
     """1, 2, 4 ... as far as this host has devices and the batch divides."""
-    most, share = count_gpus() or count_cores(), _micro_batch(params)
-    return tuple(n for n in (2**i for i in range(20)) if n <= most and share % n == 0)
+    most, whole = count_gpus() or count_cores(), BatchSplit.of(params, "fast")
+    return tuple(n for n in (2**i for i in range(20)) if n <= most and whole.over(ranks=n).even)
 
 
 def default_projections(params: Params, devices: Sequence[int]) -> tuple[int, ...]:
     """Twice, four times and eight times as many as were measured, as far as there are samples for them."""
-    return tuple(n for n in (max(devices) * factor for factor in (2, 4, 8)) if n <= _micro_batch(params))
-
-
-def _micro_batch(params: Params) -> int:
-    return params.train.global_batch_size // params.train.grad_accum_steps
+    most = BatchSplit.of(params, "fast").units
+    return tuple(n for n in (max(devices) * factor for factor in (2, 4, 8)) if n <= most)
 
 
 def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tuple[list[Training], list[str]]:
@@ -82,7 +88,7 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
     """
     gpus = count_gpus()
     existing, kind = gpus or count_cores(), "GPU" if gpus else "CPU core"
-    batch, accum, share = params.train.global_batch_size, params.train.grad_accum_steps, _micro_batch(params)
+    whole = BatchSplit.of(params, "fast")
     more = sorted({n for n in devices if n > 1})
     if not more:
         raise UserError("--devices: got 1 alone, expected more than one number", hint="such as --devices 1,2")
@@ -91,23 +97,29 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
             text = f"--devices: got {n}, this host has {existing} {kind}{'s' if existing > 1 else ''}"
             hint = "--project says what more would do; train.oversubscribe: true tries them without counting them"
             raise HostError(text, hint=hint)
-        if share % n:
-            text = f"--devices: got {n}, expected a divisor of the {share} samples of a micro-batch"
+        if not whole.over(ranks=n).even:
+            text = f"--devices: got {n}, expected a divisor of the {whole.units} samples of a micro-batch"
             raise UserError(text, hint="change train.global_batch_size or --devices")
     for n in projected:
-        if n > share:
-            text = f"--project: got {n} devices for {share} samples of a micro-batch"
+        if n > whole.units:
+            text = f"--project: got {n} devices for {whole.units} samples of a micro-batch"
             raise UserError(text, hint="raise train.global_batch_size, or name fewer devices")
-    trainings, notes = [Training("strong", n, batch) for n in more], []
-    for n in more:
-        if isinstance(params.data, FileData) and n * batch > params.data.num_samples:
-            notes.append(f"weak scaling on {n} devices was left out: its batch has {n * batch} samples, more than data")
+    trainings, notes = [Training("strong", n, _samples_of_one(whole, n)) for n in more], []
+    for weak in (Training("weak", n, whole.samples) for n in more):
+        batch = weak.global_batch_size
+        if isinstance(params.data, FileData) and batch > params.data.num_samples:
+            text = f"weak scaling on {weak.devices} devices was left out: its batch has {batch} samples, more than data"
+            notes.append(text)
         else:
-            trainings.append(Training("weak", n, n * batch))
-    few = accum * (share // max(projected, default=1))
-    if more[0] <= existing and few * more[-1] < batch:
-        trainings.append(Training("few", more[0], more[0] * few))
+            trainings.append(weak)
+    few = Training("few", more[0], _samples_of_one(whole, max(projected, default=1)))
+    if few.devices <= existing and few.samples < _samples_of_one(whole, more[-1]):
+        trainings.append(few)
     return trainings, notes
+
+
+def _samples_of_one(whole: BatchSplit, devices: int) -> int:
+    return whole.over(ranks=devices).share(devices).samples
 
 
 def train(params: Params, trainings: Sequence[Training], scratch: Path, root: Path, *, steps: int) -> Iterator[Run]:
@@ -199,7 +211,7 @@ def _add(found: Points, training: Training, run: Run, drift: float) -> None:
         reason = record.speedup_unavailable
         found.notes.append(f"{training.name} was not timed: {reason.text if reason else 'its slices did not end'}")
         return
-    devices, rows = training.devices, training.global_batch_size // training.devices
+    devices, rows = training.devices, training.samples
     shared = Step(devices=devices, rows=rows, sharing=devices)
     gradients = gradients_of(run)
     whole = shared.model_copy(update={"bytes": gradients.bytes, "messages": gradients.messages})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from samebits.training.split import BatchSplit, Rows
+from samebits.params.split import BatchSplit, Rows
 
 WHOLE = BatchSplit(samples=32, shards=8, grad_accum_steps=1)
 SAMPLES = BatchSplit(samples=32, shards=None, grad_accum_steps=1)

@@ -63,6 +63,11 @@ class BatchSplit:
         return self.samples // self.shards if self.shards else 1
 
     @property
+    def multiple(self) -> int:
+        """Batches of multiples of so many samples are shared out as this one is."""
+        return self.shards or self.grad_accum_steps * self.ranks * self.devices
+
+    @property
     def even(self) -> bool:
         """Whether every rank gets some, and as much as the others where samples are shared out."""
         return self.ranks <= self.units and (self.shards is not None or self.units % self.ranks == 0)
