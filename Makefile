@@ -116,7 +116,7 @@ lint: $(STAMP) .venv-lint/.installed  ## ruff and mypy; hadolint, shellcheck, ma
 	@$(RUN) mypy
 	@.venv-lint/bin/hadolint Dockerfile .ci/*.Dockerfile
 	@.venv-lint/bin/shellcheck tools/*.sh $(filter-out %.Dockerfile,$(wildcard .ci/*))
-	@PYTHONPATH=tests .venv/bin/python tests/cluster/print_manifests.py | .venv-lint/bin/python tools/check_manifests.py
+	@PYTHONPATH=tests .venv/bin/python tests/engines/print_manifests.py | .venv-lint/bin/python tools/check_manifests.py
 	@.venv-lint/bin/zizmor --offline --quiet .github
 	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@.venv-lint/bin/check-jsonschema --quiet --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/*.yml

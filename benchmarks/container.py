@@ -17,7 +17,7 @@ import click
 from ruamel.yaml import YAML
 
 from common import ROOT, in_turn, middle_of, run, save, show_middle, with_out_dir
-from samebits.container.stage import find_place
+from samebits.engines.stage import find_place
 from samebits.errors import exit_on_error
 
 PARAMS = {"train": {"repeats": 1, "epochs": 1}}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from samebits import __version__
-from samebits.container.command import container
+from samebits.engines.command import container
 from samebits.errors import UserError, exit_on_error
 from samebits.files import scratch_folder
 from samebits.params import require_repository
@@ -20,8 +20,8 @@ from samebits.stages import HELP_OPTIONS, options_of
 from samebits.tracking.command import compare, explain, track
 
 if TYPE_CHECKING:
-    from samebits.cluster.launch import Engine
-    from samebits.cluster.settings import Kind
+    from samebits.engines.launch import Engine
+    from samebits.engines.settings import Kind
     from samebits.host.rendezvous import Nodes
     from samebits.results.verdict import Require
 
@@ -114,8 +114,8 @@ def doctor(
       samebits doctor --memory --memory-gib 24
       salloc --nodes=2 samebits doctor --nodes
     """
-    from samebits.cluster.launch import ending_told, ran_in_allocation
     from samebits.doctor.visit import visit
+    from samebits.engines.launch import ending_told, ran_in_allocation
     from samebits.numerics.environment import prepare_environment
 
     with_model = with_model or checkpoint is not None
@@ -257,7 +257,7 @@ def launch_training(
       samebits launch --dry-run --nodes 4 slurm --strategy ddp
       samebits launch --dry-run kubernetes --strategy ddp | kubectl apply -f -
     """
-    from samebits.cluster.launch import SCRIPT, launch
+    from samebits.engines.launch import SCRIPT, launch
 
     require_repository()
     options = options_of(SCRIPT, arguments)

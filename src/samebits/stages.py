@@ -50,8 +50,8 @@ def stage(function: Callable[..., None]) -> click.Command:
     def run(params_file: str, debug: bool, **options: Any) -> None:
         with exit_on_error(debug=debug):
             # What they import takes time, and --help needs none of it.
-            from samebits.cluster.launch import ending_told, handed_over
-            from samebits.container.stage import delivered, enter
+            from samebits.engines.launch import ending_told, handed_over
+            from samebits.engines.stage import delivered, enter
 
             gc.disable()  # it walks through all that torch brings, again and again, for seconds; workers have their own
             with ending_told(os.environ), delivered(os.environ):

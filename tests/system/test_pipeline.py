@@ -260,7 +260,7 @@ def test_a_run_of_changed_files_is_made_again_with_its_patch(repository):
         ("src/samebits/stages.py", set()),
         ("src/samebits/errors.py", set()),
         ("src/samebits/doctor/visit.py", set()),
-        ("src/samebits/container/run.py", set()),
+        ("src/samebits/engines/container.py", set()),
     ],
 )
 def test_an_edit_makes_stale_what_it_can_change(file, stale, repository):

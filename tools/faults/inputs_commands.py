@@ -121,7 +121,7 @@ def archives(rng: random.Random, bench: Bench) -> Attempt:
 def _load(name: str) -> None:
     import docker
 
-    from samebits.container.image import load_image
+    from samebits.engines.image import load_image
 
     load_image(docker.DockerClient(base_url="unix://nowhere.sock", version="1.44"), Path(name))
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 from packaging.version import Version
 
-from samebits.container.engine import connect, find_image, gpu_request, toolkit_version
-from samebits.container.image import facts_of, wanted_image
-from samebits.container.run import output
-from samebits.container.stage import INSIDE, RUNTIME, Place, command_for
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.doctor.machine import LOW_DISK, MIN_DISK, size
+from samebits.engines.container import output
+from samebits.engines.docker import connect, find_image, gpu_request, toolkit_version
+from samebits.engines.image import facts_of, wanted_image
+from samebits.engines.stage import INSIDE, RUNTIME, Place, command_for
 from samebits.errors import HostError, first_line
 from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from samebits.container.engine import DockerClient, Image
+    from samebits.engines.docker import DockerClient, Image
 
 BULLETINS = "https://www.nvidia.com/en-us/security/"
 MIN_TOOLKIT = "1.17.8"

@@ -19,9 +19,9 @@ from ruamel.yaml import YAML
 
 from conftest import ROOT, copy_sources, small
 from patience import patient
-from samebits.container.engine import connect
-from samebits.container.image import image_name
-from samebits.container.spec import OWNER
+from samebits.engines.docker import connect
+from samebits.engines.image import image_name
+from samebits.engines.spec import OWNER
 from samebits.errors import HostError
 
 UID = 4321  # nobody's on any host

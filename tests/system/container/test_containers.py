@@ -31,7 +31,7 @@ from ruamel.yaml import YAML
 
 from conftest import ROOT, wait_for
 from patience import patient
-from samebits.container.spec import OWNER, identity, sweep
+from samebits.engines.spec import OWNER, identity, sweep
 
 pytestmark = [pytest.mark.container, pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -16,9 +16,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from conftest import ROOT, needs_root
-from samebits.container import image, spec, stage
-from samebits.container.engine import SOCKET, address_of, connect, gpu_request
 from samebits.doctor import containers
+from samebits.engines import image, spec, stage
+from samebits.engines.docker import SOCKET, address_of, connect, gpu_request
 from samebits.errors import HostError, UserError
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}

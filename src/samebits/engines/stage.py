@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
-from samebits.container.engine import connect, gpu_request
-from samebits.container.image import image_name, require_image, variant_of, wanted_image
-from samebits.container.run import run
-from samebits.container.spec import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
+from samebits.engines.container import run
+from samebits.engines.docker import connect, gpu_request
+from samebits.engines.image import image_name, require_image, variant_of, wanted_image
+from samebits.engines.spec import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
 from samebits.errors import HostError, UserError
 from samebits.host import count_present, count_visible, torch_build
 from samebits.host.rendezvous import find_nodes

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from samebits.cluster.endings import FOLDER, read_endings
+from samebits.engines.endings import FOLDER, read_endings
 from samebits.errors import HostError, Interrupted, WorkerError, last_line
 from samebits.files import make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from samebits.cluster.settings import Cluster
+    from samebits.engines.settings import Cluster
 
 LAUNCHES = Path(".samebits/launches")
 _POLL_SECONDS = 0.2

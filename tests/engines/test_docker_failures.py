@@ -13,11 +13,11 @@ from types import SimpleNamespace
 import pytest
 from docker.context.config import get_context_id
 
-from samebits.container.engine import connect
-from samebits.container.run import _Relay, output
-from samebits.container.spec import ContainerCommand
-from samebits.container.stage import RUNTIME
 from samebits.doctor.containers import containers
+from samebits.engines.container import _Relay, output
+from samebits.engines.docker import connect
+from samebits.engines.spec import ContainerCommand
+from samebits.engines.stage import RUNTIME
 from samebits.errors import HostError
 
 HANGS_UP = None

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from conftest import ROOT
 from samebits.cli import main
-from samebits.cluster.launch import launcher
+from samebits.engines.launch import launcher
 from samebits.errors import UserError
 
 IMAGE = f"registry.example/samebits@sha256:{'a' * 64}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from samebits.container.engine import find_image
+from samebits.engines.docker import find_image
 from samebits.errors import HostError, UserError, first_line, reason
 from samebits.files import Part, atomic, read_json, regular, sha256, write_json
 from samebits.records.provenance import git_state

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from samebits.container.engine import connect, find_image
-from samebits.container.image import (
+from samebits.engines.docker import connect, find_image
+from samebits.engines.image import (
     Variant,
     build_image,
     facts_of,
@@ -77,7 +77,7 @@ def run(command: tuple[str, ...]) -> None:
       samebits container run dvc repro
       samebits container run python -m pytest tests/gpu
     """
-    from samebits.container.stage import command_for, find_place, run_inside
+    from samebits.engines.stage import command_for, find_place, run_inside
 
     place = find_place()
     sys.exit(run_inside(place, command_for(place, command)))
@@ -91,8 +91,8 @@ def shell() -> None:
     Example:
       samebits container shell
     """
-    from samebits.container.run import run_at_terminal
-    from samebits.container.stage import command_for, find_place
+    from samebits.engines.container import run_at_terminal
+    from samebits.engines.stage import command_for, find_place
 
     place = find_place()
     sys.exit(run_at_terminal(place.client, place.image, command_for(place, ["bash"], interactive=True)))

@@ -8,8 +8,8 @@ import yaml
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from pods import PATCHED, at, container_of, told
-from samebits.cluster.kubernetes import Training, as_yaml, manifests
-from samebits.cluster.settings import Cluster
+from samebits.engines.kubernetes import Training, as_yaml, manifests
+from samebits.engines.settings import Cluster
 from samebits.errors import UserError
 from samebits.host.rendezvous import Nodes, find_nodes
 

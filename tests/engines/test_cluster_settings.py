@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from conftest import ROOT
-from samebits.cluster.settings import Cluster, Kubernetes, Slurm, read_cluster
+from samebits.engines.settings import Cluster, Kubernetes, Slurm, read_cluster
 from samebits.errors import UserError
 
 GUIDE = ROOT / "docs/guides/several-machines.md"

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from samebits.container.engine import gpu_request, toolkit_version, traits
-from samebits.container.image import facts_of
+from samebits.engines.docker import gpu_request, toolkit_version, traits
+from samebits.engines.image import facts_of
 from samebits.errors import HostError, UserError
 from samebits.host import boot_id
 

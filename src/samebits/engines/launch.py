@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from samebits.cluster.endings import FOLDER, write_ending
+from samebits.engines.endings import FOLDER, write_ending
 from samebits.errors import UserError, WithHint
 from samebits.host.rendezvous import find_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from samebits.cluster.settings import Kind
-    from samebits.cluster.slurm import Job
+    from samebits.engines.settings import Kind
+    from samebits.engines.slurm import Job
 
 Launcher = Literal["local", "slurm"]
 Engine = Literal["slurm", "kubernetes"]
@@ -50,7 +50,7 @@ def handed_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str,
     """
     if launcher(environ) == "local" or strategy in _ONE_MACHINE:
         return False
-    from samebits.cluster.slurm import run_on_slurm  # here, because every stage asks, and few are handed over
+    from samebits.engines.slurm import run_on_slurm  # here, because every stage asks, and few are handed over
 
     run_on_slurm(_slurm_job(argv, environ))
     return True
@@ -82,7 +82,7 @@ def launch(
         if not dry_run:
             raise UserError("kubernetes: what is to be started is printed, and nobody waits for it", hint=_PRINTED)
         return _manifests(arguments, options, kind, environ)
-    from samebits.cluster.slurm import run_on_slurm
+    from samebits.engines.slurm import run_on_slurm
 
     job = _slurm_job([SCRIPT, *arguments], environ)
     if dry_run:
@@ -101,7 +101,7 @@ def ran_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> boo
     count = environ.get("SLURM_JOB_NUM_NODES", "1")
     if "SLURM_STEP_ID" in environ or count == "1":
         return False
-    from samebits.cluster.slurm import run_on_slurm
+    from samebits.engines.slurm import run_on_slurm
 
     run_on_slurm(_slurm_job(command, {**environ, "SAMEBITS_NODES": count}))
     return True
@@ -122,8 +122,8 @@ def _check(engine: Engine, options: Mapping[str, Any], kind: Kind | None) -> Non
 
 def _slurm_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
     """A call of Python's, and Slurm's machines for it."""
-    from samebits.cluster.settings import read_cluster
-    from samebits.cluster.slurm import Job
+    from samebits.engines.settings import read_cluster
+    from samebits.engines.slurm import Job
 
     cluster = read_cluster(environ=environ)
     python = "python" if cluster.slurm.container_image or cluster.slurm.apptainer_image else sys.executable
@@ -133,8 +133,8 @@ def _slurm_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
 def _manifests(
     arguments: Sequence[str], options: Mapping[str, Any], kind: Kind | None, environ: Mapping[str, str]
 ) -> str:
-    from samebits.cluster.kubernetes import Training, as_yaml, manifests
-    from samebits.cluster.settings import read_cluster
+    from samebits.engines.kubernetes import Training, as_yaml, manifests
+    from samebits.engines.settings import read_cluster
 
     training = Training(
         arguments=arguments,

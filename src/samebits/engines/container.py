@@ -11,8 +11,8 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
-from samebits.container.engine import address_of
-from samebits.container.spec import ContainerCommand, create_arguments, sweep
+from samebits.engines.docker import address_of
+from samebits.engines.spec import ContainerCommand, create_arguments, sweep
 from samebits.errors import HostError, UserError, first_line
 
 if TYPE_CHECKING:

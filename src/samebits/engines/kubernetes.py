@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
-from samebits.cluster.settings import FILE
+from samebits.engines.settings import FILE
 from samebits.errors import UserError, without_password
 from samebits.host.rendezvous import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from samebits.cluster.settings import Cluster, Kubernetes
+    from samebits.engines.settings import Cluster, Kubernetes
 
 Manifest = dict[str, Any]
 
