@@ -257,7 +257,7 @@ class _Pods:
 
 
 def _given(**values: Any) -> Manifest:
-    """Those that are set."""
+    """The values that are set, since a manifest names no others."""
     return {name: value for name, value in values.items() if value}
 
 

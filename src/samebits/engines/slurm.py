@@ -174,7 +174,7 @@ class _Running:
         return code
 
     def look(self) -> None:
-        """Show what is new."""
+        """Copy what the job has written since the last look to this process's own streams."""
         for tail in self._shown:
             tail.show()
 
@@ -205,7 +205,7 @@ class _Step(_Running):
         super().__init__(job, "stderr", stdout=False, shown={"stderr": sys.stderr.buffer})
 
     def number(self) -> str | None:
-        """As in 17.0."""
+        """The step's number as Slurm writes it, such as 17.0; None before it has one."""
         allocation = self.job.environ["SLURM_JOB_ID"]
         listed = _slurm("squeue", "--steps", "--noheader", f"--jobs={allocation}", "--format=%i %j")
         return next((line.split()[0] for line in listed.splitlines() if line.split()[1:] == [self.job.name]), None)
@@ -220,7 +220,7 @@ class _Batch(_Running):
         self._told = False
 
     def number(self) -> str | None:
-        """As in 17."""
+        """The job's number as Slurm writes it, such as 17; None before it has one."""
         match = re.search(r"Submitted batch job (\d+)", self.said())
         return match and match[1]
 

@@ -125,7 +125,7 @@ class _Lookup(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Look."""
+        """Ask the resolver, and keep its addresses in ``found``, or why there are none."""
         try:
             answers = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
             self.found = [str(answer[4][0]) for answer in sorted(answers, key=lambda answer: answer[0])]

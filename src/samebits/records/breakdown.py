@@ -29,7 +29,7 @@ class Phases(Part):
 
     @property
     def total(self) -> float:
-        """All of the step."""
+        """The whole step, in the unit of its phases."""
         return sum(map(float, self.model_dump().values()))
 
 

@@ -30,7 +30,7 @@ class DeviceMemory(Part):
 
     @property
     def peak(self) -> int:
-        """All of it."""
+        """Bytes of all parts together, the most that the device had at a time."""
         return sum(getattr(self, part) for part in self.PARTS)
 
     @property

@@ -40,7 +40,7 @@ RESTORED = {"restored": "recorded again from the run's files", "git_commit": f"{
 
 
 def metric(key: str, value: float, time_ms: int, step: int = 0) -> Metric:
-    """One point."""
+    """One point of a metric, as MLflow's client takes it."""
     from mlflow.entities import Metric
 
     return Metric(key, value, time_ms, step)

@@ -123,7 +123,7 @@ class Telemetry(threading.Thread):
             self._points = points + self._points
 
     def stop(self) -> None:
-        """End the thread."""
+        """Have the thread end before its next sample."""
         self._done.set()
 
 

@@ -46,10 +46,10 @@ class NoTracker:
     """A tracker of a training that nobody watches."""
 
     def step(self, step: int) -> None:
-        """Tell nobody."""
+        """Called at every step, so it does nothing."""
 
     def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
-        """Keep nothing."""
+        """Losses are in what ``train`` returns."""
 
 
 def _tensors_of(model: nn.Module) -> list[Tensor]:
@@ -150,7 +150,7 @@ class Trainable:
 
     @property
     def total_steps(self) -> int:
-        """Of a whole training."""
+        """Optimizer steps of a whole training: epochs times the global batches in the data."""
         return self._params.total_steps
 
     @property

@@ -27,7 +27,7 @@ class Notes(Protocol):
 
 
 def no_notes(phase: PhaseName) -> None:
-    """Note nothing."""
+    """The notes of a step that nobody divides into phases: free of any cost."""
 
 
 class Queue:
@@ -43,14 +43,14 @@ class Queue:
             self._file = -1
 
     def seconds(self) -> float:
-        """The time so far."""
+        """Seconds that the thread has waited for a core since it began."""
         if self._file < 0:
             return 0.0
         _, waited, _ = os.pread(self._file, 96, 0).split()
         return int(waited) / 1e9
 
     def close(self) -> None:
-        """Close the file."""
+        """Let go of the kernel's file; ``seconds`` may not be called any more."""
         if self._file >= 0:
             os.close(self._file)
 

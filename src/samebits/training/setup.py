@@ -57,7 +57,7 @@ class Setup:
         return on_device(load_data(folder, self.card, split), self.strategy.device)
 
     def batches(self, data: Data) -> Batches:
-        """What this rank feeds."""
+        """The micro-batches that this rank feeds to the model, out of ``data``."""
         rank, device = self.strategy.rank, self.strategy.device
         return Batches(data, self.card, self.split, rank=rank, seed=self.params.seed, device=device)
 

@@ -240,7 +240,7 @@ class _Greeting(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Connect."""
+        """Ask for the store, and keep it in ``store``, or in ``problem`` why there is none."""
         try:
             store = TCPStore(self._address.ip, self._address.port, is_master=False, timeout=self._limit)
         except RuntimeError as error:

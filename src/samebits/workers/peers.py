@@ -58,29 +58,29 @@ class Peers(Protocol):
 
 
 class Alone:
-    """One machine has no others."""
+    """A training on one machine: there is nobody to hear from, and whatever failed here is the cause."""
 
     def watch(self) -> None:
-        """Hear nothing."""
+        """No thread is needed; workers may still be forked."""
 
     def check(self) -> None:
-        """Find nothing."""
+        """Never raises."""
 
     def cause(self, error: SamebitsError) -> WithHint:
-        """The failure itself."""
+        """The failure as it is, since nothing can have come before it elsewhere."""
         return error
 
     def interrupted(self, signum: int) -> None:
-        """Tell nobody."""
+        """The workers here had the signal already."""
 
     def finish(self) -> None:
-        """Wait for nobody."""
+        """Return at once."""
 
     def leave(self) -> None:
-        """Leave nobody."""
+        """Nothing is open."""
 
     def on_sample(self, take: Callable[[str, Sample], object]) -> None:
-        """Call nobody."""
+        """``take`` is never called: this machine is sampled by its sender."""
 
 
 class Others:
@@ -105,7 +105,7 @@ class Others:
         self._thread = threading.Thread(target=self._talk, daemon=True, name="peers")
 
     def watch(self) -> None:
-        """Begin to listen."""
+        """Start the thread that talks with the store; from here on nothing may be forked."""
         self._looked = time.monotonic()
         self._thread.start()
 
@@ -137,7 +137,7 @@ class Others:
         return self._error(told, error.traceback)
 
     def interrupted(self, signum: int) -> None:
-        """Tell the others."""
+        """Tell the others that a signal ended the training here."""
         self._outbox.put(Report.of(Interrupted(signum), self._rank))
 
     def finish(self) -> None:

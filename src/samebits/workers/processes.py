@@ -56,7 +56,7 @@ class Ranks:
 
     @classmethod
     def of_one_machine(cls, count: int) -> Self:
-        """All of them."""
+        """So many ranks, all of them on this machine."""
         return cls(range(count), count)
 
 

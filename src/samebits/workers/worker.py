@@ -106,7 +106,7 @@ class Progress:
         self._at, self._log = at, log
 
     def step(self, step: int) -> None:
-        """Tell the launcher."""
+        """Let the launcher see which step this is; it is named if the rank is lost."""
         self._at("training", step)
 
     def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
@@ -117,7 +117,7 @@ class Progress:
         self._bar.update(len(losses))
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar from the terminal."""
         self._bar.close()
 
 

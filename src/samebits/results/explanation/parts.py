@@ -40,7 +40,7 @@ class Parts(Part):
 
     @property
     def total(self) -> float:
-        """The step."""
+        """The whole step, in the unit of its parts."""
         return sum(map(float, self.model_dump().values()))
 
 

@@ -70,7 +70,7 @@ class Fit:
 
     @property
     def coefficients(self) -> Coefficients:
-        """Of the best candidate."""
+        """The coefficients of the best candidate."""
         return self.best.coefficients
 
     @property

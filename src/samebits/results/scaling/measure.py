@@ -49,7 +49,7 @@ class Training(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.kind}-{self.devices}"
 
 

@@ -82,7 +82,7 @@ class Costs(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The whole step."""
+        """Seconds of the whole step."""
         return self.compute + self.exposed
 
 
