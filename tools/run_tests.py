@@ -126,7 +126,9 @@ def run(name: str, folder: Path) -> Outcome:
             return Outcome(name, 0, 1, Counter(), time.monotonic() - started)
     python = f"{group.venv}/bin/python"
     if group.select is None:
-        tests = ["env", "PYTHONPATH=tools", python, "-m", "faults", "--minutes", "10", "--out", str(report)]
+        seed = str(int(time.time()) // 86400)  # of the day, so that each night sees other faults
+        options = ("--minutes", "10", "--seed", seed, "--out", str(report))
+        tests = ["env", "PYTHONPATH=tools", python, "-m", "faults", *options]
     else:
         tests = [python, "-m", "pytest", f"--junitxml={report}", *group.select]
     brought = [".ci/with", group.brings, *tests] if group.brings else tests

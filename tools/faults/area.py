@@ -43,6 +43,10 @@ class Area(ABC):
         """What is checked once, after all cases."""
         yield from ()
 
+    def figures(self) -> dict[str, float]:
+        """What was measured beside the count of cases, by its name."""
+        return {}
+
     def random(self, number: int) -> random.Random:
         """The choices of one case."""
         return random.Random(f"{self._seed} {self.NAME} {number}")  # noqa: S311 - no secret

@@ -47,6 +47,7 @@ class Result:
     of: int | None = None
     seconds: float = 0.0
     failures: list[dict[str, str]] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -74,24 +75,24 @@ def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bo
             try:
                 area = kind(folder / kind.NAME, seed)
             except Broken as error:
-                broken(result, kind.NAME, "what is undisturbed", str(error), seed)
+                broken(result, kind.NAME, "what is undisturbed", str(error), f"ONLY={kind.NAME} SEED={seed}")
                 continue
             result.of = area.total
             numbers = [int(number)] if number else area.order()
             for index in numbers:
                 if time.monotonic() - started > share * kind.WEIGHT and not number:
                     break
-                attempt(result, area.case(index), f"{kind.NAME}/{index}", seed)
+                attempt(result, area.case(index), f"{kind.NAME}/{index}", f"ONLY={kind.NAME}/{index} SEED={seed}")
             for case in area.final():
-                attempt(result, case, kind.NAME, seed)
-            result.seconds = time.monotonic() - started
+                attempt(result, case, kind.NAME, f"MINUTES={minutes:g} ONLY={kind.NAME} SEED={seed}")
+            result.seconds, result.figures = time.monotonic() - started, area.figures()
             click.echo(line_of(kind.NAME, result))
         result = results["processes"] = Result("campaigns whose senders all ended")
         attempt(
             result,
             Case("senders end when there is nothing left to deliver", partial(check_all_ended, folder.name)),
-            "",
-            seed,
+            "processes",
+            f"MINUTES={minutes:g} SEED={seed}",
         )
     finally:
         if keep:
@@ -104,8 +105,8 @@ def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bo
     sys.exit(int(any(result.failures for result in results.values())))
 
 
-def attempt(result: Result, case: Case, name: str, seed: int) -> None:
-    """Run one case, and tell at once what broke."""
+def attempt(result: Result, case: Case, name: str, again: str) -> None:
+    """Run one case, and tell at once what broke; ``again`` are the settings by which ``make faults`` repeats it."""
     result.tried += case.faults
     try:
         case.run()
@@ -116,12 +117,12 @@ def attempt(result: Result, case: Case, name: str, seed: int) -> None:
     else:
         result.held += case.faults
         return
-    broken(result, name, case.what, seen, seed)
+    broken(result, name, case.what, seen, again)
 
 
-def broken(result: Result, name: str, what: str, seen: str, seed: int) -> None:
+def broken(result: Result, name: str, what: str, seen: str, again: str) -> None:
     """Tell of a promise that was not kept, and keep that for the end."""
-    again = f"make faults ONLY={name} SEED={seed}"
+    again = f"make faults {again}"
     result.failures.append({"case": name, "what": what, "seen": seen, "again": again})
     click.echo(f"BROKEN {name}: {what}\n    {seen.strip()}\n    again: {again}", err=True)
 

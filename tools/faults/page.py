@@ -11,6 +11,11 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/concepts/reliability.md"
+_TRACKED = (
+    "MLflow had {losses:,.0f} losses of {runs:,.0f} runs: {lost:.0f} lost, {doubled:.0f} doubled, {running:.0f} runs "
+    "left RUNNING. Beside a server that came and went, a training took {tracked_seconds:.1f} s, and "
+    "{untracked_seconds:.1f} s without tracking (medians). One training lived through {restarts_in_one:.0f} restarts."
+)
 _BEGIN, _END = "<!-- faults -->\n", "<!-- /faults -->"
 
 
@@ -23,7 +28,10 @@ def table(campaign: dict[str, Any]) -> str:
     ]
     head = ["| faults | tried | held | time |", "| --- | --- | --- | --- |"]
     told = f"`make faults MINUTES={campaign['minutes']:g} SEED={campaign['seed']}` on {host['cpu']['model']}, "
-    return "\n".join([f"{told}{host['cpu']['cores']} cores:", "", *head, *rows, ""])
+    lines = [f"{told}{host['cpu']['cores']} cores:", "", *head, *rows, ""]
+    if figures := campaign["areas"].get("tracking", {}).get("figures"):
+        lines += [_TRACKED.format(**figures), ""]
+    return "\n".join(lines)
 
 
 def _of(area: dict[str, Any]) -> str:

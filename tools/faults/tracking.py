@@ -50,6 +50,7 @@ HARMS: dict[str, tuple[str, ...]] = {
 KINDS = ("restarts", "torn", "restarts", "proxy", "restarts", "sender", "restarts", "stopped", "restarts", "full",
          "restarts", "proxy", "restarts", "absent")  # fmt: skip
 TEARS = 24  # of one case
+RESTARTS_IN_ONE = 20
 STATE_BYTES = 240  # of a state file, about
 SLOW_SECONDS = 2.0
 Work = tuple[str, int, "Callable[[Path], None]"]
@@ -68,7 +69,7 @@ class Tracking(Area):
         self._shared = Shared(folder)
         self._mounts = can_mount(folder / "mount")
         self._others: dict[str, int] = {}
-        self._filled = 0
+        self._filled = self._lived_through = 0
 
     def case(self, number: int) -> Case:
         """One disturbance of deliveries, by its kind."""
@@ -98,8 +99,47 @@ class Tracking(Area):
         return Case(what, run, restarts)
 
     def final(self) -> Iterator[Case]:
-        """The totals, and the server's end."""
+        """One training that lives through many restarts, the totals, and the server's end."""
+        yield Case(f"the server is killed and started again {RESTARTS_IN_ONE} times in one training", self._long,
+                   RESTARTS_IN_ONE)  # fmt: skip
         yield Case("totals of all cases", self._total, 0)
+
+    def figures(self) -> dict[str, float]:
+        """What the totals say; seconds are medians."""
+        totals = self._shared.totals
+        seconds = {"tracked_seconds": totals.tracked_seconds, "untracked_seconds": totals.untracked_seconds}
+        return {
+            **{name: getattr(totals, name) for name in ("runs", "losses", "lost", "doubled", "running")},
+            **{name: statistics.median(values) if values else 0.0 for name, values in seconds.items()},
+            "restarts_in_one": self._lived_through,
+        }
+
+    def _long(self) -> None:
+        choose, shared = self.random(-1), self._shared
+        own = Shared(self.folder / "long-reference", slow=True)
+        subject = Subject(self.folder / "long", own, shared.server.uri)
+        slow = subject.box.folder / "slow"
+        slow.touch()
+        try:
+            child = subject.start("single")
+            for _ in range(RESTARTS_IN_ONE):
+                time.sleep(choose.uniform(0.2, 1.5))
+                shared.server.kill()
+                time.sleep(choose.uniform(0, 1))
+                shared.server.start()
+                shared.server.wait()
+                expect(child.poll() is None, "the training ended before the last restart")
+            slow.unlink()
+            child.wait(TRAINING_LIMIT)
+            check_end(child, {0})
+            subject.sync()
+            subject.check(shared.store)
+            self._lived_through = RESTARTS_IN_ONE
+        finally:
+            shared.server.ensure()
+            subject.end()
+            for name in ("runs", "losses", "lost", "doubled", "running"):
+                setattr(shared.totals, name, getattr(shared.totals, name) + getattr(own.totals, name))
 
     def _total(self) -> None:
         totals, shared = self._shared.totals, self._shared

@@ -29,6 +29,22 @@ if TYPE_CHECKING:
 
 
 EPOCHS = 16  # 256 steps: some seconds, in which the log grows several times
+SLOW_EPOCHS = 64
+SLOW_MODEL = {"name": "slow:make", "source": "slow.py"}
+SLOW_SOURCE = """
+import time
+from pathlib import Path
+from torch import nn
+
+class Net(nn.Linear):
+    def forward(self, x):
+        if Path("slow").exists():
+            time.sleep(0.05)
+        return super().forward(x)
+
+def make():
+    return Net(32, 10)
+"""
 TRAINING_LIMIT = 90.0
 DELIVERY_LIMIT = 90.0
 SLOWER_AT_MOST = 6.0  # a sender and a server start beside the training, on a host that may be busy with both
@@ -38,7 +54,7 @@ class Subject:
     """A sandbox whose trainings are tracked by one store."""
 
     def __init__(self, folder: Path, shared: Shared, uri: str) -> None:
-        self.box, self._shared, self.uri = Sandbox(folder, shared.params), shared, uri
+        self.box, self._shared, self.uri = shared.sandbox(folder), shared, uri
         self.box.mark = f"{folder.parent.parent.name}-{folder.name}"
         self._trainings: list[tuple[Child, Path, float]] = []
 
@@ -52,7 +68,7 @@ class Subject:
         return child
 
     def finish(self, child: Child) -> None:
-        """Wait for a training that nothing has happened to."""
+        """Wait for a training that nothing has happened to, and see that tracking did not hold it up."""
         child.wait(TRAINING_LIMIT)
         (began,) = (began for other, _, began in self._trainings if other is child)
         spent = time.monotonic() - began
@@ -123,16 +139,29 @@ class Subject:
 
 
 class Shared:
-    """What all cases share: data, the result of an undisturbed training, an empty store, and one server."""
+    """What all cases share: data, the result of an undisturbed training, an empty store, and one server.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self.mark = folder, folder.parent.name
+    ``slow``: trainings go on for minutes for as long as a file of that name is in their folder.
+    """
+
+    def __init__(self, folder: Path, *, slow: bool = False) -> None:
+        self._folder, self.mark, self._slow = folder, folder.parent.name, slow
         self.totals = Totals()
-        self.params: dict[str, Any] = {**PARAMS, "train": {**PARAMS["train"], "epochs": EPOCHS}}
+        epochs = SLOW_EPOCHS if slow else EPOCHS
+        self._params: dict[str, Any] = {**PARAMS, "train": {**PARAMS["train"], "epochs": epochs}}
+        if slow:
+            self._params["model"] = SLOW_MODEL
+
+    def sandbox(self, folder: Path) -> Sandbox:
+        """A sandbox with these params, and the model where that is ours."""
+        box = Sandbox(folder, self._params)
+        if self._slow:
+            (box.folder / str(SLOW_MODEL["source"])).write_text(SLOW_SOURCE, encoding="utf-8")
+        return box
 
     @cached_property
     def _box(self) -> Sandbox:
-        box = Sandbox(self._folder / "shared", self.params)
+        box = self.sandbox(self._folder / "shared")
         check_end(box("prepare"), {0})
         for _ in range(2):  # the first one also warms the disk's cache
             started = time.monotonic()
