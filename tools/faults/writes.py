@@ -20,6 +20,7 @@ from faults.area import Area, Case
 from faults.subject import PARAMS, RUN_FILES, Broken, Child, Sandbox, check_end, expect
 from samebits.errors import UserError
 from samebits.files import sha256
+from samebits.params import parse_params
 
 if TYPE_CHECKING:
     import random
@@ -260,11 +261,12 @@ def _names(node: Node, path: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage whose operations fail, and the folder that it writes."""
+    """A stage whose operations fail, the folder that it writes, and what it needs there from stages before it."""
 
     name: str
     out: str
     arguments: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
     @property
     def trains(self) -> bool:
@@ -272,20 +274,23 @@ class Stage:
         return self.name == "train"
 
 
+HOST = Stage("host", ".")
 PREPARE = Stage("prepare", "data")
-SINGLE = Stage("train", "runs/single-exact", ("--strategy", "single", "--numerics", "exact"))
-DDP = Stage("train", "runs/ddp-exact", ("--strategy", "ddp", "--numerics", "exact"))
+SINGLE = Stage("train", "runs/single-exact", ("--strategy", "single", "--numerics", "exact"), ("data",))
+DDP = Stage("train", "runs/ddp-exact", ("--strategy", "ddp", "--numerics", "exact"), ("data",))
+EVALUATE = Stage("evaluate", "reports/evaluation", needs=("data", "runs"))
+COMPARE = Stage("compare", "reports", ("--no-tracking",), ("host.json", "data", "runs", "reports/evaluation"))
 
 
 def small_params() -> dict[str, Any]:
     """A training of 16 steps, the third of whose checkpoints deletes the first."""
     params = copy.deepcopy(PARAMS)
-    params["train"]["epochs"] = 1
-    return params
+    params["train"] |= {"epochs": 1, "strategies": ["single", "ddp"], "numerics": ["exact"]}
+    return parse_params(params).model_dump(mode="json")  # DVC follows every key, and its stages want them all
 
 
 class Writes(Area):
-    """Each operation of a stage with each fault; ``ddp``, whose operations are the same, with one of the faults."""
+    """Each operation of each stage with each fault; ``ddp``, whose operations are the same, with one of the faults."""
 
     NAME = "writes"
     UNIT = "write faults"
@@ -298,8 +303,10 @@ class Writes(Area):
 
         self._params = small_params()
         self._reference: dict[Stage, dict[str, bytes]] = {}
+        self._made = folder / "made"  # by all stages, when nothing happens to them
+        self._made.mkdir()
         self._cases: list[tuple[Stage, Operation, Fault]] = []
-        for stage in (PREPARE, SINGLE, DDP):
+        for stage in (HOST, PREPARE, SINGLE, DDP, EVALUATE, COMPARE):
             operations = self._observe(stage)
             choices = self.random(0)
             for operation in operations:
@@ -325,6 +332,9 @@ class Writes(Area):
         there = {str(path.relative_to(sandbox.folder)) for path in sandbox.folder.rglob("*")}
         expect(disk.names() == there, "the shim misses operations", disk.names() ^ there)
         self._reference[stage] = _results(sandbox, stage)
+        for path in sandbox.folder.iterdir():
+            if path.name not in ("params.yaml", ".samebits"):
+                _copy(path, self._made / path.name)
         if stage.trains:
             first = self._reference.setdefault(SINGLE, self._reference[stage])
             expect(self._reference[stage] == first, "the strategies' bits differ")
@@ -333,9 +343,8 @@ class Writes(Area):
 
     def _sandbox(self, stage: Stage, name: str) -> Sandbox:
         sandbox = Sandbox(self.folder / name, self._params)
-        for file, content in self._reference.get(PREPARE, {}).items() if stage.trains else ():
-            (sandbox.folder / "data").mkdir(exist_ok=True)
-            (sandbox.folder / "data" / file).write_bytes(content)
+        for needed in stage.needs:
+            _copy(self._made / needed, sandbox.folder / needed)
         return sandbox
 
     def _try(self, number: int, stage: Stage, operation: Operation, fault: Fault) -> None:
@@ -386,9 +395,9 @@ class Writes(Area):
         expect(bool(resumed) == bool(newest), "not what a checkpoint is for", (newest, resumed))
         expect(not newest or f"after step {newest};" in resumed[0], "another than the newest checkpoint", resumed)
         expect(not sandbox.leftovers(), "left over", sandbox.leftovers())
-        left = list((sandbox.folder / stage.out).iterdir())
+        there = _files(sandbox, stage)
         wanted = RUN_FILES if stage.trains else self._reference[stage].keys()
-        expect({path.name for path in left} == wanted, "other files than a stage writes", left)
+        expect(there.keys() == wanted, "other files than a stage writes", list(there))
         if stage.trains:
             left = list((sandbox.folder / ".samebits" / "resume").iterdir())
             expect(not left, "checkpoints of a training that is done", left)
@@ -429,11 +438,24 @@ def _arm(folder: Path, trace: Path, number: int = -1, fault: Fault = NO_FAULT) -
     arm(folder, trace, number, fault)
 
 
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        shutil.copy(source, target)
+
+
+def _files(sandbox: Sandbox, stage: Stage) -> dict[str, Path]:
+    """The files in the folder that a stage writes, by name; params.yaml is the sandbox's own."""
+    folder = sandbox.folder / stage.out
+    files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    return {path.name: path for path in files if path.name != "params.yaml"}
+
+
 def _results(sandbox: Sandbox, stage: Stage) -> dict[str, bytes]:
-    """Files whose bytes are a function of the parameters."""
+    """Files whose bytes are a function of what the stage reads."""
     names = ("model.safetensors", "losses.csv") if stage.trains else None
-    files = (sandbox.folder / stage.out).iterdir() if (sandbox.folder / stage.out).is_dir() else ()
-    return {path.name: path.read_bytes() for path in files if path.is_file() and (names is None or path.name in names)}
+    return {name: path.read_bytes() for name, path in _files(sandbox, stage).items() if names is None or name in names}
 
 
 def _written_checkpoints(operations: list[Operation]) -> set[int]:
