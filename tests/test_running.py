@@ -62,14 +62,14 @@ def test_a_process_that_ends_by_itself_is_none(session):
 
 
 def test_a_test_that_hangs_shows_its_stack_and_takes_its_processes_along(session, tmp_path):
-    code, said = session(f"start({SLEEP!r}); time.sleep(3600)", limit=200)
+    code, said = session(f"start({SLEEP!r}); time.sleep(3600)", limit=100)
     assert code == 1
-    assert "Timeout (>10.0s)" in said
+    assert "Timeout (>5.0s)" in said
     assert "it left processes behind: " in said
     wait_for(lambda: not is_running(tmp_path))
 
 
 def test_a_test_that_no_signal_reaches_ends_the_session(session):
-    code, said = session("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(3600)", limit=200)
+    code, said = session("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM}); time.sleep(3600)", limit=100)
     assert code == 1
     assert "in test_it" in said

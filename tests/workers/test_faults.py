@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+from ruamel.yaml import YAML
 from safetensors.numpy import load_file, save_file
 
 from conftest import needs_root, small
@@ -126,27 +127,33 @@ TIMES = {"single": 1, "ddp": 15}
 """Limits that are reached; of ddp it also bounds how ranks meet."""
 
 
-@pytest.mark.parametrize("strategy", ["single", "ddp"])
+ENDS = [
+    ("sys.exit(0)", 2, "model.name: mine:make raised SystemExit: 0. hint: see mine.py:5"),
+    (
+        "os._exit(0)",
+        4,
+        "ended with exit code 0 while it built the model. hint: nothing in the model or its factory",
+    ),
+    ("os._exit(3)", 4, "ended with exit code 3 while it built the model. hint: "),
+    ("raise BaseException('a\\nb')", 2, "model.name: mine:make raised BaseException: a. hint: see mine.py:5"),
+    ("raise ValueError('a\\nb')", 2, "model.name: mine:make raised ValueError: a. hint: see mine.py:5"),
+    (
+        "raise KeyboardInterrupt",
+        2,
+        "model.name: mine:make raised KeyboardInterrupt: no message. hint: see mine",
+    ),
+    ("raise ValueError", 2, "model.name: mine:make raised ValueError: no message. hint: see mine.py:5"),
+    ("raise ValueError('a' * 10**6)", 2, "model.name: mine:make raised ValueError: aaa"),
+    ("time.sleep(3600)", 2, "the model's factory was not done within train.timeout_s, {limit} s. hint: "),
+]
+
+
 @pytest.mark.parametrize(
-    ("body", "code", "message"),
+    ("strategy", "body", "code", "message"),
     [
-        ("sys.exit(0)", 2, "model.name: mine:make raised SystemExit: 0. hint: see mine.py:5"),
-        (
-            "os._exit(0)",
-            4,
-            "ended with exit code 0 while it built the model. hint: nothing in the model or its factory",
-        ),
-        ("os._exit(3)", 4, "ended with exit code 3 while it built the model. hint: "),
-        ("raise BaseException('a\\nb')", 2, "model.name: mine:make raised BaseException: a. hint: see mine.py:5"),
-        ("raise ValueError('a\\nb')", 2, "model.name: mine:make raised ValueError: a. hint: see mine.py:5"),
-        (
-            "raise KeyboardInterrupt",
-            2,
-            "model.name: mine:make raised KeyboardInterrupt: no message. hint: see mine",
-        ),
-        ("raise ValueError", 2, "model.name: mine:make raised ValueError: no message. hint: see mine.py:5"),
-        ("raise ValueError('a' * 10**6)", 2, "model.name: mine:make raised ValueError: aaa"),
-        ("time.sleep(3600)", 2, "the model's factory was not done within train.timeout_s, {limit} s. hint: "),
+        pytest.param(strategy, *end, marks=pytest.mark.slow if strategy == "ddp" and "sleep" in end[0] else ())
+        for strategy in TIMES
+        for end in ENDS
     ],
 )
 def test_a_factory_that_ends_the_process_or_never_ends_is_a_failure(body, code, message, strategy, stage):
@@ -170,12 +177,14 @@ def test_a_factory_that_ends_the_process_or_never_ends_is_a_failure(body, code, 
 
 def test_a_factory_that_never_ends_in_evaluation_is_a_failure(stage):
     (stage.folder / "mine.py").write_text(FACTORY.format(body="time.sleep(3600 * os.path.exists('hang'))"))
-    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, strategies=["single"], timeout_s=5)
+    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, strategies=["single"])
     assert train(stage, "--no-tracking").returncode == 0
     (stage.folder / "hang").touch()
+    params = YAML(typ="safe").load(stage.folder / "params.yaml")
+    stage.write_params({**params, "train": {**params["train"], "timeout_s": 1}})
     done = stage("evaluate")
     assert done.returncode == 2
-    assert "the model's factory was not done within train.timeout_s, 5 s. hint: " in line_of(done)
+    assert "the model's factory was not done within train.timeout_s, 1 s. hint: " in line_of(done)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path
     )
     log.append(End(status="FINISHED"))
     try:
-        log.flush()
+        log.flush(0)
     finally:
         log.close()
     return log.path
