@@ -15,6 +15,7 @@ from samebits.data.user import sources
 from samebits.errors import UserError
 from samebits.files import sha256_remembered, sha256_tree, write_json
 from samebits.host import count_cores, count_gpus, host_facts
+from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, require_every_key
 from samebits.stages import say_what_stays_unused, stage
 from samebits.training.placement import place
@@ -24,6 +25,7 @@ MEMORY = Path(".samebits/hashes.json")
 
 @stage
 def main(params: Params) -> None:
+    prepare_environment()
     params_file = click.get_current_context().params["params_file"]
     require_every_key(params, params_file)
     source = params.model.source

@@ -25,6 +25,15 @@ def test_it_says_that_there_is_no_gpu(tmp_path):
     assert not (tmp_path / "out.json").exists()
 
 
+def test_a_gpu_that_cannot_be_used_is_what_the_file_tells(tmp_path, gpu_host):
+    gpu_host("A", "gpu 2", "fails all GPU_IS_LOST")
+    done = run("--only", "host", "--out", str(tmp_path / "out.json"))
+    assert done.returncode == 1, done.stderr
+    step = json.loads((tmp_path / "out.json").read_text())["steps"]["host"]
+    assert step["exit_code"] == 1
+    assert any("GPU 2 cannot be read: GPU is lost" in line for line in step["said"])
+
+
 def test_each_step_leaves_what_it_found(tmp_path):
     done = run("--without-gpu", "--only", "host", "--only", "tests", "--out", str(tmp_path / "out.json"))
     assert done.returncode == 0, done.stderr

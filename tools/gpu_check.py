@@ -32,6 +32,7 @@ import click
 from samebits.errors import HostError, exit_on_error, without_password
 from samebits.files import write_json
 from samebits.host import count_gpus, driver_facts, torch_build
+from samebits.numerics.environment import prepare_environment
 from samebits.records.provenance import git_state, versions
 from samebits.results.comparison import Comparison
 
@@ -171,6 +172,14 @@ def repro(check: Check) -> None:
         check.steps["repro"]["rows"] = {row.name: row.model_dump(mode="json") for row in rows}
 
 
+def _has_gpus() -> bool:
+    """Whether there are some, or one that cannot be used: then the steps say how that shows."""
+    try:
+        return count_gpus() > 0
+    except HostError:
+        return True
+
+
 def _why_none() -> str:
     """Why there is no GPU to check."""
     build = torch_build()
@@ -192,8 +201,9 @@ STEPS: dict[str, Callable[[Check], None]] = {step.__name__: step for step in (ho
 @click.option("--without-gpu", is_flag=True, help="Go on where there is none, to try this command.")
 def main(only: tuple[str, ...], out: Path, *, without_gpu: bool) -> None:  # noqa: D103 - click
     with exit_on_error():
-        if not count_gpus() and not without_gpu:
+        if not without_gpu and not _has_gpus():
             raise HostError(f"no GPU that torch can use: {_why_none()}", hint="see `samebits doctor`")
+        prepare_environment()  # for all that is started here
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             check = Check(Path(folder))
             git = git_state()
@@ -204,10 +214,10 @@ def main(only: tuple[str, ...], out: Path, *, without_gpu: bool) -> None:  # noq
                     step = check.steps.setdefault(name, {"exit_code": 0, "seconds": 0.0})
                     step["exit_code"] = step["exit_code"] or 1
                     step["problem"] = cleaned(f"{type(error).__name__}: {error}")
-                facts = {"commit": git.commit, "git": git.problem, "dirty": git.dirty, "versions": versions()}
-                write_json(
-                    out, {**facts, "steps": check.steps}
-                )  # after each, so that a host that dies leaves what there was
+                problem = git.problem and cleaned(git.problem)
+                facts = {"commit": git.commit, "git": problem, "dirty": git.dirty, "versions": versions()}
+                # After each, so that a host that dies leaves what there was.
+                write_json(out, {**facts, "steps": check.steps})
         failed = [name for name, step in check.steps.items() if step["exit_code"]]
         click.echo(f"{out}: {len(check.steps) - len(failed)} of {len(check.steps)} steps went well")
     sys.exit(1 if failed else 0)
