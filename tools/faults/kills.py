@@ -70,10 +70,12 @@ class Kills(Area):
             deadline = time.monotonic() + moment
             while time.monotonic() < deadline and child.poll() is None:
                 time.sleep(0.002)
-            self._disturb(child, target, rank, signum)
+            named = self._disturb(child, target, rank, signum)
             child.wait(60 if target != "stopped rank" else TIMEOUT_SECONDS + 10 + moment)
             check_end(child, {0, *_codes(target, signum)})
             done = child.code == 0
+            said = child.stderr.read_text(encoding="utf-8")
+            expect(done or named in said, "the rank is not named, as it should be", (named, said))
             again = self._start(arguments, tracked=tracked)
             again.wait(60)
             check_end(again, {0})
@@ -93,7 +95,8 @@ class Kills(Area):
             return self._sandbox.start("train", *arguments, environ=self._tracked)
         return self._sandbox.start("train", *arguments, "--no-tracking")
 
-    def _disturb(self, child: Child, target: Target, rank: int, signum: signal.Signals) -> None:
+    def _disturb(self, child: Child, target: Target, rank: int, signum: signal.Signals) -> str:
+        """Do it; what the training then has to say of a rank that it happened to."""
         workers = child.workers()
         match target:
             case "tree":
@@ -102,8 +105,11 @@ class Kills(Area):
                 child.kill()
             case "rank" | "stopped rank":
                 if workers:
+                    rank %= len(workers)
                     with suppress(ProcessLookupError):
-                        os.kill(workers[rank % len(workers)], signal.SIGKILL if target == "rank" else signal.SIGSTOP)
+                        os.kill(workers[rank], signal.SIGKILL if target == "rank" else signal.SIGSTOP)
+                    how = "ended by SIGKILL" if target == "rank" else "stopped, as by SIGSTOP"
+                    return f"the worker of rank {rank} was {how}"
             case "sender":
                 for pid in marked(self._sandbox.mark):
                     with suppress(ProcessLookupError):
@@ -114,6 +120,7 @@ class Kills(Area):
                 child.kill(signum)
                 time.sleep(0.05)
                 child.kill(signum)
+        return ""
 
     def _bits(self, arguments: tuple[str, ...]) -> dict[str, bytes]:
         """Weights and losses of the run that was just made."""
