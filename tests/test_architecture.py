@@ -264,6 +264,11 @@ def test_a_stage_depends_on_every_module_that_can_change_its_result(stage):
     assert rooms_of(declared(stage)) == rooms_of(reached)  # and on no room that it does not need
 
 
+def test_no_script_hides_a_module_of_pythons():
+    """The folder of a script comes first on the path of what it imports."""
+    assert {file.stem for file in (ROOT / "pipeline").glob("*.py")} & sys.stdlib_module_names == set()
+
+
 def test_a_stage_names_few_dependencies():
     assert {stage: len(STAGES[stage]["deps"]) for stage in ("prepare", "train", "evaluate", "compare")} == {
         "prepare": 8, "train": 13, "evaluate": 13, "compare": 9

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "numerics")]
+sys.path[:0] = [str(HERE.parent), str(HERE.parent / "numerics"), str(HERE.parents[1] / "tools")]
 
 import operations_probe  # noqa: E402 - found by the line above
 from conftest import MODEL_OF_TASK, small  # noqa: E402
