@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
 import operator
 import os
 import shutil
 import sys
 import traceback
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -219,10 +221,20 @@ def _wrong(subject: Subject, read: Callable[[], Any], path: Path) -> str | None:
 
 
 def _steps(folder: Path) -> Callable[[], list[int]]:
-    """Steps of the checkpoints that a training would go on from; their lock is taken once."""
+    """Steps of the checkpoints that a training would go on from, where each damaged one is named; locked once."""
     from samebits.training.checkpoints import Checkpoints
 
-    return Checkpoints(folder.name, 0, folder.parent).steps
+    checkpoints = Checkpoints(folder.name, 0, folder.parent)
+
+    def read() -> list[int]:
+        with redirect_stderr(io.StringIO()) as said:
+            steps = checkpoints.steps()
+        lines = said.getvalue().splitlines()
+        named = [line for line in lines if line.startswith(str(folder)) and "it is set aside: " in line]
+        expect(len(lines) == len(named) == len(_STEPS_KEPT) - len(steps), "not each damaged checkpoint is named", lines)
+        return steps
+
+    return read
 
 
 def _card(folder: Path) -> Callable[[], Any]:
