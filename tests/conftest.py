@@ -8,7 +8,6 @@ import os
 import runpy
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from ruamel.yaml import YAML
 
 import nvml
 from patience import patient
+from ports import free_port
 from samebits import host
 from samebits.data.prepare import prepare
 from samebits.errors import HostError
@@ -249,10 +249,8 @@ def stage(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, stage_server
 
 @pytest.fixture
 def port() -> int:
-    """A TCP port that nobody listens at now."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    """A port of loopback that nobody listens at now."""
+    return free_port()
 
 
 @pytest.fixture

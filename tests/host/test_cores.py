@@ -133,5 +133,5 @@ def test_the_real_clocks_count_this_process():
     while time.process_time() < spinning + 0.3:
         pass
     after = cores.read()
-    assert 0.2 < after.own - before.own < sum(os.times()[:4]) - began + 0.1  # in ticks of a hundredth of a second
+    assert 0.25 < after.own - before.own < sum(os.times()[:4]) - began + 0.1  # in ticks of a hundredth of a second
     assert after.busy >= before.busy

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from ruamel.yaml import YAML
 
 from conftest import ROOT, small, wait_for
 from patience import patient
+from ports import free_port
 from samebits.params import parse_params
 from samebits.records.provenance import GitState
 from samebits.records.run import Label, Note
@@ -55,12 +55,9 @@ def experiment(tmp_path_factory):
 @pytest.fixture(scope="module")
 def address(experiment):
     """``samebits ui`` over that folder, and the address that it prints."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     log = experiment / "ui.log"
     with log.open("wb") as output:
-        command = [Path(sys.executable).with_name("samebits"), "ui", "--port", str(port)]
+        command = [Path(sys.executable).with_name("samebits"), "ui", "--port", str(free_port())]
         process = subprocess.Popen(command, cwd=experiment, stdout=output, stderr=output, start_new_session=True)
     try:
         wait_for(lambda: "Ready: " in log.read_text(), seconds=120)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -33,6 +32,7 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
 
 from conftest import ROOT, small, wait_for
 from patience import patient
+from ports import free_port
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.host import counters, host_facts
@@ -635,10 +635,7 @@ class Server:
     """A real MLflow server on loopback that can be killed and started again on the same port."""
 
     def __init__(self, folder, store):
-        self.folder, self.store = folder, store
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.folder, self.store, self.port = folder, store, free_port()
         self.uri = f"http://127.0.0.1:{self.port}"
 
     def start(self):

@@ -6,6 +6,7 @@ from unittest import mock
 import pytest
 
 from conftest import small, wait_for
+from samebits.files import write_text
 from samebits.host import GpuReading
 from samebits.host.cores import CoreTimes
 from samebits.records.run import Placement, read_run
@@ -60,7 +61,7 @@ def test_gpus_are_watched(gpu_host, tmp_path):
     clock = tmp_path / "clock"
     clock.write_text("100")
     gpu_host("A", "gpu 1", "milliwatts 300000", "utilization 90", "reasons 0x20", STAND_IN_NVML_CLOCK=str(clock))
-    usage = watch(placed_on(0, 1, 0), readings=1, at_the_end=lambda: clock.write_text("102"))
+    usage = watch(placed_on(0, 1, 0), readings=1, at_the_end=lambda: write_text(clock, "102"))
     first, second = usage.training.devices
     assert (first.index, second.index, usage.samples) == (0, 1, 512)
     assert first.readings >= 2

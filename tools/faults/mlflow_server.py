@@ -8,7 +8,6 @@ import http.client
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, ClassVar
 
 from faults.subject import MARK
+from ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 SHARE_OF_CREATIONS = 0.7
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

@@ -120,7 +120,6 @@ class Totals:
     doubled: int = 0
     running: int = 0
     tracked_seconds: list[float] = field(default_factory=list)
-    untracked_seconds: list[float] = field(default_factory=list)
 
 
 def check_run(store: Store, log: Path, run_dir: Path | None, totals: Totals | None = None) -> None:

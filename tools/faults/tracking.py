@@ -30,6 +30,7 @@ from faults.tracking_subject import (
 )
 from samebits.records.log import LOGS
 from samebits.records.provenance import provenance_of
+from slowed import slowed
 
 if TYPE_CHECKING:
     import random
@@ -106,8 +107,8 @@ class Tracking(Area):
 
     def figures(self) -> dict[str, float]:
         """What the totals say; seconds are medians."""
-        totals = self._shared.totals
-        seconds = {"tracked_seconds": totals.tracked_seconds, "untracked_seconds": totals.untracked_seconds}
+        totals, shared = self._shared.totals, self._shared
+        seconds = {"tracked_seconds": totals.tracked_seconds, "untracked_seconds": shared.untracked}
         return {
             **{name: getattr(totals, name) for name in ("runs", "losses", "lost", "doubled", "running")},
             **{name: statistics.median(values) if values else 0.0 for name, values in seconds.items()},
@@ -115,31 +116,27 @@ class Tracking(Area):
         }
 
     def _long(self) -> None:
-        choose, shared = self.random(-1), self._shared
-        own = Shared(self.folder / "long-reference", slow=True)
-        subject = Subject(self.folder / "long", own, shared.server.uri)
-        slow = subject.box.folder / "slow"
-        slow.touch()
+        choose, server = self.random(-1), self._shared.server
+        own = Shared(self.folder / "long-reference", slow=True, totals=self._shared.totals)
+        subject = Subject(self.folder / "long", own, server.uri)
         try:
-            child = subject.start("single")
-            for _ in range(RESTARTS_IN_ONE):
-                time.sleep(choose.uniform(0.2, 1.5))
-                shared.server.kill()
-                time.sleep(choose.uniform(0, 1))
-                shared.server.start()
-                shared.server.wait()
-                expect(child.poll() is None, "the training ended before the last restart")
-            slow.unlink()
+            with slowed(subject.box.folder):
+                child = subject.start("single")
+                for _ in range(RESTARTS_IN_ONE):
+                    time.sleep(choose.uniform(0.2, 1.5))
+                    server.kill()
+                    time.sleep(choose.uniform(0, 1))
+                    server.start()
+                    server.wait()
+                    expect(child.poll() is None, "the training ended before the last restart")
             child.wait(TRAINING_LIMIT)
             check_end(child, {0})
             subject.sync()
-            subject.check(shared.store)
+            subject.check(self._shared.store)
             self._lived_through = RESTARTS_IN_ONE
         finally:
-            shared.server.ensure()
+            server.ensure()
             subject.end()
-            for name in ("runs", "losses", "lost", "doubled", "running"):
-                setattr(shared.totals, name, getattr(shared.totals, name) + getattr(own.totals, name))
 
     def _total(self) -> None:
         totals, shared = self._shared.totals, self._shared
@@ -147,7 +144,7 @@ class Tracking(Area):
         shared.end()
         tracked, untracked = (
             f"{statistics.median(seconds):.1f} s" if seconds else "-"
-            for seconds in (totals.tracked_seconds, totals.untracked_seconds)
+            for seconds in (totals.tracked_seconds, shared.untracked)
         )
         others = ", ".join(f"{count} {kind}" for kind, count in sorted(self._others.items())) or "none"
         click.echo(

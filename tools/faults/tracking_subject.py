@@ -15,13 +15,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from faults.mlflow_server import Server
 from faults.mlflow_store import Store, Totals, check_run, empty_store, events_of, status_of
 from faults.subject import PARAMS, SENDER, Child, Sandbox, check_end, command_of, expect, marked
 from samebits.records.log import LOGS, Result, RunLog, Start
 from samebits.records.run import RECORD, Run, RunRecord, read_run
+from slowed import slow_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,21 +31,6 @@ if TYPE_CHECKING:
 
 EPOCHS = 16  # 256 steps: some seconds, in which the log grows several times
 SLOW_EPOCHS = 64
-SLOW_MODEL = {"name": "slow:make", "source": "slow.py"}
-SLOW_SOURCE = """
-import time
-from pathlib import Path
-from torch import nn
-
-class Net(nn.Linear):
-    def forward(self, x):
-        if Path("slow").exists():
-            time.sleep(0.05)
-        return super().forward(x)
-
-def make():
-    return Net(32, 10)
-"""
 TRAINING_LIMIT = 90.0
 DELIVERY_LIMIT = 90.0
 SLOWER_AT_MOST = 6.0  # a sender and a server start beside the training, on a host that may be busy with both
@@ -141,22 +127,21 @@ class Subject:
 class Shared:
     """What all cases share: data, the result of an undisturbed training, an empty store, and one server.
 
-    ``slow``: trainings go on for minutes for as long as a file of that name is in their folder.
+    ``slow``: trainings are those of a model that can be slowed down. ``totals`` may be another one's.
     """
 
-    def __init__(self, folder: Path, *, slow: bool = False) -> None:
+    def __init__(self, folder: Path, *, slow: bool = False, totals: Totals | None = None) -> None:
         self._folder, self.mark, self._slow = folder, folder.parent.name, slow
-        self.totals = Totals()
-        epochs = SLOW_EPOCHS if slow else EPOCHS
-        self._params: dict[str, Any] = {**PARAMS, "train": {**PARAMS["train"], "epochs": epochs}}
-        if slow:
-            self._params["model"] = SLOW_MODEL
+        self.totals = totals or Totals()
+        self.untracked: list[float] = []  # seconds of trainings without tracking
 
     def sandbox(self, folder: Path) -> Sandbox:
-        """A sandbox with these params, and the model where that is ours."""
-        box = Sandbox(folder, self._params)
+        """A sandbox with the params, and the model where that is ours."""
+        box = Sandbox(folder)
+        params = {**PARAMS, "train": {**PARAMS["train"], "epochs": SLOW_EPOCHS if self._slow else EPOCHS}}
         if self._slow:
-            (box.folder / str(SLOW_MODEL["source"])).write_text(SLOW_SOURCE, encoding="utf-8")
+            params["model"] = slow_model(box.folder, features=PARAMS["data"]["kwargs"]["features"])
+        box.write_params(params)
         return box
 
     @cached_property
@@ -166,7 +151,7 @@ class Shared:
         for _ in range(2):  # the first one also warms the disk's cache
             started = time.monotonic()
             check_end(box("train", "--strategy", "ddp", "--numerics", "exact", "--no-tracking", seconds=120), {0})
-            self.totals.untracked_seconds.append(time.monotonic() - started)
+            self.untracked.append(time.monotonic() - started)
         return box
 
     @property
@@ -182,7 +167,7 @@ class Shared:
     def untracked_seconds(self) -> float:
         """What a training takes without tracking."""
         self._box  # noqa: B018 - made at the first use
-        return statistics.median(self.totals.untracked_seconds)
+        return statistics.median(self.untracked)
 
     @property
     def weights(self) -> str:

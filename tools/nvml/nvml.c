@@ -299,9 +299,10 @@ static unsigned long long reached(unsigned long long per_second)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     double seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-    FILE *clock = getenv("STAND_IN_NVML_CLOCK") ? fopen(getenv("STAND_IN_NVML_CLOCK"), "r") : NULL;
-    if (clock) {
-        if (fscanf(clock, "%lf", &seconds) != 1)
+    const char *file = getenv("STAND_IN_NVML_CLOCK");
+    if (file) {
+        FILE *clock = fopen(file, "r");
+        if (!clock || fscanf(clock, "%lf", &seconds) != 1)
             abort();
         fclose(clock);
     }

@@ -126,7 +126,7 @@ class Delivery:
 
     def _record(self, events: list[Event]) -> None:
         """Record one event, or several of losses."""
-        event = events[-1]
+        event = events[0]
         if isinstance(event, Compared):
             for log in (LOGS / f"{key}.jsonl" for key in event.keys):  # of ended runs; there may be none on this host
                 if log.is_file() and not Delivery(log).done:

@@ -163,15 +163,10 @@ def _link_files(kwargs: dict[str, Any], tree: Path) -> None:
     """
     for value in kwargs.values():
         path = Path(str(value).partition(":")[0])
-        inside = not path.is_absolute() and ".." not in path.parts
-        if inside and path.is_file() and not (tree / path).exists() and _leads_into(tree, path):
+        inside = (tree / path).parent.resolve().is_relative_to(tree.resolve())  # a commit may hold links, too
+        if inside and path.is_file() and not (tree / path).exists():
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).symlink_to(path.resolve())
-
-
-def _leads_into(tree: Path, path: Path) -> bool:
-    """Whether no folder of the recorded commit is a link that leads out of the tree."""
-    return (tree / path).parent.resolve().is_relative_to(tree.resolve())
 
 
 def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> Run:

@@ -8,7 +8,6 @@ nothing here is skipped.
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from contextlib import closing
@@ -19,6 +18,7 @@ from ruamel.yaml import YAML
 
 from conftest import ROOT, copy_sources, small
 from patience import patient
+from ports import free_port
 from samebits.engines.docker import connect
 from samebits.engines.image import image_name
 from samebits.engines.spec import OWNER
@@ -162,12 +162,6 @@ def containers(engine, checkout):
     """Those that a clone's commands have started; others may be a parallel run's."""
     labelled = engine.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
     return [one for one in labelled if one.attrs["Config"]["WorkingDir"] == str(checkout.folder)]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Compose:

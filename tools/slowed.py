@@ -1,9 +1,9 @@
-"""A model whose steps are slow while a test wants them to be: its training is under way when a signal comes."""
+"""A model whose steps are slow while somebody wants them to be: its training is under way when a fault comes."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,15 +20,15 @@ class Net(nn.Sequential):
             time.sleep(0.05)
         return super().forward(x)
 
-def make():
-    return Net(nn.Linear(128, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+def make(features):
+    return Net(nn.Linear(features, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
 """
 
 
-def slow_model(folder: Path) -> dict[str, str]:
-    """Write the model for task ``vectors`` with 128 features, and give the params that name it."""
-    (folder / "mine.py").write_text(SOURCE)
-    return {"name": "mine:make", "source": "mine.py"}
+def slow_model(folder: Path, features: int = 128) -> dict[str, Any]:
+    """Write the model for task ``vectors`` with so many features, and give the params that name it."""
+    (folder / "mine.py").write_text(SOURCE, encoding="utf-8")
+    return {"name": "mine:make", "source": "mine.py", "kwargs": {"features": features}}
 
 
 @contextmanager
