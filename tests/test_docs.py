@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.results.remarks import LABELS
 from samebits.results.table import COLUMNS
-from samebits.results.text import LABELS
 from samples import comparison, run_files, run_record
 from test_architecture import ANYBODY, MAY_IMPORT, OF_THE_LOOSE
 

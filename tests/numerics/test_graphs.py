@@ -19,14 +19,13 @@ from samebits.params.schema import Train
     [
         ({}, "cuda", None),
         ({"precision": "fp16"}, "cuda", None),  # the scaler works on what comes out of the graphs
-        ({}, "cpu", "CUDA graphs are of NVIDIA GPUs"),
-        ({"compile": True}, "cuda", "torch.compile makes kernels of its own"),
-        ({"grad_accum_steps": 2}, "cuda", "a replay writes its gradients over those of the micro-batch before"),
+        ({}, "cpu", "graphs_on_cpu"),
+        ({"compile": True}, "cuda", "graphs_with_compile"),
+        ({"grad_accum_steps": 2}, "cuda", "graphs_with_accumulation"),
     ],
 )
 def test_where_graphs_are_made(settings, device, reason):
-    said = why_not(Train(cuda_graphs=True, **settings), device)
-    assert said is None if reason is None else said.startswith(reason)
+    assert why_not(Train(cuda_graphs=True, **settings), device) == reason
     if device == "cpu":
         assert not FastNumerics(Train(cuda_graphs=True), torch.device(device), "mse").graphs
 

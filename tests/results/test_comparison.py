@@ -8,9 +8,11 @@ import pytest
 from samebits.errors import UserError
 from samebits.files import write_json, write_text
 from samebits.params import parse_params
-from samebits.records.run import Label, Measurement, Note, Reason, Repeats, Run, read_losses, read_run
+from samebits.records.remarks import Label, Note, Reason
+from samebits.records.run import Measurement, Repeats, Run, read_losses, read_run
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
 from samebits.results.ratios import gain, times, times_of
+from samebits.results.remarks import NOT_APPLIED, SpokenRemark, say
 from samebits.results.table import COLUMNS, cells, markdown, show
 from samebits.results.text import (
     answers,
@@ -29,6 +31,7 @@ from samples import device_usage, evaluation, host, memory, placed, ratio, row, 
 TRAIN = {"global_batch_size": 64, "epochs": 1, "numerics": ["fast"]}
 PARAMS = parse_params({"data": {"num_samples": 128}, "train": TRAIN})  # 2 steps
 GIT = sample().git
+RESUMED = Note(kind="resumed", values={"steps": (1,)})
 
 
 def write_stage_files(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), devices=1, **changes):
@@ -189,17 +192,17 @@ def test_curves_are_short_and_true():
             ["Same model in fast numerics: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: d"],
         ),
         (
-            {"speedup": None, "bound": None, "speedup_unavailable": Reason(kind="one_repeat", text="why")},
-            ["dp-fast has no speed-up: why."],
+            {"speedup": None, "bound": None, "speedup_unavailable": Reason(kind="one_repeat")},
+            ["dp-fast has no speed-up: train.repeats is 1."],
         ),
         (
             {
-                "labels": [Label(kind="one_device", text="one GPU is used")],
+                "labels": [Label(kind="one_device")],
                 "speedup": None,
                 "bound": None,
-                "speedup_unavailable": Reason(kind="one_device", text="one GPU is used"),
+                "speedup_unavailable": Reason(kind="one_device"),
             },
-            ["dp-fast has no speed-up (one device): one GPU is used."],
+            ["dp-fast has no speed-up (one device): one device was used."],
         ),
         ({"speedup": ratio(3.65)}, ["which bounds the speed at 3.60 times."]),
     ],
@@ -229,7 +232,10 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "remark"),
     [
-        ({"labels": [Label(kind="oversubscribed", text="two on one")]}, "dp-fast: oversubscribed: two on one"),
+        (
+            {"labels": [Label(kind="oversubscribed", values={"workers": 2, "devices": 1, "device": "GPU"})]},
+            "dp-fast: oversubscribed: 2 workers share 1 GPU",
+        ),
         ({"first_unrepeated_step": 7}, "dp-fast: not repeatable: a repeat on this host gave another loss at step 7"),
         (
             {"samples_per_sec_spread": ratio(100.0, 80.0, 120.0)},
@@ -262,8 +268,11 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
             "dp-fast: different start: its first weights are not those of single-fast: the factory draws numbers that "
             "are not seeded",
         ),
-        ({"notes": [Note(kind="batch_norm", text="BatchNorm: mind")]}, "dp-fast: BatchNorm: mind"),
-        ({"not_applied": {"train.compile": "no"}}, "dp-fast: train.compile was not applied: no"),
+        ({"notes": [RESUMED]}, f"dp-fast: {say(RESUMED)}"),
+        (
+            {"not_applied": {"train.compile": "dp_is_not_compiled"}},
+            f"dp-fast: train.compile was not applied: {NOT_APPLIED['dp_is_not_compiled']}",
+        ),
     ],
 )
 def test_what_a_reader_must_know_is_said(changes, remark, compared):
@@ -273,8 +282,8 @@ def test_what_a_reader_must_know_is_said(changes, remark, compared):
 
 
 def test_a_fallback_is_never_a_speed_up(compared):
-    label = Label(kind="fallback", text="one GPU is used")
-    why = {"speedup": None, "bound": None, "speedup_unavailable": Reason(kind="fallback", text=label.text)}
+    label = Label(kind="fallback", values={"gpus": 1})
+    why = {"speedup": None, "bound": None, "speedup_unavailable": Reason(kind="fallback", values=label.values)}
     row = compared(labels=[label], devices=1, **why).rows[1]
     assert (row.speedup, row.scaling_efficiency) == (None, None)
     assert dict(zip(COLUMNS, cells(row), strict=True))["speed-up"] == "–"
@@ -306,7 +315,7 @@ OTHER_WEIGHTS = '{"schema": 1, "eval_loss": 1, "accuracy": null, "floor": null, 
         (
             "runs/dp-fast/run.json",
             "{}",
-            r"run\.json: no schema, so it is foreign or older; this version reads schema 4",
+            r"run\.json: no schema, so it is foreign or older; this version reads schema 5",
         ),
         ("runs/dp-fast/timing.json", '{"schema": 2}', r"timing\.json: schema 2; this version reads schema 1"),
         ("runs/dp-fast/timing.json", '{"schema": 1}', r"timing\.json: training_seconds: Field required"),
@@ -369,14 +378,14 @@ def test_ratios_in_a_sentence(value, text):
 
 
 OPEN, FASTER, SLOWER = ratio(1.02, 0.98, 1.05), ratio(1.5, 1.4, 1.6), ratio(0.7, 0.6, 0.8)
-ONE_REPEAT = Reason(kind="one_repeat", text="train.repeats is 1")
-FALLBACK = Reason(kind="fallback", text="one device")
+ONE_REPEAT = SpokenRemark(kind="one_repeat", text="train.repeats is 1")
+FALLBACK = SpokenRemark(kind="fallback", text="one device")
 
 
 def rows_of(found):
     """Rows by strategy, each with its speed-up or why it has none; single's is 1."""
     for strategy, value in found.items():
-        known = {"speedup_unavailable": value} if isinstance(value, Reason) else {"speedup": value}
+        known = {"speedup_unavailable": value} if isinstance(value, SpokenRemark) else {"speedup": value}
         yield row(strategy, devices=1 if strategy == "single" else 2, **known)
 
 
@@ -471,10 +480,10 @@ def test_a_host_that_turned_out_quiet_is_not_called_noisy(compared):
 
 
 def test_what_a_reader_must_know_of_a_training(compared, tmp_path):
-    label = Label(kind="unused_devices", text="some get none")
-    compared(labels=[label], notes=[Note(kind="resumed", text="it was stopped")], not_applied={"train.compile": "no"})
+    label = Label(kind="any_order")
+    compared(labels=[label], notes=[RESUMED], not_applied={"train.compile": "dp_is_not_compiled"})
     assert notes_of(read_run(tmp_path / "runs/dp-fast")) == [
-        "unused devices: some get none",
-        "note: it was stopped",
-        "note: train.compile was not applied: no",
+        f"any order: {say(label)}",
+        f"note: {say(RESUMED)}",
+        f"note: train.compile was not applied: {NOT_APPLIED['dp_is_not_compiled']}",
     ]

@@ -12,10 +12,11 @@ from matplotlib.figure import Figure
 
 from samebits.files import sha256
 from samebits.params.schema import StrategyName
-from samebits.records.run import Label, LabelKind, Note, Reason
+from samebits.records.remarks import LabelKind
 from samebits.results.page import write_report
 from samebits.results.plots import _LOOKS, PLOTS, TOGETHER, step_times
-from samebits.results.text import COLOURS, LABELS, answers, remarks, row_remarks
+from samebits.results.remarks import LABELS, SpokenRemark
+from samebits.results.text import COLOURS, answers, remarks, row_remarks
 from samples import comparison, explanation, memory, ratio, row
 
 
@@ -43,14 +44,14 @@ def strategy_row(strategy, devices, *, speedup, bound=None, grade=None, labels=(
         verdict=grade and verdict(grade),
         explanation=explanation(forward=4.0, backward=8.0) if numerics == "fast" else None,
         labels=labels,
-        notes=[Note(kind="resumed", text="a <b>note</b>")],
-        speedup_unavailable=None if speedup else Reason(kind="no_memory", text="why not"),
+        notes=[SpokenRemark(kind="resumed", text="a <b>note</b>")],
+        speedup_unavailable=None if speedup else SpokenRemark(kind="no_memory", text="why not"),
     )
 
 
 COMPARISON = comparison(
     strategy_row("single", 1, speedup=1.0),
-    strategy_row("dp", 4, speedup=1.3, bound=3.6, grade="bitwise", labels=[Label(kind="noisy", text="it was")]),
+    strategy_row("dp", 4, speedup=1.3, bound=3.6, grade="bitwise", labels=[SpokenRemark(kind="noisy", text="it was")]),
     strategy_row("ddp", 4, speedup=None, grade="within tolerance"),
     strategy_row("single", 1, speedup=1.0, numerics="exact"),
     strategy_row("dp", 4, speedup=1.2, numerics="exact"),

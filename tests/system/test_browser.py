@@ -17,8 +17,8 @@ from patience import patient
 from ports import free_port
 from samebits.params import parse_params
 from samebits.records.provenance import GitState
-from samebits.records.run import Label, Note
 from samebits.results.page import write_report
+from samebits.results.remarks import SpokenRemark
 from samples import comparison, ratio, row
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -188,8 +188,8 @@ def long_row(strategy, numerics, slower):
         verdict=None if strategy == "single" else verdict,
         weights_sha256="5a" * 32,
         data_sha256="a5" * 32,
-        labels=[Label(kind="noisy", text=LONG)],
-        notes=[Note(kind="resumed", text="a note of ordinary words, and of many of them " * 3)],
+        labels=[SpokenRemark(kind="noisy", text=LONG)],
+        notes=[SpokenRemark(kind="resumed", text="a note of ordinary words, and of many of them " * 3)],
         curve={"step": [k * 1000 for k in range(1, 101)], "seconds": [k * 987.6 * slower for k in range(1, 101)],
                "loss": [1.9 + 0.4 / k for k in range(1, 101)]},
         step_ms_percentiles=[slower * 1.1**percent for percent in range(101)],  # four decades

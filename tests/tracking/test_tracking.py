@@ -39,7 +39,8 @@ from samebits.host import counters, host_facts
 from samebits.records import log as events_of_a_log
 from samebits.records.log import LOGS, Losses, line_of
 from samebits.records.provenance import GitState, Provenance, provenance_of
-from samebits.records.run import FILES, Label, read_run
+from samebits.records.run import FILES, read_run
+from samebits.results.remarks import SpokenRemark
 from samebits.tracking import comparison as comparing
 from samebits.tracking import delivery, reproduce, sender
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
@@ -364,7 +365,7 @@ ROW = row(
     speedup=ratio(1.5, 1.4, 1.6),
     bound=ratio(1.6),
     slice_step_ms={"strategy": 4.0, "single": 6.0, "share": 3.75},
-    labels=[Label(kind="noisy", text="it was")],
+    labels=[SpokenRemark(kind="noisy", text="it was")],
     weights_sha256="abc",
 )
 COMPARISON = comparison(ROW, host=host())

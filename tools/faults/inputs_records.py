@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from ruamel.yaml import YAML
 from faults.inputs_bench import VERDICT
 from faults.inputs_template import OTHER, RUN, forget_delivery, own_store
 from faults.inputs_values import changed, damaged, json_of, not_a_file, places, spoil_json, value
+from samebits.records.log import SCHEMA
 from samebits.records.provenance import provenance_of
 
 if TYPE_CHECKING:
@@ -198,13 +200,20 @@ def _log(rng: random.Random, log: Path, bench: Bench) -> str:
         case 1:
             new = rng.sample(lines, len(lines))
         case 2:
-            event = {"event": "comparison", "log_schema": 1, "tracking_uri": None, "key": "k'", "time_ms": 1,
+            event = {"event": "comparison", "log_schema": SCHEMA, "tracking_uri": None, "key": "k'", "time_ms": 1,
                      "keys": [str(value(rng, bench.outside)) for _ in range(3)],
                      "reports": str(rng.choice(("reports", bench.outside))), "runs": str(rng.choice(("runs",
                      bench.outside)))}  # fmt: skip
-            new = [json.dumps(event).encode(), lines[-1]]
+            new = [_signed(json.dumps(event).encode()), lines[-1]]
         case _:
             new = list(lines)
-            new[number] = json_of(rng, lines[number].decode(), bench.outside).replace(b"\n", b" ")
+            line = json_of(rng, lines[number].decode(), bench.outside).replace(b"\n", b" ")
+            new[number] = _signed(line) if rng.random() < 0.5 else line
     log.write_bytes(b"\n".join(new) + rng.choice((b"\n", b"\n", b"")))
     return f"log: line {number}, {[line[:40] for line in new[number : number + 1]]}"
+
+
+def _signed(line: bytes) -> bytes:
+    """A line with the checksum that samebits would have given it, so that what it says is looked at."""
+    text = line.rpartition(b',"crc32":')[0] or line[:-1]
+    return text + b',"crc32":"%08x"}' % zlib.crc32(text)

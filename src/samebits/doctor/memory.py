@@ -14,6 +14,7 @@ from samebits.files import scratch_folder
 from samebits.host import count_cores, count_gpus
 from samebits.params import load_params
 from samebits.results.memory import say_memory
+from samebits.results.remarks import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +72,7 @@ def _findings_of(case: Case) -> Iterator[Finding]:
     placement, wanted = case.placement, case.params.train.global_batch_size
     fallback = next((label for label in placement.labels if label.kind == "fallback"), None)
     if fallback is not None:
-        yield skipped(f"{case.name}: as single, because {fallback.text}", name="memory")
+        yield skipped(f"{case.name}: as single, because {say(fallback)}", name="memory")
         return
     told = case.tell()
     if told is None:

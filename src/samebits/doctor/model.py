@@ -18,6 +18,7 @@ from samebits.host import count_cores, count_gpus
 from samebits.params import load_params
 from samebits.params.schema import StrategyName
 from samebits.records.card import read_card
+from samebits.results.remarks import say
 from samebits.training.placement import place
 from samebits.workers.processes import WorkerSignalledError, launch
 
@@ -114,14 +115,14 @@ def _try(trial: Trial) -> list[Finding]:
     findings: list[Finding] = []
     try:
         placement, split = _place(trial)
-        findings = [warning(note.text, _BATCH_HINT, name=trial.name) for note in placement.notes]
+        findings = [warning(say(note), _BATCH_HINT, name=trial.name) for note in placement.notes]
         launch(partial(try_model, trial, placement, split), placement.world_size)
     except SamebitsError as error:
         return [*findings, *_left(trial.out), _failure(error, trial)]
     findings += _left(trial.out)
     for label in placement.labels:
         unused, name = label.kind == "unused_devices", trial.strategy
-        findings.append(warning(label.text, _BATCH_HINT, name=name) if unused else ok(label.text, name=name))
+        findings.append(warning(say(label), _BATCH_HINT, name=name) if unused else ok(say(label), name=name))
     return findings
 
 

@@ -18,6 +18,7 @@ from samebits.doctor.finding import Finding, of_error, ok, warning
 from samebits.errors import UserError, few, place_of
 from samebits.models.attributes import state, unregistered, written
 from samebits.records.card import read_card
+from samebits.results.remarks import say
 from samebits.results.text import devices_of
 from samebits.training.loop import Snapshot
 from samebits.training.setup import Setup
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName
     from samebits.params.split import BatchSplit
-    from samebits.records.run import NoteKind, Placement
+    from samebits.records.remarks import NoteKind
+    from samebits.records.run import Placement
     from samebits.workers.rank import Reporter
 
 FINDINGS = "findings.jsonl"
@@ -100,7 +102,7 @@ class Examination:
 
         look = look_at_what_was_written
         for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
-            self.say(warning(note.text, _NOTE_HINTS[note.kind], name=name))
+            self.say(warning(say(note), _NOTE_HINTS[note.kind], name=name))
         trainable = setup.trainable(model, batches)
         rate = params.train.optimizer.lr
         losses = [trainable.mean_losses(trainable.step(step, rate).reshape(1))[0] for step in range(STEPS)]

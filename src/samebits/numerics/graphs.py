@@ -7,7 +7,7 @@ wraps it, as PyTorch's notes on CUDA semantics have it for partial captures ("Us
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -25,15 +25,16 @@ _WARM_UP_PASSES = 3  # PyTorch's default; the 11 that it asks for under DDP are 
 _TURN_OFF = "or set train.cuda_graphs: false"
 
 
-def why_not(train: Train, device_type: str) -> str | None:
+def why_not(
+    train: Train, device_type: str
+) -> Literal["graphs_on_cpu", "graphs_with_compile", "graphs_with_accumulation"] | None:
     """Why no graphs can be made with these settings; None if they can."""
     if device_type != "cuda":
-        return "CUDA graphs are of NVIDIA GPUs"
+        return "graphs_on_cpu"
     if train.compile:
-        return "torch.compile makes kernels of its own, and the two are not combined"
-    if train.grad_accum_steps > 1:  # https://github.com/pytorch/pytorch/issues/181723
-        return "a replay writes its gradients over those of the micro-batch before"
-    return None
+        return "graphs_with_compile"
+    # a replay would write its gradients over those before: https://github.com/pytorch/pytorch/issues/181723
+    return "graphs_with_accumulation" if train.grad_accum_steps > 1 else None
 
 
 def capture(module: nn.Module, sample: Tensor, check: Tensor) -> None:

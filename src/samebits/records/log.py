@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 LOGS = Path(".samebits/runs")
-SCHEMA: Literal[2] = 2
+SCHEMA: Literal[3] = 3
 """Of the events, which the first of them names."""
 
 
@@ -55,7 +55,7 @@ class Start(_Event):
     """A training begins; ``tracking_uri`` is the store in use, None for the repository's own."""
 
     event: Literal["start"] = "start"
-    log_schema: Literal[2]
+    log_schema: Literal[3]
     tracking_uri: str | None
     run: str
     strategy: StrategyName
@@ -107,7 +107,7 @@ class Compared(_Event):
     """A comparison stands in ``reports``, over the runs of ``keys``, whose folders are in ``runs``."""
 
     event: Literal["comparison"] = "comparison"
-    log_schema: Literal[2]
+    log_schema: Literal[3]
     tracking_uri: str | None
     key: str
     keys: tuple[str, ...]

@@ -18,6 +18,7 @@ from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.breakdown import Breakdown
 from samebits.records.card import Card
 from samebits.records.memory import Memory
+from samebits.records.remarks import Label, NotAppliedKind, Note, Reason
 from samebits.records.usage import Usage
 
 if TYPE_CHECKING:
@@ -30,43 +31,6 @@ FILES = (WEIGHTS, LOSSES, TIMING, RECORD)
 
 TRACE = "trace.json.gz"
 """What it writes beside, if it is asked for a trace of some steps."""
-
-LabelKind = Literal[
-    "fallback",
-    "oversubscribed",
-    "one_device",
-    "unused_devices",
-    "noisy",
-    "disturbed",
-    "not_repeatable",
-    "different_start",
-    "any_order",
-    "different_hosts",
-    "one_machine",
-]
-NoteKind = Literal["fewer_devices", "batch_norm", "idle_parameters", "resumed", "ring", "prolonged"]
-ReasonKind = Literal["fallback", "oversubscribed", "one_device", "one_repeat", "no_memory", "not_measured"]
-
-
-class Label(Part):
-    """Something that a reader must know of a result; ``text`` is a sentence for people."""
-
-    kind: LabelKind
-    text: str
-
-
-class Note(Part):
-    """Something that a reader may want to know of a training."""
-
-    kind: NoteKind
-    text: str
-
-
-class Reason(Part):
-    """Why a figure is missing; the kinds that are also labels' say the same as the label."""
-
-    kind: ReasonKind
-    text: str
 
 
 class Placement(Part):
@@ -231,14 +195,14 @@ class RunRecord(Record):
     are several. ``memory`` is None where it cannot be told: see ``training.memory``.
     """
 
-    SCHEMA = 4  # where a step goes, what it uses, how often it was timed
+    SCHEMA = 5  # remarks without words
 
     run: str
     strategy: StrategyName
     numerics: NumericsName
     placement: Placement
     notes: tuple[Note, ...]
-    not_applied: dict[str, str]
+    not_applied: dict[str, NotAppliedKind]
     speedup_unavailable: Reason | None
     first_unrepeated_step: int | None
     rounding: Rounding | None

@@ -17,8 +17,9 @@ from samebits.params import Params, flatten
 from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
-from samebits.records.run import Evaluation, EvaluationFigures, Label, Note, Ratio, Reason, TimingFigures, read_run
+from samebits.records.run import Evaluation, EvaluationFigures, Ratio, TimingFigures, read_run
 from samebits.results.explanation.explain import Explanation, explain
+from samebits.results.remarks import SpokenRemark, in_words, say_not_applied
 from samebits.results.usage import RowUsage, disturbances, row_usage
 from samebits.results.verdict import Verdict, compare_runs
 
@@ -82,7 +83,7 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
     devices_used: int
     devices_by_node: tuple[int, ...] = ()
     device_type: Literal["cpu", "cuda"]
-    speedup_unavailable: Reason | None
+    speedup_unavailable: SpokenRemark | None
     slice_step_ms: SliceSteps | None
     explanation: Explanation | None = None
     scaling_efficiency: float | None
@@ -90,8 +91,8 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
     final_loss: float
     verdict: RowVerdict | None
     data_sha256: str
-    labels: tuple[Label, ...]
-    notes: tuple[Note, ...]
+    labels: tuple[SpokenRemark, ...]
+    notes: tuple[SpokenRemark, ...]
     not_applied: dict[str, str]
     curve: Curve
     step_ms_percentiles: tuple[float, ...] = Field(min_length=101, max_length=101)  # from 0 to 100
@@ -178,7 +179,7 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
     return Row(
         **figures,
         **placement.model_dump(include={"num_devices", "devices_used", "devices_by_node", "device_type"}),
-        **record.model_dump(include={"run", "strategy", "numerics", "speedup_unavailable", "notes", "not_applied"}),
+        **record.model_dump(include={"run", "strategy", "numerics"}),
         **row_usage(record, run.timing).model_dump(),
         slice_step_ms=slices,
         explanation=explain(record, slices),
@@ -187,26 +188,29 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         final_loss=run.losses[-1],
         verdict=RowVerdict(against=reference.name, **against) if against else None,
         data_sha256=record.data.sha256,
-        labels=(*placement.labels, *_labels(run, reference)),
+        speedup_unavailable=in_words(record.speedup_unavailable) if record.speedup_unavailable else None,
+        labels=(*map(in_words, placement.labels), *_labels(run, reference)),
+        notes=tuple(map(in_words, record.notes)),
+        not_applied=say_not_applied(record),
         curve=curve(run),
         step_ms_percentiles=tuple(np.percentile(record.measurement.step_ms, range(101)).tolist()),
         memory=record.memory,
     )
 
 
-def _labels(run: Run, reference: Run) -> list[Label]:
+def _labels(run: Run, reference: Run) -> list[SpokenRemark]:
     """What the training itself could not know."""
     labels = []
     if noise := _noise(run):
-        labels.append(Label(kind="noisy", text=noise))
+        labels.append(SpokenRemark(kind="noisy", text=noise))
     if disturbed := disturbances(run.record):
-        labels.append(Label(kind="disturbed", text="; ".join(disturbed)))
+        labels.append(SpokenRemark(kind="disturbed", text="; ".join(disturbed)))
     if step := run.record.first_unrepeated_step:
         text = f"a repeat on this host gave another loss at step {step}"
-        labels.append(Label(kind="not_repeatable", text=text))
+        labels.append(SpokenRemark(kind="not_repeatable", text=text))
     if run.record.initial_sha256 != reference.record.initial_sha256:
         text = f"its first weights are not those of {reference.name}: the factory draws numbers that are not seeded"
-        labels.append(Label(kind="different_start", text=text))
+        labels.append(SpokenRemark(kind="different_start", text=text))
     return labels + _labels_of_nodes(run.record.nodes)
 
 
@@ -222,7 +226,7 @@ def _noise(run: Run) -> str:
     return "; ".join(texts)
 
 
-def _labels_of_nodes(nodes: Sequence[Node]) -> list[Label]:
+def _labels_of_nodes(nodes: Sequence[Node]) -> list[SpokenRemark]:
     """That several machines are unlike, or one and the same."""
     labels = []
     for node in nodes[1:]:
@@ -232,12 +236,12 @@ def _labels_of_nodes(nodes: Sequence[Node]) -> list[Label]:
             unlike.append("gpus")
         if unlike:
             text = f"{node.name} is not like {nodes[0].name}: other {few(unlike)}"
-            labels.append(Label(kind="different_hosts", text=text))
+            labels.append(SpokenRemark(kind="different_hosts", text=text))
             break
     machines = [node.machine for node in nodes]
     if shared := [node.name for node in nodes if machines.count(node.machine) > 1]:
         text = f"{few(shared)} run on one kernel, and share its cores and its memory"
-        labels.append(Label(kind="one_machine", text=text))
+        labels.append(SpokenRemark(kind="one_machine", text=text))
     return labels
 
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from samebits.files import write_text
 from samebits.results.explanation.section import why_section
 from samebits.results.plots import TITLES, draw, write_tables
+from samebits.results.remarks import LABELS, spoken
 from samebits.results.table import COLUMNS, LEGEND, cells, markdown
-from samebits.results.text import LABELS, answers, by_numerics, headline, remarks, sentences, spoken
+from samebits.results.text import answers, by_numerics, headline, remarks, sentences
 from samebits.results.verdict import ALLOWANCE
 
 if TYPE_CHECKING:

@@ -8,39 +8,19 @@ from typing import TYPE_CHECKING, Any
 from samebits.records.run import Placement
 from samebits.results.memory import say_memory
 from samebits.results.ratios import NO_DIFFERENCE, is_open, times, times_of
+from samebits.results.remarks import LABELS, say, say_not_applied, spoken
 from samebits.results.usage import say_gaps, say_use
 from samebits.results.verdict import ALLOWANCE, GRADES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from samebits.records.run import LabelKind, Ratio, Run
+    from samebits.records.run import Ratio, Run
     from samebits.results.comparison import Comparison, Row, SliceSteps
     from samebits.results.verdict import LossVerdict, Verdict, WeightsVerdict
 
 COLOURS = {"single": "#0072B2", "dp": "#E69F00", "ddp": "#009E73"}
 """Of each strategy, here and in MLflow: Okabe and Ito's palette, which people with any colour vision can tell apart."""
-
-LABELS: dict[LabelKind, str] = {
-    "fallback": "PyTorch ran the plain module: nothing was parallel, and no speed-up is claimed.",
-    "oversubscribed": "Several workers shared one device. This shows that the strategy works, not what it gains.",
-    "one_device": "One device was used, so there was nothing to share the work with.",
-    "unused_devices": "Some devices got no samples, because DataParallel cuts a batch into equal chunks.",
-    "noisy": "Repeats differed by more than 15%, or the speed-up could not be told within 5%, often because something "
-    "else used the host. Seconds are uncertain; paired speed-ups are less so, as their interval shows.",
-    "disturbed": "A device was slowed down, or others used it too. Its figures may be lower than without that.",
-    "different_start": "It began from other weights than the run it is compared with, so it is another training.",
-    "different_hosts": "The slowest machine sets the pace of all; a figure holds for this mixture alone.",
-    "one_machine": "More machines of this kind would not share cores and memory.",
-    "any_order": "train.ddp.deterministic is false, so NCCL may add gradients in another order each time.",
-    "not_repeatable": "Training again on this host gave other losses: an operation of the model is not deterministic.",
-}
-"""What each label means for a reader."""
-
-
-def spoken(kind: str) -> str:
-    """A kind of label, note or reason as words."""
-    return kind.replace("_", " ")
 
 
 def fine_percent(value: float) -> str:
@@ -82,16 +62,16 @@ def describe_run(run: Run) -> str:
         shown = f" ({NO_DIFFERENCE})" if is_open(timing.speedup) else ""
         parts.append(f"{times(timing.speedup)} single{shown}, bound {times(timing.bound)}")
     elif record.speedup_unavailable:
-        parts.append(f"no speed-up: {record.speedup_unavailable.text}")
+        parts.append(f"no speed-up: {say(record.speedup_unavailable)}")
     return ", ".join(parts) + f", weights {record.weights_sha256[:12]}"
 
 
 def notes_of(run: Run) -> list[str]:
     """What a reader must know of a training: labels, notes and settings that were not applied."""
     record = run.record
-    lines = [f"{spoken(label.kind)}: {label.text}" for label in record.placement.labels]
-    lines += [f"note: {note.text}" for note in record.notes]
-    return lines + [f"note: {key} was not applied: {why}" for key, why in record.not_applied.items()]
+    lines = [f"{spoken(label.kind)}: {say(label)}" for label in record.placement.labels]
+    lines += [f"note: {say(note)}" for note in record.notes]
+    return lines + [f"note: {key} was not applied: {why}" for key, why in say_not_applied(record).items()]
 
 
 # -- a verdict ----------------------------------------------------------------------------------------------

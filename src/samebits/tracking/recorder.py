@@ -15,6 +15,7 @@ from samebits.params import flatten
 from samebits.records import log
 from samebits.records.provenance import UNAVAILABLE
 from samebits.records.run import FILES, RECORD, TRACE, WEIGHTS, RunRecord
+from samebits.results.remarks import say
 from samebits.results.text import COLOURS, count_of
 from samebits.tracking.checkpoint import fail_unfinished, log_checkpoint
 from samebits.tracking.store import RUN_TAG, experiment_id, find_run
@@ -116,7 +117,7 @@ class Recorder:
                 "numerics": event.numerics,
                 "num_devices": str(placement.devices_used),
                 "num_nodes": str(len(placement.devices_by_node) or 1),
-                "fallback": next((label.text for label in placement.labels if label.kind == "fallback"), ""),
+                "fallback": next((say(label) for label in placement.labels if label.kind == "fallback"), ""),
                 "labels": ", ".join(label.kind for label in placement.labels),
                 **event.tags,
             }

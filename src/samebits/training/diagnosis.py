@@ -14,7 +14,7 @@ from samebits.errors import CollectiveError, HostError, SamebitsError, UserError
 from samebits.models.attributes import state, written
 from samebits.numerics.exact.module import written_in_forward
 from samebits.numerics.graphs import written_in_forward as not_run_again
-from samebits.records.run import Note
+from samebits.records.remarks import Note
 
 if TYPE_CHECKING:
     from samebits.numerics.interface import MicroBatch, Numerics
@@ -70,26 +70,19 @@ def trial_step(
     notes = _batch_norm_notes(model, placement)
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
-        names = few(idle)
         if wants_ranks or placement.has_ranks:
             raise UserError(
-                f"no gradient reaches {names}; under ddp the ranks would wait for it at the next step",
+                f"no gradient reaches {few(idle)}; under ddp the ranks would wait for it at the next step",
                 hint="use it in forward, set its requires_grad to False, or leave ddp out of train.strategies",
             )
-        text = f"no gradient reaches {names}; ddp would refuse this model"
-        notes.append(Note(kind="idle_parameters", text=text))
+        notes.append(Note(kind="idle_parameters", values={"names": tuple(idle)}))
     return notes
 
 
 def _batch_norm_notes(model: nn.Module, placement: Placement) -> list[Note]:
     if placement.devices_used < 2 or not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return []
-    kept = "the first device" if placement.strategy == "dp" else "rank 0"
-    text = (
-        f"BatchNorm: each of {placement.devices_used} devices normalises by its own part of the batch, and the "
-        f"running statistics of {kept} are kept, so the model differs from single; GroupNorm does not have this"
-    )
-    return [Note(kind="batch_norm", text=text)]
+    return [Note(kind="batch_norm", values={"devices": placement.devices_used, "strategy": placement.strategy})]
 
 
 def explain(error: BaseException, *, placement: Placement, model: nn.Module | None) -> SamebitsError:

@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from samebits.errors import HostError, UserError
 from samebits.numerics.graphs import why_not
 from samebits.params.split import BatchSplit
-from samebits.records.run import Label, Note, Placement
+from samebits.records.remarks import Label, Note
+from samebits.records.run import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName, Train
+    from samebits.records.remarks import NotAppliedKind
 
 MAX_CPU_DEVICES = 2
 _TOO_MANY = "lower it, use auto, or set train.oversubscribe: true"
-_RING = (
-    "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its own choice "
-    "may be faster, with train.ddp.deterministic: false"
-)
 
 
 class Devices(NamedTuple):
@@ -95,8 +93,7 @@ def place_over_nodes(
         each = next(fitting, max(most))
         counts = [min(each, one) for one in most]
         if counts != most:
-            text = f"{sum(counts)} of {sum(most)} devices, as {whole.units} {whole.unit} are shared out equally"
-            notes = (Note(kind="fewer_devices", text=text),)
+            notes = (_fewer_devices(sum(counts), sum(most), whole, nodes=len(nodes)),)
     if not whole.over(ranks=sum(counts)).even:
         raise UserError(
             f"{len(nodes)} machines have {sum(counts)} devices for {whole.units} {whole.unit} of a batch",
@@ -108,8 +105,7 @@ def place_over_nodes(
 def _place_dp(whole: BatchSplit, here: Devices, count: int, notes: tuple[Note, ...]) -> tuple[Placement, BatchSplit]:
     labels = _oversubscribed([here], [count])
     if not here.gpus or count == 1:
-        why = "one GPU is used" if here.gpus else "no CUDA device is visible"
-        label = Label(kind="fallback", text=f"{why}, so DataParallel ran the plain module on one device")
+        label = Label(kind="fallback", values={"gpus": here.gpus})
         placement = Placement(
             strategy="dp",
             device_type="cuda" if here.gpus else "cpu",
@@ -121,11 +117,8 @@ def _place_dp(whole: BatchSplit, here: Devices, count: int, notes: tuple[Note, .
         return placement, whole
     split = whole.over(devices=count)
     if split.busy_devices < count:
-        text = (
-            f"DataParallel cuts {split.units_at_a_time} {split.unit} into {split.busy_devices} chunks, so "
-            f"{count - split.busy_devices} of {count} devices get none"
-        )
-        labels.append(Label(kind="unused_devices", text=text))
+        chunks = {"units": split.units_at_a_time, "unit": split.unit, "chunks": split.busy_devices, "devices": count}
+        labels.append(Label(kind="unused_devices", values=chunks))
     placement = Placement(
         strategy="dp",
         device_type="cuda",
@@ -153,16 +146,15 @@ def _place_ranks(
     split = whole.over(ranks=count)
     labels = _oversubscribed(nodes, counts)
     if count == 1:
-        text = f"{strategy} ran with a world size of 1: one process, nothing to reduce"
-        labels.append(Label(kind="one_device", text=text))
+        labels.append(Label(kind="one_device", values={"strategy": strategy}))
     devices = [i % (node.gpus or one) for node, one in zip(nodes, counts, strict=True) for i in range(one)]
     own_gpus = all(0 < one <= node.gpus for node, one in zip(nodes, counts, strict=True))
     backend: Literal["gloo", "nccl"] = "nccl" if own_gpus else "gloo"
     if backend == "nccl" and count > 1 and numerics == "fast":  # sums in exact are the same in any order
         if train.ddp.deterministic:
-            notes += (Note(kind="ring", text=_RING),)
+            notes += (Note(kind="ring"),)
         else:
-            labels.append(Label(kind="any_order", text="NCCL chose its algorithm, so a repeat may give other bits"))
+            labels.append(Label(kind="any_order"))
     placement = Placement(
         strategy=strategy,
         device_type="cuda" if nodes[0].gpus else "cpu",
@@ -187,10 +179,15 @@ def _oversubscribed(nodes: Sequence[Devices], counts: Sequence[int]) -> list[Lab
         node = max((node for node, _ in here), key=lambda node: node.existing)
         total = sum(count for _, count in here)
         if total > node.existing:
-            kind = f"{node.kind}{'s' if node.existing > 1 else ''}"
-            where = f" of {node.name}" if len(counts) > 1 else ""
-            labels.append(Label(kind="oversubscribed", text=f"{total} workers share {node.existing} {kind}{where}"))
+            shared = {"workers": total, "devices": node.existing, "device": node.kind}
+            named = {"node": node.name} if len(counts) > 1 else {}
+            labels.append(Label(kind="oversubscribed", values={**shared, **named}))
     return labels
+
+
+def _fewer_devices(used: int, available: int, whole: BatchSplit, *, nodes: int = 1) -> Note:
+    values = {"devices": used, "available": available, "units": whole.units, "unit": whole.unit, "nodes": nodes}
+    return Note(kind="fewer_devices", values=values)
 
 
 def _available(node: Devices) -> int:
@@ -204,8 +201,7 @@ def _count(strategy: StrategyName, train: Train, whole: BatchSplit, here: Device
         count = max(n for n in range(1, available + 1) if whole.over(ranks=n).even)
         if count == available:
             return count, ()
-        text = f"{count} of {available} devices, the most that divide {whole.units} {whole.unit} equally"
-        return count, (Note(kind="fewer_devices", text=text),)
+        return count, (_fewer_devices(count, available, whole),)
     count = train.num_devices
     if count > here.existing and not train.oversubscribe:
         text = f"train.num_devices: got {count}, this host has {here.existing} {here.kind}s"
@@ -226,35 +222,35 @@ def _count(strategy: StrategyName, train: Train, whole: BatchSplit, here: Device
     return count, ()
 
 
-def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, tf32: bool) -> dict[str, str]:
+def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, tf32: bool) -> dict[str, NotAppliedKind]:
     """Settings that are right but do nothing in this training, each with the reason; ``tf32``: the GPU has it."""
-    reasons: dict[str, str] = {}
+    reasons: dict[str, NotAppliedKind] = {}
     if numerics == "exact":
         if train.compile:
-            reasons["train.compile"] = "a compiler may fuse what the exact numerics round apart"
+            reasons["train.compile"] = "exact_is_not_compiled"
         if train.precision != "fp32":
-            reasons["train.precision"] = "the exact numerics compute in float32 precision"
+            reasons["train.precision"] = "exact_is_fp32"
     else:
         if train.compile and placement.strategy == "dp":
-            reasons["train.compile"] = "torch.compile is not combined with DataParallel"
+            reasons["train.compile"] = "dp_is_not_compiled"
         if train.precision == "tf32" and placement.device_type == "cpu":
-            reasons["train.precision"] = "tf32 is a mode of NVIDIA GPUs; float32 was used"
+            reasons["train.precision"] = "no_tf32_on_cpu"
         elif train.precision == "tf32" and not tf32:
-            reasons["train.precision"] = "this GPU is older than tf32 (compute capability 8.0); float32 was used"
+            reasons["train.precision"] = "gpu_before_tf32"
     if train.cuda_graphs and (why := _no_graphs(train, placement, numerics)):
         reasons["train.cuda_graphs"] = why
     if train.ddp.static_graph and train.grad_accum_steps > 1 and placement.has_ranks:
-        reasons["train.ddp.static_graph"] = "PyTorch cannot combine it with gradient accumulation"
+        reasons["train.ddp.static_graph"] = "static_graph_with_accumulation"
     if train.optimizer.name == "adamw" and train.optimizer.momentum:
-        reasons["train.optimizer.momentum"] = "AdamW has no momentum setting"
+        reasons["train.optimizer.momentum"] = "adamw_has_no_momentum"
     if train.num_devices != "auto" and train.num_devices > placement.num_devices:
-        reasons["train.num_devices"] = "single always uses one device"
+        reasons["train.num_devices"] = "single_has_one_device"
     return reasons
 
 
-def _no_graphs(train: Train, placement: Placement, numerics: NumericsName) -> str | None:
+def _no_graphs(train: Train, placement: Placement, numerics: NumericsName) -> NotAppliedKind | None:
     if numerics == "exact":
-        return "the exact numerics look at values while a step runs"
+        return "graphs_in_exact"
     if placement.strategy == "dp":
-        return "DataParallel makes new replicas at each step, and a graph is of one module's memory"
+        return "graphs_under_dp"
     return why_not(train, placement.device_type)

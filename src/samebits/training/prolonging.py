@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from samebits.records.run import Note, Repeats
+from samebits.records.remarks import Note
+from samebits.records.run import Repeats
 from samebits.records.statistics import NARROW
 
 if TYPE_CHECKING:
@@ -33,12 +34,9 @@ def notes_of(repeats: Repeats | None) -> list[Note]:
     """That a measurement was prolonged, if it was."""
     if repeats is None or repeats.count == repeats.planned:
         return []
-    known = f"until the speed-up was known within {NARROW:.0%}" if repeats.stopped == "narrow" else "as far as allowed"
-    text = (
-        f"the host is noisy: slices were timed {repeats.count} times in place of {repeats.planned}, {known} "
-        f"({repeats.prolonged_seconds:.1f} s more)"
-    )
-    return [Note(kind="prolonged", text=text)]
+    return [
+        Note(kind="prolonged", values=repeats.model_dump(include={"planned", "count", "prolonged_seconds", "stopped"}))
+    ]
 
 
 class Prolonging:

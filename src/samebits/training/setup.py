@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from samebits.params.schema import NumericsName
     from samebits.params.split import BatchSplit
     from samebits.records.card import Card
-    from samebits.records.run import Note, Placement
+    from samebits.records.remarks import Note
+    from samebits.records.run import Placement
     from samebits.training.batches import Data
     from samebits.training.strategies import Strategy
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from samebits.records.run import Measurement, Reason, Repeats, SliceName
+from samebits.records.remarks import Reason
+from samebits.records.run import Measurement, Repeats, SliceName
 from samebits.records.statistics import paired_ratio
 from samebits.training.diagnosis import is_out_of_memory
 from samebits.training.loop import warm_up
@@ -43,10 +44,6 @@ ReferenceName = SliceName | Literal["traced", "half"]
 """``traced`` is the training itself, with notes of its all-reduces; ``half`` does half the batch on one device."""
 
 EVERYWHERE: set[SliceName] = {"together", "node"}  # the others run on the first device
-_ONE_PAIR = Reason(
-    kind="one_repeat", text="one pair of times tells no interval, and train.repeats and train.prolong_s allow no more"
-)
-_NO_MEMORY = Reason(kind="no_memory", text="the references do not fit on one device beside the training")
 SLICE_SECONDS = 0.5
 CHUNKS = 8
 WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
@@ -94,8 +91,8 @@ def _ratio(seconds: Mapping[SliceName, list[list[float]]], above: SliceName, bel
     return paired_ratio(seconds[above], seconds[below]) if seconds.get(above) and seconds.get(below) else None
 
 
-NOT_MEASURED = Slices(problem=Reason(kind="not_measured", text="what comes after the training did not end"))
-NO_MEMORY_LEFT = Slices(problem=Reason(kind="no_memory", text="memory ran out in the slices after the training"))
+NOT_ENDED = Slices(problem=Reason(kind="not_ended"))
+NO_MEMORY_LEFT = Slices(problem=Reason(kind="no_memory_left"))
 
 
 def reference_names(placement: Placement, numerics: NumericsName) -> tuple[SliceName, ...]:
@@ -123,7 +120,7 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
     the device is said, not fatal.
     """
     if setup.params.train.repeats == 1:
-        return References(problem=Reason(kind="one_repeat", text="train.repeats is 1"))
+        return References(problem=Reason(kind="one_repeat"))
     references = References(reference_names(placement, setup.numerics.name))
     strategy = setup.strategy
     for name in references.names:
@@ -133,7 +130,7 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
             references.here[name] = reference
         lacks = reference is None and (strategy.rank == 0 or name in EVERYWHERE)
         if strategy.max_over_ranks([lacks])[0]:
-            return References(problem=_NO_MEMORY)
+            return References(problem=Reason(kind="no_memory"))
     return references
 
 
@@ -244,7 +241,7 @@ def time_slices(
                         if name in ("strategy", "node") or not is_out_of_memory(error):  # others wait for this one
                             raise
                         del here[name]
-                        problem = _NO_MEMORY
+                        problem = Reason(kind="no_memory")
                 times[name].append(clock.seconds)
                 if name == "strategy":
                     repeated = trainable.mean_losses(part)
@@ -258,9 +255,9 @@ def time_slices(
         mine = strategy.rank == 0 and prolonging.wants_more(speedup)
         more = bool(strategy.max_over_ranks([mine])[0])
     if failed:
-        seconds, problem = {"strategy": seconds["strategy"]}, _NO_MEMORY
+        seconds, problem = {"strategy": seconds["strategy"]}, Reason(kind="no_memory")
     elif "single" in names and _ratio(seconds, "single", "strategy") is None:
-        problem = _ONE_PAIR
+        problem = Reason(kind="one_pair")
     result = prolonging.result() if strategy.rank == 0 else None
     return Slices(steps, chunk, seconds, difference, problem, result)
 

@@ -15,7 +15,8 @@ from tqdm import tqdm
 from samebits.host import HostFacts, host_facts
 from samebits.records import log as events
 from samebits.records.card import read_card
-from samebits.records.run import TRACE, WEIGHTS, Node, Note, Placement, Reason, RunRecord, Timing, write_run
+from samebits.records.remarks import Note, Reason
+from samebits.records.run import TRACE, WEIGHTS, Node, Placement, RunRecord, Timing, write_run
 from samebits.records.statistics import spread
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.loop import train, warm_up
@@ -25,7 +26,7 @@ from samebits.training.placement import not_applied
 from samebits.training.prolonging import notes_of
 from samebits.training.roof import measure_roof
 from samebits.training.setup import Setup
-from samebits.training.slices import NOT_MEASURED, WARM_UP_STEPS
+from samebits.training.slices import NOT_ENDED, WARM_UP_STEPS
 from samebits.training.strategies import make_strategy
 from samebits.training.trace import write_trace
 from samebits.training.weights import save_weights, weights_digest
@@ -143,7 +144,7 @@ class Worker:
         trained = self._train(prepared, step_seconds)
         first = self.strategy.rank == 0
         if first:
-            self._record(prepared, trained, Measured(NOT_MEASURED))  # so that nothing that comes after it can lose it
+            self._record(prepared, trained, Measured(NOT_ENDED))  # so that nothing that comes after it can lose it
         self._at("measuring")
         measured = measure(
             prepared.trainable,
@@ -226,9 +227,7 @@ class Worker:
             )
         progress.close()
         if training.resumed:
-            after = ", ".join(map(str, training.resumed))
-            text = f"the training was stopped and continued after step {after}; its times are of all parts"
-            self._notes.append(Note(kind="resumed", text=text))
+            self._notes.append(Note(kind="resumed", values={"steps": tuple(training.resumed)}))
         peaks = strategy.all_gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
         weights_sha256 = strategy.first_alone(
             lambda: save_weights(numerics.model_state_dict(model), job.out_dir / WEIGHTS)
@@ -312,11 +311,11 @@ def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
     if placement.strategy == "single" or slices.speedup():
         return None
     if placement.may_speed_up:
-        return slices.problem or Reason(kind="not_measured", text="it was not measured")
+        return slices.problem or Reason(kind="not_measured")
     label = next((label for label in placement.labels if label.kind in Placement.NOT_A_SPEEDUP), None)
     if label is None:
-        return Reason(kind="one_device", text="one device was used")
-    return Reason.model_validate({"kind": label.kind, "text": label.text})
+        return Reason(kind="one_device")
+    return Reason.model_validate(label.model_dump())
 
 
 def train_as_rank(job: Job, reporter: Reporter) -> None:

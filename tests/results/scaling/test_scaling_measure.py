@@ -5,7 +5,9 @@ import pytest
 from conftest import small
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
-from samebits.records.run import Label, read_run
+from samebits.records.remarks import Label, Reason
+from samebits.records.run import read_run
+from samebits.results import remarks
 from samebits.results.scaling import measure
 from samebits.results.scaling.assemble import assemble
 from samebits.results.scaling.curve import Scaling
@@ -130,7 +132,8 @@ def run_of(folder, kind, devices, *, speed=1.0, oversubscribed=False, by=BY, pro
     lengths = (4, 2)
     chunks = {name: [[one * length for length in lengths]] * 2 for name, one in seconds.items()}
     placement = placed("ddp", parse_params(small(num_devices=devices, oversubscribe=True)), gpus=0, cores=8)[0]
-    labels = (Label(kind="oversubscribed", text="4 workers share 2 CPU cores"),) if oversubscribed else ()
+    values = {"workers": 4, "devices": 2, "device": "CPU core"}
+    labels = (Label(kind="oversubscribed", values=values),) if oversubscribed else ()
     record = run_record(
         "ddp",
         params=PARAMS,
@@ -196,16 +199,16 @@ def test_nothing_is_projected_from_workers_that_share_a_device_alone(tmp_path):
 
 
 def test_nothing_is_projected_where_no_device_was_timed_alone(tmp_path):
-    problem = {"kind": "no_memory", "text": "memory ran out"}
+    problem = {"kind": "no_memory_left"}
     found = curve(pairs_of(tmp_path, 2, problem=problem))
     assert (found.fit, found.projections, len(found.points)) == (None, (), 2)
-    assert found.notes[0] == "strong, 2 devices: memory ran out"
+    assert found.notes[0] == "strong, 2 devices: memory ran out in the slices after the training"
 
 
 def test_a_training_without_its_references_is_said(tmp_path):
-    problem = {"kind": "no_memory", "text": "the references do not fit on one device beside the training"}
+    problem = Reason(kind="no_memory")
     found = curve([run_of(tmp_path, "strong", 2), run_of(tmp_path, "weak", 2, problem=problem)])
-    assert f"weak, 2 devices: {problem['text']}" in found.notes
+    assert f"weak, 2 devices: {remarks.say(problem)}" in found.notes
     assert [one.speedup for one in found.measured if one.scaling == "weak" and one.devices == 2] == [None]
     assert len([one for one in found.points if one.rows == BATCH and one.bytes]) == 1  # its own time counts
 

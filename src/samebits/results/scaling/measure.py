@@ -14,6 +14,7 @@ from samebits.params.sections import FileData
 from samebits.params.split import BatchSplit
 from samebits.records.run import Spread, read_run
 from samebits.records.statistics import ratios, spread
+from samebits.results.remarks import say
 from samebits.results.scaling.curve import MADE_BY, STRONG_AND_WEAK, Measured, ScalingName
 from samebits.results.scaling.fit import Point
 from samebits.results.scaling.model import Step
@@ -209,7 +210,7 @@ def _add(found: Points, training: Training, run: Run, drift: float) -> None:
     record, measurement = run.record, run.record.measurement
     if "strategy" not in measurement.chunk_seconds:
         reason = record.speedup_unavailable
-        found.notes.append(f"{training.name} was not timed: {reason.text if reason else 'its slices did not end'}")
+        found.notes.append(f"{training.name} was not timed: {say(reason) if reason else 'its slices did not end'}")
         return
     devices, rows = training.devices, training.samples
     shared = Step(devices=devices, rows=rows, sharing=devices)
@@ -218,7 +219,7 @@ def _add(found: Points, training: Training, run: Run, drift: float) -> None:
     steps: dict[SliceName, Step] = {"share": Step(devices=1, rows=rows), "together": shared, "strategy": whole}
     if training.kind != "weak":  # there it has more samples than any device of a projection
         steps["single"] = Step(devices=1, rows=training.global_batch_size)
-    label = next((one.text for one in record.placement.labels if one.kind == "oversubscribed"), None)
+    label = next((say(one) for one in record.placement.labels if one.kind == "oversubscribed"), None)
     points = {
         name: Point(**step.model_dump(), seconds=drift * median(_chunks(measurement, name)))
         for name, step in steps.items()
@@ -230,7 +231,7 @@ def _add(found: Points, training: Training, run: Run, drift: float) -> None:
         return
     if label is None and "share" not in points:
         reason = record.speedup_unavailable
-        found.notes.append(f"{training.kind}, {devices} devices: {reason.text if reason else 'no slice was paired'}")
+        found.notes.append(f"{training.kind}, {devices} devices: {say(reason) if reason else 'no slice was paired'}")
     if label is None:
         found.trainings.append((training.kind, points["strategy"]))
     repeats = [1e3 * drift * sum(chunks) / measurement.slice_steps for chunks in measurement.chunk_seconds["strategy"]]

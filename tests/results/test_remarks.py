@@ -1,0 +1,99 @@
+"""What labels, notes and reasons say, and that each kind has words."""
+
+from typing import get_args
+
+import pytest
+
+from samebits.params import parse_params
+from samebits.records.remarks import Label, LabelKind, NotAppliedKind, Note, NoteKind, Reason, ReasonKind
+from samebits.results import remarks
+from samebits.results.remarks import LABELS, NOT_APPLIED, in_words, say, spoken
+from samebits.training.placement import Devices, place_over_nodes
+from samples import placed
+
+MADE_BY_COMPARE = {"noisy", "disturbed", "not_repeatable", "different_start", "different_hosts", "one_machine"}
+"""Of the labels, those that no training gives itself: they are made with their words."""
+
+MORE_THAN_ITS_SHARE = {"num_devices": 4, "oversubscribe": True}
+
+RING = (
+    "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its own choice "
+    "may be faster, with train.ddp.deterministic: false"
+)
+
+
+def test_each_kind_has_words_and_nothing_else_has():
+    kinds = {*get_args(LabelKind), *get_args(NoteKind), *get_args(ReasonKind)} - MADE_BY_COMPARE
+    assert {*remarks._SENTENCES} | {*remarks._ALWAYS_THE_SAME} == kinds
+    assert not {*remarks._SENTENCES} & {*remarks._ALWAYS_THE_SAME}
+    assert {*NOT_APPLIED} == {*get_args(NotAppliedKind)}
+    assert {*LABELS} == {*get_args(LabelKind)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "train", "host", "said"),
+    [
+        ("dp", {}, {"gpus": 0}, ["no CUDA device is visible, so DataParallel ran the plain module on one device"]),
+        ("dp", {}, {"gpus": 1}, ["one GPU is used, so DataParallel ran the plain module on one device"]),
+        ("ddp", {}, {"gpus": 1}, ["ddp ran with a world size of 1: one process, nothing to reduce"]),
+        ("ddp", MORE_THAN_ITS_SHARE, {"gpus": 0, "cores": 2}, ["4 workers share 2 CPU cores"]),
+        ("dp", MORE_THAN_ITS_SHARE, {"gpus": 1}, ["4 workers share 1 GPU"]),
+        ("dp", {"num_devices": 5}, {"gpus": 5},
+         ["DataParallel cuts 8 samples into 4 chunks, so 1 of 5 devices get none"]),
+        ("dp", {}, {"gpus": 3}, ["2 of 3 devices, the most that divide 8 samples equally"]),
+        ("ddp", {}, {"gpus": 3}, ["2 of 3 devices, the most that divide 8 samples equally", RING]),
+        ("ddp", {"ddp": {"deterministic": False}}, {"gpus": 2},
+         ["NCCL chose its algorithm, so a repeat may give other bits"]),
+    ],
+)  # fmt: skip
+def test_what_a_placement_says(strategy, train, host, said):
+    train = {"global_batch_size": 8, "strategies": [strategy], **train}
+    placement, _ = placed(strategy, parse_params({"data": {"num_samples": 8}, "train": train}), **host)
+    assert [say(remark) for remark in (*placement.labels, *placement.notes)] == said
+
+
+def test_what_a_placement_over_machines_says():
+    shared = parse_params({"train": {"global_batch_size": 24, "num_devices": 4, "oversubscribe": True}})
+    placement, _ = place_over_nodes("ddp", shared, "fast", [Devices(0, 2, 4, "one", "a"), Devices(0, 4, 4, "two", "b")])
+    assert [say(label) for label in placement.labels] == ["4 workers share 2 CPU cores of one"]
+    machines = [Devices(3, 8, "auto", "one", "a"), Devices(3, 8, "auto", "two", "b")]
+    placement, _ = place_over_nodes("ddp", parse_params({"train": {"global_batch_size": 64}}), "fast", machines)
+    assert [say(note) for note in placement.notes][:1] == ["4 of 6 devices, as 64 samples are shared out equally"]
+
+
+BATCH_NORM = (
+    "BatchNorm: each of 2 devices normalises by its own part of the batch, and the running statistics of {} are kept, "
+    "so the model differs from single; GroupNorm does not have this"
+)
+
+
+@pytest.mark.parametrize(
+    ("remark", "said"),
+    [
+        (Note(kind="batch_norm", values={"devices": 2, "strategy": "dp"}), BATCH_NORM.format("the first device")),
+        (Note(kind="batch_norm", values={"devices": 2, "strategy": "ddp"}), BATCH_NORM.format("rank 0")),
+        (Note(kind="idle_parameters", values={"names": tuple("abcde")}),
+         "no gradient reaches a, b, c and 2 more; ddp would refuse this model"),
+        (Note(kind="resumed", values={"steps": (3, 7)}),
+         "the training was stopped and continued after step 3, 7; its times are of all parts"),
+        (Note(kind="prolonged", values={"count": 5, "planned": 2, "stopped": "narrow", "prolonged_seconds": 6.04}),
+         "the host is noisy: slices were timed 5 times in place of 2, until the speed-up was known within 5% (6.0 s "
+         "more)"),
+        (Note(kind="prolonged", values={"count": 5, "planned": 2, "stopped": "limit", "prolonged_seconds": 6.04}),
+         "the host is noisy: slices were timed 5 times in place of 2, as far as allowed (6.0 s more)"),
+        (Reason(kind="one_device"), "one device was used"),
+        (Reason(kind="no_memory"), "the references do not fit on one device beside the training"),
+        (Reason(kind="no_memory_left"), "memory ran out in the slices after the training"),
+        (Reason(kind="one_pair"),
+         "one pair of times tells no interval, and train.repeats and train.prolong_s allow no more"),
+    ],
+)  # fmt: skip
+def test_what_a_remark_says(remark, said):
+    assert say(remark) == say(type(remark).model_validate_json(remark.model_dump_json())) == said
+    assert in_words(remark).text == said
+    assert spoken(remark.kind) == remark.kind.replace("_", " ")
+
+
+def test_a_record_keeps_no_words():
+    with pytest.raises(ValueError, match="text"):
+        Label.model_validate({"kind": "fallback", "text": "words"})
