@@ -37,7 +37,7 @@ from samebits.workers.launch import run_training
 
 if TYPE_CHECKING:
     from samebits.records.run import Run
-    from samebits.results.explanation.explain import Explanation, Finding
+    from samebits.results.explanation.explain import ExplainedCause, Explanation
 
 INSIDE = "SAMEBITS_EXPLAIN_INSIDE"
 FEATURES, CLASSES = 64, 10  # as planted_model.py has them: it is imported from where it was copied to alone
@@ -113,7 +113,7 @@ def speed(run: Run) -> float:
     return run.record.params.train.global_batch_size / explained(run).plain_ms
 
 
-def followed(params: Params, finding: Finding) -> Params:
+def followed(params: Params, finding: ExplainedCause) -> Params:
     """The params with what the advice changes."""
     train = params.train.model_dump()
     for key, value in finding.change.items():

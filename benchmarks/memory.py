@@ -27,7 +27,7 @@ from samebits.records.run import read_run
 from samebits.training.meters import peak_gib
 from samebits.training.placement import place
 from samebits.training.strategies import SingleDeviceStrategy
-from samebits.workers.worker import Job, train_as_rank
+from samebits.workers.worker import TrainingSpec, train_as_rank
 
 if TYPE_CHECKING:
     from samebits.params import Params
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CASES = {"mlp at batch 256": ("mlp", (256, 128), 256, 128), "wide_mlp at batch 256": ("wide_mlp", (4096, 4096), 256, 4)}
 
 
-def life(job: Job, reporter: Reporter) -> float:
+def life(job: TrainingSpec, reporter: Reporter) -> float:
     """Run in the worker; the GiB that it took at the most until its end."""
     train_as_rank(job, reporter)
     (peak,) = peak_gib(SingleDeviceStrategy(torch.device("cpu")))
@@ -47,7 +47,7 @@ def life(job: Job, reporter: Reporter) -> float:
 def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
     """MiB at the most while a worker trains, and until it ends."""
     placement, split = place("single", params, "fast", gpus=0, cores=1)
-    job = Job(
+    job = TrainingSpec(
         params=params,
         numerics="fast",
         placement=placement,

@@ -20,7 +20,7 @@ import click
 import psutil
 
 from common import ratio_of, save, show, verdict, with_out_dir
-from samebits.records.log import Losses, parse_event
+from samebits.records.log import LossesEvent, parse_event
 from tracking import DELIVERY_SECONDS, PYTHON, WAYS, Bench, stores, wait_for_delivery
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def wait_for_log(folder: Path) -> Path:
 def segments_of(log: Path) -> list[Segment]:
     """What lies between one line of losses and the next."""
     events = [parse_event(line, log) for line in log.read_bytes().splitlines(keepends=True)]
-    losses = [event for event in events if isinstance(event, Losses)]
+    losses = [event for event in events if isinstance(event, LossesEvent)]
     return [
         Segment(before.time_ms / 1000, after.time_ms / 1000, len(after.losses))
         for before, after in itertools.pairwise(losses)

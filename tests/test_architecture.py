@@ -67,11 +67,16 @@ def test_imports_keep_to_the_table(module):
     assert sorted(name for name in imports(FILES[module], FILES, for_types=True) if room(name) not in allowed) == []
 
 
+HIDES = r"import_module\(|__import__|[\"\']-m[\"\'], [\"\']samebits|[\"\'].*\b(from|import) samebits\b.*[\"\']"
+
+
 def test_no_import_hides():
     """Not behind ``import_module``, nor in text that is run: but for what starts a process of its own."""
     hidden = {file.relative_to(SRC).as_posix() for file in MODULES
-              if re.search(r"import_module\(|__import__|[\"\']-m[\"\'], [\"\']samebits", file.read_text())}  # fmt: skip
+              if re.search(HIDES, file.read_text())}  # fmt: skip
     assert hidden == {
+        "cli.py",  # itself, on each machine of an allocation
+        "doctor/containers.py",  # the doctor inside a container
         "models/build.py",  # the user's own factory
         "tracking/sender.py",  # the sender's process
         "doctor/store.py",  # MLflow's client in a process of its own

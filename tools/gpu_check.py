@@ -185,8 +185,8 @@ def _why_none() -> str:
     build = torch_build()
     if problem := driver_facts().problem:
         return problem
-    if build["cuda"] is None:
-        return f"torch {build['version']} is a CPU build: make gpu-check TORCH=gpu"
+    if build.cuda is None:
+        return f"torch {build.version} is a CPU build: make gpu-check TORCH=gpu"
     return f"the driver answers, and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} leaves none"
 
 

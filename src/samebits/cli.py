@@ -123,7 +123,7 @@ def doctor(
     if over_nodes and (with_model or with_memory):
         option = "--model" if with_model else "--memory"
         raise UserError(f"--nodes and {option}: each has a look of its own", hint="give one of them at a time")
-    if over_nodes and ran_in_allocation(["-c", _AGAIN, *sys.argv[1:]], os.environ):
+    if over_nodes and ran_in_allocation(["-m", "samebits.cli", *sys.argv[1:]], os.environ):
         return
     with ending_told(os.environ):
         nodes = _several_nodes() if over_nodes else None
@@ -137,9 +137,6 @@ def doctor(
             with_memory=with_memory,
             limit=None if memory_gib is None else int(memory_gib * 2**30),
         )
-
-
-_AGAIN = "from samebits.cli import main; main()"
 
 
 def _several_nodes() -> Nodes:
@@ -267,3 +264,6 @@ def launch_training(
 
 for command in (container, compare, explain, scale, track):
     main.add_command(command)
+
+if __name__ == "__main__":  # as each machine of an allocation starts the doctor
+    main(prog_name="samebits")

@@ -89,8 +89,8 @@ def say_what_stays_unused(environ: Mapping[str, str] = os.environ) -> None:
     """
     lines = [noted] if (noted := caution(environ)) else []
     build, gpus = torch_build(), count_visible(environ)
-    if gpus and build["version"] and not build["cuda"]:
-        text = f"torch {build['version']} is a CPU build, and the driver shows {gpus} GPU{'s' if gpus > 1 else ''}"
+    if gpus and build.version and not build.cuda:
+        text = f"torch {build.version} is a CPU build, and the driver shows {gpus} GPU{'s' if gpus > 1 else ''}"
         lines.append(
             (f"{text}: trainings run on the CPU", "make repro TORCH=gpu, or set CUDA_VISIBLE_DEVICES= to agree")
         )

@@ -4,6 +4,7 @@ import base64
 import json
 import os
 import resource
+import runpy
 import shutil
 import signal
 import socket
@@ -33,14 +34,14 @@ from samebits.doctor.visit import visit
 from samebits.errors import HostError, Interrupted, UserError
 from samebits.models import attributes
 from samebits.params import parse_params
-from samebits.records.log import End
+from samebits.records.log import EndEvent
 from samebits.tracking.delivery import State
 from samebits.tracking.store import tracking_uri
 from samples import GPU
 
 GIB = 2**30
-CPU = {"version": "2.13.0+cpu", "cuda": None}
-CUDA = {"version": "2.13.0+cu130", "cuda": "13.0"}
+CPU = host.TorchBuild(version="2.13.0+cpu", cuda=None)
+CUDA = host.TorchBuild(version="2.13.0+cu130", cuda="13.0")
 NO_DRIVER = host.DriverFacts(problem="NVML Shared Library Not Found")
 
 
@@ -165,7 +166,7 @@ def test_the_lock_is_the_stamps_else_that_of_the_build(stamps, build, lock, tmp_
         (CUDA, nvidia("12.8"), "failed", "needs CUDA 13.0, driver 580.1 runs up to 12.8", "a driver for CUDA 13"),
         (CUDA, nvidia(None), "ok", "an unknown one", None),
         (CUDA, NO_DRIVER, "warning", "no driver answers: NVML Shared Library Not Found", "--gpus all"),
-        ({"version": None, "cuda": None}, nvidia(), "failed", "not installed", "make .venv"),
+        (host.TorchBuild(version=None, cuda=None), nvidia(), "failed", "not installed", "make .venv"),
     ],
 )
 def test_torch_against_the_driver(build, driver, status, text, hint):
@@ -644,13 +645,20 @@ def test_params(text, status, said, tmp_path):
     assert finding.exit_code == (2 if status == "failed" else 0)
 
 
+def test_what_is_asked_inside_a_container(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["inside", "0", "http://127.0.0.1:9"])
+    runpy.run_module("samebits.doctor.inside", run_name="__main__")
+    memory, mlflow = (Finding(**answer) for answer in json.loads(capsys.readouterr().out))
+    assert (memory.name, mlflow.name, mlflow.status) == ("shared memory", "mlflow", "failed")
+
+
 def test_logs_that_mlflow_does_not_have(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert one(repository.logs()).status == "ok"
     folder = tmp_path / ".samebits/runs"
     folder.mkdir(parents=True)
     for name, delivered in (("one", True), ("two", False)):
-        line = End(status="FAILED").model_dump_json() + "\n"
+        line = EndEvent(status="FAILED").model_dump_json() + "\n"
         (folder / f"{name}.jsonl").write_text(line)
         State(ended=delivered, offset=len(line) if delivered else 0).write(folder / f"{name}.state.json")
     expect(one(repository.logs()), "warning", "1 run was not delivered to MLflow in full, two", "samebits track sync")

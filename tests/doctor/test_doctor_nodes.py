@@ -4,7 +4,7 @@ from samebits.doctor.nodes import _joined, _of_pair
 from samebits.host.rendezvous import Nodes
 from samebits.workers import pairs
 from samebits.workers.meeting import Meeting
-from samebits.workers.pairs import Pair
+from samebits.workers.pairs import NodePair
 from samebits.workers.team import environment_of
 
 
@@ -21,7 +21,7 @@ def test_a_worker_that_waits_in_vain_for_the_others_is_a_finding(port, monkeypat
 
 
 def test_a_pair_with_a_problem_is_a_failure_with_a_way_out():
-    finding = _of_pair(Pair(first=0, second=2, backend="gloo", problem="no such interface"), ["n0", "n1", "n2"])
+    finding = _of_pair(NodePair(first=0, second=2, backend="gloo", problem="no such interface"), ["n0", "n1", "n2"])
     assert (finding.name, finding.status) == ("n0 - n2", "failed")
     assert finding.text == "gloo does not connect them: no such interface"
     assert "GLOO_SOCKET_IFNAME" in finding.hint

@@ -8,7 +8,7 @@ import yaml
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from pods import PATCHED, at, container_of, told
-from samebits.engines.kubernetes import Training, as_yaml, manifests
+from samebits.engines.kubernetes import TrainingCall, as_yaml, manifests
 from samebits.engines.settings import Cluster
 from samebits.errors import UserError
 from samebits.host.rendezvous import Nodes, find_nodes
@@ -26,7 +26,7 @@ MLFLOW = "MLFLOW_TRACKING_URI"
 
 def training(*more, strategy="ddp", numerics="exact", num_devices=None, **paths):
     arguments = ("--strategy", strategy, "--numerics", numerics, *more)
-    return Training(arguments, strategy, numerics, num_devices, {f"--{name}": path for name, path in paths.items()})
+    return TrainingCall(arguments, strategy, numerics, num_devices, {f"--{name}": path for name, path in paths.items()})
 
 
 def made(settings, kind="Job", *, nodes=2, of=None, **environ):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from samebits.records.log import End, RunLog, parse_event
+from samebits.records.log import EndEvent, RunLog, parse_event
 
 
 def lines_of(log):
@@ -16,7 +16,7 @@ def lines_of(log):
 def test_what_the_disk_does_not_take_is_written_with_the_next_event(taken, tmp_path, monkeypatch, capsys):
     """None: the write fails; else so many bytes of it are taken, as of a disk that is nearly full."""
     log, write = RunLog(tmp_path / "run.jsonl"), os.write
-    log.append(End(status="FINISHED"))
+    log.append(EndEvent(status="FINISHED"))
 
     def full(fd, content):
         if taken is None:
@@ -25,10 +25,10 @@ def test_what_the_disk_does_not_take_is_written_with_the_next_event(taken, tmp_p
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        log.append(End(status="FAILED"))
-        log.append(End(status="KILLED"))
+        log.append(EndEvent(status="FAILED"))
+        log.append(EndEvent(status="KILLED"))
     assert [event.status for event in lines_of(log.path)] == ["FINISHED"]
-    log.append(End(status="FINISHED"))
+    log.append(EndEvent(status="FINISHED"))
     assert [event.status for event in lines_of(log.path)] == ["FINISHED", "FAILED", "KILLED", "FINISHED"]
     assert [json.loads(line)["event"] for line in log.path.read_text().splitlines()] == ["end"] * 4
     said = capsys.readouterr().err
@@ -45,7 +45,7 @@ def test_a_log_that_cannot_be_flushed_says_so_after_a_while(tmp_path, monkeypatc
         return write(fd, content)
 
     monkeypatch.setattr(os, "write", full)
-    log.append(End(status="FINISHED"))
+    log.append(EndEvent(status="FINISHED"))
     with pytest.raises(OSError, match="No space left"):
         log.flush(0)
     log.flush(5)

@@ -17,7 +17,7 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
     write_files,
 )
 
-from samebits.records.log import SCHEMA, Compared
+from samebits.records.log import SCHEMA, ComparedEvent
 from samebits.records.run import WEIGHTS, read_run
 from samebits.tracking import delivery
 from samebits.tracking.comparison import comparison_key, record_comparison
@@ -205,7 +205,7 @@ def compare(repository, **changes):
     reports = repository / "reports"
     COMPARISON.write(reports / "comparison.json")
     facts = {"log_schema": SCHEMA, "tracking_uri": None, "keys": (), "reports": str(reports), "runs": str(repository)}
-    record_comparison(connect(tracking_uri()), Compared(key=comparison_key(COMPARISON), **facts, **changes))
+    record_comparison(connect(tracking_uri()), ComparedEvent(key=comparison_key(COMPARISON), **facts, **changes))
 
 
 def test_the_figures_of_a_comparison_are_linked_with_the_model(repository):

@@ -37,7 +37,7 @@ from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.host import counters, host_facts
 from samebits.records import log as events_of_a_log
-from samebits.records.log import LOGS, Losses, line_of
+from samebits.records.log import LOGS, LossesEvent, line_of
 from samebits.records.provenance import GitState, Provenance, provenance_of
 from samebits.records.run import FILES, read_run
 from samebits.results.remarks import SpokenRemark
@@ -94,7 +94,7 @@ def test_losses_arrive_while_training_goes_on(repository):
     log = start("alive")
     assert not deliver(log.path)
     log.losses(1, [2.0, 1.0], [0.1, 0.1])
-    line = line_of(Losses(first_step=3, losses=(0.5,), learning_rates=(0.1,)))
+    line = line_of(LossesEvent(first_step=3, losses=(0.5,), learning_rates=(0.1,)))
     os.write(log._fd, line[:30])  # a line that is being written
     assert not deliver(log.path)
     _, (run,) = runs()
@@ -180,7 +180,7 @@ def test_a_lost_state_doubles_no_point_that_was_delivered_by_itself(repository):
     """Each keeps the time of its own line, however many lines are sent together."""
     log = start("lost")
     for step in (1, 2, 3):
-        log.append(Losses(time_ms=1000 * step, first_step=step, losses=(1.0 / step,), learning_rates=(0.1,)))
+        log.append(LossesEvent(time_ms=1000 * step, first_step=step, losses=(1.0 / step,), learning_rates=(0.1,)))
         deliver(log.path)
     path = finish(log)
     path.with_suffix(".state.json").unlink()
@@ -440,7 +440,7 @@ def test_a_run_that_mlflow_does_not_know_is_recorded_again(repository):
 def test_a_run_that_is_nowhere_is_left_out_of_the_comparison(repository, capsys):
     reports, key = repository / "reports", comparison_key(COMPARISON)
     COMPARISON.write(reports / "comparison.json")
-    event = events_of_a_log.Compared(
+    event = events_of_a_log.ComparedEvent(
         log_schema=events_of_a_log.SCHEMA, tracking_uri=None, key=key, keys=(), reports=str(reports), runs="runs"
     )
     comparing.record_comparison(connect(tracking_uri()), event)
@@ -474,7 +474,7 @@ def test_recording_from_files_twice_changes_nothing(repository):
 def test_a_comparison_that_was_replaced_is_left_to_the_later_one(repository, capsys):
     reports = repository / "reports"
     COMPARISON.write(reports / "comparison.json")
-    event = events_of_a_log.Compared(
+    event = events_of_a_log.ComparedEvent(
         log_schema=events_of_a_log.SCHEMA, tracking_uri=None, key="another", keys=(), reports=str(reports), runs="runs"
     )
     comparing.record_comparison(connect(tracking_uri()), event)

@@ -38,7 +38,7 @@ def make_repository(tmp_path, migrated_store, monkeypatch):
 def start(key, **placement):
     log = RunLog(LOGS / f"{key}.jsonl")
     log.append(
-        events_of_a_log.Start(
+        events_of_a_log.StartEvent(
             log_schema=events_of_a_log.SCHEMA,
             tracking_uri=os.environ.get("MLFLOW_TRACKING_URI"),
             run=key,
@@ -52,11 +52,11 @@ def start(key, **placement):
 
 
 def setup(log, data_dir="data"):
-    log.append(events_of_a_log.Setup(host=host(), data=card(), data_dir=data_dir))
+    log.append(events_of_a_log.SetupEvent(host=host(), data=card(), data_dir=data_dir))
 
 
 def finish(log, status="FINISHED"):
-    log.append(events_of_a_log.End(status=status))
+    log.append(events_of_a_log.EndEvent(status=status))
     log.close()
     return log.path
 
@@ -68,7 +68,7 @@ def write_files(folder, key):
 
 def result(log, folder):
     key, out = log.path.stem, str(folder)
-    log.append(events_of_a_log.Result(run=key, timing=TIMING, out_dir=out, weights_sha256="abc"))
+    log.append(events_of_a_log.ResultEvent(run=key, timing=TIMING, out_dir=out, weights_sha256="abc"))
 
 
 def runs():

@@ -108,7 +108,10 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
     params = parse_params(small(num_devices=2, oversubscribe=True))
     two, split = placed("ddp", params, gpus=0)
     setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.strategy)
-    others = {name: make_reference(name, untrained, made.data, setup, two) for name in reference_names(two, "fast")}
+    others = {
+        name: make_reference(name, untrained=untrained, data=made.data, setup=setup, placement=two)
+        for name in reference_names(two, "fast")
+    }
     rows = {name: len(one.batches.micro_batch(0, 0).inputs) for name, one in others.items()}
     assert rows == {"single": 64, "share": 32, "together": 32}
     slices = time_slices(
@@ -178,7 +181,7 @@ def test_a_fast_reference_runs_under_its_own_switches(trainable, data_dir):
     setup.numerics.configure()
     try:
         exact = setup.trainable(setup.place(copy.deepcopy(untrained)), setup.batches(made.data))
-        fast = make_reference("fast", untrained, made.data, setup, placement)
+        fast = make_reference("fast", untrained=untrained, data=made.data, setup=setup, placement=placement)
         exact.reset()
         losses = exact.mean_losses(exact.run(0, exact.rates(0, 2), StepClock(CPU)))
         both = {"fast": watched(fast, "fast")}
@@ -201,7 +204,7 @@ def make_both_references(strategy, made, params, about):
     setup = Setup(params, "fast", made.card, split=split, strategy=parallel)
     for name in ("single", "share"):
         about(name)
-        make_reference(name, untrained, made.data, setup, placement)
+        make_reference(name, untrained=untrained, data=made.data, setup=setup, placement=placement)
 
 
 def test_a_reference_is_compiled_as_what_it_stands_for(trainable, monkeypatch):

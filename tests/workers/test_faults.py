@@ -338,7 +338,7 @@ def test_a_training_that_ended_keeps_its_record_whatever_befalls_its_measurement
     assert run.record.measurement.chunk_seconds == {}
     if code:
         assert line_of(done).startswith("error: out of memory on ")
-        assert run.record.speedup_unavailable.kind == "not_measured"
+        assert run.record.speedup_unavailable.kind == "not_ended"
 
 
 def test_a_training_that_runs_out_of_memory_leaves_no_record(stage):

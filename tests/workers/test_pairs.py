@@ -4,7 +4,7 @@ import threading
 
 from torch.distributed import HashStore
 
-from samebits.workers.pairs import Pair, _measure, _unreachable
+from samebits.workers.pairs import NodePair, _measure, _unreachable
 
 
 def test_what_gloo_says_of_a_pair_is_its_problem(monkeypatch):
@@ -14,7 +14,7 @@ def test_what_gloo_says_of_a_pair_is_its_problem(monkeypatch):
     store = HashStore()
     other = threading.Thread(target=_unreachable, args=(store, 1))
     other.start()
-    pair = _measure(store, 0, Pair(first=0, second=1, backend="gloo"))
+    pair = _measure(store, 0, NodePair(first=0, second=1, backend="gloo"))
     other.join()
     assert "no-such-one" in pair.problem
     assert (pair.round_trip_seconds, pair.bytes_per_second) == (None, None)

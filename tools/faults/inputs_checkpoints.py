@@ -66,7 +66,8 @@ def left(rng: random.Random, bench: Bench) -> Attempt:
     params = load_params(bench.folder / "params.yaml")
     placement, _ = place("single", params, "fast", gpus=count_gpus(), cores=count_cores())
     card, versions = read_card(bench.folder / "data/card.json"), {"torch": str(torch.__version__)}
-    folder = bench.folder / FOLDER / identity(params, "fast", placement, card, host_facts().fingerprint, versions)
+    name = identity(params, "fast", placement, card=card, host=host_facts().fingerprint, versions=versions)
+    folder = bench.folder / FOLDER / name
     folder.mkdir(parents=True)
     good = (bench.folder / RUN / "model.safetensors").read_bytes()
     how = rng.choice(("pickle", "weights", "tensors", "bytes"))

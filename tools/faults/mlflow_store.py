@@ -15,7 +15,7 @@ import numpy
 
 from faults.subject import expect
 from samebits.params import flatten
-from samebits.records.log import End, Losses, Start, parse_event, start_of
+from samebits.records.log import EndEvent, LossesEvent, StartEvent, parse_event, start_of
 from samebits.records.provenance import Provenance, provenance_of
 from samebits.records.run import FILES, WEIGHTS, Run, read_run
 
@@ -126,7 +126,7 @@ def check_run(store: Store, log: Path, run_dir: Path | None, totals: Totals | No
     """What a store has of one training is what its log, and its files if it has ended well, say."""
     totals = totals or Totals()
     start = start_of(log)
-    if not isinstance(start, Start):  # it was stopped before it had begun
+    if not isinstance(start, StartEvent):  # it was stopped before it had begun
         return
     status = status_of(log)
     found = store.runs(start.run)
@@ -173,14 +173,14 @@ def events_of(log: Path) -> list[Event]:
 
 def status_of(log: Path) -> str:
     """How a training ended by its own word; without one, it has failed."""
-    return next((event.status for event in events_of(log) if isinstance(event, End)), "FAILED")
+    return next((event.status for event in events_of(log) if isinstance(event, EndEvent)), "FAILED")
 
 
 def _logged(log: Path) -> dict[int, float]:
     """Every loss of a log, by step."""
     losses: dict[int, float] = {}
     for event in events_of(log):
-        if isinstance(event, Losses):
+        if isinstance(event, LossesEvent):
             for step, value in enumerate(event.losses, event.first_step):
                 expect(step not in losses, "the log has a step twice", step)
                 losses[step] = value

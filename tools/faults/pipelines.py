@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from faults.area import Area, Case
 from faults.mlflow_store import Store, check_run, empty_store
 from faults.subject import MARK, ROOT, SENDER, Child, command_of, described, expect, fork, marked, unfinished_in
-from samebits.records.log import LOGS, Start, start_of
+from samebits.records.log import LOGS, StartEvent, start_of
 
 if TYPE_CHECKING:
     import random
@@ -335,7 +335,7 @@ class Pipelines(Area):
         expect(store.running() == 0, "runs are left RUNNING in MLflow", store.running())
         ended = _runs_by_key(repository.folder)
         for log in sorted((repository.folder / LOGS).glob("*.jsonl")):
-            if isinstance(start_of(log), Start):
+            if isinstance(start_of(log), StartEvent):
                 check_run(store, log, ended.get(log.stem))
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from faults.mlflow_server import Server
 from faults.mlflow_store import Store, Totals, check_run, empty_store, events_of, status_of
 from faults.subject import PARAMS, SENDER, Child, Sandbox, check_end, command_of, expect, marked
-from samebits.records.log import LOGS, Result, RunLog, Start
+from samebits.records.log import LOGS, ResultEvent, RunLog, StartEvent
 from samebits.records.run import RECORD, Run, RunRecord, read_run
 from slowed import slow_model
 
@@ -320,9 +320,9 @@ class Pattern:
         record.model_copy(update={"run": key}).write(out / RECORD)
         log = RunLog(self.log.with_name(f"{key}.copy"))
         for event in events_of(self.log):
-            if isinstance(event, Start):
+            if isinstance(event, StartEvent):
                 event = event.model_copy(update={"run": key, "tracking_uri": uri})
-            elif isinstance(event, Result):
+            elif isinstance(event, ResultEvent):
                 event = event.model_copy(update={"run": key, "out_dir": str(out)})
             log.append(event)
         log.close()

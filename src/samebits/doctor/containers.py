@@ -30,11 +30,6 @@ MIN_TOOLKIT = "1.17.8"
 """The first toolkit in which a container cannot take the host over while it starts (CVE-2025-23266)."""
 
 _RUN_FILES = ("data", "runs", "reports", ".dvc", ".samebits", "mlartifacts", "mlflow.db", "host.json", "dvc.lock")
-_LOOK_INSIDE = (
-    "import json, sys; from dataclasses import asdict; from samebits.doctor import machine, store; "
-    "findings = machine.shared_memory(int(sys.argv[1])) + store.store(sys.argv[2]); "
-    "print(json.dumps([asdict(finding) for finding in findings]))"
-)
 
 
 def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
@@ -127,7 +122,7 @@ def inside(place: Place) -> list[Finding]:
             findings.append(failed(f"{seen} of {place.gpus} GPUs are seen in the image", hint))
         else:
             findings.append(ok(f"{seen} {'GPU' if seen == 1 else 'GPUs'}"))
-    code, text = look("python", "-c", _LOOK_INSIDE, str(place.gpus), tracking_uri())
+    code, text = look("python", "-m", "samebits.doctor.inside", str(place.gpus), tracking_uri())
     if code:
         return [*findings, failed(f"python ended with {code}: {text[-200:]}", "samebits container shell")]
     answers = [Finding(**answer) for answer in json.loads(text.splitlines()[-1])]

@@ -14,7 +14,7 @@ from samebits.host import caution, count_cores, gpu_counters, gpu_links, gpu_pee
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from samebits.host import Gpu, Pair
+    from samebits.host import Gpu, GpuPair
 
 GIB = 2**30
 BUSY_PERCENT = 10.0
@@ -62,7 +62,7 @@ def peers(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     return [_access(pairs, environ), _nvlink(pairs, links)]
 
 
-def _access(pairs: Sequence[Pair], environ: Mapping[str, str]) -> Finding:
+def _access(pairs: Sequence[GpuPair], environ: Mapping[str, str]) -> Finding:
     if environ.get("NCCL_P2P_DISABLE", "0") != "0":
         return warning("NCCL_P2P_DISABLE is set: ddp copies every gradient through the host", "unset NCCL_P2P_DISABLE")
     without = [pair for pair in pairs if pair.access is not True]
@@ -75,7 +75,7 @@ def _access(pairs: Sequence[Pair], environ: Mapping[str, str]) -> Finding:
     )
 
 
-def _nvlink(pairs: Sequence[Pair], links: Sequence[int]) -> Finding:
+def _nvlink(pairs: Sequence[GpuPair], links: Sequence[int]) -> Finding:
     without = [pair for pair in pairs if pair.nvlink is not True]
     up = ", ".join(map(str, sorted(set(links))))
     if not without:
@@ -91,7 +91,7 @@ def _pairs(pairs: Sequence[object]) -> str:
     return f"all {len(pairs)} pairs" if len(pairs) > 1 else "the two GPUs"
 
 
-def _named(pairs: Sequence[Pair]) -> str:
+def _named(pairs: Sequence[GpuPair]) -> str:
     """At most three pairs by name, with NVML's reason where it cannot tell."""
     names = [f"{pair.gpus[0]} and {pair.gpus[1]}" for pair in pairs[:3]]
     reason = next((f" ({value})" for value in (pairs[0].access, pairs[0].nvlink) if isinstance(value, str)), "")

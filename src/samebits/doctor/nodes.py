@@ -12,7 +12,7 @@ from samebits.files import scratch_folder
 from samebits.params import load_params
 from samebits.workers.agreement import NodeFacts, differences, node_facts
 from samebits.workers.meeting import Meeting
-from samebits.workers.pairs import BYTES, Pair, measure_pairs
+from samebits.workers.pairs import BYTES, NodePair, measure_pairs
 from samebits.workers.processes import Ranks, launch
 from samebits.workers.team import environment_of
 
@@ -83,10 +83,10 @@ def _joined(nodes: Nodes, names: Sequence[str], environment: dict[str, str], *, 
             except SamebitsError as error:
                 yield of_error(error, name=backend)
             lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        yield from (_of_pair(Pair.model_validate_json(line), names) for line in lines)
+        yield from (_of_pair(NodePair.model_validate_json(line), names) for line in lines)
 
 
-def _of_pair(pair: Pair, names: Sequence[str]) -> Finding:
+def _of_pair(pair: NodePair, names: Sequence[str]) -> Finding:
     name = f"{names[pair.first]} - {names[pair.second]}"
     if pair.round_trip_seconds is None or pair.bytes_per_second is None:
         hint = "open all ports among the machines; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the interface"

@@ -22,7 +22,7 @@ from samebits.host.cuda import major
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from samebits.host import DriverFacts
+    from samebits.host import DriverFacts, TorchBuild
 
 SHOWN = 5  # packages that are named, the rest is counted
 CUDA_SECONDS = 120.0
@@ -44,16 +44,16 @@ def read_lock(path: Path) -> list[Requirement]:
     return [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
 
 
-def which_lock(build: Mapping[str, str | None], folder: Path = Path()) -> str:
+def which_lock(build: TorchBuild, folder: Path = Path()) -> str:
     """``cpu`` or ``gpu``: what ``make`` left a stamp of, else what the build of torch says."""
     stamps = sorted(folder.glob(".venv/.installed-*"))
     if len(stamps) == 1:
         return stamps[0].name.removeprefix(".installed-")
-    return "gpu" if build["cuda"] else "cpu"
+    return "gpu" if build.cuda else "cpu"
 
 
 @check("locks")
-def locks(build: Mapping[str, str | None], folder: Path = Path()) -> Finding:
+def locks(build: TorchBuild, folder: Path = Path()) -> Finding:
     """Whether what is installed is what the lock pins."""
     which = which_lock(build, folder)
     path = folder / f"requirements.{which}.lock"
@@ -84,9 +84,9 @@ def _difference(pin: Requirement) -> str | None:
 
 
 @check("torch")
-def torch_against_driver(build: Mapping[str, str | None], driver: DriverFacts) -> Finding:
+def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
     """Whether this build of torch can use the GPUs that the driver shows."""
-    version, cuda, gpus = build["version"], build["cuda"], len(driver.gpus)
+    version, cuda, gpus = build.version, build.cuda, len(driver.gpus)
     if version is None:
         return failed("not installed", "make .venv")
     if cuda is None:

@@ -19,11 +19,11 @@ from samebits.doctor.containers import containers
 from samebits.doctor.finding import Finding, of_error
 from samebits.doctor.store import store
 from samebits.errors import HostError, UserError, WorkerError, from_exit_code
-from samebits.host import DriverFacts, driver_facts, torch_build
+from samebits.host import DriverFacts, TorchBuild, driver_facts, torch_build
 from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from samebits.host.rendezvous import Nodes
 
@@ -56,14 +56,14 @@ def host_findings(params_file: Path) -> Iterator[Finding]:
     yield from repository.logs()
 
 
-def gpu_findings(build: Mapping[str, str | None], driver: DriverFacts | HostError) -> Iterator[Finding]:
+def gpu_findings(build: TorchBuild, driver: DriverFacts | HostError) -> Iterator[Finding]:
     """What is found out about GPUs; no more than the error where one of them cannot be read."""
     if isinstance(driver, HostError):
         yield of_error(driver, name="driver")
         return
     yield from software.torch_against_driver(build, driver)
     yield from machine.devices(driver.gpus)  # before this command itself uses them
-    yield from software.cuda(len(driver.gpus) if build["cuda"] else 0)
+    yield from software.cuda(len(driver.gpus) if build.cuda else 0)
     yield from machine.peers()
 
 

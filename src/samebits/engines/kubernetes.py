@@ -44,7 +44,7 @@ _DIGEST_HINT = (
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingCall:
     """One call of ``pipeline/train.py``: its arguments, and what some of them say.
 
     ``num_devices`` is None where the arguments leave it to the engine. ``paths`` are by option.
@@ -57,7 +57,7 @@ class Training:
     paths: Mapping[str, str | None]
 
 
-def manifests(cluster: Cluster, training: Training, environ: Mapping[str, str]) -> list[Manifest]:
+def manifests(cluster: Cluster, training: TrainingCall, environ: Mapping[str, str]) -> list[Manifest]:
     """What starts a training on a cluster; the same settings and arguments give the same name.
 
     Of ``environ`` it takes the address of MLflow's server alone.
@@ -113,7 +113,7 @@ class _Pods:
     name: str
     settings: Kubernetes
     nodes: int
-    training: Training
+    training: TrainingCall
     variables: Mapping[str, Any]
 
     def manifests(self) -> list[Manifest]:

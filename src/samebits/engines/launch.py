@@ -133,10 +133,10 @@ def _slurm_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
 def _manifests(
     arguments: Sequence[str], options: Mapping[str, Any], kind: Kind | None, environ: Mapping[str, str]
 ) -> str:
-    from samebits.engines.kubernetes import Training, as_yaml, manifests
+    from samebits.engines.kubernetes import TrainingCall, as_yaml, manifests
     from samebits.engines.settings import read_cluster
 
-    training = Training(
+    training = TrainingCall(
         arguments=arguments,
         strategy=options["strategy"],
         numerics=options["numerics"],

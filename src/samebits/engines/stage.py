@@ -155,7 +155,7 @@ def _among_nodes(command: ContainerCommand, environ: Mapping[str, str]) -> Conta
 def _look_around(environ: Mapping[str, str], *, say: bool) -> None:
     """Inside: whether the GPUs are here, and whether the image is that of the locks."""
     name, given = environ.get("SAMEBITS_IMAGE", "the image"), environ.get(GPUS)
-    usable = count_present() if torch_build()["cuda"] else 0
+    usable = count_present() if torch_build().cuda else 0
     if given is not None and usable != int(given):
         hint = "see `samebits container run nvidia-smi -L`, and whether the image is of the GPU lock"
         raise HostError(f"{given} GPUs on the host, {usable} for torch in {name}", hint=hint)

@@ -10,9 +10,18 @@ from samebits.host.devices import caution, count_gpus, count_present, count_visi
 from samebits.host.energy import UNREADABLE, Rapl
 from samebits.host.facts import Cpu, HostFacts, boot_id, count_cores, host_facts
 from samebits.host.gpu_meters import TOTALS, GpuMeters, GpuReading
-from samebits.host.gpus import DriverFacts, Gpu, Pair, driver_facts, gpu_counters, gpu_links, gpu_peers, gpu_slowdowns
+from samebits.host.gpus import (
+    DriverFacts,
+    Gpu,
+    GpuPair,
+    driver_facts,
+    gpu_counters,
+    gpu_links,
+    gpu_peers,
+    gpu_slowdowns,
+)
 from samebits.host.memory import data_bytes, memory_available, memory_limit, private_bytes, private_peak
-from samebits.host.software import installed, torch_build
+from samebits.host.software import TorchBuild, installed, torch_build
 
 __all__ = [
     "TOTALS",
@@ -25,10 +34,11 @@ __all__ = [
     "DriverFacts",
     "Gpu",
     "GpuMeters",
+    "GpuPair",
     "GpuReading",
     "HostFacts",
-    "Pair",
     "Rapl",
+    "TorchBuild",
     "boot_id",
     "caution",
     "count_cores",

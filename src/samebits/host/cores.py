@@ -77,7 +77,7 @@ class Cores:
             busy = self._busy()
         except (OSError, ValueError, IndexError):
             return None
-        return CoreTimes(time.monotonic(), len(self._cpus), busy, own, self._throttled())
+        return CoreTimes(time.monotonic(), len(self._cpus), busy=busy, own=own, throttled=self._throttled())
 
     def _busy(self) -> float:
         """Also what a hypervisor gave to others; not what gives way, being nicer than this training.

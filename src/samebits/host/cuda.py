@@ -12,7 +12,7 @@ import pynvml
 from samebits.errors import HostError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from samebits.host.software import TorchBuild
 
 OLDEST_DRIVER = {12: 525, 13: 580}
 """The oldest branch of the driver that runs every release of a major version of CUDA.
@@ -42,7 +42,7 @@ def major(version: str) -> int:
     return int(version.split(".")[0])
 
 
-def require_driver(build: Mapping[str, str | None]) -> None:
+def require_driver(build: TorchBuild) -> None:
     """Compare the driver with a build of torch that has CUDA; NVML must have been initialized.
 
     The driver's own number says enough as long as it is new enough. An older one may run a newer CUDA yet, through
@@ -51,7 +51,7 @@ def require_driver(build: Mapping[str, str | None]) -> None:
     Raises:
         HostError: the driver is too old.
     """
-    cuda = build["cuda"]
+    cuda = build.cuda
     assert cuda, "a CPU build of torch needs no driver"
     oldest = OLDEST_DRIVER.get(major(cuda))
     try:
@@ -65,6 +65,6 @@ def require_driver(build: Mapping[str, str | None]) -> None:
         return
     newest = f"CUDA {runs}" if runs else "an older CUDA"
     raise HostError(
-        f"torch {build['version']} is built for CUDA {cuda}, and driver {driver} runs up to {newest}",
+        f"torch {build.version} is built for CUDA {cuda}, and driver {driver} runs up to {newest}",
         hint=f"make repro TORCH=cpu, or install a driver from {oldest} on",
     )

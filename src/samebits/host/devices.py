@@ -179,7 +179,7 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
         HostError: one of them cannot be read, or the driver is older than torch's CUDA.
     """
     build = torch_build()
-    if build["cuda"] is None:
+    if build.cuda is None:
         return 0
     with nvml() as problem:
         count = 0 if problem else len(readable(environ))

@@ -43,7 +43,7 @@ class DriverFacts(Part):
     problem: str | None = None
 
 
-class Pair(Part):
+class GpuPair(Part):
     """Two visible GPUs, and whether they reach each other; a text where NVML cannot tell says why."""
 
     gpus: tuple[int, int]
@@ -147,12 +147,12 @@ def driver_facts(environ: Mapping[str, str] = os.environ, *, ask_cuda: bool = Fa
         return DriverFacts(driver=driver, cuda=cuda_of_driver() if ask_cuda else None, gpus=gpus)
 
 
-def gpu_peers(environ: Mapping[str, str] = os.environ) -> list[Pair]:
+def gpu_peers(environ: Mapping[str, str] = os.environ) -> list[GpuPair]:
     """Every pair of visible GPUs."""
     with nvml() as problem:
         handles = [] if problem else [device.handle for device in readable(environ)]
         return [
-            Pair(
+            GpuPair(
                 gpus=(first, second),
                 access=_reaches(handles[first], handles[second], pynvml.NVML_P2P_CAPS_INDEX_WRITE),
                 nvlink=_reaches(handles[first], handles[second], pynvml.NVML_P2P_CAPS_INDEX_NVLINK),

@@ -6,15 +6,23 @@ import importlib.util
 import runpy
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 
-def torch_build() -> dict[str, str | None]:
-    """Version and CUDA release of the installed torch, read from its version file (importing it takes seconds)."""
+class TorchBuild(NamedTuple):
+    """The installed torch: its version, None if there is none, and the CUDA it was built for, None for the CPU."""
+
+    version: str | None
+    cuda: str | None
+
+
+def torch_build() -> TorchBuild:
+    """The installed torch, read from its version file (importing it takes seconds)."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return {"version": None, "cuda": None}
+        return TorchBuild(version=None, cuda=None)
     facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return {"version": str(facts["__version__"]), "cuda": facts["cuda"]}
+    return TorchBuild(version=str(facts["__version__"]), cuda=facts["cuda"])
 
 
 def installed(*names: str) -> str | None:

@@ -51,7 +51,7 @@ class _Event(Part):
     time_ms: int = Field(default_factory=now_ms)
 
 
-class Start(_Event):
+class StartEvent(_Event):
     """A training begins; ``tracking_uri`` is the store in use, None for the repository's own."""
 
     event: Literal["start"] = "start"
@@ -65,7 +65,7 @@ class Start(_Event):
     tags: dict[str, str] = Field(default_factory=dict)
 
 
-class Setup(_Event):
+class SetupEvent(_Event):
     """Host and data, as the first worker found them; ``nodes`` are all machines where there are several."""
 
     event: Literal["setup"] = "setup"
@@ -75,7 +75,7 @@ class Setup(_Event):
     data_dir: str
 
 
-class Losses(_Event):
+class LossesEvent(_Event):
     """Losses and learning rates of consecutive steps, the first of which is ``first_step``, counted from 1."""
 
     event: Literal["losses"] = "losses"
@@ -84,7 +84,7 @@ class Losses(_Event):
     learning_rates: tuple[float, ...]
 
 
-class Sampled(_Event):
+class SampledEvent(_Event):
     """Counters of another machine than the first, ``sample`` of them before this one."""
 
     event: Literal["sampled"] = "sampled"
@@ -93,7 +93,7 @@ class Sampled(_Event):
     values: dict[str, float]
 
 
-class Result(_Event):
+class ResultEvent(_Event):
     """The training has written its files to ``out_dir``."""
 
     event: Literal["result"] = "result"
@@ -103,7 +103,7 @@ class Result(_Event):
     weights_sha256: str
 
 
-class Compared(_Event):
+class ComparedEvent(_Event):
     """A comparison stands in ``reports``, over the runs of ``keys``, whose folders are in ``runs``."""
 
     event: Literal["comparison"] = "comparison"
@@ -115,14 +115,17 @@ class Compared(_Event):
     runs: str
 
 
-class End(_Event):
+class EndEvent(_Event):
     """The last event of a log."""
 
     event: Literal["end"] = "end"
     status: Status
 
 
-Event = Annotated[Start | Setup | Losses | Sampled | Result | Compared | End, Field(discriminator="event")]
+Event = Annotated[
+    StartEvent | SetupEvent | LossesEvent | SampledEvent | ResultEvent | ComparedEvent | EndEvent,
+    Field(discriminator="event"),
+]
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 
@@ -153,13 +156,13 @@ def all_logs() -> list[Path]:
     return [path for path in sorted(LOGS.glob("*.jsonl")) if path.is_file()]
 
 
-def start_of(log: Path) -> Start | Compared | None:
+def start_of(log: Path) -> StartEvent | ComparedEvent | None:
     """The event that a log begins with; None if it is not written yet, or is damaged or another version's."""
     with log.open("rb") as stream:
         line = stream.readline()
     with suppress(UserError):
         event = parse_event(line, log) if line.endswith(b"\n") else None
-        return event if isinstance(event, Start | Compared) else None
+        return event if isinstance(event, StartEvent | ComparedEvent) else None
     return None
 
 
@@ -223,7 +226,7 @@ class RunLog:
 
     def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
         """Append the losses of consecutive steps."""
-        self.append(Losses(first_step=first_step, losses=tuple(losses), learning_rates=tuple(learning_rates)))
+        self.append(LossesEvent(first_step=first_step, losses=tuple(losses), learning_rates=tuple(learning_rates)))
 
     def close(self) -> None:
         """Let go of the log in this process, and of what the disk has not taken by then."""

@@ -63,7 +63,7 @@ def verify(
     params_file, data = scratch / "params.yaml", scratch / "data"
     YAML().dump(params.model_copy(update={"train": once}).model_dump(mode="json"), params_file)
     run_stage(Path(), "prepare", "--params", params_file, "--out-dir", data, quiet=True)
-    yield _compare_bits("data", "prepared again", scratch, locked[strategies[0]], _DATA)
+    yield _compare_bits("data", "prepared again", scratch, locked=locked[strategies[0]], files=_DATA)
     for strategy in strategies:
         out = scratch / f"{strategy}-exact"
         steps = ["--steps", min(QUICK_STEPS, params.total_steps)] if quick else []
@@ -76,7 +76,7 @@ def verify(
         else:
             files = {f"runs/{out.name}/{name}": name for name in BITS}
             bits = {files[path]: md5 for path, md5 in locked[strategy].items() if path in files}
-            yield _compare_bits(out.name, where, out, bits, BITS)
+            yield _compare_bits(out.name, where, out, locked=bits, files=BITS)
 
 
 def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) -> None:
@@ -128,7 +128,7 @@ def _md5(path: Path) -> str:
     return hashlib.md5(regular(path).read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def _compare_bits(name: str, where: str, folder: Path, locked: dict[str, str], files: Sequence[str]) -> Verified:
+def _compare_bits(name: str, where: str, folder: Path, *, locked: dict[str, str], files: Sequence[str]) -> Verified:
     different = [file for file in files if _md5(folder / file) != locked.get(file)]
     if not different:
         return Verified(name=name, same=True, text=f"{name}: bitwise, {where}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.errors import UserError, without_password
-from samebits.records.log import LOGS, SCHEMA, Compared, End, RunLog, new_key
+from samebits.records.log import LOGS, SCHEMA, ComparedEvent, EndEvent, RunLog, new_key
 from samebits.records.run import read_run
 from samebits.results.comparison import MADE_BY, Comparison
 from samebits.results.table import markdown
@@ -40,7 +40,7 @@ def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path
     """
     log = RunLog(LOGS / f"{new_key('comparison')}.jsonl")
     log.append(
-        Compared(
+        ComparedEvent(
             log_schema=SCHEMA,
             tracking_uri=without_password(tracking_uri()),
             key=comparison_key(comparison),
@@ -49,7 +49,7 @@ def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path
             runs=str(runs.resolve()),
         )
     )
-    log.append(End(status="FINISHED"))
+    log.append(EndEvent(status="FINISHED"))
     try:
         log.flush(0)
     finally:
@@ -57,7 +57,7 @@ def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path
     return log.path
 
 
-def record_comparison(client: MlflowClient, event: Compared) -> None:
+def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
     """Make or find the parent run, restore what is missing, link and describe the children.
 
     Does nothing where a later comparison has taken the place of the one that the event speaks of.

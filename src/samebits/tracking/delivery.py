@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import UserError, one_line, without_password
 from samebits.files import DamagedError, Record
-from samebits.records.log import LOGS, Compared, End, Losses, Start, all_logs, parse_event, start_of, writer_gone
+from samebits.records.log import (
+    LOGS,
+    ComparedEvent,
+    EndEvent,
+    LossesEvent,
+    StartEvent,
+    all_logs,
+    parse_event,
+    start_of,
+    writer_gone,
+)
 from samebits.records.provenance import Provenance, provenance_of
 from samebits.tracking.comparison import record_comparison
 from samebits.tracking.recorder import BATCH, Recorder, send
@@ -93,7 +103,7 @@ class Delivery:
                 if together:
                     yield position, together
                 raise
-            more = len(event.losses) + 1 if isinstance(event, Losses) else BATCH  # and a learning rate
+            more = len(event.losses) + 1 if isinstance(event, LossesEvent) else BATCH  # and a learning rate
             if together and points + more > BATCH:
                 yield position, together
                 together, points = [], 0
@@ -119,7 +129,7 @@ class Delivery:
         """Let neither the run nor a logged model wait for what was refused."""
         try:
             if self.state.run_id and not self.state.ended:
-                self._record([End(status="FAILED", time_ms=self._last_word_ms())])
+                self._record([EndEvent(status="FAILED", time_ms=self._last_word_ms())])
         except Exception as error:
             if not is_permanent(error):  # a store that refuses this as well has no such run
                 raise
@@ -127,19 +137,19 @@ class Delivery:
     def _record(self, events: list[Event]) -> None:
         """Record one event, or several of losses."""
         event = events[0]
-        if isinstance(event, Compared):
+        if isinstance(event, ComparedEvent):
             for log in (LOGS / f"{key}.jsonl" for key in event.keys):  # of ended runs; there may be none on this host
                 if log.is_file() and not Delivery(log).done:
                     deliver(log)
             record_comparison(self.client, event)
-        elif not isinstance(event, End) or self.state.run_id:
+        elif not isinstance(event, EndEvent) or self.state.run_id:
             recorder = Recorder(self.client, self.state.run_id)
             recorder.record(*events)
-            if isinstance(event, Start):
+            if isinstance(event, StartEvent):
                 self._set(run_id=recorder.run_id)
                 self._save()
                 self._record_provenance(recorder)
-        self._set(ended=isinstance(event, End))
+        self._set(ended=isinstance(event, EndEvent))
 
     def _record_provenance(self, recorder: Recorder) -> None:
         file, patch = provenance_of(self._log), self._log.with_suffix(".patch")
@@ -150,7 +160,7 @@ class Delivery:
     def abandon(self) -> None:
         """End the run of a writer that is gone without a word, at its last word."""
         if not self.state.ended:
-            self._record([End(status="FAILED", time_ms=self._last_word_ms())])
+            self._record([EndEvent(status="FAILED", time_ms=self._last_word_ms())])
             self._set(ended=True, offset=self._log.stat().st_size)
             self._save()
 

@@ -83,29 +83,29 @@ class Recorder:
     def record(self, *events: Event) -> None:
         """Record one event of a training's log, or several of losses, which is one call."""
         match event := events[0]:
-            case log.Start():
+            case log.StartEvent():
                 self._start(event)
-            case log.Setup():
+            case log.SetupEvent():
                 self._setup(event)
-            case log.Losses():
-                self._losses([one for one in events if isinstance(one, log.Losses)])
-            case log.Sampled():
+            case log.LossesEvent():
+                self._losses([one for one in events if isinstance(one, log.LossesEvent)])
+            case log.SampledEvent():
                 values = {f"system/{event.node}/{name}": value for name, value in event.values.items()}
                 points = [metric(name, value, event.time_ms, event.sample) for name, value in values.items()]
                 send(self._client, self._id(), points)
-            case log.Result():
+            case log.ResultEvent():
                 self._result(event)
-            case log.End():
+            case log.EndEvent():
                 fail_unfinished(self._client, self._id())
                 self._client.set_terminated(self._id(), event.status, end_time=event.time_ms)
-            case log.Compared():
+            case log.ComparedEvent():
                 raise AssertionError("a comparison is no event of a training")
 
     def _id(self) -> str:
         assert self.run_id, "an event before the start"
         return self.run_id
 
-    def _start(self, event: log.Start) -> None:
+    def _start(self, event: log.StartEvent) -> None:
         placement = event.placement
         experiment = experiment_id(self._client, event.params.tracking.experiment)
         run = find_run(self._client, experiment, event.run)  # a delivery may have been cut off right here
@@ -139,7 +139,7 @@ class Recorder:
         if patch is not None:
             self._client.log_artifact(self._id(), str(patch))
 
-    def _setup(self, event: log.Setup) -> None:
+    def _setup(self, event: log.SetupEvent) -> None:
         """Host and data, as the first worker saw them."""
         host, card = event.host, event.data
         tags = {
@@ -152,7 +152,7 @@ class Recorder:
         set_tags(self._client, self._id(), tags)
         self._client.log_inputs(self._id(), datasets=[_dataset(card, event.data_dir)])
 
-    def _losses(self, events: list[log.Losses]) -> None:
+    def _losses(self, events: list[log.LossesEvent]) -> None:
         """Every loss; the learning rate, which follows from the params, once for each event.
 
         Each at its event's own time: to a store, a point is another one at another time.
@@ -164,7 +164,7 @@ class Recorder:
             points += [metric("learning_rate", rate, when, first) for rate in event.learning_rates[:1]]
         send(self._client, self._id(), points)
 
-    def _result(self, event: log.Result) -> None:
+    def _result(self, event: log.ResultEvent) -> None:
         points = [metric(name, value, event.time_ms) for name, value in figures_of(event).items()]
         send(self._client, self._id(), points)
         set_tags(self._client, self._id(), {"weights_sha256": event.weights_sha256})
@@ -186,7 +186,7 @@ class Recorder:
         log_checkpoint(self._client, self._id(), folder / WEIGHTS, name=record.name, tags=tags)
 
 
-def figures_of(event: log.Result) -> dict[str, float]:
+def figures_of(event: log.ResultEvent) -> dict[str, float]:
     """The figures of a finished training, under the names of their metrics."""
     timing = event.timing
     figures: dict[str, float] = timing.model_dump(include=set(TIMES))
@@ -249,7 +249,7 @@ def events(run: Run, tags: Mapping[str, str] = RESTORED) -> Iterator[Event]:
     Learning rates are not among a run's files, nor is what the working tree was.
     """
     record, began = run.record, started_ms(run)
-    yield log.Start(
+    yield log.StartEvent(
         time_ms=began,
         log_schema=log.SCHEMA,
         tracking_uri=None,
@@ -260,20 +260,20 @@ def events(run: Run, tags: Mapping[str, str] = RESTORED) -> Iterator[Event]:
         params=record.params,
         tags=dict(tags),
     )
-    yield log.Setup(time_ms=began, host=record.host, data=record.data, data_dir="data")
+    yield log.SetupEvent(time_ms=began, host=record.host, data=record.data, data_dir="data")
     ends = list(itertools.accumulate(record.measurement.step_ms))
     first = 1
     for segment, steps in itertools.groupby(ends, key=lambda milliseconds: int(milliseconds // SEGMENT_MS)):
         losses = tuple(run.losses[first - 1 : first - 1 + len(list(steps))])
         when = began + (segment + 1) * SEGMENT_MS
-        yield log.Losses(time_ms=when, first_step=first, losses=losses, learning_rates=())
+        yield log.LossesEvent(time_ms=when, first_step=first, losses=losses, learning_rates=())
         first += len(losses)
     ended = began + round(ends[-1])
-    yield log.Result(
+    yield log.ResultEvent(
         time_ms=ended,
         run=record.run,
         timing=run.timing,
         out_dir=str(run.folder.resolve()),
         weights_sha256=record.weights_sha256,
     )
-    yield log.End(time_ms=ended, status="FINISHED")
+    yield log.EndEvent(time_ms=ended, status="FINISHED")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import SamebitsError
 from samebits.host import Counters, sample_seconds
-from samebits.records.log import LOGS, Compared, Start, all_logs, now_ms, start_of, writer_gone
+from samebits.records.log import LOGS, ComparedEvent, StartEvent, all_logs, now_ms, start_of, writer_gone
 from samebits.tracking.comparison import log_comparison
 from samebits.tracking.delivery import Delivery, deliver
 from samebits.tracking.recorder import metric
@@ -179,7 +179,7 @@ class Sender:
     def _watch(self, alive: list[Path]) -> None:
         """Sample the host beside each training that goes on."""
         for log in alive:
-            if log not in self._telemetry and isinstance(start := start_of(log), Start):
+            if log not in self._telemetry and isinstance(start := start_of(log), StartEvent):
                 placed = start.placement
                 here = placed.devices[: placed.devices_by_node[0]] if placed.devices_by_node else placed.devices
                 gpus = here if placed.device_type == "cuda" else ()
@@ -192,7 +192,7 @@ class Sender:
 def _linger_seconds() -> float:
     """For what may follow: a pipeline ends with its comparison."""
     newest = max(all_logs(), default=None)
-    return 0.0 if newest is not None and isinstance(start_of(newest), Compared) else LINGER_SECONDS
+    return 0.0 if newest is not None and isinstance(start_of(newest), ComparedEvent) else LINGER_SECONDS
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 def identity(
-    params: Params, numerics: NumericsName, placement: Placement, card: Card, host: str, versions: dict[str, str]
+    params: Params, numerics: NumericsName, placement: Placement, *, card: Card, host: str, versions: dict[str, str]
 ) -> str:
     """A digest of everything that the result of a training is a function of.
 

@@ -58,7 +58,7 @@ def place(
     count, notes = _count(strategy, params.train, whole, here)
     if strategy == "dp":
         return _place_dp(whole, here, count, notes)
-    return _place_ranks(strategy, params.train, numerics, whole, [here], [count], notes)
+    return _place_ranks(strategy, params.train, numerics, whole=whole, nodes=[here], counts=[count], notes=notes)
 
 
 def place_over_nodes(
@@ -99,7 +99,7 @@ def place_over_nodes(
             f"{len(nodes)} machines have {sum(counts)} devices for {whole.units} {whole.unit} of a batch",
             hint="raise exact.shards" if whole.shards else "change train.global_batch_size or train.num_devices",
         )
-    return _place_ranks(strategy, train, numerics, whole, nodes, counts, notes)
+    return _place_ranks(strategy, train, numerics, whole=whole, nodes=nodes, counts=counts, notes=notes)
 
 
 def _place_dp(whole: BatchSplit, here: Devices, count: int, notes: tuple[Note, ...]) -> tuple[Placement, BatchSplit]:
@@ -136,6 +136,7 @@ def _place_ranks(
     strategy: StrategyName,
     train: Train,
     numerics: NumericsName,
+    *,
     whole: BatchSplit,
     nodes: Sequence[Devices],
     counts: Sequence[int],

@@ -36,7 +36,7 @@ class Setup:
         self, params: Params, numerics: NumericsName, card: Card, *, split: BatchSplit, strategy: Strategy
     ) -> None:
         self.params, self.card, self.split, self.strategy = params, card, split, strategy
-        self.numerics = make_numerics(params, numerics, card, split, strategy.device)
+        self.numerics = make_numerics(params, numerics, card, split=split, device=strategy.device)
 
     def enter_process(self) -> None:
         """Make this process the strategy's worker, with the switches of the numerics and the seed's random streams."""
@@ -87,7 +87,9 @@ class Setup:
         )
 
 
-def make_numerics(params: Params, name: NumericsName, card: Card, split: BatchSplit, device: torch.device) -> Numerics:
+def make_numerics(
+    params: Params, name: NumericsName, card: Card, *, split: BatchSplit, device: torch.device
+) -> Numerics:
     """The numerics of that name, for global batches that are split like this."""
     if name == "fast":
         return FastNumerics(params.train, device, card.loss)

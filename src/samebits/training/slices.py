@@ -124,7 +124,7 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
     references = References(reference_names(placement, setup.numerics.name))
     strategy = setup.strategy
     for name in references.names:
-        make = partial(make_reference, name, untrained, data, setup, placement)
+        make = partial(make_reference, name, untrained=untrained, data=data, setup=setup, placement=placement)
         reference = make() if name in EVERYWHERE else strategy.first_alone(make)
         if reference is not None:
             references.here[name] = reference
@@ -152,6 +152,7 @@ def measure_slices(
 
 def make_reference(
     name: ReferenceName,
+    *,
     untrained: nn.Module | None,
     data: Data,
     setup: Setup,
@@ -236,7 +237,7 @@ def time_slices(
                 clock = StepClock(strategy.device)
                 if name in here:
                     try:
-                        part, random[name] = _go_on(here[name], random[name], start, stop, clock)
+                        part, random[name] = _go_on(here[name], random[name], range(start, stop), clock)
                     except Exception as error:
                         if name in ("strategy", "node") or not is_out_of_memory(error):  # others wait for this one
                             raise
@@ -259,14 +260,12 @@ def time_slices(
     elif "single" in names and _ratio(seconds, "single", "strategy") is None:
         problem = Reason(kind="one_pair")
     result = prolonging.result() if strategy.rank == 0 else None
-    return Slices(steps, chunk, seconds, difference, problem, result)
+    return Slices(steps, chunk, seconds, first_difference=difference, problem=problem, repeats=result)
 
 
-def _go_on(
-    trainable: Trainable, random: list[Tensor], start: int, stop: int, clock: StepClock
-) -> tuple[Tensor, list[Tensor]]:
+def _go_on(trainable: Trainable, random: list[Tensor], steps: range, clock: StepClock) -> tuple[Tensor, list[Tensor]]:
     """Run some steps of one of those that share this process's switches and random generators: it has its own."""
     trainable.numerics.configure()
     trainable.strategy.set_random_state(random)
-    losses = trainable.run(start, trainable.rates(start, stop), clock)
+    losses = trainable.run(steps.start, trainable.rates(steps.start, steps.stop), clock)
     return losses, trainable.strategy.random_state()

@@ -65,8 +65,8 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
             "model.source": sha256_tree(Path(source))[:_HASH_DIGITS] if source else None,
             "data": read_card(data_dir / "card.json", params).sha256[:_HASH_DIGITS] if data_dir else None,
             "image": os.environ.get("SAMEBITS_IMAGE_ID") or os.environ.get("SAMEBITS_IMAGE") or None,
-            "torch": build["version"],
-            "CUDA": build["cuda"],
+            "torch": build.version,
+            "CUDA": build.cuda,
         },
     )
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from samebits.errors import Interrupted, SamebitsError, WorkerError, first_line
 from samebits.files import make_folder, remove
 from samebits.host.rendezvous import Nodes
-from samebits.records.log import LOGS, SCHEMA, End, RunLog, Sampled, Start, new_key, store_in_use
+from samebits.records.log import LOGS, SCHEMA, EndEvent, RunLog, SampledEvent, StartEvent, new_key, store_in_use
 from samebits.records.provenance import note_provenance
 from samebits.records.run import FILES, TRACE, Evaluation
 from samebits.training.checkpoints import FOLDER
@@ -18,7 +18,7 @@ from samebits.training.evaluation import evaluate_run
 from samebits.workers.processes import launch
 from samebits.workers.rank import failures_reported
 from samebits.workers.team import gathered
-from samebits.workers.worker import Job, train_as_rank
+from samebits.workers.worker import TrainingSpec, train_as_rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +80,7 @@ def run_training(
             make_folder(out_dir)
             for name in (*FILES, TRACE):
                 remove(out_dir / name)  # an older run's, which must not be taken for this one's
-            start = Start(
+            start = StartEvent(
                 log_schema=SCHEMA,
                 tracking_uri=store_in_use(),
                 run=key,
@@ -92,7 +92,7 @@ def run_training(
             log = _log(start, start_sender) if start_sender else None
         if log is not None:
             team.peers.on_sample(partial(_log_sample, log))
-        job = Job(
+        spec = TrainingSpec(
             params=params,
             numerics=numerics,
             placement=placement,
@@ -108,19 +108,19 @@ def run_training(
         )
         status: Status = "FAILED"
         try:
-            launch(partial(train_as_rank, job), team.ranks, timeout_s=params.train.timeout_s, peers=team.peers)
+            launch(partial(train_as_rank, spec), team.ranks, timeout_s=params.train.timeout_s, peers=team.peers)
             status = "FINISHED"
         except Interrupted:
             status = "KILLED"
             raise
         finally:
             if log is not None:
-                log.append(End(status=status))
+                log.append(EndEvent(status=status))
                 log.close()
         return placement
 
 
-def _log(start: Start, start_sender: Callable[[Path], object]) -> RunLog | None:
+def _log(start: StartEvent, start_sender: Callable[[Path], object]) -> RunLog | None:
     """The log of a training, which is being delivered; None if there can be none, since no training ends for that."""
     try:
         log = RunLog(LOGS / f"{start.run}.jsonl")
@@ -135,7 +135,7 @@ def _log(start: Start, start_sender: Callable[[Path], object]) -> RunLog | None:
 
 
 def _log_sample(log: RunLog, node: str, sample: Sample) -> None:
-    log.append(Sampled(node=node, sample=sample.number, values=sample.values))
+    log.append(SampledEvent(node=node, sample=sample.number, values=sample.values))
 
 
 def evaluate_in_worker(params: Params, *, data_dir: Path, run_dir: Path, file: Path) -> Evaluation:

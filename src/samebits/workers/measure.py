@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """What was measured; ``rounding`` and ``breakdown`` are of fast numerics alone."""
 
     slices: Slices
@@ -51,15 +51,15 @@ def has_twins(setup: Setup, placement: Placement) -> bool:
 
 def measure(
     trainable: Trainable,
+    losses: list[float],
+    *,
     untrained: nn.Module | None,
     data: Data,
     setup: Setup,
     placement: Placement,
-    losses: list[float],
-    *,
     step_seconds: float,
     sampler: Sampler,
-) -> Measured:
+) -> Measurements:
     """Measure a finished training; every rank must call it.
 
     ``untrained`` is the model as it was built, None on a rank without copies. ``losses`` are the training's.
@@ -73,16 +73,16 @@ def measure(
         with sampler.during("slices"):
             slices = measure_slices(trainable, references, losses, params.train, step_seconds=step_seconds)
         if final is None:
-            return Measured(slices)
+            return Measurements(slices)
         rounding = measure_rounding(trainable, losses, final, seed=params.seed, step_seconds=step_seconds)
         make = partial(make_reference, untrained=untrained, data=data, setup=setup, placement=placement)
         twins = _twins(make, references, setup, placement)
         breakdown = break_down(trainable, twins, total_steps=len(losses), step_seconds=step_seconds)
-        return Measured(slices, rounding, breakdown)
+        return Measurements(slices, rounding, breakdown)
     except Exception as error:
         if strategy.world_size > 1 or not is_out_of_memory(error):  # other ranks wait for this one
             raise
-        return Measured(NO_MEMORY_LEFT)
+        return Measurements(NO_MEMORY_LEFT)
 
 
 def _twins(make: partial[Trainable | None], references: References, setup: Setup, placement: Placement) -> Twins:

@@ -39,7 +39,7 @@ _ROUND_TRIPS, _ALL_REDUCES = 100, 5
 _POLL_SECONDS = 0.05
 
 
-class Pair(Part):
+class NodePair(Part):
     """Two nodes by their numbers, and the medians between them; or the ``problem`` that they have.
 
     ``bytes_per_second`` are those of an all-reduce's tensor over its time, which for two ranks is the bandwidth of the
@@ -71,7 +71,7 @@ def _measure_pairs(backend: Backend, file: Path) -> None:
         key = f"{first}-{second}"
         if rank in (first, second):
             found = _measure(
-                PrefixStore(key, store), int(rank == second), Pair(first=first, second=second, backend=backend)
+                PrefixStore(key, store), int(rank == second), NodePair(first=first, second=second, backend=backend)
             )
             if rank == first:
                 store.set(key, found.model_dump_json())
@@ -92,7 +92,7 @@ def _wait(done: Callable[[], bool], otherwise: str) -> None:
         time.sleep(_POLL_SECONDS)
 
 
-def _measure(store: Store, rank: int, pair: Pair) -> Pair:
+def _measure(store: Store, rank: int, pair: NodePair) -> NodePair:
     device = torch.device("cuda", 0) if pair.backend == "nccl" else torch.device("cpu")
     limit = datetime.timedelta(seconds=PAIR_SECONDS)
     if pair.backend == "gloo" and (problem := _unreachable(store, rank)):  # which takes it more than a minute to see

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from samebits.errors import CollectiveError, Interrupted, SamebitsError, WithHint, WorkerError
 from samebits.workers.meeting import PeerError, Report, root_cause
-from samebits.workers.samples import Samples
+from samebits.workers.samples import SampleExchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ class Others:
         self._rank = meeting.nodes.rank
         self._outbox: queue.SimpleQueue[Report | State] = queue.SimpleQueue()
         self._reports: list[Report] = []
-        self._samples = Samples(meeting.store, self._rank, len(names), gpus)
+        self._samples = SampleExchange(meeting.store, self._rank, len(names), gpus)
         self._take: Callable[[str, Sample], object] = lambda *_: None
         self._gone = False
         self._clock, self._looked = 0.0, time.monotonic()  # the clock stands while this process is stopped

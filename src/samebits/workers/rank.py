@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import mmap
 import signal
 import sys
@@ -14,6 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 from samebits.errors import CollectiveError, Interrupted, SamebitsError, WorkerError, from_exit_code
+from samebits.files import Part
 from samebits.training.diagnosis import explain
 
 if TYPE_CHECKING:
@@ -49,6 +49,26 @@ class Position(NamedTuple):
         return f" at step {self.step}" if self.phase == "training" else _WHERE.get(self.phase, "")
 
 
+class Failure(Part):
+    """What ended a rank, at a ``time`` in seconds since 1970; ``waited``: it was left waiting for others."""
+
+    time: float
+    message: str
+    hint: str
+    exit_code: int
+    waited: bool
+    traceback: str
+
+    def error(self) -> SamebitsError:
+        """The error itself, as the launcher raises it."""
+        error = from_exit_code(self.exit_code, self.message, self.hint)
+        assert isinstance(error, SamebitsError), "a worker that a signal ended reports nothing"
+        if self.waited:
+            error = CollectiveError(self.message, hint=self.hint)
+        error.traceback = self.traceback
+        return error
+
+
 class Reporter:
     """What one worker tells its launcher: in memory that they share, and in files in the launch's ``folder``."""
 
@@ -65,17 +85,17 @@ class Reporter:
 
     def failure(self, error: SamebitsError) -> None:
         """Leave an error for the launcher, as plain data."""
-        report = {
-            "time": time.time(),
-            "message": error.message,
-            "hint": error.hint,
-            "exit_code": error.exit_code,
-            "waited": isinstance(error, CollectiveError),
-            "traceback": traceback.format_exc(),
-        }
+        failure = Failure(
+            time=time.time(),
+            message=error.message,
+            hint=error.hint,
+            exit_code=error.exit_code,
+            waited=isinstance(error, CollectiveError),
+            traceback=traceback.format_exc(),
+        )
         unfinished = self._folder / f"rank{self._rank}.unfinished"
         try:
-            unfinished.write_text(json.dumps(report), encoding="utf-8")
+            unfinished.write_text(failure.model_dump_json(), encoding="utf-8")
             unfinished.rename(self._folder / f"rank{self._rank}.json")
         except OSError as problem:  # then the launcher knows that this rank failed, and not of what
             sys.stderr.write(f"rank {self._rank}: {error}\nrank {self._rank}: {self._folder}: {problem.strerror}\n")
@@ -110,12 +130,12 @@ class Reports:
 
     def failed(self) -> dict[int, SamebitsError]:
         """The errors that workers left, by rank, the first of them first."""
-        found = {
-            rank: json.loads(path.read_text(encoding="utf-8"))
+        failures = {
+            rank: Failure.model_validate_json(path.read_bytes())
             for rank in range(len(self._memories))
             if (path := self._folder / f"rank{rank}.json").exists()
         }
-        return {rank: _error(report) for rank, report in sorted(found.items(), key=lambda item: float(item[1]["time"]))}
+        return {rank: failure.error() for rank, failure in sorted(failures.items(), key=lambda item: item[1].time)}
 
     def has_stack(self, rank: int) -> bool:
         """Whether a worker has begun to write where it was at the last signal."""
@@ -129,16 +149,6 @@ class Reports:
         """Where the threads of all workers were at the last signal."""
         paths = map(self._stack, range(len(self._memories)))
         return "\n".join(f"{path.stem}:\n{path.read_text(encoding='utf-8')}" for path in paths if path.exists())
-
-
-def _error(report: dict[str, object]) -> SamebitsError:
-    message, hint = str(report["message"]), str(report["hint"])
-    error = from_exit_code(int(str(report["exit_code"])), message, hint)
-    assert isinstance(error, SamebitsError), "a worker that a signal ended reports nothing"
-    if report["waited"]:
-        error = CollectiveError(message, hint=hint)
-    error.traceback = str(report["traceback"])
-    return error
 
 
 class Rank(Protocol):

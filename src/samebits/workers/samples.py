@@ -22,7 +22,7 @@ class Sample(Part):
     values: dict[str, float]
 
 
-class Samples:
+class SampleExchange:
     """One machine's end of it: node 0, whose own are its sender's, takes; the others give."""
 
     def __init__(self, store: Store, rank: int, count: int, gpus: Sequence[int]) -> None:

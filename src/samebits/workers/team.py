@@ -77,7 +77,10 @@ def gathered(
         mine = node_facts(params, told, data_dir)
         facts = [NodeFacts.model_validate(one) for one in meeting.exchange(mine.model_dump(mode="json"))]
         require_equal(facts)
-        devices = [Devices(one.gpus, one.cores, one.num_devices, one.name, one.machine) for one in facts]
+        devices = [
+            Devices(gpus=one.gpus, cores=one.cores, wanted=one.num_devices, name=one.name, machine=one.machine)
+            for one in facts
+        ]
         placement, split = place_over_nodes(strategy, params, numerics, devices)
         counts, names = placement.devices_by_node, tuple(one.name for one in facts)
         first = sum(counts[: nodes.rank])

@@ -30,7 +30,7 @@ from samebits.training.slices import NOT_ENDED, WARM_UP_STEPS
 from samebits.training.strategies import make_strategy
 from samebits.training.trace import write_trace
 from samebits.training.weights import save_weights, weights_digest
-from samebits.workers.measure import Measured, has_twins, measure
+from samebits.workers.measure import Measurements, has_twins, measure
 from samebits.workers.rank import run_rank
 from samebits.workers.sampler import Sampler
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingSpec:
     """One training, as the launcher hands it to its workers; ``key`` names the run in logs and in MLflow.
 
     Checkpoints are under ``checkpoints``, None for no checkpoints; ``steps`` ends the training early. ``nodes`` are the
@@ -123,42 +123,44 @@ class Progress:
 
 
 class Worker:
-    """One rank of a job."""
+    """One rank of a training."""
 
-    def __init__(self, job: Job, stop: StopRequest, reporter: Reporter) -> None:
-        self._job, self._params, self._stop, self._at = job, job.params, stop, reporter.at
-        self._card = read_card(job.data_dir / "card.json", job.params)
-        self.strategy = make_strategy(job.placement, job.params.train)
-        self._setup = Setup(job.params, job.numerics, self._card, split=job.split, strategy=self.strategy)
+    def __init__(self, spec: TrainingSpec, stop: StopRequest, reporter: Reporter) -> None:
+        self._spec, self._params, self._stop, self._at = spec, spec.params, stop, reporter.at
+        self._card = read_card(spec.data_dir / "card.json", spec.params)
+        self.strategy = make_strategy(spec.placement, spec.params.train)
+        self._setup = Setup(spec.params, spec.numerics, self._card, split=spec.split, strategy=self.strategy)
         self.model: nn.Module | None = None
-        self._notes: list[Note] = list(job.placement.notes)
-        self._sampler = Sampler(job.placement, on=self.strategy.rank == 0)
+        self._notes: list[Note] = list(spec.placement.notes)
+        self._sampler = Sampler(spec.placement, on=self.strategy.rank == 0)
         self._memory = MemoryMeter()
 
     def run(self) -> None:
         """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
         self._at("preparing")
         prepared = self._prepare()
-        look = partial(self._memory.measure, prepared.trainable, self._job.split.samples)
+        look = partial(self._memory.measure, prepared.trainable, self._spec.split.samples)
         step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.strategy.device.type], before_reset=look)
         trained = self._train(prepared, step_seconds)
         first = self.strategy.rank == 0
         if first:
-            self._record(prepared, trained, Measured(NOT_ENDED))  # so that nothing that comes after it can lose it
+            self._record(prepared, trained, Measurements(NOT_ENDED))  # so that nothing that comes after it can lose it
         self._at("measuring")
         measured = measure(
             prepared.trainable,
-            prepared.untrained,
-            prepared.data,
-            self._setup,
-            self._job.placement,
             trained.training.losses,
+            untrained=prepared.untrained,
+            data=prepared.data,
+            setup=self._setup,
+            placement=self._spec.placement,
             step_seconds=step_seconds,
             sampler=self._sampler,
         )
-        self._sampler.roof = measure_roof(prepared.trainable, self._params.train, self._job.split.samples, step_seconds)
-        if self._job.trace:
-            write_trace(prepared.trainable, self._job.out_dir / TRACE, len(trained.training.losses))
+        self._sampler.roof = measure_roof(
+            prepared.trainable, self._params.train, self._spec.split.samples, step_seconds
+        )
+        if self._spec.trace:
+            write_trace(prepared.trainable, self._spec.out_dir / TRACE, len(trained.training.losses))
         self._at("recording")
         if first:
             timing = self._record(prepared, trained, measured)
@@ -167,22 +169,22 @@ class Worker:
             prepared.checkpointer.delete()
 
     def _prepare(self) -> Prepared:
-        job, setup = self._job, self._setup
+        spec, setup = self._spec, self._setup
         setup.enter_process()
         host = host_facts()  # here, because where there are GPUs it starts CUDA
         nodes = self._nodes(host)
-        self._log(events.Setup(host=host, nodes=nodes, data=self._card, data_dir=str(job.data_dir.resolve())))
+        self._log(events.SetupEvent(host=host, nodes=nodes, data=self._card, data_dir=str(spec.data_dir.resolve())))
         self._at("building")
         self.model = model = setup.build()
         self._at("preparing")
         first = self.strategy.rank == 0
-        untrained = copy.deepcopy(model) if has_twins(self._setup, job.placement) else None
+        untrained = copy.deepcopy(model) if has_twins(self._setup, spec.placement) else None
         initial_sha256 = weights_digest(model) if first else ""
         setup.place(model)
-        data = setup.load(job.data_dir)
+        data = setup.load(spec.data_dir)
         batches = setup.batches(data)
         wants_ranks = bool({*self._params.train.strategies} - {"single", "dp"})
-        self._notes += setup.try_step(model, batches, job.placement, wants_ranks=wants_ranks)
+        self._notes += setup.try_step(model, batches, spec.placement, wants_ranks=wants_ranks)
         return Prepared(
             trainable=setup.trainable(model, batches),
             untrained=untrained,
@@ -195,32 +197,34 @@ class Worker:
 
     def _nodes(self, host: HostFacts) -> tuple[Node, ...]:
         """Every machine as its first rank sees it, if there are several."""
-        counts = self._job.placement.devices_by_node
+        counts = self._spec.placement.devices_by_node
         if not counts:
             return ()
         everyone = self.strategy.gather_bytes(host.model_dump_json().encode())
         firsts = [everyone[sum(counts[:node])] for node in range(len(counts))]
         return tuple(
             Node(name=name, machine=machine, host=HostFacts.model_validate_json(facts))
-            for (name, machine), facts in zip(self._job.nodes, firsts, strict=True)
+            for (name, machine), facts in zip(self._spec.nodes, firsts, strict=True)
         )
 
     def _checkpointer(self, host: HostFacts) -> PeriodicCheckpointer | None:
-        job = self._job
-        if job.checkpoints is None:
+        spec = self._spec
+        if spec.checkpoints is None:
             return None
         versions = {"torch": str(torch.__version__)}
-        name = identity(self._params, job.numerics, job.placement, self._card, host.fingerprint, versions)
+        name = identity(
+            self._params, spec.numerics, spec.placement, card=self._card, host=host.fingerprint, versions=versions
+        )
         every = self._params.train.checkpoint_every_steps
-        return PeriodicCheckpointer(Checkpoints(name, self.strategy.rank, job.checkpoints), every, self._stop)
+        return PeriodicCheckpointer(Checkpoints(name, self.strategy.rank, spec.checkpoints), every, self._stop)
 
     def _train(self, prepared: Prepared, seconds_of_a_step: float) -> Trained:
-        job, strategy, numerics = self._job, self.strategy, self._setup.numerics
-        first, steps = strategy.rank == 0, job.steps or self._params.total_steps
+        spec, strategy, numerics = self._spec, self.strategy, self._setup.numerics
+        first, steps = strategy.rank == 0, spec.steps or self._params.total_steps
         checkpointer, model = prepared.checkpointer, prepared.trainable.model
         reset_peak(strategy)
-        name = f"{job.placement.strategy}-{job.numerics}"
-        progress = Progress(name, steps, self._at, job.log if first else None, shown=first)
+        name = f"{spec.placement.strategy}-{spec.numerics}"
+        progress = Progress(name, steps, self._at, spec.log if first else None, shown=first)
         with self._sampler.during("training"):
             training = train(
                 prepared.trainable, steps, step_seconds=seconds_of_a_step, tracker=progress, checkpointer=checkpointer
@@ -230,7 +234,7 @@ class Worker:
             self._notes.append(Note(kind="resumed", values={"steps": tuple(training.resumed)}))
         peaks = strategy.all_gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
         weights_sha256 = strategy.first_alone(
-            lambda: save_weights(numerics.model_state_dict(model), job.out_dir / WEIGHTS)
+            lambda: save_weights(numerics.model_state_dict(model), spec.out_dir / WEIGHTS)
         )
         if checkpointer:
             checkpointer.training_done()
@@ -243,18 +247,18 @@ class Worker:
             arithmetic=numerics.arithmetic(),
         )
 
-    def _record(self, prepared: Prepared, trained: Trained, measured: Measured) -> Timing:
+    def _record(self, prepared: Prepared, trained: Trained, measured: Measurements) -> Timing:
         slices = measured.slices
-        job, params, device = self._job, self._params, self.strategy.device
+        spec, params, device = self._spec, self._params, self.strategy.device
         tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         record = RunRecord(
-            run=job.key,
-            strategy=job.placement.strategy,
-            numerics=job.numerics,
-            placement=job.placement,
+            run=spec.key,
+            strategy=spec.placement.strategy,
+            numerics=spec.numerics,
+            placement=spec.placement,
             notes=(*self._notes, *notes_of(slices.repeats)),
-            not_applied=not_applied(params.train, job.placement, job.numerics, tf32=tf32),
-            speedup_unavailable=why_no_speedup(job.placement, slices),
+            not_applied=not_applied(params.train, spec.placement, spec.numerics, tf32=tf32),
+            speedup_unavailable=why_no_speedup(spec.placement, slices),
             first_unrepeated_step=slices.first_difference,
             rounding=measured.rounding,
             breakdown=measured.breakdown,
@@ -267,22 +271,22 @@ class Worker:
             data=self._card,
             params=params,
             measurement=slices.measurement(trained.training.step_seconds),
-            usage=self._sampler.usage(trained.training, job.split.samples),
+            usage=self._sampler.usage(trained.training, spec.split.samples),
             memory=self._memory.taken,
         )
-        timing = timing_of(trained, slices, samples=job.split.samples)
-        write_run(job.out_dir, record, timing, trained.training.losses)
+        timing = timing_of(trained, slices, samples=spec.split.samples)
+        write_run(spec.out_dir, record, timing, trained.training.losses)
         return timing
 
     def _log_result(self, timing: Timing, weights_sha256: str) -> None:
-        job, out_dir = self._job, str(self._job.out_dir.resolve())
-        self._log(events.Result(run=job.key, timing=timing, out_dir=out_dir, weights_sha256=weights_sha256))
-        if job.log:
-            job.log.close()  # with what the disk had not taken
+        spec, out_dir = self._spec, str(self._spec.out_dir.resolve())
+        self._log(events.ResultEvent(run=spec.key, timing=timing, out_dir=out_dir, weights_sha256=weights_sha256))
+        if spec.log:
+            spec.log.close()  # with what the disk had not taken
 
     def _log(self, event: Event) -> None:
-        if self._job.log and self.strategy.rank == 0:
-            self._job.log.append(event)
+        if self._spec.log and self.strategy.rank == 0:
+            self._spec.log.append(event)
 
 
 def timing_of(trained: Trained, slices: Slices, *, samples: int) -> Timing:
@@ -318,7 +322,7 @@ def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
     return Reason.model_validate(label.model_dump())
 
 
-def train_as_rank(job: Job, reporter: Reporter) -> None:
-    """Train as one rank of a job."""
+def train_as_rank(spec: TrainingSpec, reporter: Reporter) -> None:
+    """Train as one rank."""
     stop = StopRequest()
-    run_rank(lambda: Worker(job, stop, reporter), job.placement, reporter)
+    run_rank(lambda: Worker(spec, stop, reporter), spec.placement, reporter)

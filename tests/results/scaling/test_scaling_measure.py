@@ -11,7 +11,7 @@ from samebits.results import remarks
 from samebits.results.scaling import measure
 from samebits.results.scaling.assemble import assemble
 from samebits.results.scaling.curve import Scaling
-from samebits.results.scaling.measure import Training
+from samebits.results.scaling.measure import PlannedTraining
 from samebits.results.scaling.model import Coefficients, Step, costs
 from samebits.results.scaling.network import parse_network
 from samebits.results.scaling.plot import draw, figure_of
@@ -65,11 +65,11 @@ def test_the_trainings_of_a_curve(cores):
     cores(4)
     found, notes = measure.plan(PARAMS, (1, 2, 4), (8, 16))
     assert found == [
-        Training("strong", 2, 32),
-        Training("strong", 4, 16),
-        Training("weak", 2, 64),
-        Training("weak", 4, 64),
-        Training("few", 2, 4),  # as on 16 devices
+        PlannedTraining("strong", 2, 32),
+        PlannedTraining("strong", 4, 16),
+        PlannedTraining("weak", 2, 64),
+        PlannedTraining("weak", 4, 64),
+        PlannedTraining("few", 2, 4),  # as on 16 devices
     ]
     assert notes == []
     assert [one.kind for one in measure.plan(PARAMS, (1, 2), ())[0]] == ["strong", "weak"]
@@ -78,7 +78,7 @@ def test_the_trainings_of_a_curve(cores):
 def test_rows_of_a_projection_come_in_whole_micro_batches(cores):
     cores(2)
     params = parse_params(small(grad_accum_steps=4, repeats=5))
-    assert measure.plan(params, (2,), (5,))[0][-1] == Training("few", 2, 4 * 3)
+    assert measure.plan(params, (2,), (5,))[0][-1] == PlannedTraining("few", 2, 4 * 3)
 
 
 def test_a_users_data_are_not_enough_for_each_weak_training(cores):
@@ -118,7 +118,7 @@ def test_a_batch_that_does_not_divide_is_refused(cores):
 def run_of(folder, kind, devices, *, speed=1.0, oversubscribed=False, by=BY, problem=None):
     """A training whose slices take what the model says, on a host that is so many times as fast; and its record."""
     rows = {"strong": BATCH // devices, "weak": BATCH, "few": 2}[kind]
-    training = Training(kind, devices, rows)
+    training = PlannedTraining(kind, devices, rows)
     shared = Step(devices=devices, rows=rows, sharing=devices)
     steps = {
         "single": Step(devices=1, rows=devices * rows),

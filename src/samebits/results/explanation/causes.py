@@ -195,7 +195,7 @@ def _straggler(observed: Observed) -> list[Cause]:
         Evidence(name=f"rank {rank} computes", value=median(turn.own_ms[rank] for turn in turns), unit="ms"),
         Evidence(name="others compute", value=median(_others(turn.own_ms, rank) for turn in turns), unit="ms"),
     )
-    return [Cause("straggler", lost, shown, rank, phase)]
+    return [Cause("straggler", lost, shown, rank=rank, phase=phase)]
 
 
 def _phase(turns: Sequence[Phases], name: str) -> list[float]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from samebits.results.explanation.causes import Cause
 
 
-class Finding(Part):
+class ExplainedCause(Part):
     """A cause with its share of a step, its evidence, and the advice.
 
     ``gain`` is predicted, in samples per second.
@@ -34,7 +34,7 @@ class Finding(Part):
     gain: Gain | None
 
 
-class Losses(Part):
+class LostTime(Part):
     """The distance between a step and the ideal one, in ms; the parts add up to it.
 
     ``ideal_ms`` is a step of one device divided by their number. ``fixed`` is what a device's share takes longer than
@@ -65,9 +65,9 @@ class Explanation(Part):
     step_ms: float
     plain_ms: float
     parts: Parts
-    losses: Losses | None
+    losses: LostTime | None
     unsteady_ms: float | None = None
-    findings: tuple[Finding, ...]
+    findings: tuple[ExplainedCause, ...]
     bounds: Bounds
 
 
@@ -98,9 +98,9 @@ def _agree(slices: SliceSteps, step_ms: float) -> bool:
     return step_ms / AGREE <= slices.strategy <= step_ms * AGREE and slices.share <= longest
 
 
-def _finding(cause: Cause, observed: Observed, step: float) -> Finding:
+def _finding(cause: Cause, observed: Observed, step: float) -> ExplainedCause:
     remedy = remedy_for(cause, observed)
-    return Finding(
+    return ExplainedCause(
         cause=cause.kind,
         lost_ms=cause.ms,
         share=cause.ms / step,
@@ -113,7 +113,7 @@ def _finding(cause: Cause, observed: Observed, step: float) -> Finding:
     )
 
 
-def _losses(observed: Observed, parts: Parts) -> Losses | None:
+def _losses(observed: Observed, parts: Parts) -> LostTime | None:
     slices = observed.slices
     if slices is None:
         return None
@@ -126,7 +126,7 @@ def _losses(observed: Observed, parts: Parts) -> Losses | None:
     shared = {name: left * ms / whole if whole else 0.0 for name, ms in between.items()}
     if slices.together is None:  # dp: what its copies do not explain is its device 0's, and Python's
         shared = between
-    return Losses(
+    return LostTime(
         ideal_ms=ideal,
         fixed=slices.share - ideal,
         contention=together - slices.share,

@@ -19,7 +19,7 @@ from samebits.results.text import milliseconds, times_single
 
 if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, Row
-    from samebits.results.explanation.explain import Explanation, Finding
+    from samebits.results.explanation.explain import ExplainedCause, Explanation
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Said:
 
 
 @dataclass(frozen=True)
-class Section:
+class WhySection:
     """What the section shows; ``distance`` is empty where one device was used."""
 
     name: str
@@ -52,7 +52,7 @@ class Section:
     figures: tuple[Figure, ...]
 
 
-def why_section(comparison: Comparison) -> Section | None:
+def why_section(comparison: Comparison) -> WhySection | None:
     """The section, None if no run was divided into parts."""
     number = main_row(comparison)
     if number is None:
@@ -65,7 +65,7 @@ def why_section(comparison: Comparison) -> Section | None:
         Said(cause_of(finding), advice_of(finding), _evidence(finding, place, f"{path}.findings[{place}]"))
         for place, finding in enumerate(explanation.findings)
     )
-    return Section(
+    return WhySection(
         name=row.name,
         findings=findings,
         nothing=NOTHING,
@@ -99,7 +99,7 @@ def say_distance(row: Row, explanation: Explanation) -> str:
     return f"{text} Of that, {parts}." if distance > 0 and parts else text
 
 
-def _evidence(finding: Finding, number: int, path: str) -> tuple[Figure, ...]:
+def _evidence(finding: ExplainedCause, number: int, path: str) -> tuple[Figure, ...]:
     return tuple(
         Figure(f"evidence-{number}-{place}", one.name, figure_of(one), f"{path}.evidence[{place}]")
         for place, one in enumerate(finding.evidence)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from samebits.results.explanation.causes import CauseKind, Evidence
-    from samebits.results.explanation.explain import Explanation, Finding
+    from samebits.results.explanation.explain import ExplainedCause, Explanation
     from samebits.results.explanation.parts import Parts
     from samebits.results.explanation.remedies import RemedyKind
 
@@ -81,14 +81,14 @@ _REMEDIES: dict[RemedyKind, str] = {
 }
 
 
-def cause_of(finding: Finding) -> str:
+def cause_of(finding: ExplainedCause) -> str:
     """The cause in one sentence."""
     phase = finding.phase or ""
     text = _CAUSES[finding.cause].format(rank=finding.rank, phase=_PASSES.get(phase, phase))
     return f"{text}: {milliseconds(finding.lost_ms)}, {finding.share:.0%} of a step."
 
 
-def advice_of(finding: Finding) -> str:
+def advice_of(finding: ExplainedCause) -> str:
     """The next step, and what it should bring."""
     text = _REMEDIES[finding.remedy].format(**{key.rpartition(".")[2]: by for key, by in finding.change.items()})
     gain = finding.gain

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from samebits.params import Params
     from samebits.records.run import Run
     from samebits.results.scaling.fit import Fit
-    from samebits.results.scaling.measure import Training
+    from samebits.results.scaling.measure import PlannedTraining
     from samebits.results.scaling.network import Network
 
 _APART = 1.5  # times that a coefficient may be another before it is said that the points do not tell it
@@ -24,7 +24,7 @@ _APART = 1.5  # times that a coefficient may be another before it is said that t
 
 def assemble(
     params: Params,
-    pairs: Sequence[tuple[Training, Run]],
+    pairs: Sequence[tuple[PlannedTraining, Run]],
     *,
     projected: Sequence[int],
     network: Network | None,

@@ -13,7 +13,7 @@ from samebits.params import load_params, require_repository
 
 if TYPE_CHECKING:
     from samebits.records.run import Run
-    from samebits.results.scaling.measure import Training
+    from samebits.results.scaling.measure import PlannedTraining
 
 
 @click.command(short_help="Train on 1, 2, 4 ... devices, and project further.")
@@ -60,7 +60,7 @@ def scale(
     if projected is not None:
         further = measure.parse_counts("--project", projected)
     trainings, notes = measure.plan(params, counts, further)
-    pairs: list[tuple[Training, Run]] = []
+    pairs: list[tuple[PlannedTraining, Run]] = []
     with scratch_folder(Path(".samebits")) as folder:  # where a container sees it too
         for run in measure.train(params, trainings, folder, Path(), steps=steps):
             pairs.append((trainings[len(pairs)], run))

@@ -23,7 +23,7 @@ ScalingName = Literal["strong", "weak"]
 STRONG_AND_WEAK: tuple[ScalingName, ...] = ("strong", "weak")
 
 
-class Measured(Part):
+class MeasuredPoint(Part):
     """A number of devices that was trained with; ``speedup`` is in samples per second over one device.
 
     What does not ``count`` is in no fit, and its ``label`` says why.
@@ -38,7 +38,7 @@ class Measured(Part):
     label: str | None = None
 
 
-class Projected(Part):
+class ProjectedPoint(Part):
     """A number of devices that nobody trained with; ``step_ms`` and ``speedup`` are ranges around what the fit says."""
 
     kind: Literal["projection"] = "projection"
@@ -89,9 +89,9 @@ class Scaling(Record):
     params: Params
     host: HostFacts
     git: GitState
-    measured: tuple[Measured, ...]
+    measured: tuple[MeasuredPoint, ...]
     points: tuple[Point, ...]
     fit: Fitted | None
-    projections: tuple[Projected, ...]
+    projections: tuple[ProjectedPoint, ...]
     held_out: tuple[HeldOut, ...]
     notes: tuple[str, ...]

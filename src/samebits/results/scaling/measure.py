@@ -15,7 +15,7 @@ from samebits.params.split import BatchSplit
 from samebits.records.run import Spread, read_run
 from samebits.records.statistics import ratios, spread
 from samebits.results.remarks import say
-from samebits.results.scaling.curve import MADE_BY, STRONG_AND_WEAK, Measured, ScalingName
+from samebits.results.scaling.curve import MADE_BY, STRONG_AND_WEAK, MeasuredPoint, ScalingName
 from samebits.results.scaling.fit import Point
 from samebits.results.scaling.model import Step
 from samebits.results.verify import run_stage
@@ -33,7 +33,7 @@ DRIFT = 0.15  # of one and the same step between trainings, above which it is sa
 _MIB = 2**20
 
 
-class Training(NamedTuple):
+class PlannedTraining(NamedTuple):
     """One training of ddp, in whose global batches each device has so many ``samples``.
 
     ``few`` shows one device with as few as a projection gives it.
@@ -62,7 +62,7 @@ def parse_counts(option: str, text: str) -> tuple[int, ...]:
     return tuple(sorted({int(part) for part in parts}))
 
 
-def describe(training: Training, run: Run) -> str:
+def describe(training: PlannedTraining, run: Run) -> str:
     """One line about a training that is done."""
     each = f"{training.devices} devices with {training.samples} samples each"
     return f"{each}, median step {run.timing.step_time_ms:.3g} ms"
@@ -80,7 +80,7 @@ def default_projections(params: Params, devices: Sequence[int]) -> tuple[int, ..
     return tuple(n for n in (max(devices) * factor for factor in (2, 4, 8)) if n <= most)
 
 
-def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tuple[list[Training], list[str]]:
+def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tuple[list[PlannedTraining], list[str]]:
     """The trainings to run, and what is left out and why.
 
     Raises:
@@ -105,15 +105,15 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
         if n > whole.units:
             text = f"--project: got {n} devices for {whole.units} samples of a micro-batch"
             raise UserError(text, hint="raise train.global_batch_size, or name fewer devices")
-    trainings, notes = [Training("strong", n, _samples_of_one(whole, n)) for n in more], []
-    for weak in (Training("weak", n, whole.samples) for n in more):
+    trainings, notes = [PlannedTraining("strong", n, _samples_of_one(whole, n)) for n in more], []
+    for weak in (PlannedTraining("weak", n, whole.samples) for n in more):
         batch = weak.global_batch_size
         if isinstance(params.data, FileData) and batch > params.data.num_samples:
             text = f"weak scaling on {weak.devices} devices was left out: its batch has {batch} samples, more than data"
             notes.append(text)
         else:
             trainings.append(weak)
-    few = Training("few", more[0], _samples_of_one(whole, max(projected, default=1)))
+    few = PlannedTraining("few", more[0], _samples_of_one(whole, max(projected, default=1)))
     if few.devices <= existing and few.samples < _samples_of_one(whole, more[-1]):
         trainings.append(few)
     return trainings, notes
@@ -123,7 +123,9 @@ def _samples_of_one(whole: BatchSplit, devices: int) -> int:
     return whole.over(ranks=devices).share(devices).samples
 
 
-def train(params: Params, trainings: Sequence[Training], scratch: Path, root: Path, *, steps: int) -> Iterator[Run]:
+def train(
+    params: Params, trainings: Sequence[PlannedTraining], scratch: Path, root: Path, *, steps: int
+) -> Iterator[Run]:
     """Make the data and run each training in ``scratch``, by the scripts of ``root``.
 
     Raises:
@@ -159,7 +161,7 @@ def train(params: Params, trainings: Sequence[Training], scratch: Path, root: Pa
 class Points(NamedTuple):
     """What trainings give: the rows of a table, all points that count, and those of the whole of each training."""
 
-    measured: list[Measured]
+    measured: list[MeasuredPoint]
     points: list[Point]
     trainings: list[tuple[ScalingName, Point]]
     notes: list[str]
@@ -172,7 +174,7 @@ def gradients_of(run: Run) -> Step:
     return Step(devices=1, rows=0, bytes=size, messages=max(1, math.ceil(size / bucket)))
 
 
-def points_of(pairs: Sequence[tuple[Training, Run]], batch: int) -> Points:
+def points_of(pairs: Sequence[tuple[PlannedTraining, Run]], batch: int) -> Points:
     """The points of trainings whose global batch for one device is ``batch``.
 
     All but ``few`` time one device with the whole ``batch``. A host's speed drifts from training to training, and so
@@ -187,7 +189,7 @@ def points_of(pairs: Sequence[tuple[Training, Run]], batch: int) -> Points:
             found.notes.append(f"the host's speed drifted between trainings by a factor of {high / low:.2f}")
         alone = Spread(median=1e3 * usual, low=1e3 * min(anchors.values()), high=1e3 * max(anchors.values()))
         found.measured.extend(
-            Measured(scaling=scaling, devices=1, rows=batch, step_ms=alone, speedup=spread([1.0]))
+            MeasuredPoint(scaling=scaling, devices=1, rows=batch, step_ms=alone, speedup=spread([1.0]))
             for scaling in STRONG_AND_WEAK
         )
     for training, run in pairs:
@@ -199,13 +201,13 @@ def points_of(pairs: Sequence[tuple[Training, Run]], batch: int) -> Points:
 _ANCHORS: dict[str, SliceName] = {"strong": "single", "weak": "share"}
 
 
-def _anchor(training: Training, measurement: Measurement) -> float | None:
+def _anchor(training: PlannedTraining, measurement: Measurement) -> float | None:
     """Seconds of a step of one device with the batch that all trainings share."""
     name = _ANCHORS.get(training.kind)
     return median(_chunks(measurement, name)) if name and name in measurement.chunk_seconds else None
 
 
-def _add(found: Points, training: Training, run: Run, drift: float) -> None:
+def _add(found: Points, training: PlannedTraining, run: Run, drift: float) -> None:
     """Add what one training says."""
     record, measurement = run.record, run.record.measurement
     if "strategy" not in measurement.chunk_seconds:
@@ -237,7 +239,7 @@ def _add(found: Points, training: Training, run: Run, drift: float) -> None:
     repeats = [1e3 * drift * sum(chunks) / measurement.slice_steps for chunks in measurement.chunk_seconds["strategy"]]
     middle = 1e3 * points["strategy"].seconds
     found.measured.append(
-        Measured(
+        MeasuredPoint(
             scaling=training.kind,
             devices=devices,
             rows=rows,
@@ -249,7 +251,7 @@ def _add(found: Points, training: Training, run: Run, drift: float) -> None:
     )
 
 
-def _speedup(training: Training, measurement: Measurement) -> Spread | None:
+def _speedup(training: PlannedTraining, measurement: Measurement) -> Spread | None:
     """Samples per second over one device's, from paired chunks; None where no device was timed alone."""
     name = _ANCHORS[training.kind]
     if name not in measurement.chunk_seconds:

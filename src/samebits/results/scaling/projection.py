@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from samebits.records.run import Spread
-from samebits.results.scaling.curve import Fitted, HeldOut, Projected
+from samebits.results.scaling.curve import Fitted, HeldOut, ProjectedPoint
 from samebits.results.scaling.fit import fit
 from samebits.results.scaling.model import LINEAR, Step
 
@@ -39,7 +39,7 @@ def project(
     gradients: Step,
     per_host: int,
     network: Network | None = None,
-) -> Projected:
+) -> ProjectedPoint:
     """What ``devices`` would do, ``per_host`` of them on each host; ``gradients`` says what a step sends.
 
     ``batch`` are the samples of one device's step, which ``strong`` shares out. The network counts where there is more
@@ -51,7 +51,7 @@ def project(
     estimate = found.estimate(step, beyond)
     alone = found.estimate(Step(devices=1, rows=batch)).seconds
     gain = alone * devices * rows / batch
-    return Projected(
+    return ProjectedPoint(
         scaling=scaling,
         devices=devices,
         rows=rows,
