@@ -50,7 +50,7 @@ test: $(STAMP)  ## the tests that take minutes: every promise once
 test-all: $(STAMP)  ## all tests that this host can run, in groups; ends with a table of them
 	@$(RUN) exec python tools/run_tests.py
 
-test-%: $(STAMP)  ## one group: quick exact training pipeline browser nodes container rehearsal faults gpu
+test-%: $(STAMP)  ## one group: quick four-gpus exact training pipeline browser nodes container rehearsal faults gpu
 	@$(RUN) exec python tools/run_tests.py $*
 
 coverage: $(STAMP)  ## which lines of the library test-all reaches, also in stages and workers; takes longer than it

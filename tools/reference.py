@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 import click
 from pydantic import TypeAdapter
+from ruamel.yaml import YAML
 
 from samebits.cli import main as samebits
 from samebits.params import Params
@@ -120,7 +121,7 @@ def help_of(command: click.Command, name: str) -> Iterator[str]:
 
 def cli_page() -> str:
     """The help of every command and of every stage."""
-    stages = ("host", "prepare", "train", "evaluate", "compare")
+    stages = YAML(typ="safe").load(ROOT / "dvc.yaml")["stages"]
     scripts = [(runpy.run_path(str(ROOT / "pipeline" / f"{stage}.py")), stage) for stage in stages]
     parts = [CLI_HEAD, *help_of(samebits, "samebits")]
     for space, stage in scripts:

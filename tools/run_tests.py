@@ -37,7 +37,8 @@ _SLOW = "slow and not container and not rehearsal"
 class Group:
     """Tests that run together: what pytest is told, what has to be there, and a limit that only a hang reaches.
 
-    Nothing to ``select`` is the campaign of faults, which is no test of pytest's.
+    Nothing to ``select`` is the campaign of faults, which is no test of pytest's. ``gpus_of`` is a host of
+    ``tools/nvml``, whose GPUs are shown though nothing computes on them.
     """
 
     about: str
@@ -45,12 +46,14 @@ class Group:
     brings: str | None = None
     venv: str = ".venv"
     minutes: int = 60
+    gpus_of: str | None = None
 
+
+_QUICK = ("-m", "not slow and not container and not rehearsal", *_TWO)
 
 GROUPS = {
-    "quick": Group(
-        about="what `make test` runs", select=("-m", "not slow and not container and not rehearsal", *_TWO)
-    ),
+    "quick": Group(about="what `make test` runs", select=_QUICK),
+    "four-gpus": Group(about="the same where NVIDIA's library tells of four GPUs", select=_QUICK, gpus_of="A"),
     "exact": Group(
         about="exact numerics in other environments, every operation and model",
         select=("-m", _SLOW, "tests/numerics", "tests/rehearsal", *_TWO),
@@ -99,7 +102,7 @@ class Outcome:
 
 
 def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome:
-    """Count what the report says; a session that left none, or ended badly otherwise, is a failure."""
+    """Count what the report says; a session that left none, ended badly, or ran no test is a failure."""
     passed, failed, skipped = 0, 0, Counter[str]()
     if GROUPS[group].select is None:
         areas = json.loads(report.read_text())["areas"].values() if report.exists() else ()
@@ -114,7 +117,7 @@ def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome
             skipped[reason.get("message", "")] += 1
         else:
             passed += 1
-    return Outcome(group, passed, failed or int(code != 0), skipped, seconds)
+    return Outcome(group, passed, failed or int(code != 0 or not passed), skipped, seconds)
 
 
 def run(name: str, folder: Path) -> Outcome:
@@ -131,6 +134,8 @@ def run(name: str, folder: Path) -> Outcome:
         tests = ["env", "PYTHONPATH=tools", python, "-m", "faults", *options]
     else:
         tests = [python, "-m", "pytest", f"--junitxml={report}", *group.select]
+    if group.gpus_of:
+        tests = ["env", "PYTHONPATH=tools", python, "-m", "nvml", group.gpus_of, *tests]
     brought = [".ci/with", group.brings, *tests] if group.brings else tests
     bounded = [sys.executable, "tools/bounded.py", str(60 * group.minutes), *brought]
     environ = {**os.environ, "PATH": f"{ROOT / group.venv / 'bin'}:{os.environ['PATH']}"}  # as make has it
