@@ -521,6 +521,21 @@ def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):
     assert gpu_request(SimpleNamespace(info=dict)) is None
 
 
+def test_gpus_that_are_kept_from_this_process_are_kept_from_a_container(gpu_host, monkeypatch):
+    """The engine is outside the control group, and would give all."""
+    monkeypatch.setenv("PATH", "/nowhere")
+    gpu_host("F")
+    request = gpu_request(engine())
+    assert (request.count, len(request.device_ids)) == (0, 2)
+    named = [f"nvidia.com/gpu={uuid}" for uuid in request.device_ids]
+    cdi = engine(runtimes=["runc"], devices=[*named, "nvidia.com/gpu=all"])
+    assert gpu_request(cdi).device_ids == named
+    with pytest.raises(HostError, match=r"does not offer nvidia\.com/gpu=GPU-\S+, .*device-name-strategy=uuid"):
+        gpu_request(engine(runtimes=["runc"], devices=["nvidia.com/gpu=0", "nvidia.com/gpu=all"]))
+    gpu_host("A")
+    assert gpu_request(engine()).count == -1
+
+
 @needs_root
 def test_what_an_engine_does_to_users_is_met(tmp_path):
     os.chown(tmp_path, 4321, 4321)

@@ -9,7 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.errors import HostError, first_line
+from samebits.errors import HostError, few, first_line
+from samebits.host import allowed_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,15 +80,25 @@ def traits(client: DockerClient) -> set[str]:
 
 
 def gpu_request(client: DockerClient) -> DeviceRequest | None:
-    """How all NVIDIA GPUs are asked for: of the runtime, its hook, or a device interface (CDI); None if they cannot."""
+    """How this process's NVIDIA GPUs are asked for: of the runtime, its hook, or a device interface (CDI).
+
+    None if the engine does not offer GPUs. Those that a control group keeps from this process are kept from the
+    container too. Raises HostError: the device interface has no names for the others alone.
+    """
     from docker.types import DeviceRequest
 
-    info = client.info()
+    info, mine = client.info(), allowed_gpus()
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
-        return DeviceRequest(count=-1, capabilities=[["gpu"]])
-    if any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or []):
-        return DeviceRequest(driver="cdi", device_ids=["nvidia.com/gpu=all"])
-    return None
+        which = {"count": -1} if mine is None else {"device_ids": mine}
+        return DeviceRequest(**which, capabilities=[["gpu"]])
+    offered = {str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []}
+    if not any(name.startswith("nvidia.com/gpu") for name in offered):
+        return None
+    names = [f"nvidia.com/gpu={gpu}" for gpu in (["all"] if mine is None else mine)]
+    if mine is not None and (missing := sorted({*names} - offered)):
+        hint = "`nvidia-ctk cdi generate` with --device-name-strategy=uuid, or set SAMEBITS_RUNTIME=host"
+        raise HostError(f"the engine does not offer {few(missing)}, and this process may use no other GPU", hint=hint)
+    return DeviceRequest(driver="cdi", device_ids=names)
 
 
 def find_image(client: DockerClient, name: str) -> Image | None:

@@ -6,7 +6,7 @@ one room that talks to NVML.
 
 from samebits.host.cores import Cores, CoreShares, CoreTimes
 from samebits.host.counters import Counters, sample_seconds
-from samebits.host.devices import caution, count_gpus, count_present, count_visible
+from samebits.host.devices import allowed_gpus, caution, count_gpus, count_present, count_visible
 from samebits.host.energy import UNREADABLE, Rapl
 from samebits.host.facts import Cpu, HostFacts, boot_id, count_cores, host_facts
 from samebits.host.gpu_meters import TOTALS, GpuMeters, GpuReading
@@ -39,6 +39,7 @@ __all__ = [
     "HostFacts",
     "Rapl",
     "TorchBuild",
+    "allowed_gpus",
     "boot_id",
     "caution",
     "count_cores",

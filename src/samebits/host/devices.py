@@ -160,6 +160,17 @@ def readable(environ: Mapping[str, str]) -> list[Device]:
     return [device for device in devices if isinstance(device, Device)]
 
 
+def allowed_gpus() -> list[str] | None:
+    """The UUIDs of the GPUs that this process may use, if a control group keeps others from it; None if it may use all.
+
+    Who has a process started elsewhere, as an engine does with a container, must name them: that one is kept from none.
+    """
+    with nvml() as problem:
+        gpus = [] if problem else listed()
+        hides = not problem and len(gpus) < pynvml.nvmlDeviceGetCount()
+    return [gpu.uuid for gpu in gpus if gpu.uuid] if hides else None
+
+
 def count_present() -> int:
     """GPUs that the driver shows to this process before CUDA_VISIBLE_DEVICES is applied, readable or not."""
     with nvml() as problem:
