@@ -53,12 +53,10 @@ test-all: $(STAMP)  ## all tests that this host can run, in groups; ends with a 
 test-%: $(STAMP)  ## one group: quick four-gpus exact training pipeline browser nodes container rehearsal faults gpu
 	@$(RUN) exec python tools/run_tests.py $*
 
-coverage: $(STAMP)  ## which lines of the library test-all reaches, also in stages and workers; takes longer than it
+coverage: $(STAMP)  ## test-all, and which lines of the library it reaches, also in stages and workers; ONLY=exact is one group
 	@$(RUN) coverage erase
-	@$(RUN) coverage run -m pytest $(TWO) --timeout 900
-	@$(RUN) coverage combine --quiet
-	@$(RUN) coverage report
-	@$(RUN) python tools/excepts.py
+	@export $(RUN); python tools/run_tests.py --coverage $(ONLY); code=$$?; \
+		coverage combine --quiet && coverage report && python tools/excepts.py && exit $$code
 
 gpu-check: $(STAMP)  ## all of it on a host with GPUs, into gpu-check.json, a file to send back; ONLY=tests is one step
 	@$(RUN) exec python tools/gpu_check.py $(if $(ONLY),--only $(ONLY))

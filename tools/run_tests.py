@@ -120,8 +120,8 @@ def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome
     return Outcome(group, passed, failed or int(code != 0 or not passed), skipped, seconds)
 
 
-def run(name: str, folder: Path) -> Outcome:
-    """Run one group to its end."""
+def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
+    """Run one group to its end; with ``coverage``, say which lines it reached, in files beside ``.coverage``."""
     group, report, started = GROUPS[name], folder / name, time.monotonic()
     if group.venv == ".venv-gpu":
         made = subprocess.run(["make", ".venv-gpu/.installed"], cwd=ROOT, check=False)
@@ -133,7 +133,8 @@ def run(name: str, folder: Path) -> Outcome:
         options = ("--minutes", "10", "--seed", seed, "--out", str(report))
         tests = ["env", "PYTHONPATH=tools", python, "-m", "faults", *options]
     else:
-        tests = [python, "-m", "pytest", f"--junitxml={report}", *group.select]
+        traced = ["-m", "coverage", "run"] if coverage else []
+        tests = [python, *traced, "-m", "pytest", f"--junitxml={report}", *group.select]
     if group.gpus_of:
         tests = ["env", "PYTHONPATH=tools", python, "-m", "nvml", group.gpus_of, *tests]
     brought = [".ci/with", group.brings, *tests] if group.brings else tests
@@ -144,15 +145,16 @@ def run(name: str, folder: Path) -> Outcome:
 
 
 @click.command(help=__doc__)
+@click.option("--coverage", is_flag=True, help="Trace the library, for `coverage combine`.")
 @click.argument("names", nargs=-1, type=click.Choice(list(GROUPS)), metavar="[GROUP]...")
-def main(names: tuple[str, ...]) -> None:  # noqa: D103 - click
+def main(names: tuple[str, ...], *, coverage: bool) -> None:  # noqa: D103 - click
     has_gpu = shutil.which("nvidia-smi") and not subprocess.run(["nvidia-smi", "-L"], capture_output=True).returncode
     chosen = names or [name for name in GROUPS if name != "gpu" or has_gpu]
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="samebits-tests-") as folder:
         for name in chosen:
             click.secho(f"== {name}: {GROUPS[name].about}", bold=True)
-            outcomes.append(run(name, Path(folder)))
+            outcomes.append(run(name, Path(folder), coverage=coverage))
     table = Table("group", "passed", "failed", "skipped", "seconds", "why skipped", box=box.MARKDOWN)
     for outcome in outcomes:
         table.add_row(*outcome.row())
