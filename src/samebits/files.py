@@ -218,6 +218,12 @@ def read_json(path: Path, *, made_by: str) -> Any:
         raise DamagedError(f"{path}: cannot be read: {reason(error)}", hint=hint) from None
 
 
+def first_fault(error: ValidationError) -> str:
+    """The first key that is wrong, and why."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
+
+
 class Part(BaseModel):
     """A frozen part of a record; unknown keys, NaN and infinity are refused."""
 
@@ -233,9 +239,7 @@ class Part(BaseModel):
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            key = ".".join(map(str, first["loc"])) or "the file"
-            raise UserError(f"{path}: {key}: {first['msg']}", hint=f"run `{made_by}` again") from None
+            raise UserError(f"{path}: {first_fault(error)}", hint=f"run `{made_by}` again") from None
 
 
 class Record(Part):

@@ -16,7 +16,7 @@ from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import matmul
 from samebits.params import parse_params
 from samebits.records.card import read_card
-from samebits.training.checkpoints import Checkpoints
+from samebits.training.checkpoints import CheckpointRecord, Checkpoints
 from samebits.training.meters import StepClock
 from samebits.training.placement import place
 from samebits.training.setup import Setup
@@ -96,11 +96,11 @@ def test_a_checkpoint_goes_on_on_another_device(first, then, optimizer, data_dir
     expected = steps(whole, 0, 8)
     begun, kept = trainable(params, folder, first), Checkpoints("one", 0, tmp_path)
     losses = steps(begun, 0, 4)
-    tensors, record = begun.state_dict()
-    kept.save(4, tensors, {"state": record})
+    tensors, state = begun.state_dict()
+    kept.save(4, tensors, CheckpointRecord(state=state, seconds=1.0, resumed=()))
     tensors, record = kept.load(4)
     other = trainable(params, folder, then)
-    other.load_state_dict(tensors, record["state"])
+    other.load_state_dict(tensors, record.state)
     assert losses + steps(other, 4, 8) == expected
     assert weights_digest(other.model) == weights_digest(whole.model)
     kept.delete()

@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from pydantic import NonNegativeFloat, ValidationError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from samebits.errors import Interrupted, first_line
-from samebits.files import disk_errors, fsync, sha256, sha256_tree
+from samebits.files import Part, disk_errors, first_fault, fsync, sha256, sha256_tree
 from samebits.training.loop import Training
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ def identity(
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
+class CheckpointRecord(Part):
+    """What a checkpoint holds beside tensors: the rest of the ``state``, and what a ``Training`` has not in tensors."""
+
+    state: dict[str, Any]
+    seconds: NonNegativeFloat
+    resumed: tuple[int, ...]
+
+
 class Checkpoints:
     """The checkpoints of one identity; ``rank`` 0 alone writes.
 
@@ -110,19 +119,22 @@ class Checkpoints:
             _set_aside(path, "its bytes are not those that its name has the SHA-256 of")
         return [_step_of(path) for path in reversed(self._kept())]
 
-    def load(self, step: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def load(self, step: int) -> tuple[dict[str, Tensor], CheckpointRecord]:
         """Tensors and record of a checkpoint."""
         path = next(path for path in self._kept() if _step_of(path) == step)
         with safe_open(path, framework="pt") as file:
-            record: dict[str, Any] = json.loads(file.metadata()["record"])
-        return load_file(path), record
+            text = file.metadata()["record"]
+        try:
+            return load_file(path), CheckpointRecord.model_validate_json(text)
+        except ValidationError as error:
+            raise ValueError(f"its record: {first_fault(error)}") from None
 
     def set_aside(self, step: int, why: Exception) -> None:
         """Say that a checkpoint is of no use, and let nobody try it again."""
         for path in (path for path in self._kept() if _step_of(path) == step):
             _set_aside(path, first_line(str(why)))
 
-    def save(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    def save(self, step: int, tensors: dict[str, Tensor], record: CheckpointRecord) -> None:
         """Write a checkpoint of the state after ``step`` steps, and delete all but the newest two.
 
         Raises:
@@ -134,7 +146,7 @@ class Checkpoints:
         copied = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
         try:
             with disk_errors():
-                save_file(copied, unfinished, metadata={"record": json.dumps(record)})
+                save_file(copied, unfinished, metadata={"record": record.model_dump_json()})
             fsync(unfinished)
             for damaged in (path for path in self._kept() if _step_of(path) >= step):  # else this had gone on from it
                 damaged.unlink()
@@ -198,35 +210,35 @@ class StopRequest:
         os.kill(os.getpid(), self.signum)
 
 
-def _go_on(trainable: Trainable, tensors: dict[str, Tensor], record: dict[str, Any], step: int) -> Training:
+def _go_on(trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointRecord, step: int) -> Training:
     """Put a training where its checkpoint is."""
     losses, step_seconds = (tensors[name].tolist() for name in ("losses", "step_seconds"))
-    seconds, resumed = float(record["seconds"]), [int(after) for after in record["resumed"]]
     if len(losses) != step or len(step_seconds) != step or not step < trainable.total_steps:
         text = f"{len(losses)} losses and {len(step_seconds)} times, and it is named by step {step}"
         raise ValueError(f"{text} of {trainable.total_steps}")
-    if not all(math.isfinite(value) and value >= 0 for value in (seconds, *step_seconds)):
+    if not all(math.isfinite(value) and value >= 0 for value in step_seconds):
         raise ValueError("a time of it is no number of seconds")
     state = {key: value for key, value in tensors.items() if key not in _TIMES and not key.startswith(_RANDOM)}
-    trainable.load_state_dict(state, record["state"])
+    trainable.load_state_dict(state, record.state)
     count = len(trainable.strategy.random_state())
     mine = [tensors.get(f"{_RANDOM}{trainable.strategy.rank}.{i}") for i in range(count)]
     if all(stream is not None for stream in mine):
         trainable.strategy.set_random_state([stream for stream in mine if stream is not None])
-    return Training(losses, step_seconds, seconds, resumed)
+    return Training(losses, step_seconds, record.seconds, list(record.resumed))
 
 
 def _from_first_rank(
-    strategy: Strategy, tensors: dict[str, Tensor], record: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    strategy: Strategy, tensors: dict[str, Tensor], record: CheckpointRecord | None
+) -> tuple[dict[str, Tensor], CheckpointRecord]:
     """What rank 0 has read; the others are told names, types and shapes first."""
     layout = {name: (str(value.dtype).removeprefix("torch."), value.shape) for name, value in tensors.items()}
-    layout, record = json.loads(strategy.broadcast_bytes(json.dumps([layout, record]).encode()))
+    mine = json.dumps([layout, record.model_dump() if record else None])
+    layout, told = json.loads(strategy.broadcast_bytes(mine.encode()))
     if strategy.rank:
         tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (kind, shape) in layout.items()}
     for name in layout:
         strategy.broadcast(tensors[name])
-    return tensors, record
+    return tensors, CheckpointRecord.model_validate(told)
 
 
 class PeriodicCheckpointer:
@@ -242,7 +254,7 @@ class PeriodicCheckpointer:
     def resume(self, trainable: Trainable) -> Training | None:
         """Continue from the newest checkpoint that is whole and of use, which rank 0 reads and hands to the others."""
         strategy = trainable.strategy
-        training, tensors, record = strategy.first_alone(lambda: self._newest(trainable)) or (None, {}, {})
+        training, tensors, record = strategy.first_alone(lambda: self._newest(trainable)) or (None, {}, None)
         chosen = -1 if training is None else len(training.losses)
         step = int(strategy.max_over_ranks([chosen])[0])
         self._stop.armed = True
@@ -251,7 +263,7 @@ class PeriodicCheckpointer:
             training = training or _go_on(trainable, tensors, record, step)
         return training
 
-    def _newest(self, trainable: Trainable) -> tuple[Training, dict[str, Tensor], dict[str, Any]] | None:
+    def _newest(self, trainable: Trainable) -> tuple[Training, dict[str, Tensor], CheckpointRecord] | None:
         for step in self._checkpoints.steps():
             try:
                 tensors, record = self._checkpoints.load(step)
@@ -290,11 +302,11 @@ class PeriodicCheckpointer:
             tensors |= {f"{_RANDOM}{rank}.{i}": one for rank, one in enumerate(everyone)}
         for name in _TIMES:
             tensors[name] = torch.tensor(getattr(so_far, name), dtype=torch.float64)
-        record = {"state": state, "seconds": so_far.seconds, "resumed": so_far.resumed}
+        record = CheckpointRecord(state=state, seconds=so_far.seconds, resumed=tuple(so_far.resumed))
         strategy.first_alone(lambda: self._write(len(so_far.losses), tensors, record))
         strategy.max_over_ranks([0.0])  # all go on at once: the writing is in no step's time
 
-    def _write(self, step: int, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    def _write(self, step: int, tensors: dict[str, Tensor], record: CheckpointRecord) -> None:
         try:
             self._checkpoints.save(step, tensors, record)
         except OSError as error:
