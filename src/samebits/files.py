@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from samebits.errors import HostError, UserError, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _SCRATCH = "samebits-scratch-"
 _UNFINISHED = ".samebits.tmp"
@@ -301,6 +301,15 @@ def sha256_tree(path: Path) -> str:
         if file.is_file() and "__pycache__" not in file.parts:
             digest.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode())
     return digest.hexdigest()
+
+
+def settle(folder: Path, names: Sequence[str]) -> None:
+    """Have files of a folder on the disk before what follows, and their names too. Raises what ``atomic`` does."""
+    for path in (*(folder / name for name in names), folder, folder.parent):
+        try:
+            fsync(path)
+        except OSError as error:
+            raise _explained(error, path) from error
 
 
 def fsync(path: Path) -> None:

@@ -713,6 +713,8 @@ def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repos
 
 def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_terminal_would_hide(tmp_path):
     run_files(tmp_path, run_record())
+    params = (ROOT / "params.yaml").read_text().replace("seed: 0", "seed: 9\x1b[2K")
+    (tmp_path / "params.yaml").write_text(params)
     patch = tmp_path / "git.patch"
     lines = ["+    os.system('\x1b[2K\rharmless')\u202e\tx", *(f"+line {number}" for number in range(500))]
     patch.write_bytes("\n".join(lines).encode())
@@ -726,7 +728,9 @@ def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_termina
     assert shown[1].startswith(commit[:7])
     assert shown[1].endswith(subject.strip())
     assert shown[3:5] == ["+    os.system('\\x1b[2K\\rharmless')\\u202e     x", "+line 0"]
-    assert shown[-3] == f"... and 104 more lines, as long as you are asked in {patch}"
+    assert f"... and 101 more lines, as long as you are asked in {patch}" in shown
+    at = shown.index("with these params, which came from MLflow, in place of the commit's:")
+    assert shown[at + 2 : at + 4] == ["-seed: 0", "+seed: 9\\x1b[2K"]
     assert shown[-2].startswith("packages that differ here: torch 1.0 -> ")
 
 

@@ -31,7 +31,8 @@ SMALL_RUN: dict[str, Any] = parse_params(
 """A training of four steps, with every key."""
 
 _TASKS = ("vectors", "regression", "images", "tokens", "file")
-_MODELS = ("mlp", "wide_mlp", "convnet", "gpt", "os:system", "no.such:factory")
+_MODELS = ("mlp", "wide_mlp", "convnet", "gpt", "os:system", "no.such:factory", "subprocess:call")
+_SOURCES = ("model.py", "model.py", "/", "..", ".")
 _LONG = {
     "epochs",
     "num_samples",
@@ -202,7 +203,8 @@ def _variant(rng: random.Random) -> dict[str, Any]:
         tree["data"] |= {"task": task, "kwargs": arrays if task == "file" else {}}
     if rng.random() < 0.4:
         name = rng.choice(_MODELS)
-        tree["model"] = {"name": name, "kwargs": {}, "source": "model.py" if ":" in name else None}
+        source = rng.choice(_SOURCES) if ":" in name else None
+        tree["model"] = {"name": name, "kwargs": {}, "source": source}
     return tree
 
 

@@ -339,6 +339,8 @@ class Writes(Area):
             first = self._reference.setdefault(SINGLE, self._reference[stage])
             expect(self._reference[stage] == first, "the strategies' bits differ")
             self._check_log(sandbox, whole=True)
+            disk.lose_power(self.random(0), keep_names=True)
+            self._check_nothing_lost(sandbox, stage, operations)
         return operations
 
     def _sandbox(self, stage: Stage, name: str) -> Sandbox:
@@ -364,6 +366,7 @@ class Writes(Area):
             expect(
                 max(written, default=0) <= _newest_checkpoint(sandbox), "a checkpoint that was written is lost", written
             )
+            self._check_nothing_lost(sandbox, stage, operations)
             self._check_log(sandbox, whole=False)
         else:
             self._check_failed(sandbox, stage, child, passing=not fault.onward)
@@ -402,6 +405,13 @@ class Writes(Area):
             left = list((sandbox.folder / ".samebits" / "resume").iterdir())
             expect(not left, "checkpoints of a training that is done", left)
             self._check_log(sandbox, whole=True)
+
+    def _check_nothing_lost(self, sandbox: Sandbox, stage: Stage, operations: list[Operation]) -> None:
+        """A training whose checkpoints are gone has left its results."""
+        deleted = any(one.kind == "rmdir" and one.path.parent.name == "resume" for one in operations)
+        if deleted and not _newest_checkpoint(sandbox):
+            expect(_files(sandbox, stage).keys() >= RUN_FILES, "neither checkpoints nor results", stage.out)
+            self._check_bits(sandbox, stage)
 
     def _check_bits(self, sandbox: Sandbox, stage: Stage) -> None:
         results = _results(sandbox, stage)

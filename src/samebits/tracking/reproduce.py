@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import subprocess
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from samebits.records.run import Run
     from samebits.results.verdict import Verdict
 
-_MOST_LINES = 400  # of a patch, for a terminal
+_MOST_LINES = 400  # of a patch or of params, for a terminal
 
 REPRODUCES_TAG = "samebits.reproduces"
 """Tag of a run that was made again, with the id of the original."""
@@ -67,16 +68,29 @@ class Recorded:
         lines.append(_git("show", "--no-patch", "--format=%h of %as by %an: %s", self.commit).stdout.strip())
         if self.patch:
             lines.append("with this patch on top, which came from MLflow:")
-            lines += self.patch.read_bytes().decode(errors="backslashreplace").split("\n")
-            if len(lines) > _MOST_LINES:
-                more = f"... and {len(lines) - _MOST_LINES} more lines, as long as you are asked in {self.patch}"
-                lines[_MOST_LINES:] = [more]
+            lines += _first_of(self.patch.read_bytes().decode(errors="backslashreplace").split("\n"), self.patch)
+        if changed := self._changed_params():
+            lines.append("with these params, which came from MLflow, in place of the commit's:")
+            lines += _first_of(changed, self.folder / "params.yaml")
         now, then = versions(), self.packages
         changed = [f"{name} {then[name]} -> {now[name]}" for name in now if name in then and then[name] != now[name]]
         if changed:
             lines.append(f"packages that differ here: {', '.join(changed)}")
         lines.append(f"its code runs on this host, with data of SHA-256 {self.run.record.data.sha256[:12]}")
         return "\n".join(printable(line.expandtabs()) for line in lines)
+
+    def params(self) -> str:
+        """Its ``params.yaml``. Raises UserError: it cannot be read."""
+        try:
+            return regular(self.folder / "params.yaml").read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            what = f"params.yaml of run {self.run_id} cannot be read: {reason(error)}"
+            raise UserError(what, hint="see its artifacts in MLflow") from None
+
+    def _changed_params(self) -> list[str]:
+        """How its params differ from those of the commit, with whatever patch."""
+        committed = _git("show", f"{self.commit}:./params.yaml").stdout.splitlines()
+        return list(difflib.unified_diff(committed, self.params().splitlines(), lineterm="", n=0))[2:]
 
 
 def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: Callable[[str], bool]) -> Reproduction:
@@ -141,19 +155,19 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
             applied = _git("-C", str(tree), "apply", "--binary", str(recorded.patch.resolve()))
             if applied.returncode:
                 raise UserError(f"the patch does not apply: {last_line(applied.stderr)}", hint="compare it by hand")
-        write_text(tree / "params.yaml", _params_of(recorded))
+        write_text(tree / "params.yaml", recorded.params())
         _link_files(recorded.run.record.params.data.kwargs.model_dump(), tree)
         yield tree
     finally:
         _git("worktree", "remove", "--force", str(tree))
 
 
-def _params_of(recorded: Recorded) -> str:
-    try:
-        return regular(recorded.folder / "params.yaml").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        what = f"params.yaml of run {recorded.run_id} cannot be read: {reason(error)}"
-        raise UserError(what, hint="see its artifacts in MLflow") from None
+def _first_of(lines: list[str], path: Path) -> list[str]:
+    """As many as a terminal keeps, and where the others are."""
+    if len(lines) <= _MOST_LINES:
+        return lines
+    left = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], f"... and {left} more lines, as long as you are asked in {path}"]
 
 
 def _link_files(kwargs: dict[str, Any], tree: Path) -> None:

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from samebits.files import settle
 from samebits.host import HostFacts, host_facts
 from samebits.records import log as events
 from samebits.records.card import read_card
 from samebits.records.remarks import Note, Reason
-from samebits.records.run import TRACE, WEIGHTS, Node, Placement, RunRecord, Timing, write_run
+from samebits.records.run import FILES, TRACE, WEIGHTS, Node, Placement, RunRecord, Timing, write_run
 from samebits.records.statistics import spread
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.loop import train, warm_up
@@ -164,6 +165,7 @@ class Worker:
         self._at("recording")
         if first:
             timing = self._record(prepared, trained, measured)
+            settle(self._spec.out_dir, FILES)  # before the checkpoint goes, which it could be made from again
             self._log_result(timing, trained.weights_sha256)
         if prepared.checkpointer:
             prepared.checkpointer.delete()
