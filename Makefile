@@ -56,7 +56,8 @@ test-%: $(STAMP)  ## one group: quick four-gpus exact training pipeline browser 
 coverage: $(STAMP)  ## test-all, and which lines of the library it reaches, also in stages and workers; ONLY=exact is one group
 	@$(RUN) coverage erase
 	@export $(RUN); python tools/run_tests.py --coverage $(ONLY); code=$$?; \
-		coverage combine --quiet && coverage report && python tools/excepts.py && exit $$code
+		coverage combine --quiet && \
+		if [ "$(ONLY)" ]; then coverage report --fail-under=0; else coverage report && python tools/excepts.py; fi && exit $$code
 
 gpu-check: $(STAMP)  ## all of it on a host with GPUs, into gpu-check.json, a file to send back; ONLY=tests is one step
 	@$(RUN) exec python tools/gpu_check.py $(if $(ONLY),--only $(ONLY))

@@ -1,10 +1,13 @@
 """What the table of ``make test-all`` counts."""
 
 import json
+from collections import Counter
 
 import pytest
+from click.testing import CliRunner
 
-from run_tests import GROUPS, read_outcome
+import run_tests
+from run_tests import GROUPS, Outcome, main, read_outcome
 
 CASES = {
     "passed": "<testcase/>",
@@ -20,7 +23,7 @@ CASES = {
         (("passed", "passed", "skipped"), 0, (2, 0, {"no GPU": 1})),
         (("passed", "failed", "error"), 1, (1, 2, {})),
         (("passed",), 3, (1, 1, {})),  # pytest's own end was bad
-        (("skipped", "skipped"), 0, (0, 1, {"no GPU": 2})),  # nothing ran, which is no success
+        (("skipped", "skipped"), 0, (0, 0, {"no GPU": 2})),
         ((), 0, (0, 1, {})),
         (None, 0, (0, 1, {})),  # no report
     ],
@@ -47,3 +50,32 @@ def test_the_campaign_of_faults(areas, code, expected, tmp_path):
 
 def test_a_host_whose_gpus_are_shown_runs_what_make_test_runs():
     assert GROUPS["four-gpus"].select == GROUPS["quick"].select
+
+
+@pytest.mark.parametrize(
+    ("named", "ran", "code", "said"),
+    [
+        (True, {"nodes": (0, 0)}, 1, "nothing of nodes could run here"),
+        (True, {"nodes": (1, 0)}, 0, ""),
+        (True, {"nodes": (1, 0), "browser": (0, 0)}, 1, "nothing of browser could run here"),
+        (False, {"nodes": (0, 0)}, 0, "nothing of nodes could run here"),
+        (False, {"nodes": (0, 0), "exact": (1, 1)}, 1, "nothing of nodes could run here"),
+    ],
+)
+def test_a_group_that_was_asked_for_by_name_has_to_run(named, ran, code, said, monkeypatch):
+    def run(name, folder, *, coverage):
+        passed, failed = ran.get(name, (1, 0))
+        return Outcome(name, passed, failed, Counter(["needs root"]), 1.0)
+
+    monkeypatch.setattr(run_tests, "run", run)
+    done = CliRunner().invoke(main, list(ran) if named else [])
+    assert done.exit_code == code
+    assert ("could run here" in done.output) == bool(said)
+    assert said in done.output
+
+
+def test_a_stand_in_of_gpus_takes_a_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    outcome = run_tests.run("four-gpus", tmp_path)
+    assert not outcome.ran
+    assert dict(outcome.skipped) == {"needs a C compiler that is called cc": 1}

@@ -93,6 +93,11 @@ class Outcome:
     skipped: Counter[str]
     seconds: float
 
+    @property
+    def ran(self) -> bool:
+        """Whether any of its tests was run."""
+        return self.passed + self.failed > 0
+
     def row(self) -> list[str]:
         """A row of the table."""
         why = "; ".join(f"{count} {reason}" for reason, count in self.skipped.most_common(3))
@@ -102,7 +107,7 @@ class Outcome:
 
 
 def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome:
-    """Count what the report says; a session that left none, ended badly, or ran no test is a failure."""
+    """Count what the report says; a session that left none, ended badly, or found no test is a failure."""
     passed, failed, skipped = 0, 0, Counter[str]()
     if GROUPS[group].select is None:
         areas = json.loads(report.read_text())["areas"].values() if report.exists() else ()
@@ -117,7 +122,8 @@ def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome
             skipped[reason.get("message", "")] += 1
         else:
             passed += 1
-    return Outcome(group, passed, failed or int(code != 0 or not passed), skipped, seconds)
+    found = passed + skipped.total()
+    return Outcome(group, passed, failed or int(code != 0 or not found), skipped, seconds)
 
 
 def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
@@ -136,6 +142,8 @@ def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
         traced = ["-m", "coverage", "run"] if coverage else []
         tests = [python, *traced, "-m", "pytest", f"--junitxml={report}", *group.select]
     if group.gpus_of:
+        if not shutil.which("cc"):
+            return Outcome(name, 0, 0, Counter(["needs a C compiler that is called cc"]), 0.0)
         tests = ["env", "PYTHONPATH=tools", python, "-m", "nvml", group.gpus_of, *tests]
     brought = [".ci/with", group.brings, *tests] if group.brings else tests
     bounded = [sys.executable, "tools/bounded.py", str(60 * group.minutes), *brought]
@@ -161,7 +169,10 @@ def main(names: tuple[str, ...], *, coverage: bool) -> None:  # noqa: D103 - cli
     Console(width=160).print(table)
     if "gpu" not in chosen and not names:
         click.echo("gpu is left out: no NVIDIA driver answers here")
-    sys.exit(any(outcome.failed for outcome in outcomes))
+    if idle := [outcome.group for outcome in outcomes if not outcome.ran]:
+        click.echo(f"nothing of {', '.join(idle)} could run here")
+    # A group that was asked for by name has to run; all of them are what this host can run.
+    sys.exit(any(outcome.failed or (names and not outcome.ran) for outcome in outcomes))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import pytest
 from samebits.errors import UserError
 from samebits.files import write_json, write_text
 from samebits.params import parse_params
-from samebits.records.remarks import Label, Note, Reason
+from samebits.records.remarks import AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.records.run import Measurement, Repeats, Run, read_losses, read_run
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
 from samebits.results.ratios import gain, times, times_of
@@ -31,7 +31,7 @@ from samples import device_usage, evaluation, host, memory, placed, ratio, row, 
 TRAIN = {"global_batch_size": 64, "epochs": 1, "numerics": ["fast"]}
 PARAMS = parse_params({"data": {"num_samples": 128}, "train": TRAIN})  # 2 steps
 GIT = sample().git
-RESUMED = Note(kind="resumed", values={"steps": (1,)})
+RESUMED = Resumed(steps=(1,))
 
 
 def write_stage_files(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), devices=1, **changes):
@@ -192,15 +192,15 @@ def test_curves_are_short_and_true():
             ["Same model in fast numerics: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: d"],
         ),
         (
-            {"speedup": None, "bound": None, "speedup_unavailable": Reason(kind="one_repeat")},
+            {"speedup": None, "bound": None, "speedup_unavailable": Missing(kind="one_repeat")},
             ["dp-fast has no speed-up: train.repeats is 1."],
         ),
         (
             {
-                "labels": [Label(kind="one_device")],
+                "labels": [OneDevice()],
                 "speedup": None,
                 "bound": None,
-                "speedup_unavailable": Reason(kind="one_device"),
+                "speedup_unavailable": OneDevice(),
             },
             ["dp-fast has no speed-up (one device): one device was used."],
         ),
@@ -233,7 +233,7 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
     ("changes", "remark"),
     [
         (
-            {"labels": [Label(kind="oversubscribed", values={"workers": 2, "devices": 1, "device": "GPU"})]},
+            {"labels": [Oversubscribed(workers=2, devices=1, device="GPU")]},
             "dp-fast: oversubscribed: 2 workers share 1 GPU",
         ),
         ({"first_unrepeated_step": 7}, "dp-fast: not repeatable: a repeat on this host gave another loss at step 7"),
@@ -282,8 +282,8 @@ def test_what_a_reader_must_know_is_said(changes, remark, compared):
 
 
 def test_a_fallback_is_never_a_speed_up(compared):
-    label = Label(kind="fallback", values={"gpus": 1})
-    why = {"speedup": None, "bound": None, "speedup_unavailable": Reason(kind="fallback", values=label.values)}
+    label = Fallback(gpus=1)
+    why = {"speedup": None, "bound": None, "speedup_unavailable": label}
     row = compared(labels=[label], devices=1, **why).rows[1]
     assert (row.speedup, row.scaling_efficiency) == (None, None)
     assert dict(zip(COLUMNS, cells(row), strict=True))["speed-up"] == "–"
@@ -480,7 +480,7 @@ def test_a_host_that_turned_out_quiet_is_not_called_noisy(compared):
 
 
 def test_what_a_reader_must_know_of_a_training(compared, tmp_path):
-    label = Label(kind="any_order")
+    label = AnyOrder()
     compared(labels=[label], notes=[RESUMED], not_applied={"train.compile": "dp_is_not_compiled"})
     assert notes_of(read_run(tmp_path / "runs/dp-fast")) == [
         f"any order: {say(label)}",

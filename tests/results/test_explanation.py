@@ -5,7 +5,7 @@ import json
 import pytest
 
 from samebits.records.breakdown import AllReduce, Bounds, Breakdown, Bucket, Phases, RankPhases, Reads, Traffic
-from samebits.records.remarks import Label
+from samebits.records.remarks import Oversubscribed
 from samebits.results.comparison import SliceSteps
 from samebits.results.explanation.causes import LEAST_SHARE
 from samebits.results.explanation.explain import explain
@@ -214,7 +214,7 @@ def test_the_slowest_turns_do_not_count():
 
 def test_oversubscribed_devices_are_not_a_busy_host():
     placement, _ = placed("ddp", gpus=0)
-    label = Label(kind="oversubscribed", values={"workers": 4, "devices": 2, "device": "CPU core"})
+    label = Oversubscribed(workers=4, devices=2, device="CPU core")
     placement = placement.model_copy(update={"labels": (label,)})
     broken = breakdown(*[rank({**SOUND, "queued": 18.8}, SOUND)] * 2, other_cores=2.0)
     explanation = explain(run_record(placement=placement, breakdown=broken), None)

@@ -1,18 +1,32 @@
 """What labels, notes and reasons say, and that each kind has words."""
 
+import json
 from typing import get_args
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
+from samebits.errors import UserError
+from samebits.files import first_fault
 from samebits.params import parse_params
-from samebits.records.remarks import Label, LabelKind, NotAppliedKind, Note, NoteKind, Reason, ReasonKind
+from samebits.records.remarks import (
+    BatchNorm,
+    Fallback,
+    IdleParameters,
+    Label,
+    Missing,
+    NotAppliedKind,
+    Note,
+    OneDevice,
+    Prolonged,
+    Reason,
+    Resumed,
+)
+from samebits.records.run import read_run
 from samebits.results import remarks
-from samebits.results.remarks import LABELS, NOT_APPLIED, in_words, say, spoken
+from samebits.results.remarks import LABELS, NOT_APPLIED, LabelKind, in_words, say, spoken
 from samebits.training.placement import Devices, place_over_nodes
-from samples import placed
-
-MADE_BY_COMPARE = {"noisy", "disturbed", "not_repeatable", "different_start", "different_hosts", "one_machine"}
-"""Of the labels, those that no training gives itself: they are made with their words."""
+from samples import placed, run_files, run_record
 
 MORE_THAN_ITS_SHARE = {"num_devices": 4, "oversubscribe": True}
 
@@ -23,9 +37,9 @@ RING = (
 
 
 def test_each_kind_has_words_and_nothing_else_has():
-    kinds = {*get_args(LabelKind), *get_args(NoteKind), *get_args(ReasonKind)} - MADE_BY_COMPARE
-    assert {*remarks._SENTENCES} | {*remarks._ALWAYS_THE_SAME} == kinds
-    assert not {*remarks._SENTENCES} & {*remarks._ALWAYS_THE_SAME}
+    labels, *_ = get_args(Label)
+    assert {one.model_fields["kind"].default for one in get_args(labels)} < {*get_args(LabelKind)}
+    assert {*remarks._MISSING} == {*get_args(Missing.model_fields["kind"].annotation)}
     assert {*NOT_APPLIED} == {*get_args(NotAppliedKind)}
     assert {*LABELS} == {*get_args(LabelKind)}
 
@@ -70,21 +84,21 @@ BATCH_NORM = (
 @pytest.mark.parametrize(
     ("remark", "said"),
     [
-        (Note(kind="batch_norm", values={"devices": 2, "strategy": "dp"}), BATCH_NORM.format("the first device")),
-        (Note(kind="batch_norm", values={"devices": 2, "strategy": "ddp"}), BATCH_NORM.format("rank 0")),
-        (Note(kind="idle_parameters", values={"names": tuple("abcde")}),
+        (BatchNorm(devices=2, strategy="dp"), BATCH_NORM.format("the first device")),
+        (BatchNorm(devices=2, strategy="ddp"), BATCH_NORM.format("rank 0")),
+        (IdleParameters(names=tuple("abcde")),
          "no gradient reaches a, b, c and 2 more; ddp would refuse this model"),
-        (Note(kind="resumed", values={"steps": (3, 7)}),
+        (Resumed(steps=(3, 7)),
          "the training was stopped and continued after step 3, 7; its times are of all parts"),
-        (Note(kind="prolonged", values={"count": 5, "planned": 2, "stopped": "narrow", "prolonged_seconds": 6.04}),
+        (Prolonged(count=5, planned=2, known=True, prolonged_seconds=6.04),
          "the host is noisy: slices were timed 5 times in place of 2, until the speed-up was known within 5% (6.0 s "
          "more)"),
-        (Note(kind="prolonged", values={"count": 5, "planned": 2, "stopped": "limit", "prolonged_seconds": 6.04}),
+        (Prolonged(count=5, planned=2, known=False, prolonged_seconds=6.04),
          "the host is noisy: slices were timed 5 times in place of 2, as far as allowed (6.0 s more)"),
-        (Reason(kind="one_device"), "one device was used"),
-        (Reason(kind="no_memory"), "the references do not fit on one device beside the training"),
-        (Reason(kind="no_memory_left"), "memory ran out in the slices after the training"),
-        (Reason(kind="one_pair"),
+        (OneDevice(), "one device was used"),
+        (Missing(kind="no_memory"), "the references do not fit on one device beside the training"),
+        (Missing(kind="no_memory_left"), "memory ran out in the slices after the training"),
+        (Missing(kind="one_pair"),
          "one pair of times tells no interval, and train.repeats and train.prolong_s allow no more"),
     ],
 )  # fmt: skip
@@ -94,6 +108,31 @@ def test_what_a_remark_says(remark, said):
     assert spoken(remark.kind) == remark.kind.replace("_", " ")
 
 
-def test_a_record_keeps_no_words():
-    with pytest.raises(ValueError, match="text"):
-        Label.model_validate({"kind": "fallback", "text": "words"})
+@pytest.mark.parametrize(
+    ("kind", "remark", "fault"),
+    [
+        (Label, {"kind": "fallback", "gpus": 0, "text": "words"}, "fallback.text: Extra inputs are not permitted"),
+        (Label, {"kind": "fallback"}, "fallback.gpus: Field required"),
+        (Label, {"kind": "ring"}, "tag 'ring' found using 'kind' does not match any of the expected tags: 'fallback'"),
+        (Note, {"kind": "prolonged", "planned": 2, "count": 5, "prolonged_seconds": 6.0, "known": "x"},
+         "prolonged.known: Input should be a valid boolean"),
+        (Note, {"kind": "resumed", "steps": ["after"]}, "resumed.steps.0: Input should be a valid integer"),
+        (Reason, {"kind": "because"}, "tag 'because' found using 'kind'"),
+        (Reason, {}, "Unable to extract tag using discriminator 'kind'"),
+    ],
+)  # fmt: skip
+def test_a_remark_whose_figures_were_damaged_is_refused(kind, remark, fault):
+    with pytest.raises(ValidationError) as refused:
+        TypeAdapter(kind).validate_python(remark)
+    assert fault in first_fault(refused.value)
+
+
+def test_a_record_whose_label_was_damaged_is_named(tmp_path):
+    label = Fallback(gpus=0)
+    record = run_record("dp", placement=placed("dp", gpus=0)[0].model_copy(update={"labels": (label,)}))
+    run_files(tmp_path, record)
+    raw = json.loads((tmp_path / "run.json").read_text())
+    del raw["placement"]["labels"][0]["gpus"]
+    (tmp_path / "run.json").write_text(json.dumps(raw))
+    with pytest.raises(UserError, match=r"run\.json: placement\.labels\.0\.fallback\.gpus: Field required\. hint: run"):
+        read_run(tmp_path)

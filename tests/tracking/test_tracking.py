@@ -774,6 +774,9 @@ def test_data_of_a_recorded_run_are_linked_within_its_tree_alone(tmp_path, monke
 def test_recorded_params_that_cannot_be_read_are_said(content, why, tmp_path):
     if content:
         (tmp_path / "params.yaml").write_bytes(content)
-    recorded = SimpleNamespace(run_id="0" * 32, folder=tmp_path)
+    run_files(tmp_path, run_record())
+    recorded = Recorded(
+        run_id="0" * 32, folder=tmp_path, run=read_run(tmp_path), commit="HEAD", patch=None, packages={}
+    )
     with pytest.raises(UserError, match=f"params.yaml of run 0+ cannot be read: .*{why}"):
-        reproduce._params_of(recorded)
+        recorded.describe()

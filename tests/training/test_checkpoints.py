@@ -293,7 +293,7 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, th
     assert not (stage.folder / "stopped/run.json").exists()
     found = train(stage, then, numerics, "again")
     record = json.loads((stage.folder / "again/run.json").read_text())
-    assert record["notes"] == [{"kind": "resumed", "values": {"steps": [kept[-1]]}}]
+    assert record["notes"] == [{"kind": "resumed", "steps": [kept[-1]]}]
     assert steps_of(stage.folder / ".samebits/resume") == []
     assert found == uninterrupted(stage, then, numerics)
 

@@ -12,7 +12,7 @@ from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
 from samebits.params import parse_params
 from samebits.records.card import read_card
-from samebits.records.remarks import Note
+from samebits.records.remarks import BatchNorm, IdleParameters
 from samebits.training import diagnosis
 from samples import placed
 
@@ -145,10 +145,10 @@ BATCH_NORM = nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))
     [
         (nn.Linear(128, 10), DDP, []),
         (BATCH_NORM, SINGLE, []),
-        (BATCH_NORM, DDP, [Note(kind="batch_norm", values={"devices": 2, "strategy": "ddp"})]),
+        (BATCH_NORM, DDP, [BatchNorm(devices=2, strategy="ddp")]),
         (BATCH_NORM, DP, []),  # a fallback: one device
-        (BATCH_NORM, DP2, [Note(kind="batch_norm", values={"devices": 2, "strategy": "dp"})]),
-        (idle(), SINGLE, [Note(kind="idle_parameters", values={"names": ("spare.weight", "spare.bias")})]),
+        (BATCH_NORM, DP2, [BatchNorm(devices=2, strategy="dp")]),
+        (idle(), SINGLE, [IdleParameters(names=("spare.weight", "spare.bias"))]),
     ],
 )
 def test_notes(model, placement, notes, trial):

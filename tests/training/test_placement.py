@@ -3,6 +3,7 @@ import pytest
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
 from samebits.params.split import BatchSplit
+from samebits.records.remarks import FewerDevices, Ring
 from samebits.training.placement import Devices, not_applied, place_over_nodes
 from samples import placed
 
@@ -40,9 +41,8 @@ def test_auto_takes_the_largest_divisor_and_says_so():
     placement, _ = placed("ddp", parse_params({"train": {"global_batch_size": 64}}), gpus=7)
     assert placement.num_devices == 4
     note, ring = placement.notes
-    assert ring.kind == "ring"
-    assert note.kind == "fewer_devices"
-    assert note.values == {"devices": 4, "available": 7, "units": 64, "unit": "samples", "nodes": 1}
+    assert ring == Ring()
+    assert note == FewerDevices(devices=4, available=7, units=64, unit="samples")
 
 
 @pytest.mark.parametrize(

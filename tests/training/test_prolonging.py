@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from samebits.records.remarks import Note
+from samebits.records.remarks import Prolonged
 from samebits.records.run import Repeats
 from samebits.training import slices as timing
 from samebits.training.loop import NoTracker, train
@@ -70,8 +70,8 @@ def test_a_measurement_is_prolonged_until_it_is_narrow_or_the_limit_spent(planne
 )
 def test_that_it_was_prolonged_is_noted(count, stopped, noted):
     repeats = Repeats(planned=2, count=count, prolonged_seconds=6.04, half_width=0.05, stopped=stopped)
-    values = {"planned": 2, "count": count, "prolonged_seconds": 6.04, "stopped": stopped}
-    assert notes_of(repeats) == [Note(kind="prolonged", values=values)] * noted
+    note = Prolonged(planned=2, count=count, prolonged_seconds=6.04, known=stopped == "narrow")
+    assert notes_of(repeats) == [note] * noted
     assert notes_of(None) == []
 
 

@@ -18,7 +18,7 @@ SMALL_RUN: dict[str, Any] = parse_params(
         "data": {"num_samples": 256, "test_samples": 64, "kwargs": {"features": 16}},
         "model": {"kwargs": {"hidden": [16]}},
         "train": {
-            "strategies": ["single"],
+            "strategies": ["single", "dp"],  # which has labels and reasons
             "numerics": ["fast"],
             "num_devices": 1,
             "global_batch_size": 64,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 
 from faults.inputs_bench import VERDICT
-from faults.inputs_template import OTHER, RUN, forget_delivery, own_store
+from faults.inputs_template import DP, OTHER, RUN, forget_delivery, own_store
 from faults.inputs_values import changed, damaged, json_of, not_a_file, places, spoil_json, value
 from samebits.records.log import SCHEMA
 from samebits.records.provenance import provenance_of
@@ -38,7 +38,8 @@ def stages(rng: random.Random, bench: Bench) -> Attempt:
     file, stage = rng.choice(
         (
             ("data/card.json", _TRAIN), ("data/card.json", ("evaluate",)), (f"{RUN}/run.json", ("evaluate",)),
-            (f"{RUN}/run.json", ("compare", "--no-tracking")), (f"{RUN}/timing.json", ("compare", "--no-tracking")),
+            (f"{RUN}/run.json", ("compare", "--no-tracking")), (f"{DP}/run.json", ("compare", "--no-tracking")),
+            (f"{DP}/run.json", ("compare", "--no-tracking")), (f"{RUN}/timing.json", ("compare", "--no-tracking")),
             ("reports/evaluation/single-fast.json", ("compare", "--no-tracking")), ("host.json", ("compare",
             "--no-tracking")),
             (".samebits/hashes.json", ("host",)), (f"{RUN}/losses.csv", ("compare", "--no-tracking")),
@@ -215,5 +216,12 @@ def _log(rng: random.Random, log: Path, bench: Bench) -> str:
 
 def _signed(line: bytes) -> bytes:
     """A line with the checksum that samebits would have given it, so that what it says is looked at."""
-    text = line.rpartition(b',"crc32":')[0] or line[:-1]
+    try:
+        tree = json.loads(line)
+    except ValueError:
+        tree = None
+    if isinstance(tree, dict):  # as the log writes it
+        tree.pop("crc32", None)
+        line = json.dumps(tree, separators=(",", ":")).encode() + b"\n"
+    text = line.rpartition(b',"crc32":')[0] or line.rstrip()[:-1]
     return text + b',"crc32":"%08x"}' % zlib.crc32(text)

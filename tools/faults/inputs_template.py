@@ -17,7 +17,7 @@ from faults.subject import ROOT, expect
 if TYPE_CHECKING:
     from pathlib import Path
 
-RUN, OTHER = "runs/single-fast", "runs/other"
+RUN, DP, OTHER = "runs/single-fast", "runs/dp-fast", "runs/other"
 _GIT = {f"GIT_{who}_{what}": "nobody" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 _MODEL = """
 import torch
@@ -37,6 +37,7 @@ def make_template(folder: Path) -> Path:
         ("prepare",),
         ("host",),
         ("train", "--strategy", "single", "--no-tracking"),
+        ("train", "--strategy", "dp", "--no-tracking"),
         ("evaluate",),
         ("compare", "--no-tracking"),
     ):

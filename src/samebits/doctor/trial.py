@@ -34,13 +34,12 @@ if TYPE_CHECKING:
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName
     from samebits.params.split import BatchSplit
-    from samebits.records.remarks import NoteKind
     from samebits.records.run import Placement
     from samebits.workers.rank import Reporter
 
 FINDINGS = "findings.jsonl"
 STEPS = 2  # ddp says at the second what it missed in the first
-_NOTE_HINTS: dict[NoteKind, str] = {
+_NOTE_HINTS: dict[str, str] = {
     "batch_norm": "use nn.GroupNorm, whose result does not depend on how a batch is split",
     "idle_parameters": "use it in forward, or set its requires_grad to False",
 }

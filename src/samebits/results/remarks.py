@@ -1,19 +1,45 @@
-"""Labels, notes and reasons in words: a record keeps their kinds and values alone."""
+"""Labels, notes and reasons in words: a record keeps their kinds and figures alone."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from samebits.errors import few
 from samebits.files import Part
-from samebits.records.remarks import LabelKind, NoteKind, ReasonKind
+from samebits.records.remarks import (
+    AnyOrder,
+    BatchNorm,
+    Fallback,
+    FewerDevices,
+    IdleParameters,
+    Missing,
+    OneDevice,
+    Oversubscribed,
+    Prolonged,
+    Resumed,
+    Ring,
+    UnusedDevices,
+)
 from samebits.records.statistics import NARROW
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from samebits.records.remarks import NotAppliedKind, Remark
+    from samebits.records.remarks import Label, NotAppliedKind, Note, Reason
     from samebits.records.run import RunRecord
+
+LabelKind = Literal[
+    "fallback",
+    "oversubscribed",
+    "one_device",
+    "unused_devices",
+    "noisy",
+    "disturbed",
+    "not_repeatable",
+    "different_start",
+    "any_order",
+    "different_hosts",
+    "one_machine",
+]
+"""Those that a training gives itself, and those that only a comparison can."""
 
 LABELS: dict[LabelKind, str] = {
     "fallback": "PyTorch ran the plain module: nothing was parallel, and no speed-up is claimed.",
@@ -48,10 +74,7 @@ NOT_APPLIED: dict[NotAppliedKind, str] = {
 }
 """Why a setting does nothing."""
 
-_ALWAYS_THE_SAME = {
-    "any_order": "NCCL chose its algorithm, so a repeat may give other bits",
-    "ring": "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its own "
-    "choice may be faster, with train.ddp.deterministic: false",
+_MISSING = {
     "one_repeat": "train.repeats is 1",
     "one_pair": "one pair of times tells no interval, and train.repeats and train.prolong_s allow no more",
     "no_memory": "the references do not fit on one device beside the training",
@@ -64,7 +87,7 @@ _ALWAYS_THE_SAME = {
 class SpokenRemark(Part):
     """A remark in words."""
 
-    kind: LabelKind | NoteKind | ReasonKind
+    kind: str
     text: str
 
 
@@ -73,87 +96,60 @@ def spoken(kind: str) -> str:
     return kind.replace("_", " ")
 
 
-def in_words(remark: Remark) -> SpokenRemark:
+def in_words(remark: Label | Note | Reason) -> SpokenRemark:
     """A remark of a record, with its sentence."""
-    return SpokenRemark.model_validate({"kind": remark.kind, "text": say(remark)})
+    return SpokenRemark(kind=remark.kind, text=say(remark))
 
 
-def say(remark: Remark) -> str:
+def say(remark: Label | Note | Reason) -> str:
     """The sentence of a remark, without a full stop."""
-    kind = remark.kind
-    return _SENTENCES[kind](remark.values) if kind in _SENTENCES else _ALWAYS_THE_SAME[kind]
+    match remark:
+        case Fallback(gpus=gpus):
+            why = "one GPU is used" if gpus else "no CUDA device is visible"
+            return f"{why}, so DataParallel ran the plain module on one device"
+        case OneDevice(strategy=None):
+            return "one device was used"
+        case OneDevice(strategy=strategy):
+            return f"{strategy} ran with a world size of 1: one process, nothing to reduce"
+        case Oversubscribed(workers=workers, devices=devices, device=device, node=node):
+            shared = f"{devices} {device}{'s' if devices > 1 else ''}"
+            return f"{workers} workers share {shared}" + (f" of {node}" if node else "")
+        case UnusedDevices(units=units, unit=unit, chunks=chunks, devices=devices):
+            idle = f"{devices - chunks} of {devices} devices get none"
+            return f"DataParallel cuts {units} {unit} into {chunks} chunks, so {idle}"
+        case AnyOrder():
+            return "NCCL chose its algorithm, so a repeat may give other bits"
+        case FewerDevices(devices=devices, available=available, units=units, unit=unit, nodes=nodes):
+            used = f"{devices} of {available} devices"
+            if nodes > 1:
+                return f"{used}, as {units} {unit} are shared out equally"
+            return f"{used}, the most that divide {units} {unit} equally"
+        case BatchNorm(devices=devices, strategy=strategy):
+            kept = "the first device" if strategy == "dp" else "rank 0"
+            return (
+                f"BatchNorm: each of {devices} devices normalises by its own part of the batch, and the running "
+                f"statistics of {kept} are kept, so the model differs from single; GroupNorm does not have this"
+            )
+        case IdleParameters(names=names):
+            return f"no gradient reaches {few(names)}; ddp would refuse this model"
+        case Resumed(steps=steps):
+            after = ", ".join(map(str, steps))
+            return f"the training was stopped and continued after step {after}; its times are of all parts"
+        case Ring():
+            return (
+                "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its "
+                "own choice may be faster, with train.ddp.deterministic: false"
+            )
+        case Prolonged(planned=planned, count=count, prolonged_seconds=seconds, known=known):
+            until = f"until the speed-up was known within {NARROW:.0%}" if known else "as far as allowed"
+            times = f"{count} times in place of {planned}"
+            return f"the host is noisy: slices were timed {times}, {until} ({seconds:.1f} s more)"
+        case Missing(kind=kind):
+            return _MISSING[kind]
+        case _:
+            assert_never(remark)
 
 
 def say_not_applied(record: RunRecord) -> dict[str, str]:
     """Why settings did nothing in a training, by their names."""
     return {setting: NOT_APPLIED[kind] for setting, kind in record.not_applied.items()}
-
-
-def _fallback(values: Mapping[str, Any]) -> str:
-    why = "one GPU is used" if values["gpus"] else "no CUDA device is visible"
-    return f"{why}, so DataParallel ran the plain module on one device"
-
-
-def _one_device(values: Mapping[str, Any]) -> str:
-    if "strategy" not in values:
-        return "one device was used"
-    return f"{values['strategy']} ran with a world size of 1: one process, nothing to reduce"
-
-
-def _oversubscribed(values: Mapping[str, Any]) -> str:
-    devices = f"{values['devices']} {values['device']}{'s' if values['devices'] > 1 else ''}"
-    return f"{values['workers']} workers share {devices}" + (f" of {values['node']}" if "node" in values else "")
-
-
-def _unused_devices(values: Mapping[str, Any]) -> str:
-    return (
-        f"DataParallel cuts {values['units']} {values['unit']} into {values['chunks']} chunks, so "
-        f"{values['devices'] - values['chunks']} of {values['devices']} devices get none"
-    )
-
-
-def _fewer_devices(values: Mapping[str, Any]) -> str:
-    counted, units = f"{values['devices']} of {values['available']} devices", f"{values['units']} {values['unit']}"
-    if values["nodes"] > 1:
-        return f"{counted}, as {units} are shared out equally"
-    return f"{counted}, the most that divide {units} equally"
-
-
-def _batch_norm(values: Mapping[str, Any]) -> str:
-    kept = "the first device" if values["strategy"] == "dp" else "rank 0"
-    return (
-        f"BatchNorm: each of {values['devices']} devices normalises by its own part of the batch, and the running "
-        f"statistics of {kept} are kept, so the model differs from single; GroupNorm does not have this"
-    )
-
-
-def _idle_parameters(values: Mapping[str, Any]) -> str:
-    return f"no gradient reaches {few(values['names'])}; ddp would refuse this model"
-
-
-def _resumed(values: Mapping[str, Any]) -> str:
-    after = ", ".join(map(str, values["steps"]))
-    return f"the training was stopped and continued after step {after}; its times are of all parts"
-
-
-def _prolonged(values: Mapping[str, Any]) -> str:
-    known = "as far as allowed"
-    if values["stopped"] == "narrow":
-        known = f"until the speed-up was known within {NARROW:.0%}"
-    return (
-        f"the host is noisy: slices were timed {values['count']} times in place of {values['planned']}, {known} "
-        f"({values['prolonged_seconds']:.1f} s more)"
-    )
-
-
-_SENTENCES = {
-    "fallback": _fallback,
-    "one_device": _one_device,
-    "oversubscribed": _oversubscribed,
-    "unused_devices": _unused_devices,
-    "fewer_devices": _fewer_devices,
-    "batch_norm": _batch_norm,
-    "idle_parameters": _idle_parameters,
-    "resumed": _resumed,
-    "prolonged": _prolonged,
-}

@@ -14,11 +14,12 @@ from samebits.errors import CollectiveError, HostError, SamebitsError, UserError
 from samebits.models.attributes import state, written
 from samebits.numerics.exact.module import written_in_forward
 from samebits.numerics.graphs import written_in_forward as not_run_again
-from samebits.records.remarks import Note
+from samebits.records.remarks import BatchNorm, IdleParameters
 
 if TYPE_CHECKING:
     from samebits.numerics.interface import MicroBatch, Numerics
     from samebits.records.card import Card
+    from samebits.records.remarks import ModelNote
     from samebits.records.run import Placement
 
 
@@ -38,7 +39,7 @@ def trial_step(
     *,
     wants_ranks: bool,
     graphs: bool = False,
-) -> list[Note]:
+) -> list[ModelNote]:
     """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
 
     ``wants_ranks``: the model is to be trained under ``ddp`` too, so that what ddp refuses is refused now. ``graphs``:
@@ -67,7 +68,7 @@ def trial_step(
             hint="end the model with one output per class of data/card.json",
         )
     numerics.backward(numerics.loss(outputs, batch.targets))
-    notes = _batch_norm_notes(model, placement)
+    notes: list[ModelNote] = [*_batch_norm_notes(model, placement)]
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         if wants_ranks or placement.has_ranks:
@@ -75,14 +76,14 @@ def trial_step(
                 f"no gradient reaches {few(idle)}; under ddp the ranks would wait for it at the next step",
                 hint="use it in forward, set its requires_grad to False, or leave ddp out of train.strategies",
             )
-        notes.append(Note(kind="idle_parameters", values={"names": tuple(idle)}))
+        notes.append(IdleParameters(names=tuple(idle)))
     return notes
 
 
-def _batch_norm_notes(model: nn.Module, placement: Placement) -> list[Note]:
+def _batch_norm_notes(model: nn.Module, placement: Placement) -> list[BatchNorm]:
     if placement.devices_used < 2 or not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return []
-    return [Note(kind="batch_norm", values={"devices": placement.devices_used, "strategy": placement.strategy})]
+    return [BatchNorm(devices=placement.devices_used, strategy=placement.strategy)]
 
 
 def explain(error: BaseException, *, placement: Placement, model: nn.Module | None) -> SamebitsError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from samebits.errors import HostError, UserError
 from samebits.numerics.graphs import why_not
 from samebits.params.split import BatchSplit
-from samebits.records.remarks import Label, Note
+from samebits.records.remarks import AnyOrder, Fallback, FewerDevices, OneDevice, Oversubscribed, Ring, UnusedDevices
 from samebits.records.run import Placement
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName, Train
-    from samebits.records.remarks import NotAppliedKind
+    from samebits.records.remarks import Label, NotAppliedKind, Note
 
 MAX_CPU_DEVICES = 2
 _TOO_MANY = "lower it, use auto, or set train.oversubscribe: true"
@@ -87,7 +87,8 @@ def place_over_nodes(
             f"fast needs as many devices on each machine, and they have: {counted}",
             hint="set train.num_devices, or train in exact, where shards are shared out",
         )
-    counts, notes = most, tuple[Note, ...]()
+    counts = most
+    notes: tuple[Note, ...] = ()
     if all(node.wanted == "auto" for node in nodes):
         fitting = (n for n in range(max(most), 0, -1) if whole.over(ranks=sum(min(n, one) for one in most)).even)
         each = next(fitting, max(most))
@@ -105,20 +106,19 @@ def place_over_nodes(
 def _place_dp(whole: BatchSplit, here: Devices, count: int, notes: tuple[Note, ...]) -> tuple[Placement, BatchSplit]:
     labels = _oversubscribed([here], [count])
     if not here.gpus or count == 1:
-        label = Label(kind="fallback", values={"gpus": here.gpus})
         placement = Placement(
             strategy="dp",
             device_type="cuda" if here.gpus else "cpu",
             num_devices=count,
             rows_per_device=whole.rows_per_device,
-            labels=(label,),
+            labels=(Fallback(gpus=here.gpus),),
             notes=notes,
         )
         return placement, whole
     split = whole.over(devices=count)
     if split.busy_devices < count:
-        chunks = {"units": split.units_at_a_time, "unit": split.unit, "chunks": split.busy_devices, "devices": count}
-        labels.append(Label(kind="unused_devices", values=chunks))
+        units, chunks = split.units_at_a_time, split.busy_devices
+        labels.append(UnusedDevices(units=units, unit=split.unit, chunks=chunks, devices=count))
     placement = Placement(
         strategy="dp",
         device_type="cuda",
@@ -147,15 +147,15 @@ def _place_ranks(
     split = whole.over(ranks=count)
     labels = _oversubscribed(nodes, counts)
     if count == 1:
-        labels.append(Label(kind="one_device", values={"strategy": strategy}))
+        labels.append(OneDevice(strategy=strategy))
     devices = [i % (node.gpus or one) for node, one in zip(nodes, counts, strict=True) for i in range(one)]
     own_gpus = all(0 < one <= node.gpus for node, one in zip(nodes, counts, strict=True))
     backend: Literal["gloo", "nccl"] = "nccl" if own_gpus else "gloo"
     if backend == "nccl" and count > 1 and numerics == "fast":  # sums in exact are the same in any order
         if train.ddp.deterministic:
-            notes += (Note(kind="ring"),)
+            notes += (Ring(),)
         else:
-            labels.append(Label(kind="any_order"))
+            labels.append(AnyOrder())
     placement = Placement(
         strategy=strategy,
         device_type="cuda" if nodes[0].gpus else "cpu",
@@ -174,21 +174,19 @@ def _place_ranks(
 
 def _oversubscribed(nodes: Sequence[Devices], counts: Sequence[int]) -> list[Label]:
     """A label for each machine with more workers than devices; containers and the like may share one."""
-    labels = []
+    labels: list[Label] = []
     for machine in dict.fromkeys(node.machine for node in nodes):
         here = [(node, count) for node, count in zip(nodes, counts, strict=True) if node.machine == machine]
         node = max((node for node, _ in here), key=lambda node: node.existing)
         total = sum(count for _, count in here)
         if total > node.existing:
-            shared = {"workers": total, "devices": node.existing, "device": node.kind}
-            named = {"node": node.name} if len(counts) > 1 else {}
-            labels.append(Label(kind="oversubscribed", values={**shared, **named}))
+            name = node.name if len(counts) > 1 else None
+            labels.append(Oversubscribed(workers=total, devices=node.existing, device=node.kind, node=name))
     return labels
 
 
 def _fewer_devices(used: int, available: int, whole: BatchSplit, *, nodes: int = 1) -> Note:
-    values = {"devices": used, "available": available, "units": whole.units, "unit": whole.unit, "nodes": nodes}
-    return Note(kind="fewer_devices", values=values)
+    return FewerDevices(devices=used, available=available, units=whole.units, unit=whole.unit, nodes=nodes)
 
 
 def _available(node: Devices) -> int:

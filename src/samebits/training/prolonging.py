@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from samebits.records.remarks import Note
+from samebits.records.remarks import Prolonged
 from samebits.records.run import Repeats
 from samebits.records.statistics import NARROW
 
@@ -30,13 +30,12 @@ def why_stop(ratio: Ratio | None, *, count: int, spent: float, longest: float, l
     return "limit" if count >= MOST_REPEATS or spent + longest > limit else None
 
 
-def notes_of(repeats: Repeats | None) -> list[Note]:
+def notes_of(repeats: Repeats | None) -> list[Prolonged]:
     """That a measurement was prolonged, if it was."""
     if repeats is None or repeats.count == repeats.planned:
         return []
-    return [
-        Note(kind="prolonged", values=repeats.model_dump(include={"planned", "count", "prolonged_seconds", "stopped"}))
-    ]
+    known, seconds = repeats.stopped == "narrow", repeats.prolonged_seconds
+    return [Prolonged(planned=repeats.planned, count=repeats.count, prolonged_seconds=seconds, known=known)]
 
 
 class Prolonging:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from samebits.params.schema import NumericsName
     from samebits.params.split import BatchSplit
     from samebits.records.card import Card
-    from samebits.records.remarks import Note
+    from samebits.records.remarks import ModelNote
     from samebits.records.run import Placement
     from samebits.training.batches import Data
     from samebits.training.strategies import Strategy
@@ -70,7 +70,7 @@ class Setup:
         *,
         wants_ranks: bool,
         before_restore: Callable[[], None] = lambda: None,
-    ) -> list[Note]:
+    ) -> list[ModelNote]:
         """Run the placed model once, before it is wrapped, and leave it as it was; raises what ``trial_step`` does."""
         initial = Snapshot(model)
         batch = batches.micro_batch(0, 0)

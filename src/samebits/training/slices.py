@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from samebits.records.remarks import Reason
+from samebits.records.remarks import Missing
 from samebits.records.run import Measurement, Repeats, SliceName
 from samebits.records.statistics import paired_ratio
 from samebits.training.diagnosis import is_out_of_memory
@@ -61,7 +61,7 @@ class Slices:
     chunk_steps: int = 0
     seconds: dict[SliceName, list[list[float]]] = field(default_factory=dict)
     first_difference: int | None = None
-    problem: Reason | None = None
+    problem: Missing | None = None
     repeats: Repeats | None = None
 
     def speedup(self) -> Ratio | None:
@@ -91,8 +91,8 @@ def _ratio(seconds: Mapping[SliceName, list[list[float]]], above: SliceName, bel
     return paired_ratio(seconds[above], seconds[below]) if seconds.get(above) and seconds.get(below) else None
 
 
-NOT_ENDED = Slices(problem=Reason(kind="not_ended"))
-NO_MEMORY_LEFT = Slices(problem=Reason(kind="no_memory_left"))
+NOT_ENDED = Slices(problem=Missing(kind="not_ended"))
+NO_MEMORY_LEFT = Slices(problem=Missing(kind="no_memory_left"))
 
 
 def reference_names(placement: Placement, numerics: NumericsName) -> tuple[SliceName, ...]:
@@ -110,7 +110,7 @@ class References:
 
     names: tuple[SliceName, ...] = ()
     here: dict[SliceName, Trainable] = field(default_factory=dict)
-    problem: Reason | None = None
+    problem: Missing | None = None
 
 
 def make_references(untrained: nn.Module | None, data: Data, setup: Setup, placement: Placement) -> References:
@@ -120,7 +120,7 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
     the device is said, not fatal.
     """
     if setup.params.train.repeats == 1:
-        return References(problem=Reason(kind="one_repeat"))
+        return References(problem=Missing(kind="one_repeat"))
     references = References(reference_names(placement, setup.numerics.name))
     strategy = setup.strategy
     for name in references.names:
@@ -130,7 +130,7 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
             references.here[name] = reference
         lacks = reference is None and (strategy.rank == 0 or name in EVERYWHERE)
         if strategy.max_over_ranks([lacks])[0]:
-            return References(problem=Reason(kind="no_memory"))
+            return References(problem=Missing(kind="no_memory"))
     return references
 
 
@@ -220,7 +220,7 @@ def time_slices(
     here: dict[SliceName, Trainable] = {"strategy": trainable, **references}
     seconds: dict[SliceName, list[list[float]]] = {name: [] for name in order}
     difference: int | None = None
-    problem: Reason | None = None
+    problem: Missing | None = None
     random = {}
     turns = itertools.cycle(range(len(order)))  # over all repeats, so that a drift is shared out also in short slices
     more, failed = True, False
@@ -242,7 +242,7 @@ def time_slices(
                         if name in ("strategy", "node") or not is_out_of_memory(error):  # others wait for this one
                             raise
                         del here[name]
-                        problem = Reason(kind="no_memory")
+                        problem = Missing(kind="no_memory")
                 times[name].append(clock.seconds)
                 if name == "strategy":
                     repeated = trainable.mean_losses(part)
@@ -256,9 +256,9 @@ def time_slices(
         mine = strategy.rank == 0 and prolonging.wants_more(speedup)
         more = bool(strategy.max_over_ranks([mine])[0])
     if failed:
-        seconds, problem = {"strategy": seconds["strategy"]}, Reason(kind="no_memory")
+        seconds, problem = {"strategy": seconds["strategy"]}, Missing(kind="no_memory")
     elif "single" in names and _ratio(seconds, "single", "strategy") is None:
-        problem = Reason(kind="one_pair")
+        problem = Missing(kind="one_pair")
     result = prolonging.result() if strategy.rank == 0 else None
     return Slices(steps, chunk, seconds, first_difference=difference, problem=problem, repeats=result)
 

@@ -16,7 +16,7 @@ from samebits.files import settle
 from samebits.host import HostFacts, host_facts
 from samebits.records import log as events
 from samebits.records.card import read_card
-from samebits.records.remarks import Note, Reason
+from samebits.records.remarks import Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.records.run import FILES, TRACE, WEIGHTS, Node, Placement, RunRecord, Timing, write_run
 from samebits.records.statistics import spread
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from samebits.params.schema import NumericsName
     from samebits.params.split import BatchSplit
     from samebits.records.log import Event, RunLog
+    from samebits.records.remarks import Note, Reason
     from samebits.records.run import Arithmetic
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable, Training
@@ -233,7 +234,7 @@ class Worker:
             )
         progress.close()
         if training.resumed:
-            self._notes.append(Note(kind="resumed", values={"steps": tuple(training.resumed)}))
+            self._notes.append(Resumed(steps=tuple(training.resumed)))
         peaks = strategy.all_gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
         weights_sha256 = strategy.first_alone(
             lambda: save_weights(numerics.model_state_dict(model), spec.out_dir / WEIGHTS)
@@ -317,11 +318,9 @@ def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
     if placement.strategy == "single" or slices.speedup():
         return None
     if placement.may_speed_up:
-        return slices.problem or Reason(kind="not_measured")
-    label = next((label for label in placement.labels if label.kind in Placement.NOT_A_SPEEDUP), None)
-    if label is None:
-        return Reason(kind="one_device")
-    return Reason.model_validate(label.model_dump())
+        return slices.problem or Missing(kind="not_measured")
+    reasons = (label for label in placement.labels if isinstance(label, Fallback | Oversubscribed | OneDevice))
+    return next(reasons, OneDevice())
 
 
 def train_as_rank(spec: TrainingSpec, reporter: Reporter) -> None:

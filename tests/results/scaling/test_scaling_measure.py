@@ -5,7 +5,7 @@ import pytest
 from conftest import small
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
-from samebits.records.remarks import Label, Reason
+from samebits.records.remarks import Missing, Oversubscribed
 from samebits.records.run import read_run
 from samebits.results import remarks
 from samebits.results.scaling import measure
@@ -132,8 +132,7 @@ def run_of(folder, kind, devices, *, speed=1.0, oversubscribed=False, by=BY, pro
     lengths = (4, 2)
     chunks = {name: [[one * length for length in lengths]] * 2 for name, one in seconds.items()}
     placement = placed("ddp", parse_params(small(num_devices=devices, oversubscribe=True)), gpus=0, cores=8)[0]
-    values = {"workers": 4, "devices": 2, "device": "CPU core"}
-    labels = (Label(kind="oversubscribed", values=values),) if oversubscribed else ()
+    labels = (Oversubscribed(workers=4, devices=2, device="CPU core"),) if oversubscribed else ()
     record = run_record(
         "ddp",
         params=PARAMS,
@@ -206,7 +205,7 @@ def test_nothing_is_projected_where_no_device_was_timed_alone(tmp_path):
 
 
 def test_a_training_without_its_references_is_said(tmp_path):
-    problem = Reason(kind="no_memory")
+    problem = Missing(kind="no_memory")
     found = curve([run_of(tmp_path, "strong", 2), run_of(tmp_path, "weak", 2, problem=problem)])
     assert f"weak, 2 devices: {remarks.say(problem)}" in found.notes
     assert [one.speedup for one in found.measured if one.scaling == "weak" and one.devices == 2] == [None]
