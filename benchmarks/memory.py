@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 CASES = {"mlp at batch 256": ("mlp", (256, 128), 256, 128), "wide_mlp at batch 256": ("wide_mlp", (4096, 4096), 256, 4)}
 
 
-def life(job: TrainingSpec, reporter: Reporter) -> float:
+def life(spec: TrainingSpec, reporter: Reporter) -> float:
     """Run in the worker; the GiB that it took at the most until its end."""
-    train_as_rank(job, reporter)
+    train_as_rank(spec, reporter)
     (peak,) = peak_gib(SingleDeviceStrategy(torch.device("cpu")))
     return peak
 
@@ -47,7 +47,7 @@ def life(job: TrainingSpec, reporter: Reporter) -> float:
 def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
     """MiB at the most while a worker trains, and until it ends."""
     placement, split = place("single", params, "fast", gpus=0, cores=1)
-    job = TrainingSpec(
+    spec = TrainingSpec(
         params=params,
         numerics="fast",
         placement=placement,
@@ -57,7 +57,7 @@ def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
         key="memory",
         checkpoints=folder / "checkpoints",
     )
-    whole = result_of(partial(life, job))
+    whole = result_of(partial(life, spec))
     training = read_run(folder).timing.peak_memory_gib["device0"]
     assert training, "the kernel does not say it"
     return 1024 * training, 1024 * whole

@@ -981,6 +981,22 @@ def placed(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.parametrize(
+    ("strategy", "gpus", "expected"),
+    [
+        ("ddp", 2, [("ok", "NCCL is held to its ring algorithm")]),  # no other batch would change that
+        ("ddp", 3, [("warning", "2 of 3 devices, the most that divide 64"), ("ok", "NCCL is held to its ring")]),
+        ("dp", 1, [("ok", "one GPU is used, so DataParallel ran the plain module")]),
+    ],
+)
+def test_what_a_placement_says_is_a_warning_where_another_batch_would_help(strategy, gpus, expected, placed):
+    findings, _ = placed(strategy, gpus)
+    assert [finding.status for finding in findings] == [status for status, _ in expected]
+    for finding, (status, text) in zip(findings, expected, strict=True):
+        assert text in finding.text
+        assert ("train.global_batch_size" in (finding.hint or "")) == (status == "warning")
+
+
 def test_a_signal_ends_the_trials(placed, monkeypatch):
     def asked_to_stop(*_, **__):
         raise Interrupted(signal.SIGTERM)

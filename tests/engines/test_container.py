@@ -176,10 +176,11 @@ def test_inside_gpus_are_counted_before_a_choice_among_them(name, given, devices
         ("C", "", 0, "cpu"),
         ("E", "MIG-00000001-0000-5000-8000-000000000001", 2, "gpu"),
         ("F", None, 2, "gpu"),
+        ("F with a lost GPU", "0", 1, "gpu"),  # the other has no name to ask the engine for it
     ],
 )
 def test_a_container_is_given_all_gpus_unless_they_are_hidden(name, devices, given, lock, gpu_host, monkeypatch):
-    gpu_host(name)
+    gpu_host(name[0], *(["gpu 2", "fails all GPU_IS_LOST"] if "lost" in name else []))
     monkeypatch.setattr(stage, "connect", lambda environ: engine())
     monkeypatch.setattr(stage, "require_image", lambda client, wanted, environ: wanted)
     monkeypatch.setattr(stage, "wanted_image", lambda variant, root, environ: variant)
@@ -532,6 +533,9 @@ def test_gpus_that_are_kept_from_this_process_are_kept_from_a_container(gpu_host
     assert gpu_request(cdi).device_ids == named
     with pytest.raises(HostError, match=r"does not offer nvidia\.com/gpu=GPU-\S+, .*device-name-strategy=uuid"):
         gpu_request(engine(runtimes=["runc"], devices=["nvidia.com/gpu=0", "nvidia.com/gpu=all"]))
+    gpu_host("F", "gpu 1", "fails all GPU_IS_LOST", "gpu 2", "fails all GPU_IS_LOST")
+    with pytest.raises(HostError, match="no GPU that this process may use can be read, so a container can be given"):
+        gpu_request(engine())
     gpu_host("A")
     assert gpu_request(engine()).count == -1
 

@@ -173,11 +173,11 @@ RECORD = '{"state": {}, "seconds": 1.0, "resumed": []}'
 def test_a_whole_checkpoint_of_something_else_is_set_aside_and_the_one_before_taken(
     step, tensors, record, why, tmp_path, trainable, capsys
 ):
-    job = trainable().trainable
+    resumable = trainable().trainable
 
     def trained(checkpointer):
-        job.reset()
-        return loop.train(job, 8, step_seconds=1, tracker=NoTracker(), checkpointer=checkpointer).losses
+        resumable.reset()
+        return loop.train(resumable, 8, step_seconds=1, tracker=NoTracker(), checkpointer=checkpointer).losses
 
     expected = trained(None)
     stop = SimpleNamespace(armed=False, signum=0)

@@ -85,9 +85,9 @@ def test_warm_up_trains_nothing(settings, trainable):
 def test_the_tracker_hears_every_step_once(trainable):
     heard, begun = [], []
     tracker = SimpleNamespace(losses=lambda *part: heard.append(part), step=begun.append)
-    job = trainable().trainable
-    job.reset()
-    training = train(job, 8, step_seconds=0.2, tracker=tracker)
+    trained = trainable().trainable
+    trained.reset()
+    training = train(trained, 8, step_seconds=0.2, tracker=tracker)
     assert [(first, len(losses), len(rates)) for first, losses, rates in heard] == [
         (1, 2, 2),
         (3, 2, 2),
@@ -96,7 +96,7 @@ def test_the_tracker_hears_every_step_once(trainable):
     ]
     assert begun == list(range(1, 9))
     assert [loss for _, losses, _ in heard for loss in losses] == training.losses
-    assert [rate for _, _, rates in heard for rate in rates] == job.rates(0, 8)
+    assert [rate for _, _, rates in heard for rate in rates] == trained.rates(0, 8)
     assert len(training.step_seconds) == 8
 
 

@@ -18,6 +18,7 @@ from samebits.host import count_cores, count_gpus
 from samebits.params import load_params
 from samebits.params.schema import StrategyName
 from samebits.records.card import read_card
+from samebits.records.remarks import FewerDevices, UnusedDevices
 from samebits.results.remarks import say
 from samebits.training.placement import place
 from samebits.workers.processes import WorkerSignalledError, launch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.params.split import BatchSplit
+    from samebits.records.remarks import Label, Note
     from samebits.records.run import Placement
 
 SECONDS = 300
@@ -115,15 +117,19 @@ def _try(trial: Trial) -> list[Finding]:
     findings: list[Finding] = []
     try:
         placement, split = _place(trial)
-        findings = [warning(say(note), _BATCH_HINT, name=trial.name) for note in placement.notes]
+        findings = [_of_remark(note, trial) for note in placement.notes]
         launch(partial(try_model, trial, placement, split), placement.world_size)
     except SamebitsError as error:
         return [*findings, *_left(trial.out), _failure(error, trial)]
     findings += _left(trial.out)
-    for label in placement.labels:
-        unused, name = label.kind == "unused_devices", trial.strategy
-        findings.append(warning(say(label), _BATCH_HINT, name=name) if unused else ok(say(label), name=name))
-    return findings
+    return findings + [_of_remark(label, trial) for label in placement.labels]
+
+
+def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
+    """What a placement says; another batch would use more devices, and all else is as it has to be."""
+    if isinstance(remark, FewerDevices | UnusedDevices):
+        return warning(say(remark), _BATCH_HINT, name=trial.name)
+    return ok(say(remark), name=trial.name)
 
 
 def _failure(error: SamebitsError, trial: Trial) -> Finding:

@@ -83,11 +83,17 @@ def gpu_request(client: DockerClient) -> DeviceRequest | None:
     """How this process's NVIDIA GPUs are asked for: of the runtime, its hook, or a device interface (CDI).
 
     None if the engine does not offer GPUs. Those that a control group keeps from this process are kept from the
-    container too. Raises HostError: the device interface has no names for the others alone.
+    container too.
+
+    Raises:
+        HostError: the device interface has no names for the others alone, or none of them tells its name.
     """
     from docker.types import DeviceRequest
 
     info, mine = client.info(), allowed_gpus()
+    if mine is not None and not mine:
+        hint = "see what nvidia-smi says, or set SAMEBITS_RUNTIME=host"
+        raise HostError("no GPU that this process may use can be read, so a container can be given none", hint=hint)
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
         which = {"count": -1} if mine is None else {"device_ids": mine}
         return DeviceRequest(**which, capabilities=[["gpu"]])

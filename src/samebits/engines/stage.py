@@ -14,7 +14,7 @@ from samebits.engines.docker import connect, gpu_request
 from samebits.engines.image import image_name, require_image, variant_of, wanted_image
 from samebits.engines.spec import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
 from samebits.errors import HostError, UserError
-from samebits.host import count_present, count_visible, torch_build
+from samebits.host import allowed_gpus, count_present, count_visible, torch_build
 from samebits.host.rendezvous import find_nodes
 from samebits.params import load_params
 from samebits.params.sections import FileData
@@ -44,9 +44,10 @@ _PATH_OPTIONS = ("--params", "--data-dir", "--out-dir")
 
 @dataclass(frozen=True)
 class Place:
-    """The engine and the image that a command is to run in, and how many GPUs it is given: all of the host's, or none.
+    """The engine and the image that a command is to run in, and how many GPUs it is given.
 
-    CUDA_VISIBLE_DEVICES chooses among them inside, as it would here.
+    These are all that this process may use and can name, or none. CUDA_VISIBLE_DEVICES chooses among them inside, as it
+    would here.
     """
 
     client: DockerClient
@@ -69,7 +70,9 @@ def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> 
         HostError: no engine answers, it has no such image, or it does not offer this host's GPUs.
     """
     client = connect(environ)
-    gpus = count_present() if count_visible(environ) else 0
+    mine = allowed_gpus()
+    present = count_present() if mine is None else len(mine)
+    gpus = present if count_visible(environ) else 0
     if gpus and gpu_request(client) is None:
         hint = "install the NVIDIA Container Toolkit: `samebits doctor` looks at it"
         raise HostError("the Docker engine does not offer this host's GPUs", hint=hint)

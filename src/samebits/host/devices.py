@@ -164,6 +164,7 @@ def allowed_gpus() -> list[str] | None:
     """The UUIDs of the GPUs that this process may use, if a control group keeps others from it; None if it may use all.
 
     Who has a process started elsewhere, as an engine does with a container, must name them: that one is kept from none.
+    A GPU that cannot be read has no name here.
     """
     with nvml() as problem:
         gpus = [] if problem else listed()
