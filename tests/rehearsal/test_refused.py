@@ -8,6 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode_temporarily
 
 import exact_probe
+from alike import ALIKE
 from operations_on_cuda import as_in_training
 from operations_probe import NO_MODE, attempt, samples_of, tensors
 from refused_on_cuda import name_of
@@ -67,7 +68,8 @@ class _Calls(TorchDispatchMode):
         if kwargs.get("alpha", 1) != 1 and name in ("add", "sub"):
             name += " with alpha"
         given = tensors((args, kwargs))
-        one = not given or (given[0].numel() <= 1 and NOT_ALIKE.get(name, ((), ""))[1] == ORDER)
+        elsewhere = (kwargs.get("device") or torch.device("cpu")).type == "meta"  # where nothing is computed
+        one = not given or elsewhere or (given[0].numel() <= 1 and NOT_ALIKE.get(name, ((), ""))[1] == ORDER)
         if not one:  # one term has no order
             self.made.setdefault((name, overload, str(given[0].dtype).removeprefix("torch.")), self.by)
         return func(*args, **kwargs)
@@ -90,6 +92,8 @@ def _hits(calls):
             hits[f"{name} {dtype}"] = f"{by}: {why}"
         if line := refused.get(f"{overload} {dtype}"):
             hits[f"{overload} {dtype}"] = f"{by}: {line}"
+        if (name, dtype) not in ALIKE:
+            hits.setdefault(f"{name} {dtype}", f"{by}: nobody has said whether a GPU gives the same, see alike.py")
     return hits
 
 
@@ -100,11 +104,20 @@ def test_a_call_that_stands_in_a_list_is_found():
         torch.ones(2, 2, dtype=torch.int64) @ torch.ones(2, 2, dtype=torch.int64)
         torch.ones(2).sum()
         torch.ones(2, dtype=torch.float64).sum()
-    assert set(_hits(calls)) == {"add with alpha float32", "mm.default int64", "sum float32"}
+        torch.ones(2).erfc()
+        torch.special.ndtri(torch.ones(2))
+    hits = _hits(calls)
+    assert set(hits) >= {"add with alpha float32", "mm.default int64", "sum float32", "special_ndtri float32"}
+    assert "nobody has said" in hits["special_ndtri float32"]
+    assert "sum float64" not in hits
+
+
+def test_no_operation_is_said_to_be_alike_and_not_alike():
+    assert {(name, dtype) for name, dtype in ALIKE if dtype in NOT_ALIKE.get(name, ((), ""))[0]} == set()
 
 
 def test_names_in_the_lists_are_operations():
-    names = {name.partition(" ")[0].partition(".")[0] for name in (*NOT_ALIKE, *REFUSED)}
+    names = {name.partition(" ")[0].partition(".")[0] for name in (*NOT_ALIKE, *REFUSED, *(name for name, _ in ALIKE))}
     assert {name for name in names if not hasattr(torch.ops.aten, name)} == set()
 
 
