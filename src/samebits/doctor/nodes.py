@@ -14,6 +14,7 @@ from samebits.workers.agreement import NodeFacts, differences, node_facts
 from samebits.workers.meeting import Meeting
 from samebits.workers.pairs import BYTES, NodePair, measure_pairs
 from samebits.workers.processes import Ranks, launch
+from samebits.workers.reach import OPEN_PORTS
 from samebits.workers.team import environment_of
 
 if TYPE_CHECKING:
@@ -89,8 +90,7 @@ def _joined(nodes: Nodes, names: Sequence[str], environment: dict[str, str], *, 
 def _of_pair(pair: NodePair, names: Sequence[str]) -> Finding:
     name = f"{names[pair.first]} - {names[pair.second]}"
     if pair.round_trip_seconds is None or pair.bytes_per_second is None:
-        hint = "open all ports among the machines; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the interface"
-        return failed(f"{pair.backend} does not connect them: {pair.problem}", hint, name=name)
+        return failed(f"{pair.backend} does not connect them: {pair.problem}", OPEN_PORTS, name=name)
     trip, speed = 1e3 * pair.round_trip_seconds, pair.bytes_per_second / 1e9
     text = (
         f"{pair.backend}: a round trip takes {trip:.3g} ms, an all-reduce of {BYTES >> 20} MiB runs at {speed:.3g} GB/s"

@@ -10,9 +10,9 @@ import signal
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, unlisted
 
@@ -32,11 +32,14 @@ from samebits.host.addresses import Address, Waiting
 from samebits.workers.parent import end_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from multiprocessing.connection import Connection
     from types import TracebackType
 
     from samebits.host.rendezvous import Nodes
+
+Shared = TypeVar("Shared")
+"""What each node tells all others, as JSON has it."""
 
 _POLL_SECONDS = 0.05
 _LINGER_SECONDS = 1.0
@@ -121,28 +124,39 @@ class Meeting:
         self.close()
 
     def exchange(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        """The facts of all nodes, by their number.
+        """The facts of all nodes, by their number; what they share first.
 
         Raises:
             UserError: another process says that it is this node.
             HostError: a node has not come in time.
             SamebitsError: what another node failed of meanwhile.
         """
+        nodes = self.nodes
+        with self._while_node_0_is_there():
+            if self.store.add(f"joined/{nodes.rank}", 1) > 1:
+                hint = "give each machine a number of its own, and each training a port of its own"
+                raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
+            self.store.set(f"beat/{nodes.rank}", "0")
+        return self.share("facts", facts)
+
+    def share(self, name: str, value: Shared) -> list[Shared]:
+        """What each node gives under a name, by their number. Raises what ``exchange`` does, but UserError."""
+        with self._while_node_0_is_there():
+            return self._share(name, value)
+
+    @contextmanager
+    def _while_node_0_is_there(self) -> Iterator[None]:
         try:
-            return self._exchange(facts)
+            yield
         except RuntimeError:  # PyTorch's, of a connection that has closed
             ended = WorkerError(f"it has left {self.address}", hint="see what it says")
             raise Report.of(ended, 0).error() from None
 
-    def _exchange(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
+    def _share(self, name: str, value: Shared) -> list[Shared]:
         nodes, store = self.nodes, self.store
-        if store.add(f"joined/{nodes.rank}", 1) > 1:
-            hint = "give each machine a number of its own, and each training a port of its own"
-            raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
-        store.set(f"beat/{nodes.rank}", "0")
-        store.set(f"facts/{nodes.rank}", json.dumps(facts))
+        store.set(f"{name}/{nodes.rank}", json.dumps(value))
         waiting = Waiting()
-        while missing := [k for k in range(nodes.count) if not store.check([f"facts/{k}"])]:
+        while missing := [k for k in range(nodes.count) if not store.check([f"{name}/{k}"])]:
             if report := root_cause(self.reports()):
                 raise report.error()
             text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
@@ -151,7 +165,8 @@ class Meeting:
                 raise HostError(f"{text} did not come to {self.address} within {self._seconds:g} s", hint=hint)
             waiting.say(f"waiting at {self.address} for {text}")
             time.sleep(_POLL_SECONDS)
-        return [json.loads(store.get(f"facts/{k}")) for k in range(nodes.count)]
+        self._deadline = time.monotonic() + self._seconds  # for what they share next
+        return [json.loads(store.get(f"{name}/{k}")) for k in range(nodes.count)]
 
     def report(self, report: Report) -> None:
         """Tell all nodes of a failure, behind those that were told before."""

@@ -6,7 +6,6 @@ import datetime
 import itertools
 import json
 import os
-import socket
 import time
 from functools import partial
 from statistics import median
@@ -21,6 +20,7 @@ from samebits.errors import HostError, WorkerError, first_line
 from samebits.files import Part
 from samebits.host.addresses import own_ip
 from samebits.workers.rank import failures_reported
+from samebits.workers.reach import knock, open_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,6 @@ Backend = Literal["gloo", "nccl"]
 
 PAIR_SECONDS = 15.0  # that two machines have to connect
 BYTES = 2**24  # of an all-reduce
-_CONNECT_SECONDS = 5.0
 _ROUND_TRIPS, _ALL_REDUCES = 100, 5
 _POLL_SECONDS = 0.05
 
@@ -114,18 +113,11 @@ def _unreachable(store: Store, rank: int) -> str:
     ip = own_ip(os.environ.get("GLOO_SOCKET_IFNAME"), os.environ["MASTER_ADDR"])
     for listening in (1, 0):
         if rank == listening:
-            with socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET) as server:
+            with open_port(ip) as server:
                 store.set(f"at/{listening}", json.dumps([ip, server.getsockname()[1]]))
                 store.wait([f"tried/{listening}"], datetime.timedelta(seconds=PAIR_SECONDS))
         else:
-            ip_there, port = json.loads(store.get(f"at/{listening}"))
-            problem = ""
-            try:
-                socket.create_connection((ip_there, port), timeout=_CONNECT_SECONDS).close()
-            except OSError as error:
-                why = "no answer" if isinstance(error, TimeoutError) else str(error.strerror).lower()
-                problem = f"{ip} does not reach port {port} of {ip_there}: {why}"
-            store.set(f"tried/{listening}", problem)
+            store.set(f"tried/{listening}", knock(ip, *json.loads(store.get(f"at/{listening}"))))
         if problem := store.get(f"tried/{listening}").decode():
             return problem
     return ""

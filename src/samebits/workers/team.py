@@ -12,6 +12,7 @@ from samebits.workers.agreement import NodeFacts, node_facts, require_equal
 from samebits.workers.meeting import Meeting
 from samebits.workers.peers import Alone, Others
 from samebits.workers.processes import Ranks
+from samebits.workers.reach import require_reach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +62,7 @@ def gathered(
 
     Raises:
         UserError: see ``place``; or the machines do not have the same of what a training is made from.
-        HostError: see ``place``; or the machines do not find each other.
+        HostError: see ``place``; or the machines do not find or reach each other.
         SamebitsError: what another machine failed of.
     """
     if not nodes.several:
@@ -77,6 +78,7 @@ def gathered(
         mine = node_facts(params, told, data_dir)
         facts = [NodeFacts.model_validate(one) for one in meeting.exchange(mine.model_dump(mode="json"))]
         require_equal(facts)
+        require_reach(meeting)
         devices = [
             Devices(gpus=one.gpus, cores=one.cores, wanted=one.num_devices, name=one.name, machine=one.machine)
             for one in facts

@@ -348,6 +348,18 @@ def test_a_node_0_that_is_not_found_is_said_soon_and_in_the_end(fault, problem, 
     )
 
 
+def test_a_firewall_at_the_workers_ports_is_said_before_a_worker_starts(unhurried, network):
+    """Node 0's port is open, so that all come together; gloo would wait, and not say for what."""
+    nodes = network(3)
+    rule = ["-A", "INPUT", "-p", "tcp", "--source", nodes[1].address, "--syn", "-j", "DROP"]
+    subprocess.run(["ip", "netns", "exec", nodes[2].namespace, "iptables", *rule], check=True, capture_output=True)
+    for process in unhurried.train_on(nodes, "--num-devices", 1, "--no-tracking"):
+        code, _, stderr = process.wait()
+        assert code == 3, stderr
+        line = r"^error: 10\.77\.0\.11 does not reach port \d+ of 10\.77\.0\.12: no answer\. hint: open all ports among"
+        assert re.search(line, stderr, re.MULTILINE), stderr
+
+
 def test_a_machine_that_does_not_come_is_named(long, network):
     nodes = network(2)
     code, stderr = ended_alone(long, nodes[0], "--nodes", 3, "--node-rank", 0, "--master", "n0")

@@ -1,0 +1,51 @@
+"""Whether machines reach ports of each other that the kernel chooses, as workers will: a firewall may drop them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+from samebits.errors import HostError
+from samebits.host.addresses import own_ip
+
+if TYPE_CHECKING:
+    from samebits.workers.meeting import Meeting
+
+OPEN_PORTS = "open all ports among the machines; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the interface"
+"""What helps where they do not."""
+
+_SECONDS = 5.0  # that a machine has to answer
+
+
+def require_reach(meeting: Meeting) -> None:
+    """Have every machine knock at a port of every other. All must call it.
+
+    Without this, workers would wait for each other for minutes, and not say for what.
+
+    Raises:
+        HostError: one does not reach another; all of them say so.
+        SamebitsError: what another machine failed of meanwhile.
+    """
+    mine = own_ip(os.environ.get("GLOO_SOCKET_IFNAME") or meeting.address.interface(), meeting.address.ip)
+    with open_port(mine) as server:
+        places = meeting.share("place", [mine, server.getsockname()[1]])
+        others = [place for node, place in enumerate(places) if node != meeting.nodes.rank]
+        problems = meeting.share("problem", next((why for ip, port in others if (why := knock(mine, ip, port))), ""))
+    if problem := next(filter(None, problems), ""):
+        raise HostError(problem, hint=OPEN_PORTS)
+
+
+def open_port(ip: str) -> socket.socket:
+    """A port that the kernel chose, at an address of this machine; it answers until it is closed."""
+    return socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET, backlog=128)
+
+
+def knock(mine: str, ip: str, port: int) -> str:
+    """Why this machine does not reach a port of another; empty if it does."""
+    try:
+        socket.create_connection((ip, port), timeout=_SECONDS).close()
+    except OSError as error:
+        why = "no answer" if isinstance(error, TimeoutError) else str(error.strerror).lower()
+        return f"{mine} does not reach port {port} of {ip}: {why}"
+    return ""
