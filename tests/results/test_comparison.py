@@ -9,7 +9,7 @@ from samebits.errors import UserError
 from samebits.files import write_json, write_text
 from samebits.params import parse_params
 from samebits.records.remarks import AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
-from samebits.records.run import Measurement, Repeats, Run, read_losses, read_run
+from samebits.records.run import Measurement, Node, Repeats, Run, read_losses, read_run
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
 from samebits.results.ratios import gain, times, times_of
 from samebits.results.remarks import NOT_APPLIED, SpokenRemark, say
@@ -487,3 +487,27 @@ def test_what_a_reader_must_know_of_a_training(compared, tmp_path):
         f"note: {say(RESUMED)}",
         f"note: train.compile was not applied: {NOT_APPLIED['dp_is_not_compiled']}",
     ]
+
+
+OLD_CPU = {"model": "CPU", "machine": "x86_64", "cores": 4, "instruction_sets": ["avx2"]}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "machines", "labels"),
+    [
+        ([{}, {}], "ab", {}),
+        ([{"gpus": 2}, {"gpus": 2}, {"gpus": 2}], "abc", {}),
+        ([{}, {"cpu": OLD_CPU}], "ab", {"different_hosts": "n1 is not like n0: other cpu.instruction_sets, cpu.cores"}),
+        ([{}, {}, {"driver": "1"}], "abc", {"different_hosts": "n2 is not like n0: other driver"}),
+        ([{"gpus": 2}, {"gpus": 1}], "ab", {"different_hosts": "n1 is not like n0: other gpus"}),
+        ([{}, {"python": "3.12.1"}], "ab", {}),  # which changes neither speed nor bits
+        ([{}, {}, {}], "aba", {"one_machine": "n0, n2 run on one kernel, and share its cores and its memory"}),
+    ],
+)
+def test_machines_that_are_not_alike_or_one_are_labelled(hosts, machines, labels, compared):
+    nodes = tuple(
+        Node(name=f"n{number}", machine=machine, host=host(**facts))
+        for number, (facts, machine) in enumerate(zip(hosts, machines, strict=True))
+    )
+    _, dp, _ = compared(nodes=nodes).rows
+    assert {label.kind: label.text for label in dp.labels} == labels

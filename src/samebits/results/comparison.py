@@ -48,7 +48,7 @@ class Curve(Part):
         return self
 
 
-_TIMED_BY = ("cpu.model", "cpu.cores", "driver", "torch", "cuda", "nccl", "libc")
+_TIMED_BY = ("cpu.model", "cpu.instruction_sets", "cpu.cores", "driver", "torch", "cuda", "nccl", "libc")
 """Facts of a host by which machines may differ in speed, or in the bits of fast."""
 
 
