@@ -21,3 +21,8 @@ def test_a_line_that_was_changed_and_signed_is_read_again(event, tmp_path):
     changed = _signed(json.dumps(tree | {"time_ms": 7}).encode())
     assert parse_event(changed + b"\n", tmp_path) == event.model_copy(update={"time_ms": 7})
     assert parse_event(_signed(line_of(event)) + b"\n", tmp_path) == event
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b"{", b"\xff", b""])
+def test_a_line_that_is_no_json_is_signed_as_it_is(line):
+    assert _signed(line).startswith(line[:-1] + b',"crc32":"')

@@ -780,3 +780,31 @@ def test_recorded_params_that_cannot_be_read_are_said(content, why, tmp_path):
     )
     with pytest.raises(UserError, match=f"params.yaml of run 0+ cannot be read: .*{why}"):
         recorded.describe()
+
+
+KILLED = """
+import os, signal
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+from samebits.tracking.store import connect, tracking_uri
+
+@event.listens_for(Engine, "after_cursor_execute")
+def look(connection, cursor, statement, *rest):
+    if "CREATE TABLE datasets" in statement:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+connect(tracking_uri())
+"""
+
+
+def test_a_store_whose_making_was_killed_is_made_again(tmp_path, monkeypatch):
+    """MLflow cannot go on with a file that has some of its tables."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / "mlflow.db").exists()
+    client = connect(tracking_uri())
+    assert [one.name for one in client.search_experiments()] == ["Default"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".samebits", "mlflow.db"]
+    assert sorted(path.name for path in (tmp_path / ".samebits").iterdir()) == ["store.lock"]

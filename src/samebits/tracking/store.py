@@ -6,13 +6,14 @@ import fcntl
 import logging
 import os
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from samebits.errors import HostError, UserError, one_line, without_password
+from samebits.files import scratch_folder
 from samebits.records.log import LOGS
 from samebits.records.run import FILES, read_run
 
@@ -60,11 +61,31 @@ def connect(uri: str) -> MlflowClient:
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is told once, by us
     from mlflow import MlflowClient
 
-    client = MlflowClient(tracking_uri=_with_password(uri))
-    if uri.startswith("sqlite:"):
-        with locked(_STORE_LOCK):
-            client.search_experiments(max_results=1)
+    if not uri.startswith("sqlite:"):
+        return MlflowClient(tracking_uri=_with_password(uri))
+    with locked(_STORE_LOCK):
+        _make_whole(uri)
+        client = MlflowClient(tracking_uri=uri)
+        client.search_experiments(max_results=1)
     return client
+
+
+def _make_whole(uri: str) -> None:
+    """Make a SQLite file elsewhere, and give it its name when all tables are there.
+
+    A process that is killed while MLflow makes them leaves a file that no later one can go on with.
+    """
+    from mlflow import MlflowClient
+
+    name = uri.removeprefix("sqlite:///")
+    file = Path(name)
+    if not name or name == uri or "?" in name or name.startswith(":") or file.exists() or not file.parent.is_dir():
+        return
+    hidden = LOGS.parent if file.parent == Path.cwd() else file.parent
+    with scratch_folder(hidden) as folder:
+        MlflowClient(f"sqlite:///{folder / file.name}").search_experiments(max_results=1)
+        with suppress(OSError):  # another program was faster, or there are no links here: then it is made in its place
+            file.hardlink_to(folder / file.name)
 
 
 def _with_password(uri: str) -> str:
