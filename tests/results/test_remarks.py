@@ -24,7 +24,7 @@ from samebits.records.remarks import (
 )
 from samebits.records.run import read_run
 from samebits.results import remarks
-from samebits.results.remarks import LABELS, NOT_APPLIED, LabelKind, in_words, say, spoken
+from samebits.results.remarks import LABELS, NOT_APPLIED, LabelKind, SpokenRemark, in_words, say, spoken
 from samebits.training.placement import Devices, place_over_nodes
 from samples import placed, run_files, run_record
 
@@ -136,3 +136,8 @@ def test_a_record_whose_label_was_damaged_is_named(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps(raw))
     with pytest.raises(UserError, match=r"run\.json: placement\.labels\.0\.fallback\.gpus: Field required\. hint: run"):
         read_run(tmp_path)
+
+
+def test_a_remark_of_an_unknown_kind_is_refused_in_words_too():
+    with pytest.raises(ValidationError, match="kind"):
+        SpokenRemark(kind="because", text="it is")

@@ -9,15 +9,15 @@ import subprocess
 import sys
 from contextlib import closing
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped
-from samebits.tracking.store import connect
+from samebits.tracking.store import connect, file_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 REQUEST_SECONDS = 5
 CLIENT_SECONDS = 60.0  # of which MLflow's import takes several
@@ -28,8 +28,8 @@ _LOCAL = "unset MLFLOW_TRACKING_URI to use the local mlflow.db"
 def store(uri: str, environ: Mapping[str, str] = os.environ) -> Finding:
     """Whether runs can be recorded in the store in use; a server is asked by a process of its own."""
     scheme = uri.partition(":")[0]
-    if scheme == "sqlite":
-        return _file(Path(uri.removeprefix("sqlite:///")))
+    if (file := file_of(uri)) is not None:
+        return _file(file)
     if scheme == "file" or ("://" not in uri and scheme != "databricks"):
         return failed("MLFLOW_TRACKING_URI is a folder, which MLflow no longer writes to", _LOCAL)
     if scheme not in ("http", "https"):

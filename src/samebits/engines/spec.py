@@ -16,6 +16,7 @@ from samebits.engines.docker import gpu_request, toolkit_version, traits
 from samebits.engines.image import facts_of
 from samebits.errors import HostError, UserError
 from samebits.host import boot_id
+from samebits.tracking.store import file_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -224,10 +225,9 @@ def _git_folders(project: Path) -> list[Path]:
 
 def _store(tracking_uri: str) -> list[Path]:
     """The folder of a store that is files."""
-    scheme, _, rest = tracking_uri.partition(":")
-    if scheme == "sqlite":
-        return [Path(rest.removeprefix("///")).parent]
-    return [Path(urlsplit(tracking_uri).path)] if scheme == "file" else []
+    if (file := file_of(tracking_uri)) is not None:
+        return [file.parent]
+    return [Path(urlsplit(tracking_uri).path)] if tracking_uri.startswith("file:") else []
 
 
 def _caches(project: Path) -> Iterator[Path]:

@@ -28,6 +28,9 @@ NotAppliedKind = Literal[
 ]
 
 
+MissingKind = Literal["one_repeat", "one_pair", "no_memory", "no_memory_left", "not_measured", "not_ended"]
+
+
 class Fallback(Part):
     """DataParallel ran the plain module, on one GPU of ``gpus`` or on none."""
 
@@ -120,7 +123,7 @@ class Prolonged(Part):
 class Missing(Part):
     """Why a figure is missing, where nothing else is to be said."""
 
-    kind: Literal["one_repeat", "one_pair", "no_memory", "no_memory_left", "not_measured", "not_ended"]
+    kind: MissingKind
 
 
 ModelNote = BatchNorm | IdleParameters

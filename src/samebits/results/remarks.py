@@ -13,6 +13,7 @@ from samebits.records.remarks import (
     FewerDevices,
     IdleParameters,
     Missing,
+    MissingKind,
     OneDevice,
     Oversubscribed,
     Prolonged,
@@ -40,6 +41,8 @@ LabelKind = Literal[
     "one_machine",
 ]
 """Those that a training gives itself, and those that only a comparison can."""
+
+NoteKind = Literal["fewer_devices", "batch_norm", "idle_parameters", "resumed", "ring", "prolonged"]
 
 LABELS: dict[LabelKind, str] = {
     "fallback": "PyTorch ran the plain module: nothing was parallel, and no speed-up is claimed.",
@@ -74,7 +77,7 @@ NOT_APPLIED: dict[NotAppliedKind, str] = {
 }
 """Why a setting does nothing."""
 
-_MISSING = {
+_MISSING: dict[MissingKind, str] = {
     "one_repeat": "train.repeats is 1",
     "one_pair": "one pair of times tells no interval, and train.repeats and train.prolong_s allow no more",
     "no_memory": "the references do not fit on one device beside the training",
@@ -87,7 +90,7 @@ _MISSING = {
 class SpokenRemark(Part):
     """A remark in words."""
 
-    kind: str
+    kind: LabelKind | NoteKind | MissingKind
     text: str
 
 

@@ -61,25 +61,30 @@ def connect(uri: str) -> MlflowClient:
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is told once, by us
     from mlflow import MlflowClient
 
-    if not uri.startswith("sqlite:"):
+    file = file_of(uri)
+    if file is None:
         return MlflowClient(tracking_uri=_with_password(uri))
     with locked(_STORE_LOCK):
-        _make_whole(uri)
+        _make_whole(file)
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)
     return client
 
 
-def _make_whole(uri: str) -> None:
+def file_of(uri: str) -> Path | None:
+    """The file of a SQLite store, None of another one."""
+    scheme, _, rest = uri.partition(":")
+    return Path(rest.removeprefix("///")) if scheme == "sqlite" else None
+
+
+def _make_whole(file: Path) -> None:
     """Make a SQLite file elsewhere, and give it its name when all tables are there.
 
     A process that is killed while MLflow makes them leaves a file that no later one can go on with.
     """
     from mlflow import MlflowClient
 
-    name = uri.removeprefix("sqlite:///")
-    file = Path(name)
-    if not name or name == uri or "?" in name or name.startswith(":") or file.exists() or not file.parent.is_dir():
+    if file.name.startswith(":") or "?" in file.name or file.exists() or not file.parent.is_dir():
         return
     hidden = LOGS.parent if file.parent == Path.cwd() else file.parent
     with scratch_folder(hidden) as folder:
