@@ -10,7 +10,7 @@ from torch import nn
 
 from samebits.errors import UserError
 from samebits.numerics.fast import FastNumerics
-from samebits.numerics.graphs import capture, why_not
+from samebits.numerics.graphs import capture
 from samebits.params.schema import Train
 
 
@@ -25,7 +25,7 @@ from samebits.params.schema import Train
     ],
 )
 def test_where_graphs_are_made(settings, device, reason):
-    assert why_not(Train(cuda_graphs=True, **settings), device) == reason
+    assert Train(cuda_graphs=True, **settings).why_no_graphs(device) == reason
     if device == "cpu":
         assert not FastNumerics(Train(cuda_graphs=True), torch.device(device), "mse").graphs
 

@@ -68,9 +68,12 @@ def test_what_a_placement_says(strategy, train, host, said):
 
 def test_what_a_placement_over_machines_says():
     shared = parse_params({"train": {"global_batch_size": 24, "num_devices": 4, "oversubscribe": True}})
-    placement, _ = place_over_nodes("ddp", shared, "fast", [Devices(0, 2, 4, "one", "a"), Devices(0, 4, 4, "two", "b")])
+    two, four = (
+        Devices(gpus=0, cores=cores, wanted=4, name=name, machine=name) for cores, name in ((2, "one"), (4, "two"))
+    )
+    placement, _ = place_over_nodes("ddp", shared, "fast", [two, four])
     assert [say(label) for label in placement.labels] == ["4 workers share 2 CPU cores of one"]
-    machines = [Devices(3, 8, "auto", "one", "a"), Devices(3, 8, "auto", "two", "b")]
+    machines = [Devices(gpus=3, cores=8, name=name, machine=name) for name in ("one", "two")]
     placement, _ = place_over_nodes("ddp", parse_params({"train": {"global_batch_size": 64}}), "fast", machines)
     assert [say(note) for note in placement.notes][:1] == ["4 of 6 devices, as 64 samples are shared out equally"]
 

@@ -76,7 +76,13 @@ def manifests(cluster: Cluster, training: TrainingCall, environ: Mapping[str, st
         if path and path.startswith("/") and not f"{path}/".startswith(f"{REPOSITORY}/"):
             hint = f"give a path inside the repository, which pods have at {REPOSITORY}"
             raise UserError(f"{option}: {path} is not on the claim, and would be gone with its pod", hint=hint)
-    pods = _Pods("", settings, cluster.nodes, training, _variables(settings, environ))
+    pods = _Pods(
+        name="",
+        settings=settings,
+        nodes=cluster.nodes,
+        training=training,
+        variables=_variables(settings, environ),
+    )
     digest = hashlib.sha256(json.dumps(pods.manifests(), sort_keys=True).encode()).hexdigest()[:8]
     name = f"samebits-{training.strategy}-{training.numerics}-{digest}".replace("_", "-")
     return replace(pods, name=name).manifests()
@@ -106,7 +112,7 @@ def _quoted(value: Any) -> Any:
     return value if plain and value.lower() not in words else DoubleQuotedScalarString(value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Pods:
     """The pods of a training, one on each machine, and what makes them."""
 

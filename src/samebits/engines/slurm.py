@@ -30,7 +30,7 @@ _STOP_SECONDS = 60.0  # that a training has to end by itself, with a checkpoint,
 _WAIT_SECONDS = 60  # that srun waits for the other tasks once one has ended: they end by themselves
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Job:
     """One hand-over: what runs, and where its output and the machines' endings are."""
 
@@ -48,7 +48,7 @@ class Job:
         """
         name = f"samebits-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = (LAUNCHES / name).resolve()
-        return cls(cluster, command, {**environ, FOLDER: str(folder)}, folder, name)
+        return cls(cluster=cluster, command=command, environ={**environ, FOLDER: str(folder)}, folder=folder, name=name)
 
     @property
     def is_step(self) -> bool:

@@ -26,7 +26,7 @@ class CoreTimes:
     throttled: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CoreShares:
     """Cores that may be used, and how many of them this training and others kept busy on average.
 
@@ -50,7 +50,8 @@ class CoreShares:
         throttled = None
         if before.throttled is not None and after.throttled is not None:
             throttled = (after.throttled - before.throttled) / seconds / max(1.0, own)
-        return cls(after.cores, round(own, 3), round(others, 3), None if throttled is None else round(throttled, 4))
+        throttled = None if throttled is None else round(throttled, 4)
+        return cls(cores=after.cores, own=round(own, 3), others=round(others, 3), throttled=throttled)
 
 
 _SHORTEST = 0.2

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from samebits.numerics.graphs import capture, why_not
+from samebits.numerics.graphs import capture
 from samebits.numerics.interface import Numerics, logits_of
 from samebits.numerics.kernels import choose_kernels
 
@@ -81,7 +81,7 @@ class FastNumerics(Numerics):
     @property
     def graphs(self) -> bool:
         """Where they are asked for, and can be made."""
-        return self._train.cuda_graphs and why_not(self._train, self._device.type) is None
+        return self._train.cuda_graphs and self._train.why_no_graphs(self._device.type) is None
 
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:
         """Raises UserError: the model does not stand it."""

@@ -7,7 +7,7 @@ wraps it, as PyTorch's notes on CUDA semantics have it for partial captures ("Us
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,22 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from samebits.params.schema import Train
-
 _WARM_UP_PASSES = 3  # PyTorch's default; the 11 that it asks for under DDP are for a capture of DDP's own passes
 _TURN_OFF = "or set train.cuda_graphs: false"
-
-
-def why_not(
-    train: Train, device_type: str
-) -> Literal["graphs_on_cpu", "graphs_with_compile", "graphs_with_accumulation"] | None:
-    """Why no graphs can be made with these settings; None if they can."""
-    if device_type != "cuda":
-        return "graphs_on_cpu"
-    if train.compile:
-        return "graphs_with_compile"
-    # a replay would write its gradients over those before: https://github.com/pytorch/pytorch/issues/181723
-    return "graphs_with_accumulation" if train.grad_accum_steps > 1 else None
 
 
 def capture(module: nn.Module, sample: Tensor, check: Tensor) -> None:

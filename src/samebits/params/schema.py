@@ -107,6 +107,17 @@ class Train(Section):
     prolong_s: float = Field(5.0, ge=0.0, le=86400.0)
     """Seconds for more slices on a noisy host, until half the interval of the speed-up is 5% of it; 0 allows none."""
 
+    def why_no_graphs(
+        self, device_type: str
+    ) -> Literal["graphs_on_cpu", "graphs_with_compile", "graphs_with_accumulation"] | None:
+        """Why no CUDA graphs can be made with these settings in ``fast``; None if they can."""
+        if device_type != "cuda":
+            return "graphs_on_cpu"
+        if self.compile:
+            return "graphs_with_compile"
+        # a replay would write its gradients over those before: https://github.com/pytorch/pytorch/issues/181723
+        return "graphs_with_accumulation" if self.grad_accum_steps > 1 else None
+
 
 class Exact(Section):
     """How the exact numerics cut a global batch."""

@@ -210,7 +210,7 @@ class StopRequest:
         os.kill(os.getpid(), self.signum)
 
 
-def _go_on(trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointRecord, step: int) -> Training:
+def _resumed(trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointRecord, step: int) -> Training:
     """Put a training where its checkpoint is."""
     losses, step_seconds = (tensors[name].tolist() for name in ("losses", "step_seconds"))
     if len(losses) != step or len(step_seconds) != step or not step < trainable.total_steps:
@@ -224,7 +224,7 @@ def _go_on(trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointR
     mine = [tensors.get(f"{_RANDOM}{trainable.strategy.rank}.{i}") for i in range(count)]
     if all(stream is not None for stream in mine):
         trainable.strategy.set_random_state([stream for stream in mine if stream is not None])
-    return Training(losses, step_seconds, record.seconds, list(record.resumed))
+    return Training(losses=losses, step_seconds=step_seconds, seconds=record.seconds, resumed=list(record.resumed))
 
 
 def _from_first_rank(
@@ -260,14 +260,14 @@ class PeriodicCheckpointer:
         self._stop.armed = True
         if step >= 0 and strategy.world_size > 1:  # the others may be on machines without that file
             tensors, record = _from_first_rank(strategy, tensors, record)
-            training = training or _go_on(trainable, tensors, record, step)
+            training = training or _resumed(trainable, tensors, record, step)
         return training
 
     def _newest(self, trainable: Trainable) -> tuple[Training, dict[str, Tensor], CheckpointRecord] | None:
         for step in self._checkpoints.steps():
             try:
                 tensors, record = self._checkpoints.load(step)
-                return _go_on(trainable, tensors, record, step), tensors, record
+                return _resumed(trainable, tensors, record, step), tensors, record
             except Exception as error:  # noqa: BLE001 - whatever somebody wrote there, the training does not end for it
                 self._checkpoints.set_aside(step, error)
                 trainable.reset()

@@ -233,7 +233,7 @@ class Trainable:
         return any(group.get("fused") or group.get("capturable") for group in self.optimizer.param_groups)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """What a training gave: the mean loss over ranks at each step, and this worker's times.
 
@@ -295,5 +295,8 @@ def train(
                 hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
             )
         if checkpointer and stop < total_steps:
-            checkpointer.segment_done(trainable, Training(losses, clock.step_seconds, clock.seconds, resumed))
-    return Training(losses, clock.step_seconds, clock.seconds, resumed)
+            checkpointer.segment_done(
+                trainable,
+                Training(losses=losses, step_seconds=clock.step_seconds, seconds=clock.seconds, resumed=resumed),
+            )
+    return Training(losses=losses, step_seconds=clock.step_seconds, seconds=clock.seconds, resumed=resumed)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from samebits.errors import HostError, UserError
-from samebits.numerics.graphs import why_not
 from samebits.params.split import BatchSplit
 from samebits.records.remarks import AnyOrder, Fallback, FewerDevices, OneDevice, Oversubscribed, Ring, UnusedDevices
 from samebits.records.run import Placement
@@ -21,7 +21,8 @@ MAX_CPU_DEVICES = 2
 _TOO_MANY = "lower it, use auto, or set train.oversubscribe: true"
 
 
-class Devices(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Devices:
     """What one machine has, and how many of its devices are asked for; ``machine`` tells it from others."""
 
     gpus: int
@@ -50,7 +51,7 @@ def place(
         HostError: more devices are asked for than exist, without ``train.oversubscribe``.
         UserError: the batch cannot be split over the devices that are asked for.
     """
-    here = Devices(gpus, cores, params.train.num_devices)
+    here = Devices(gpus=gpus, cores=cores, wanted=params.train.num_devices)
     whole = BatchSplit.of(params, numerics)
     if strategy == "single":
         device_type: Literal["cpu", "cuda"] = "cuda" if gpus else "cpu"
@@ -252,4 +253,4 @@ def _no_graphs(train: Train, placement: Placement, numerics: NumericsName) -> No
         return "graphs_in_exact"
     if placement.strategy == "dp":
         return "graphs_under_dp"
-    return why_not(train, placement.device_type)
+    return train.why_no_graphs(placement.device_type)

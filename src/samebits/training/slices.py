@@ -237,7 +237,7 @@ def time_slices(
                 clock = StepClock(strategy.device)
                 if name in here:
                     try:
-                        part, random[name] = _go_on(here[name], random[name], range(start, stop), clock)
+                        part, random[name] = _run_steps(here[name], random[name], range(start, stop), clock)
                     except Exception as error:
                         if name in ("strategy", "node") or not is_out_of_memory(error):  # others wait for this one
                             raise
@@ -263,7 +263,9 @@ def time_slices(
     return Slices(steps, chunk, seconds, first_difference=difference, problem=problem, repeats=result)
 
 
-def _go_on(trainable: Trainable, random: list[Tensor], steps: range, clock: StepClock) -> tuple[Tensor, list[Tensor]]:
+def _run_steps(
+    trainable: Trainable, random: list[Tensor], steps: range, clock: StepClock
+) -> tuple[Tensor, list[Tensor]]:
     """Run some steps of one of those that share this process's switches and random generators: it has its own."""
     trainable.numerics.configure()
     trainable.strategy.set_random_state(random)

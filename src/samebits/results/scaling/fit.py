@@ -37,7 +37,7 @@ class Point(Step):
     seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """Coefficients, the ``chosen`` of them not being zero, with the squares of the relative errors that they leave.
 
@@ -59,7 +59,7 @@ class Estimate:
     high: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fit:
     """The best coefficients, and all that explain the points about as well; ``scatter`` is the relative error left."""
 
@@ -113,7 +113,7 @@ def fit(points: Sequence[Point]) -> Fit:
     # Akaike's criterion: a coefficient is worth having if it explains more than it could by chance. Equal ones are told
     # apart by their order, in which bytes come before latency, and by the smaller overlap.
     best = min(near, key=lambda one: (round(one.squares / variance + 2 * len(one.chosen), 6), one.chosen))
-    return Fit(tuple(points), best, tuple(near), math.sqrt(variance))
+    return Fit(points=tuple(points), best=best, candidates=tuple(near), scatter=math.sqrt(variance))
 
 
 def _candidates(points: Sequence[Point]) -> Iterator[Candidate]:
@@ -126,17 +126,17 @@ def _candidates(points: Sequence[Point]) -> Iterator[Candidate]:
         for chosen in itertools.combinations(present, size):
             communicates = any(LINEAR[i] in ("per_byte", "latency") for i in chosen)
             for overlap in overlaps if communicates else (0.0,):
-                if found := _solved(points, seconds, chosen, overlap):
+                if found := _solved(points, seconds, chosen=chosen, overlap=overlap):
                     yield found
 
 
-def _solved(points: Sequence[Point], seconds: Array, chosen: tuple[int, ...], overlap: float) -> Candidate | None:
+def _solved(points: Sequence[Point], seconds: Array, *, chosen: tuple[int, ...], overlap: float) -> Candidate | None:
     """Least squares with these coefficients alone; None if one of them would be negative, or is not determined."""
     best: Candidate | None = None
     for start in (False, True) if overlap else (False,):
         longer = [start] * len(points)
         for _ in range(_TURNS):
-            solved = _least_squares(_design(points, seconds, chosen, overlap, longer))
+            solved = _least_squares(_design(points, seconds, chosen=chosen, overlap=overlap, longer=longer))
             if solved is None:
                 break
             values, covariance = solved
@@ -148,13 +148,13 @@ def _solved(points: Sequence[Point], seconds: Array, chosen: tuple[int, ...], ov
             errors = [costs(by, point).seconds / point.seconds - 1 for point in points]
             squares = sum(error**2 for error in errors)
             if best is None or squares < best.squares:
-                best = Candidate(by, chosen, squares, covariance)
+                best = Candidate(coefficients=by, chosen=chosen, squares=squares, covariance=covariance)
             break
     return best
 
 
 def _design(
-    points: Sequence[Point], seconds: Array, chosen: tuple[int, ...], overlap: float, longer: Sequence[bool]
+    points: Sequence[Point], seconds: Array, *, chosen: tuple[int, ...], overlap: float, longer: Sequence[bool]
 ) -> Array:
     """How often each coefficient is in each point, over the point's seconds: errors count relative to them."""
     rows = [columns_with_overlap(point, overlap, longer=one) for point, one in zip(points, longer, strict=True)]
