@@ -51,7 +51,7 @@ FIRST = (
     "workers/test_peers.py",
     "workers/test_reach.py",
     "workers/test_processes.py",
-    "workers/test_pairs.py",
+    "doctor/test_pairs.py",
     "doctor/test_doctor_nodes.py",
     "system/container/test_containers.py",
     "system/test_pipeline.py",

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from samebits.records.lock import LOCK, Lock, read_lock
+from samebits.results.lock import LOCK, Lock, read_lock
 
 _EXACT = ("/model.safetensors", "/losses.csv")
 

@@ -9,11 +9,11 @@ from conftest import small
 from samebits.doctor import fitting, memory
 from samebits.doctor.finding import Finding
 from samebits.doctor.fitting import Bracket, Case, Told, search
+from samebits.doctor.forecast import Forecast
 from samebits.doctor.room import FULL, LOOKED, Looked
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.params import parse_params
-from samebits.training.forecast import Forecast
 from samebits.workers.processes import WorkerSignalledError
 from samples import memory as taken
 

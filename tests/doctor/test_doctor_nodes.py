@@ -1,10 +1,10 @@
 """What the doctor says of machines that do not measure with each other; tests/system/nodes has such as do."""
 
+from samebits.doctor import pairs
 from samebits.doctor.nodes import _joined, _of_pair
+from samebits.doctor.pairs import NodePair
 from samebits.host.rendezvous import Nodes
-from samebits.workers import pairs
 from samebits.workers.meeting import Meeting
-from samebits.workers.pairs import NodePair
 from samebits.workers.team import environment_of
 
 

@@ -1,8 +1,9 @@
 """The split of a batch: the same rows in the same order, whoever shares them."""
 
 import pytest
+import torch
 
-from samebits.params.split import BatchSplit, Rows
+from samebits.params.split import BatchSplit, Rows, chunk, leading
 
 WHOLE = BatchSplit(samples=32, shards=8, grad_accum_steps=1)
 SAMPLES = BatchSplit(samples=32, shards=None, grad_accum_steps=1)
@@ -62,3 +63,28 @@ def test_a_devices_share_is_a_batch_of_its_own(split, devices, share):
 def test_an_evaluation_fits_where_the_training_did():
     assert WHOLE.rows_of_evaluation == 4
     assert BatchSplit(samples=32, shards=None, grad_accum_steps=4).rows_of_evaluation == 8
+
+
+@pytest.mark.parametrize(("length", "count"), [(8, 2), (7, 3), (5, 4), (9, 4), (1, 3)])
+def test_a_range_is_cut_as_a_tensor_is(length, count):
+    parts = [chunk(range(3, 3 + length), index, count) for index in range(count)]
+    expected = [part.tolist() for part in torch.arange(3, 3 + length).chunk(count)]
+    assert [list(part) for part in parts if part] == expected
+
+
+@pytest.mark.parametrize(
+    ("rows", "shards", "most", "expected"),
+    [
+        (32, range(1), 5, (5, range(1))),
+        (32, range(1), 40, (32, range(1))),
+        (32, range(4, 8), 17, (16, range(4, 6))),  # shards of 8 samples stay whole
+        (32, range(4, 8), 3, (8, range(4, 5))),
+        (32, range(4, 8), 99, (32, range(4, 8))),
+    ],
+)
+def test_the_first_samples_are_whole_shards(rows, shards, most, expected):
+    assert leading(rows, shards, most) == expected
+
+
+def test_what_does_not_fill_a_batch_is_left_out():
+    assert [WHOLE.batches_of(samples) for samples in (31, 32, 100)] == [0, 1, 3]

@@ -10,21 +10,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from samebits.doctor.forecast import largest_batch
 from samebits.doctor.room import FULL, LOOKED, Attempt, Looked, attempt_batch
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
-from samebits.training.forecast import largest_batch
 from samebits.training.placement import place
 from samebits.workers.processes import WorkerSignalledError, launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from samebits.doctor.forecast import Forecast
     from samebits.params import Params
     from samebits.params.schema import NumericsName, StrategyName
     from samebits.params.split import BatchSplit
     from samebits.records.run import Placement
-    from samebits.training.forecast import Forecast
 
 PRECISION = 1 / 50
 """Of the batch, within which the limit is found."""

@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.doctor.finding import Finding, failed, of_error, ok
+from samebits.doctor.pairs import BYTES, NodePair, measure_pairs
 from samebits.errors import SamebitsError
 from samebits.files import scratch_folder
 from samebits.params import load_params
 from samebits.workers.agreement import NodeFacts, differences, node_facts
 from samebits.workers.meeting import Meeting
-from samebits.workers.pairs import BYTES, NodePair, measure_pairs
 from samebits.workers.processes import Ranks, launch
 from samebits.workers.reach import OPEN_PORTS
 from samebits.workers.team import environment_of
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
+    from samebits.doctor.pairs import Backend
     from samebits.host.rendezvous import Nodes
-    from samebits.workers.pairs import Backend
 
 _SECONDS = 60.0  # that the machines have to come
 

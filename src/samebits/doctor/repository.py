@@ -12,9 +12,9 @@ from pathlib import Path
 from samebits.doctor.finding import Finding, check, failed, ok, warning
 from samebits.errors import UserError
 from samebits.params import load_params
-from samebits.records.lock import LOCK, read_lock
 from samebits.records.log import LOGS, all_logs, writer_gone
 from samebits.records.provenance import git_state
+from samebits.results.lock import LOCK, read_lock
 from samebits.tracking.delivery import Delivery
 
 

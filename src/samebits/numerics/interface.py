@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 from torch import Tensor
 
 from samebits.errors import UserError
+from samebits.params.split import leading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -32,11 +33,7 @@ class MicroBatch(NamedTuple):
 
     def head(self, rows: int) -> MicroBatch:
         """So many samples at most; under ``exact`` whole shards, and at least one."""
-        shards = self.shards
-        if len(shards) > 1:
-            rows_per_shard = len(self.inputs) // len(shards)
-            shards = shards[: max(1, rows // rows_per_shard)]
-            rows = len(shards) * rows_per_shard
+        rows, shards = leading(len(self.inputs), self.shards, rows)
         return self._replace(inputs=self.inputs[:rows], targets=self.targets[:rows], shards=shards)
 
 

@@ -95,6 +95,10 @@ class BatchSplit:
         """Samples that any device of a training has room for: a shard, or a micro-batch of a single device."""
         return self.rows_per_unit if self.shards else self.units
 
+    def batches_of(self, samples: int) -> int:
+        """Whole global batches in so many samples."""
+        return samples // self.samples
+
     def micro_batches(self, rank: int = 0) -> tuple[Rows, ...]:
         """The parts of each global batch that one rank feeds, in order.
 
@@ -116,6 +120,24 @@ class BatchSplit:
             return replace(self, samples=self.rows_per_device * self.grad_accum_steps, ranks=1, devices=1)
         shards = _ceil(self.shards, devices)
         return replace(self, samples=self.rows_per_unit * shards, shards=shards, ranks=1, devices=1)
+
+
+def leading(rows: int, shards: range, most: int) -> tuple[int, range]:
+    """How many of the ``rows`` of these shards come first without being more than ``most``, and which shards they are.
+
+    Several shards stay whole, and there is at least one.
+    """
+    if len(shards) == 1:
+        return min(rows, most), shards
+    size = rows // len(shards)
+    first = shards[: max(1, most // size)]
+    return len(first) * size, first
+
+
+def chunk(numbers: range, index: int, count: int) -> range:
+    """The part of a range that ``torch.chunk`` would give of a tensor of its length."""
+    size = _ceil(len(numbers), count)
+    return numbers[index * size : (index + 1) * size]
 
 
 def _ceil(count: int, parts: int) -> int:

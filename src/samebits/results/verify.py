@@ -17,8 +17,8 @@ from ruamel.yaml import YAML
 
 from samebits.errors import UserError, from_exit_code, last_line
 from samebits.files import regular
-from samebits.records.lock import LOCK, read_lock
 from samebits.records.run import LOSSES, RECORD, WEIGHTS, RunRecord, read_losses
+from samebits.results.lock import LOCK, read_lock
 from samebits.results.text import devices_of
 
 if TYPE_CHECKING:

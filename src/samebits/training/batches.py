@@ -96,7 +96,7 @@ class Batches:
         self.micro_batches = len(self._parts)
         self._inputs, self._targets = data
         self._samples = self._inputs.shape[0]
-        self.steps_per_epoch = self._samples // split.samples
+        self.steps_per_epoch = split.batches_of(self._samples)
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
         self.resident = self._inputs.device == device
         self._order_device = device if self.resident else torch.device("cpu")

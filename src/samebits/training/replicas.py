@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parallel import DataParallel
 
+from samebits.params.split import chunk
 from samebits.training.notes import no_notes
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Replicas(DataParallel[nn.Module]):
         parts, kwargs_of_parts = super().scatter(inputs, kwargs, device_ids)
         count = len(device_ids)
         parts = tuple(
-            tuple(chunk_of(value, index, count) if isinstance(value, range) else value for value in part)
+            tuple(chunk(value, index, count) if isinstance(value, range) else value for value in part)
             for index, part in enumerate(parts)
         )
         return parts, kwargs_of_parts
@@ -73,9 +74,3 @@ class _Replica:
         except Exception as error:
             self.error = error
             raise
-
-
-def chunk_of(numbers: range, index: int, count: int) -> range:
-    """The part of a range that ``torch.chunk`` would give of a tensor of its length."""
-    size = -(-len(numbers) // count)
-    return numbers[index * size : (index + 1) * size]

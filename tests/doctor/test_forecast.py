@@ -2,7 +2,7 @@
 
 import pytest
 
-from samebits.training.forecast import Forecast, Look, largest_batch
+from samebits.doctor.forecast import Forecast, Look, largest_batch
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import threading
 
 from torch.distributed import HashStore
 
-from samebits.workers.pairs import NodePair, _measure, _unreachable
+from samebits.doctor.pairs import NodePair, _measure, _unreachable
 
 
 def test_what_gloo_says_of_a_pair_is_its_problem(monkeypatch):
