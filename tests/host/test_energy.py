@@ -54,12 +54,12 @@ def test_a_counter_that_cannot_be_read_is_said(spoil, why, when, powercap):
     if when == "before":
         rapl = Rapl(powercap.root)
     assert rapl.joules() is None
-    assert rapl.problem.startswith(f"no energy counter can be read here: {why}")
+    assert rapl.problem.startswith(why)
 
 
 def test_a_host_without_counters(tmp_path):
     rapl = Rapl(tmp_path / "nowhere")
     assert (rapl.joules(), rapl.problem) == (
         None,
-        "no energy counter can be read here: the kernel shows no RAPL counter of a package, nor is there a GPU's",
+        "the kernel shows no RAPL counter of a package, nor is there a GPU's",
     )

@@ -12,7 +12,7 @@ from samebits.results.usage import disturbances, flops, joules, row_usage, say_u
 from samples import comparison, host, placed, row, run_record, timing
 from samples import device_usage as device
 
-WHY = "no energy counter can be read here: why"
+WHY = "the counter is gone"
 
 
 def cores(others, *, available=2, throttled=None):
@@ -175,7 +175,7 @@ def test_gaps_are_said_once():
     gaps = {"energy_unavailable": WHY, "roof_unavailable": "RuntimeError: no", "uncounted": ("aten::a", "mine::b")}
     several = comparison(*(row(strategy, **gaps) for strategy in ("single", "dp", "ddp")))
     assert remarks(several) == [
-        f"energy: {WHY}",
+        f"energy: no energy counter can be read here: {WHY}",
         "roof: RuntimeError: no",
         "roof: nothing is counted of aten::a, mine::b, for which PyTorch has no formula",
     ]

@@ -7,7 +7,7 @@ one room that talks to NVML.
 from samebits.host.cores import Cores, CoreShares, CoreTimes
 from samebits.host.counters import Counters, sample_seconds
 from samebits.host.devices import allowed_gpus, caution, count_gpus, count_present, count_visible
-from samebits.host.energy import UNREADABLE, Rapl
+from samebits.host.energy import Rapl
 from samebits.host.facts import Cpu, HostFacts, boot_id, count_cores, host_facts
 from samebits.host.gpu_meters import TOTALS, GpuMeters, GpuReading
 from samebits.host.gpus import (
@@ -25,7 +25,6 @@ from samebits.host.software import TorchBuild, installed, torch_build
 
 __all__ = [
     "TOTALS",
-    "UNREADABLE",
     "CoreShares",
     "CoreTimes",
     "Cores",

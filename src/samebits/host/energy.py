@@ -8,7 +8,6 @@ from pathlib import Path
 from samebits.errors import reason
 
 POWERCAP = Path("/sys/class/powercap")
-UNREADABLE = "no energy counter can be read here"
 
 
 @dataclass
@@ -54,7 +53,7 @@ class Rapl:
         return None if self.problem else self._joules
 
     def _fail(self, why: str) -> None:
-        self.problem, self._packages = f"{UNREADABLE}: {why}", []
+        self.problem, self._packages = why, []
 
 
 def _microjoules(file: Path) -> int:

@@ -156,7 +156,7 @@ def say_gaps(rows: Iterable[RowUsage]) -> list[str]:
     said: list[str] = []
     for row in rows:
         if row.energy_unavailable:
-            said.append(f"energy: {row.energy_unavailable}")
+            said.append(f"energy: no energy counter can be read here: {row.energy_unavailable}")
         if row.roof_unavailable:
             said.append(f"roof: {row.roof_unavailable}")
         if row.uncounted:

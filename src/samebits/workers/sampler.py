@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-from samebits.host import TOTALS, UNREADABLE, Cores, CoreShares, GpuMeters, Rapl
+from samebits.host import TOTALS, Cores, CoreShares, GpuMeters, Rapl
 from samebits.records.usage import CoreUsage, DeviceUsage, Interval, MeanMax, Usage
 
 if TYPE_CHECKING:
@@ -148,15 +148,15 @@ class _Watch:
     def _why_no_energy(self, devices: Sequence[DeviceUsage], seconds: float) -> str | None:
         placement = self._placement
         if placement.devices_by_node:
-            return f"{UNREADABLE}: of several machines, counters of the first alone are read"
+            return "of several machines, counters of the first alone are read"
         if self._rapl and self._rapl.problem:
             return self._rapl.problem
         for device in devices:
             if device.energy_j is None:
                 lost, why = device.unreadable.get("device"), device.unreadable.get("energy_j")
-                return f"{UNREADABLE}: {lost or f'GPU {device.index}: {why}'}"
+                return lost or f"GPU {device.index}: {why}"
         if seconds < SHORTEST_ENERGY[placement.device_type]:
-            return f"{UNREADABLE}: {seconds:.2g} s are too short for one"
+            return f"{seconds:.2g} s are too short for one"
         return None
 
 
