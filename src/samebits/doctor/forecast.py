@@ -30,10 +30,10 @@ def largest_batch(small: Look, large: Look, rooms: Sequence[int]) -> Forecast | 
     optimizer), so that it may bend upwards: a forecast far beyond ``large`` may be too high.
     """
     assert large.samples > small.samples, "two different batches are needed"
-    found = []
+    forecasts = []
     for number, (a, b) in enumerate(zip(small.peaks, large.peaks, strict=True)):
         bytes_per_sample = (b - a) / (large.samples - small.samples)
         if bytes_per_sample > 0:
             more = (rooms[number] - b) / bytes_per_sample
-            found.append(Forecast(max(0, int(large.samples + more)), number))
-    return min(found, default=None)
+            forecasts.append(Forecast(max(0, int(large.samples + more)), number))
+    return min(forecasts, default=None)

@@ -74,8 +74,8 @@ def model_findings(
             yield from (finding for finding in findings if finding.text not in warned)
             warned |= {finding.text for finding in findings if finding.status == "warning"}
             if (strategy, numerics) == ("single", "fast") and findings[-1].status == "failed":
-                others = get_args(StrategyName)[1:]
-                yield from (skipped("what fails under single fails here", name=name) for name in others)
+                strategies = get_args(StrategyName)[1:]
+                yield from (skipped("what fails under single fails here", name=name) for name in strategies)
                 return
 
 

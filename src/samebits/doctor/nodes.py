@@ -37,8 +37,8 @@ def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding])
     params = load_params(params_file)
     with Meeting(nodes, seconds=_SECONDS) as meeting:
         facts = node_facts(params, {"nodes": nodes.count}, None)
-        mine = {"facts": facts.model_dump(mode="json"), "findings": [asdict(finding) for finding in findings]}
-        everyone = meeting.exchange(mine)
+        here = {"facts": facts.model_dump(mode="json"), "findings": [asdict(finding) for finding in findings]}
+        everyone = meeting.exchange(here)
         machines = [NodeFacts.model_validate(one["facts"]) for one in everyone]
         names = [machine.name for machine in machines]
         joined = list(

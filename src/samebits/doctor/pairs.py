@@ -69,11 +69,11 @@ def _measure_pairs(backend: Backend, file: Path) -> None:
     for first, second in itertools.combinations(range(count), 2):
         key = f"{first}-{second}"
         if rank in (first, second):
-            found = _measure(
+            pair = _measure(
                 PrefixStore(key, store), int(rank == second), NodePair(first=first, second=second, backend=backend)
             )
             if rank == first:
-                store.set(key, found.model_dump_json())
+                store.set(key, pair.model_dump_json())
         _wait(partial(store.check, [key]), f"nodes {first} and {second} have not measured")
         if rank == 0:
             with file.open("a", encoding="utf-8") as stream:

@@ -90,18 +90,18 @@ def gpu_request(client: DockerClient) -> DeviceRequest | None:
     """
     from docker.types import DeviceRequest
 
-    info, mine = client.info(), allowed_gpus()
-    if mine is not None and not mine:
+    info, allowed = client.info(), allowed_gpus()
+    if allowed is not None and not allowed:
         hint = "see what nvidia-smi says, or set SAMEBITS_RUNTIME=host"
         raise HostError("no GPU that this process may use can be read, so a container can be given none", hint=hint)
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
-        which = {"count": -1} if mine is None else {"device_ids": mine}
+        which = {"count": -1} if allowed is None else {"device_ids": allowed}
         return DeviceRequest(**which, capabilities=[["gpu"]])
     offered = {str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []}
     if not any(name.startswith("nvidia.com/gpu") for name in offered):
         return None
-    names = [f"nvidia.com/gpu={gpu}" for gpu in (["all"] if mine is None else mine)]
-    if mine is not None and (missing := sorted({*names} - offered)):
+    names = [f"nvidia.com/gpu={gpu}" for gpu in (["all"] if allowed is None else allowed)]
+    if allowed is not None and (missing := sorted({*names} - offered)):
         hint = "`nvidia-ctk cdi generate` with --device-name-strategy=uuid, or set SAMEBITS_RUNTIME=host"
         raise HostError(f"the engine does not offer {few(missing)}, and this process may use no other GPU", hint=hint)
     return DeviceRequest(driver="cdi", device_ids=names)

@@ -129,8 +129,8 @@ def _raise_cause(folder: Path, code: int | None, said: str) -> None:
     endings = read_endings(folder)
     if first := endings.get(0):
         raise SystemExit(first.exit_code)
-    if other := next((error for error in endings.values() if error is not None), None):
-        raise other
+    if ending := next((error for error in endings.values() if error is not None), None):
+        raise ending
     if code and 0 not in endings:
         text = f"the job ended with {code} and without a word: {last_line(said)}"
         raise WorkerError(text, hint=f"see {folder}, `sacct`, and what the machines' own logs say")

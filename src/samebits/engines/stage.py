@@ -70,8 +70,8 @@ def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> 
         HostError: no engine answers, it has no such image, or it does not offer this host's GPUs.
     """
     client = connect(environ)
-    mine = allowed_gpus()
-    present = count_present() if mine is None else len(mine)
+    allowed = allowed_gpus()
+    present = count_present() if allowed is None else len(allowed)
     gpus = present if count_visible(environ) else 0
     if gpus and gpu_request(client) is None:
         hint = "install the NVIDIA Container Toolkit: `samebits doctor` looks at it"

@@ -73,14 +73,14 @@ class Address:
                 if error.errno == errno.EADDRINUSE:
                     hint = "give another port on every machine, or end what listens there: see ss -ltnp"
                     raise HostError(f"port {self.port} is in use on this machine, node 0", hint=hint) from None
-                mine = few([f"{ip} ({name})" for name, ip in interfaces() if not _is_loopback(ip)], 4)
+                addresses = few([f"{ip} ({name})" for name, ip in interfaces() if not _is_loopback(ip)], 4)
                 text = f"{self} is no address of this machine, which is node 0: {error.strerror}"
-                raise HostError(text, hint=f"it has {mine}" if mine else "it has no network") from None
+                raise HostError(text, hint=f"it has {addresses}" if addresses else "it has no network") from None
 
     def interface(self) -> str | None:
         """This machine's network interface towards node 0; None if the kernel does not say."""
-        mine = _ip_towards(self.ip)
-        return next((name for name, ip in interfaces() if ip == mine), None)
+        address = _ip_towards(self.ip)
+        return next((name for name, ip in interfaces() if ip == address), None)
 
 
 def own_ip(interface: str | None, towards: str) -> str:
@@ -108,7 +108,7 @@ def _resolve(name: str, patience: float) -> str:
             waiting.say(f"waiting: {problem}")
             problem = lookup.problem()
         if not problem:
-            return lookup.found[0]
+            return lookup.addresses[0]
         if time.monotonic() >= deadline:
             raise HostError(problem, hint="give its address, or write it into /etc/hosts")
         waiting.say(f"waiting: {problem}")
@@ -121,14 +121,14 @@ class _Lookup(threading.Thread):
     def __init__(self, name: str) -> None:
         super().__init__(daemon=True)
         self._host, self._error = name, ""
-        self.found: list[str] = []
+        self.addresses: list[str] = []
         self.start()
 
     def run(self) -> None:
-        """Ask the resolver, and keep its addresses in ``found``, or why there are none."""
+        """Ask the resolver, and keep its addresses in ``addresses``, or why there are none."""
         try:
             answers = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
-            self.found = [str(answer[4][0]) for answer in sorted(answers, key=lambda answer: answer[0])]
+            self.addresses = [str(answer[4][0]) for answer in sorted(answers, key=lambda answer: answer[0])]
         except OSError as error:
             self._error = str(error.strerror)
 
@@ -137,7 +137,7 @@ class _Lookup(threading.Thread):
         self.join(_RESOLVE_SECONDS)
         if self.is_alive():
             return f"no name server answered for {self._host} within {_RESOLVE_SECONDS:g} s"
-        return "" if self.found else f"{self._host} is no host that this machine knows: {self._error}"
+        return "" if self.addresses else f"{self._host} is no host that this machine knows: {self._error}"
 
 
 def _is_loopback(ip: str) -> bool:

@@ -76,12 +76,12 @@ def visible(gpus: Sequence[ListedGpu], setting: str | None) -> list[tuple[int, i
     else:
         chosen = []
         for entry in (part.strip() for part in setting.split(",")):
-            found = _find(gpus, entry)
-            if found is None:
+            position = _find(gpus, entry)
+            if position is None:
                 break
-            if found in chosen:
+            if position in chosen:
                 return []
-            chosen.append(found)
+            chosen.append(position)
     for index, part in chosen:
         if gpus[index].slices:
             return [(index, part or 0)]

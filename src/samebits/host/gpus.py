@@ -112,15 +112,15 @@ _COUNTERS: tuple[Callable[[Any], dict[str, float]], ...] = (
 
 def gpu_slowdowns(environ: Mapping[str, str] = os.environ) -> dict[int, str]:
     """Why the hardware slows visible GPUs down now, by CUDA index; a GPU that cannot tell is left out."""
-    found = {}
+    slowdowns = {}
     with nvml() as problem, suppress(HostError):
         for index, device in enumerate([] if problem else chosen(environ)):
             if isinstance(device, Device):
                 with suppress(pynvml.NVMLError):
                     reasons = pynvml.nvmlDeviceGetCurrentClocksEventReasons(device.gpu)
                     if named := [text for bit, text in _SLOWDOWNS.items() if reasons & bit]:
-                        found[index] = " and ".join(named)
-    return found
+                        slowdowns[index] = " and ".join(named)
+    return slowdowns
 
 
 _SLOWDOWNS = {

@@ -75,7 +75,7 @@ def _group_limits(groups: Path, proc: Path) -> list[tuple[int, int]]:
 
     Inside a container the group's path may be the one that the host knows; then only the mount's root has it.
     """
-    found = []
+    limits = []
     for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
         number, controllers, path = line.split(":", 2)
         version = 2 if number == "0" and not controllers else 1 if "memory" in controllers.split(",") else None
@@ -85,8 +85,8 @@ def _group_limits(groups: Path, proc: Path) -> list[tuple[int, int]]:
         here = root / path.lstrip("/")
         for folder in (parent for parent in (here, *here.parents) if parent.is_relative_to(root)):
             with suppress(OSError, ValueError, StopIteration):  # no such group, or "max"
-                found.append(_limit_and_use(folder, _FILES[version]))
-    return found
+                limits.append(_limit_and_use(folder, _FILES[version]))
+    return limits
 
 
 def _limit_and_use(folder: Path, names: dict[str, str]) -> tuple[int, int]:

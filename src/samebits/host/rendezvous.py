@@ -72,8 +72,8 @@ def find_nodes(
         UserError: a number is missing or out of range, or there are several processes on one machine.
         HostError: Slurm's own command for the names of hosts is not there.
     """
-    found = _find(count, rank, master, environ)
-    return replace(found, start_seconds=_number(environ, START, "0")) if found.several else found
+    nodes = _find(count, rank, master, environ)
+    return replace(nodes, start_seconds=_number(environ, START, "0")) if nodes.several else nodes
 
 
 def _find(count: int | None, rank: int | None, master: str | None, environ: Mapping[str, str]) -> Nodes:

@@ -109,9 +109,9 @@ class BatchSplit:
             rows = self.units // self.ranks
             starts = [step * self.units + rank * rows for step in range(self.grad_accum_steps)]
             return tuple(Rows(start, start + rows) for start in starts)
-        mine = _cut(range(self.shards), self.ranks)[rank]
+        shards = _cut(range(self.shards), self.ranks)[rank]
         size = self.rows_per_unit
-        parts = _cut(mine, min(self.grad_accum_steps, len(mine)))
+        parts = _cut(shards, min(self.grad_accum_steps, len(shards)))
         return tuple(Rows(part.start * size, part.stop * size, part) for part in parts)
 
     def share(self, devices: int) -> BatchSplit:

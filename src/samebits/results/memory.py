@@ -24,10 +24,10 @@ def say_memory(memory: Memory, strategy: StrategyName) -> str:
     if len(memory.devices) > 1:
         gathers = strategy == "dp" and number == 0
         where = f" on device {number}, the fullest" + (", which also holds what dp gathers" if gathers else "")
-    own = "data and workspaces" if memory.source == "allocator" else "the process itself"
+    rest = "data and workspaces" if memory.source == "allocator" else "the process itself"
     return (
         f"a step of {memory.samples:,} samples takes {gib(device.peak)} of {gib(device.capacity)}{where}: "
-        f"{_parts(device)}, and {gib(device.other)} {own}"
+        f"{_parts(device)}, and {gib(device.other)} {rest}"
     )
 
 

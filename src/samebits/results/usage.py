@@ -74,12 +74,12 @@ def disturbances(record: RunRecord) -> list[str]:
     usage = record.usage
     if usage is None:
         return []
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for interval, when in ((usage.training, "training"), (usage.slices, "its slices")):
         if interval is not None:
             for what, text in _disturbances_of(interval, record):
-                found.setdefault(what, f"{text} during {when}" if what == "cores" else text)
-    return list(found.values())
+                sentences.setdefault(what, f"{text} during {when}" if what == "cores" else text)
+    return list(sentences.values())
 
 
 def _disturbances_of(interval: Interval, record: RunRecord) -> Iterator[tuple[str, str]]:

@@ -93,8 +93,8 @@ def _known(client: MlflowClient, run: Run) -> LoggedModel | None:
 
 def _find(client: MlflowClient, run: Run) -> LoggedModel | None:
     key = run.data.tags.get(RUN_TAG)
-    found = client.search_logged_models([run.info.experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
-    return next((model for model in found if model.source_run_id == run.info.run_id), None)  # not a deleted run's
+    models = client.search_logged_models([run.info.experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
+    return next((model for model in models if model.source_run_id == run.info.run_id), None)  # not a deleted run's
 
 
 def _is_unknown(error: Exception) -> bool:

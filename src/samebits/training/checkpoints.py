@@ -221,9 +221,9 @@ def _resumed(trainable: Trainable, tensors: dict[str, Tensor], record: Checkpoin
     state = {key: value for key, value in tensors.items() if key not in _TIMES and not key.startswith(_RANDOM)}
     trainable.load_state_dict(state, record.state)
     count = len(trainable.strategy.random_state())
-    mine = [tensors.get(f"{_RANDOM}{trainable.strategy.rank}.{i}") for i in range(count)]
-    if all(stream is not None for stream in mine):
-        trainable.strategy.set_random_state([stream for stream in mine if stream is not None])
+    streams = [tensors.get(f"{_RANDOM}{trainable.strategy.rank}.{i}") for i in range(count)]
+    if all(stream is not None for stream in streams):
+        trainable.strategy.set_random_state([stream for stream in streams if stream is not None])
     return Training(losses=losses, step_seconds=step_seconds, seconds=record.seconds, resumed=list(record.resumed))
 
 
@@ -232,8 +232,8 @@ def _from_first_rank(
 ) -> tuple[dict[str, Tensor], CheckpointRecord]:
     """What rank 0 has read; the others are told names, types and shapes first."""
     layout = {name: (str(value.dtype).removeprefix("torch."), value.shape) for name, value in tensors.items()}
-    mine = json.dumps([layout, record.model_dump() if record else None])
-    layout, told = json.loads(strategy.broadcast_bytes(mine.encode()))
+    description = json.dumps([layout, record.model_dump() if record else None])
+    layout, told = json.loads(strategy.broadcast_bytes(description.encode()))
     if strategy.rank:
         tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (kind, shape) in layout.items()}
     for name in layout:

@@ -174,10 +174,10 @@ class Meeting:
 
     def reports(self, known: Sequence[Report] = ()) -> list[Report]:
         """All failures so far, of which some are ``known``."""
-        found = list(known)
-        while self.store.check([key := f"reports/{len(found) + 1}"]):
-            found.append(Report.model_validate_json(self.store.get(key)))
-        return found
+        reports = list(known)
+        while self.store.check([key := f"reports/{len(reports) + 1}"]):
+            reports.append(Report.model_validate_json(self.store.get(key)))
+        return reports
 
     def close(self) -> None:
         """End the store, if it is this node's."""

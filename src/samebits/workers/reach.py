@@ -41,11 +41,11 @@ def open_port(ip: str) -> socket.socket:
     return socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET, backlog=128)
 
 
-def knock(mine: str, ip: str, port: int) -> str:
+def knock(source: str, ip: str, port: int) -> str:
     """Why this machine does not reach a port of another; empty if it does."""
     try:
         socket.create_connection((ip, port), timeout=_SECONDS).close()
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else str(error.strerror).lower()
-        return f"{mine} does not reach port {port} of {ip}: {why}"
+        return f"{source} does not reach port {port} of {ip}: {why}"
     return ""

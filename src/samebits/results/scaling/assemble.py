@@ -37,17 +37,19 @@ def assemble(
     gradients = gradients_of(pairs[0][1])
     measured, points, trainings, told = points_of(pairs, batch)
     fits = any(point.devices == 1 for point in points) and any(point.bytes for point in points)
-    found = fit(points) if fits else None
+    cost_model = fit(points) if fits else None
     projections = [
-        project(found, devices, scaling=scaling, batch=batch, gradients=gradients, per_host=per_host, network=network)
+        project(
+            cost_model, devices, scaling=scaling, batch=batch, gradients=gradients, per_host=per_host, network=network
+        )
         for scaling in STRONG_AND_WEAK
         for devices in sorted({*projected})
-        if found
+        if cost_model
     ]
-    if not found:
+    if not cost_model:
         told.append("no training counts that timed one device beside several, so nothing is projected")
     elif projections:
-        told += _caution(found, network, per_host, max(projected))
+        told += _caution(cost_model, network, per_host, max(projected))
     return Scaling(
         task=params.data.task,
         model=params.model.name,
@@ -63,14 +65,14 @@ def assemble(
         git=git_state(),
         measured=tuple(sorted(measured, key=lambda one: (STRONG_AND_WEAK.index(one.scaling), one.devices))),
         points=tuple(points),
-        fit=fitted(found) if found else None,
+        fit=fitted(cost_model) if cost_model else None,
         projections=tuple(projections),
-        held_out=tuple(held_out(points, trainings)) if found else (),
+        held_out=tuple(held_out(points, trainings)) if cost_model else (),
         notes=(*notes, *told),
     )
 
 
-def _caution(found: Fit, network: Network | None, per_host: int, most: int) -> list[str]:
+def _caution(cost_model: Fit, network: Network | None, per_host: int, most: int) -> list[str]:
     """What a reader must know of the projections."""
     notes = []
     if most > per_host and network is None:
@@ -78,7 +80,7 @@ def _caution(found: Fit, network: Network | None, per_host: int, most: int) -> l
             f"beyond the {per_host} of this host, projections are of one host with so many devices and the same links: "
             "--network says what is between hosts"
         )
-    within = [found.range_of(name) for name in ("per_byte", "latency")]
+    within = [cost_model.range_of(name) for name in ("per_byte", "latency")]
     if any(high > _APART * low for low, high in within) and any(high for _, high in within):
         notes.append(
             "the points do not tell latency from bandwidth, so both are in the ranges: measure more numbers of devices"

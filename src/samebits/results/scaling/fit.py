@@ -105,11 +105,11 @@ def fit(points: Sequence[Point]) -> Fit:
             f"{len(points)} points, expected at least 3, and some of more than one device",
             hint="measure more numbers of devices",
         )
-    found = list(_candidates(points))
-    least = min(found, key=lambda one: one.squares)
+    candidates = list(_candidates(points))
+    least = min(candidates, key=lambda one: one.squares)
     freedom = max(1, len(points) - len(least.chosen))
     variance = max(least.squares / freedom, LEAST_ERROR**2)
-    near = [one for one in found if one.squares <= least.squares + WIDTH**2 * variance]
+    near = [one for one in candidates if one.squares <= least.squares + WIDTH**2 * variance]
     # Akaike's criterion: a coefficient is worth having if it explains more than it could by chance. Equal ones are told
     # apart by their order, in which bytes come before latency, and by the smaller overlap.
     best = min(near, key=lambda one: (round(one.squares / variance + 2 * len(one.chosen), 6), one.chosen))
@@ -126,8 +126,8 @@ def _candidates(points: Sequence[Point]) -> Iterator[Candidate]:
         for chosen in itertools.combinations(present, size):
             communicates = any(LINEAR[i] in ("per_byte", "latency") for i in chosen)
             for overlap in overlaps if communicates else (0.0,):
-                if found := _solved(points, seconds, chosen=chosen, overlap=overlap):
-                    yield found
+                if candidate := _solved(points, seconds, chosen=chosen, overlap=overlap):
+                    yield candidate
 
 
 def _solved(points: Sequence[Point], seconds: Array, *, chosen: tuple[int, ...], overlap: float) -> Candidate | None:

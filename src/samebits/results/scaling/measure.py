@@ -181,21 +181,21 @@ def points_of(pairs: Sequence[tuple[PlannedTraining, Run]], batch: int) -> Point
     each is scaled to the median of what that one step took.
     """
     anchors = {training: one for training, run in pairs if (one := _anchor(training, run.record.measurement))}
-    found = Points([], [], [], [])
+    collected = Points([], [], [], [])
     usual = median(anchors.values()) if anchors else None
     if usual:
         low, high = usual / max(anchors.values()), usual / min(anchors.values())
         if high > 1 + DRIFT or low < 1 - DRIFT:
-            found.notes.append(f"the host's speed drifted between trainings by a factor of {high / low:.2f}")
+            collected.notes.append(f"the host's speed drifted between trainings by a factor of {high / low:.2f}")
         alone = Spread(median=1e3 * usual, low=1e3 * min(anchors.values()), high=1e3 * max(anchors.values()))
-        found.measured.extend(
+        collected.measured.extend(
             MeasuredPoint(scaling=scaling, devices=1, rows=batch, step_ms=alone, speedup=spread([1.0]))
             for scaling in STRONG_AND_WEAK
         )
     for training, run in pairs:
         drift = usual / anchors[training] if usual and training in anchors else 1.0
-        _add(found, training, run, drift)
-    return found
+        _add(collected, training, run, drift)
+    return collected
 
 
 _ANCHORS: dict[str, SliceName] = {"strong": "single", "weak": "share"}
@@ -207,12 +207,12 @@ def _anchor(training: PlannedTraining, measurement: Measurement) -> float | None
     return median(_chunks(measurement, name)) if name and name in measurement.chunk_seconds else None
 
 
-def _add(found: Points, training: PlannedTraining, run: Run, drift: float) -> None:
+def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -> None:
     """Add what one training says."""
     record, measurement = run.record, run.record.measurement
     if "strategy" not in measurement.chunk_seconds:
         reason = record.speedup_unavailable
-        found.notes.append(f"{training.name} was not timed: {say(reason) if reason else 'its slices did not end'}")
+        collected.notes.append(f"{training.name} was not timed: {say(reason) if reason else 'its slices did not end'}")
         return
     devices, rows = training.devices, training.samples
     shared = Step(devices=devices, rows=rows, sharing=devices)
@@ -228,17 +228,19 @@ def _add(found: Points, training: PlannedTraining, run: Run, drift: float) -> No
         if name in measurement.chunk_seconds
     }
     if label is None:
-        found.points.extend(points.values())
+        collected.points.extend(points.values())
     if training.kind == "few":
         return
     if label is None and "share" not in points:
         reason = record.speedup_unavailable
-        found.notes.append(f"{training.kind}, {devices} devices: {say(reason) if reason else 'no slice was paired'}")
+        collected.notes.append(
+            f"{training.kind}, {devices} devices: {say(reason) if reason else 'no slice was paired'}"
+        )
     if label is None:
-        found.trainings.append((training.kind, points["strategy"]))
+        collected.trainings.append((training.kind, points["strategy"]))
     repeats = [1e3 * drift * sum(chunks) / measurement.slice_steps for chunks in measurement.chunk_seconds["strategy"]]
     middle = 1e3 * points["strategy"].seconds
-    found.measured.append(
+    collected.measured.append(
         MeasuredPoint(
             scaling=training.kind,
             devices=devices,

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 _MILLI = 1e3
 
 
-def fitted(found: Fit) -> Fitted:
+def fitted(cost_model: Fit) -> Fitted:
     """A fit as it is recorded."""
     return Fitted(
-        coefficients=found.coefficients,
-        ranges={name: found.range_of(name) for name in (*LINEAR, "overlap")},
-        points=len(found.points),
-        scatter=found.scatter,
-        largest_residual=max(map(abs, found.residuals)),
+        coefficients=cost_model.coefficients,
+        ranges={name: cost_model.range_of(name) for name in (*LINEAR, "overlap")},
+        points=len(cost_model.points),
+        scatter=cost_model.scatter,
+        largest_residual=max(map(abs, cost_model.residuals)),
     )
 
 
@@ -74,10 +74,10 @@ def held_out(points: Sequence[Point], trainings: Sequence[tuple[ScalingName, Poi
         seen = [point for point in points if point.devices != devices]
         if devices == 1 or not any(point.devices > 1 and point.bytes for point in seen):
             continue
-        found = fit(seen)
+        cost_model = fit(seen)
         for scaling, point in trainings:
             if point.devices == devices:
-                estimate = found.estimate(point)
+                estimate = cost_model.estimate(point)
                 yield HeldOut(
                     scaling=scaling,
                     devices=devices,
