@@ -4,7 +4,11 @@ import json
 
 import pytest
 
+from faults.area import Case, Missed
+from faults.campaign import Result, attempt
 from faults.inputs_records import _signed
+from faults.kills import STEPS, _is_told
+from faults.subject import Broken
 from samebits.records.log import EndEvent, LossesEvent, line_of, parse_event
 
 
@@ -26,3 +30,34 @@ def test_a_line_that_was_changed_and_signed_is_read_again(event, tmp_path):
 @pytest.mark.parametrize("line", [b"[" * 100_000, b"{", b"\xff", b""])
 def test_a_line_that_is_no_json_is_signed_as_it_is(line):
     assert _signed(line).startswith(line[:-1] + b',"crc32":"')
+
+
+@pytest.mark.parametrize(
+    ("raised", "counts"),
+    [(None, (2, 2, 0, 0)), (Missed(), (0, 0, 2, 0)), (Broken("bits"), (2, 0, 0, 1)), (OSError("full"), (2, 0, 0, 1))],
+)
+def test_a_fault_that_came_too_late_is_not_counted(raised, counts):
+    def run():
+        if raised:
+            raise raised
+
+    result = Result("kills")
+    attempt(result, Case("a kill", run, faults=2), "kills/1", "ONLY=kills/1")
+    assert (result.tried, result.held, result.missed, len(result.failures)) == counts
+
+
+@pytest.mark.parametrize(
+    ("told", "is_told"),
+    [
+        ("", False),
+        ("the worker of rank 1 was ended by SIGKILL. hint: run with --debug", False),
+        ("the worker of rank 0 was ended by SIGKILL at step 5", False),
+        ("the worker of rank 1 was ended by SIGKILL at step 5. hint: ", True),
+        (f"the worker of rank 1 was ended by SIGKILL at step {STEPS + 1}", False),
+        ("the worker of rank 1 was ended by SIGKILL while it prepared. hint: ", True),
+        ("the worker of rank 1 was ended by SIGKILL after its work", True),
+    ],
+)
+def test_a_killed_rank_has_to_be_named_with_its_place(told, is_told):
+    assert _is_told("the worker of rank 1 was ended by SIGKILL", told) is is_told
+    assert _is_told("", told)

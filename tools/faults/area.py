@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+class Missed(Exception):  # noqa: N818 - no error
+    """All held, and nobody was harmed: what the fault was meant for had ended before it."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One fault: what is done, and a function that does it, which raises ``Broken`` if a promise was not kept.
 
-    ``faults`` is how many of the area's unit it is.
+    ``faults`` is how many of the area's unit it is; none if the function raises ``Missed``.
     """
 
     what: str

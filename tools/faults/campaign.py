@@ -22,7 +22,7 @@ import click
 import torch._dynamo  # noqa: F401 - every training that is forked from here would import it, for seconds
 
 import samebits.workers.launch  # noqa: F401
-from faults.area import Case
+from faults.area import Case, Missed
 from faults.damage import Damage
 from faults.inputs import Inputs
 from faults.kills import Kills
@@ -32,6 +32,7 @@ from faults.tracking import Tracking
 from faults.writes import Writes
 from samebits.files import write_json
 from samebits.host import host_facts
+from samebits.records.provenance import git_state
 from samebits.tracking.sender import GIVE_UP_SECONDS, LINGER_SECONDS
 
 AREAS = {area.NAME: area for area in (Kills, Writes, Damage, Inputs, Tracking, Pipelines)}
@@ -44,6 +45,7 @@ class Result:
     unit: str
     tried: int = 0
     held: int = 0
+    missed: int = 0
     of: int | None = None
     seconds: float = 0.0
     failures: list[dict[str, str]] = field(default_factory=list)
@@ -63,6 +65,7 @@ def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bo
         raise click.UsageError(f"--only: got {only}, accepts one of {accepted}, and perhaps /NUMBER")
     for variable in ("MLFLOW_TRACKING_URI", "PYTHONDONTWRITEBYTECODE"):
         os.environ.pop(variable, None)
+    git = git_state()  # before anything is written
     chosen = [AREAS[name]] if name else list(AREAS.values())
     share = 60 * minutes / sum(area.WEIGHT for area in chosen)
     folder = Path(tempfile.mkdtemp(prefix="faults-"))
@@ -101,22 +104,27 @@ def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bo
             shutil.rmtree(folder, ignore_errors=True)
     if out is not None:
         write_json(out, {"minutes": minutes, "seed": seed, "host": host_facts().model_dump(mode="json"),
+                         "git": git.model_dump(mode="json"),
                          "areas": {name: asdict(result) for name, result in results.items()}})  # fmt: skip
     sys.exit(int(any(result.failures for result in results.values())))
 
 
 def attempt(result: Result, case: Case, name: str, again: str) -> None:
     """Run one case, and tell at once what broke; ``again`` are the settings by which ``make faults`` repeats it."""
-    result.tried += case.faults
     try:
         case.run()
+    except Missed:
+        result.missed += case.faults
+        return
     except Broken as error:
         seen = str(error)
     except Exception:  # noqa: BLE001 - a fault of the campaign's own, or of the kit: it is looked at all the same
         seen = traceback.format_exc()
     else:
+        result.tried += case.faults
         result.held += case.faults
         return
+    result.tried += case.faults
     broken(result, name, case.what, seen, again)
 
 
@@ -138,4 +146,5 @@ def check_all_ended(mark: str) -> None:
 def line_of(name: str, result: Result) -> str:
     """One line of the summary."""
     of = f" of {result.of}" if result.of is not None else ""
-    return f"{name}: {result.tried}{of} {result.unit} tried, {result.held} held, {result.seconds:.0f} s"
+    missed = f", {result.missed} came too late" if result.missed else ""
+    return f"{name}: {result.tried}{of} {result.unit} tried, {result.held} held{missed}, {result.seconds:.0f} s"

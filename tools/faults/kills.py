@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import sqlite3
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
-from faults.area import Area, Case
+from faults.area import Area, Case, Missed
 from faults.subject import PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, marked
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ TARGETS: list[Target] = [
     "sender", "stopped rank", "once", "twice",
 ]  # fmt: skip
 TIMEOUT_SECONDS = 4  # of a collective, so that a stopped rank costs little
+STEPS = PARAMS["data"]["num_samples"] // PARAMS["train"]["global_batch_size"] * PARAMS["train"]["epochs"]
 EARLIEST_SECONDS = 0.1  # Python's own start has no handlers yet
 
 
@@ -39,6 +42,7 @@ class Kills(Area):
         super().__init__(folder, seed)
         self._sandbox = Sandbox(folder / folder.parent.name)
         self._sandbox.write_params({**PARAMS, "train": {**PARAMS["train"], "timeout_s": TIMEOUT_SECONDS}})
+        self._checkpoints = self._sandbox.folder / ".samebits/resume"
         self._store = self._sandbox.folder / "mlflow.db"
         self._tracked = {"MLFLOW_TRACKING_URI": f"sqlite:///{self._store}"}
         check_end(self._sandbox("prepare"), {0})
@@ -66,6 +70,7 @@ class Kills(Area):
             what = f"{signum.name} {what}"
 
         def run() -> None:
+            shutil.rmtree(self._checkpoints, ignore_errors=True)  # of a case that broke off
             child = self._start(arguments, tracked=tracked)
             deadline = time.monotonic() + moment
             while time.monotonic() < deadline and child.poll() is None:
@@ -75,14 +80,16 @@ class Kills(Area):
             check_end(child, {0, *_codes(target, signum)})
             done = child.code == 0
             said = child.stderr.read_text(encoding="utf-8")
-            expect(done or named in said, "the rank is not named, as it should be", (named, said))
+            expect(done or _is_told(named, said), "rank and step are not named, as they should be", (named, said))
             again = self._start(arguments, tracked=tracked)
             again.wait(60)
             check_end(again, {0})
             self._finished += tracked * (1 + done)
             expect(self._bits(arguments) == self._references[arguments], "other bits than an undisturbed training's")
             expect(self._sandbox.leftovers() == [], "leftovers", self._sandbox.leftovers())
-            expect(not list((self._sandbox.folder / ".samebits/resume").iterdir()), "checkpoints after the end")
+            expect(not list(self._checkpoints.iterdir()), "checkpoints after the end")
+            if done and target != "sender":
+                raise Missed
 
         return Case(what, run)
 
@@ -108,7 +115,7 @@ class Kills(Area):
                     rank %= len(workers)
                     with suppress(ProcessLookupError):
                         os.kill(workers[rank], signal.SIGKILL if target == "rank" else signal.SIGSTOP)
-                    how = "ended by SIGKILL" if target == "rank" else "stopped, as by SIGSTOP"
+                    how = "ended by SIGKILL" if target == "rank" else "stopped, as by SIGSTOP or SIGTTOU"
                     return f"the worker of rank {rank} was {how}"
             case "sender":
                 for pid in marked(self._sandbox.mark):
@@ -139,14 +146,21 @@ class Kills(Area):
             counts: dict[str, dict[int, int]] = {run: {} for run in status}
             for run, step, count in store.execute(query):
                 counts[run][step] = count
-        steps = PARAMS["data"]["num_samples"] // PARAMS["train"]["global_batch_size"] * PARAMS["train"]["epochs"]
         for run, seen in counts.items():
             expect(status[run] != "RUNNING", "left RUNNING", run)
             expect(set(seen.values()) <= {1}, "metrics doubled", (run, seen))
             expect(sorted(seen) == list(range(1, len(seen) + 1)), "metrics lost", (run, sorted(seen)))
-            expect(status[run] != "FINISHED" or len(seen) == steps, "metrics lost of a finished run", (run, len(seen)))
+            expect(status[run] != "FINISHED" or len(seen) == STEPS, "metrics lost of a finished run", (run, len(seen)))
         finished = sum(state == "FINISHED" for state in status.values())
         expect(finished == self._finished, "finished runs", f"{finished} in MLflow, {self._finished} were")
+
+
+def _is_told(named: str, said: str) -> bool:
+    """Whether a message names the rank that it should, if any, and where that was: a step that there is, or a phase."""
+    if not named:
+        return True
+    line = re.search(rf"{named}(?: at step (\d+)\b| while it \w+| in the timed slices| after its work)", said)
+    return line is not None and 1 <= int(line[1] or 1) <= STEPS
 
 
 def _arguments(strategy: str, devices: int, numerics: str) -> tuple[str, ...]:

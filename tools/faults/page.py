@@ -28,7 +28,8 @@ def table(campaign: dict[str, Any]) -> str:
     ]
     head = ["| faults | tried | held | time |", "| --- | --- | --- | --- |"]
     told = f"`make faults MINUTES={campaign['minutes']:g} SEED={campaign['seed']}` on {host['cpu']['model']}, "
-    lines = [f"{told}{host['cpu']['cores']} cores:", "", *head, *rows, ""]
+    commit = f"commit {campaign['git']['commit'][:12]}{', with changes' if campaign['git']['dirty'] else ''}"
+    lines = [f"{told}{host['cpu']['cores']} cores, {commit}:", "", *head, *rows, ""]
     if figures := campaign["areas"].get("tracking", {}).get("figures"):
         lines += [_TRACKED.format(**figures), ""]
     return "\n".join(lines)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Iterator, Sequence
 
-Target = Literal["dvc", "tree", "all", "stage", "two"]
+Target = Literal["dvc", "tree", "all", "stage", "two", "both"]
 
-TARGETS: list[Target] = ["dvc", "dvc", "dvc", "tree", "tree", "all", "stage", "stage", "stage", "two"]
+TARGETS: list[Target] = ["dvc", "dvc", "dvc", "tree", "tree", "all", "stage", "stage", "stage", "two", "both"]
 OF_ONE_REPOSITORY = 5  # kills, of which the last lets the pipeline end
 LIMIT = 240.0
 LATEST = 0.5  # of an undisturbed pipeline's time: a training or two further on than the kill before
@@ -160,11 +160,16 @@ class Pipelines(Area):
         def run() -> None:
             while True:
                 self._enter(number // OF_ONE_REPOSITORY)
+                if target == "both":
+                    self._let_both_end(choose.uniform(0, 3))
+                    return
                 if self._harm(target, part, choose):
                     break
             if last:
                 self._finish()
 
+        if target == "both":
+            return Case("dvc repro twice at once, both to their ends", run, 0)
         shown = "dvc repro twice at once, then" if target == "two" else "kill -9 of"
         whom = {"dvc": "dvc repro alone", "tree": "dvc repro and its stage", "all": "all, the sender too",
                 "stage": "the stage alone", "two": "kill -9 of both"}[target]  # fmt: skip
@@ -247,11 +252,29 @@ class Pipelines(Area):
             self._finish()
         return not ended and child.code != 0
 
+    def _let_both_end(self, later: float) -> None:
+        """Start the pipeline, and so many seconds later once more; one of them does the work."""
+        assert self._repository
+        first = self._repository.start("dvc", "repro")
+        time.sleep(later)
+        second = self._repository.start("dvc", "repro")
+        for child in (first, second):
+            child.wait(LIMIT)
+        one, other = sorted((first, second), key=lambda child: child.code != 0)
+        expect(one.code == 0, "neither of two dvc repro ends well", one.printed()[-1500:] + other.printed()[-1500:])
+        expect_no_traceback(one)
+        self._check_second(other)
+        self._finish()
+
     def _end_second(self, second: Child) -> None:
-        self._two += 1
         refused = second.poll() not in (None, 0)
-        self._busy += refused
         second.kill_tree()
+        self._check_second(second, refused=refused)
+
+    def _check_second(self, second: Child, *, refused: bool | None = None) -> None:
+        refused = second.code != 0 if refused is None else refused
+        self._two += 1
+        self._busy += refused
         expect_no_traceback(second)
         printed = second.printed()
         said = "Unable to acquire lock" in printed or "is busy" in printed or self._mended(printed)

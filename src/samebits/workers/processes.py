@@ -277,6 +277,7 @@ def _enter(function: Callable[[Reporter], object], reporter: Reporter, environme
     os.environ.update(environment)
     gc.enable()
     reporter.show_stacks()
+    reporter.at("working")
     function(reporter)
     reporter.done()
 

@@ -25,13 +25,15 @@ if TYPE_CHECKING:
     from samebits.records.run import Placement
     from samebits.training.strategies import Strategy
 
-Phase = Literal["working", "preparing", "building", "training", "measuring", "recording", "done"]
+Phase = Literal["starting", "working", "preparing", "building", "training", "measuring", "recording", "done"]
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _WHERE: dict[Phase, str] = {
+    "starting": " while it started",
     "preparing": " while it prepared",
     "building": " while it built the model",
     "measuring": " in the timed slices",
     "recording": " while it wrote its files",
+    "done": " after its work",
 }
 STACK_SIGNAL = signal.SIGUSR2
 """Has a worker write where each of its threads is."""

@@ -129,6 +129,7 @@ class Worker:
 
     def __init__(self, spec: TrainingSpec, stop: StopRequest, reporter: Reporter) -> None:
         self._spec, self._params, self._stop, self._at = spec, spec.params, stop, reporter.at
+        self._at("preparing")
         self._card = read_card(spec.data_dir / "card.json", spec.params)
         self.strategy = make_strategy(spec.placement, spec.params.train)
         self._setup = Setup(spec.params, spec.numerics, self._card, split=spec.split, strategy=self.strategy)
@@ -139,7 +140,6 @@ class Worker:
 
     def run(self) -> None:
         """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
-        self._at("preparing")
         prepared = self._prepare()
         look = partial(self._memory.measure, prepared.trainable, self._spec.split.samples)
         step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.strategy.device.type], before_reset=look)
