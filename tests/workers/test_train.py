@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from conftest import MODEL_OF_TASK, small
+from samebits.cli import main
 from samebits.files import sha256
 from samebits.models.build import build_model
 from samebits.params import parse_params
@@ -61,6 +63,14 @@ def test_dp_falls_back_without_cuda_and_says_so(stage, data_dir):
     assert [label["kind"] for label in run["placement"]["labels"]] == ["fallback"]
     assert run["placement"]["devices_used"] == 1
     assert timing["speedup"] is None
+    single = json.loads((stage.folder / "runs/single-fast/run.json").read_text())
+    measured = [(run["measurement"]["chunk_seconds"], run["rounding"], run["breakdown"]) for run in (single, run)]
+    assert all(measured[0])
+    assert measured[1] == ({}, None, None)
+    explained = CliRunner().invoke(main, ["explain", str(stage.folder / "runs/dp-fast")], prog_name="samebits")
+    assert explained.exit_code == 2
+    assert "PyTorch ran the plain module" in explained.stderr
+    assert "samebits explain runs/single-fast" in explained.stderr
     assert sha256(stage.folder / "runs/dp-fast/model.safetensors") == sha256(
         stage.folder / "runs/single-fast/model.safetensors"
     )

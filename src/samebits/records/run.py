@@ -68,6 +68,11 @@ class Placement(Part):
         return [range(end - count, end) for end, count in zip(ends, self.devices_by_node, strict=True)]
 
     @property
+    def falls_back(self) -> bool:
+        """Whether it does what ``single`` does, under another name."""
+        return any(label.kind == "fallback" for label in self.labels)
+
+    @property
     def may_speed_up(self) -> bool:
         """Whether a ratio to ``single`` means anything."""
         return self.devices_used > 1 and not any(label.kind in self.NOT_A_SPEEDUP for label in self.labels)

@@ -45,7 +45,8 @@ LabelKind = Literal[
 NoteKind = Literal["fewer_devices", "batch_norm", "idle_parameters", "resumed", "ring", "prolonged"]
 
 LABELS: dict[LabelKind, str] = {
-    "fallback": "PyTorch ran the plain module: nothing was parallel, and no speed-up is claimed.",
+    "fallback": "PyTorch ran the plain module, as `single` does. Nothing was parallel, no speed-up is claimed, and no "
+    "slices were timed.",
     "oversubscribed": "Several workers shared one device. This shows that the strategy works, not what it gains.",
     "one_device": "One device was used, so there was nothing to share the work with.",
     "unused_devices": "Some devices got no samples, because DataParallel cuts a batch into equal chunks.",

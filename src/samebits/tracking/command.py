@@ -80,6 +80,11 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
     with scratch_folder() as folder:
         chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
         explanation = explanation_of(chosen.record, slice_step_ms(chosen.record))
+    if explanation is None and chosen.record.placement.falls_back:
+        hint = f"it did what single does: samebits explain runs/single-{chosen.record.numerics}"
+        raise UserError(
+            f"{run or chosen.folder}: PyTorch ran the plain module, which was not measured again", hint=hint
+        )
     if explanation is None:
         hint = "train in fast numerics, with train.repeats above 1; DVC does so by default"
         raise UserError(f"{run or chosen.folder}: its steps were not divided into parts", hint=hint)

@@ -43,7 +43,7 @@ class Measurements:
 
 def has_twins(setup: Setup, placement: Placement) -> bool:
     """Whether this rank has copies of the training beside it, and so has to keep the untrained model."""
-    if setup.params.train.repeats == 1:
+    if setup.params.train.repeats == 1 or placement.falls_back:
         return False
     names = {*reference_names(placement, setup.numerics.name)}
     return setup.numerics.name == "fast" or bool(names if setup.strategy.rank == 0 else names & EVERYWHERE)
@@ -60,10 +60,12 @@ def measure(
     step_seconds: float,
     sampler: Sampler,
 ) -> Measurements:
-    """Measure a finished training; every rank must call it.
+    """Measure a finished training; every rank must call it. One that fell back is not: ``single`` shows all of it.
 
     ``untrained`` is the model as it was built, None on a rank without copies. ``losses`` are the training's.
     """
+    if placement.falls_back:
+        return Measurements(Slices())
     strategy, params = setup.strategy, setup.params
     twin = params.train.repeats > 1 and setup.numerics.name == "fast"
     final = Snapshot(trainable.model) if twin else None
