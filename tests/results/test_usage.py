@@ -121,12 +121,13 @@ def test_energies_for_people(text, value):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
-    [("3.1 GFLOP/s", 0.0031), ("77 GFLOP/s", 0.077), ("0.21 TFLOP/s", 0.21), ("42 TFLOP/s", 41.7),
-     ("988 TFLOP/s", 988.4), ("0.021 GFLOP/s", 0.000021)],
+    ("text", "value", "beside"),
+    [("3.1 GFLOP/s", 0.0031, None), ("77 GFLOP/s", 0.077, None), ("210 GFLOP/s", 0.21, None),
+     ("42 TFLOP/s", 41.7, None), ("988 TFLOP/s", 988.4, None), ("0.021 GFLOP/s", 0.000021, None),
+     ("0.65 TFLOP/s", 0.65, 1.2), ("1300 GFLOP/s", 1.3, 0.9)],
 )  # fmt: skip
-def test_rates_for_people(text, value):
-    assert flops(value) == text
+def test_rates_for_people(text, value, beside):
+    assert flops(value, beside) == text
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ WIDE = {
 def test_whether_a_device_is_used_well_is_said_before_whether_it_is_shared_well():
     said = answers(comparison(row(**USED), row("ddp", devices=2)))
     assert said[1] == (
-        "A device does 30 GFLOP/s in single-fast, 21% of the 0.14 TFLOP/s that a product of matrices of this "
+        "A device does 30 GFLOP/s in single-fast, 21% of the 140 GFLOP/s that a product of matrices of this "
         "precision reaches here."
     )
     assert said[2].startswith("ddp-fast")

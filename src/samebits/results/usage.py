@@ -125,14 +125,11 @@ def joules(value: float | None) -> str:
     return f"{value:.3g} J"
 
 
-def flops(tera: float) -> str:
-    """A rate with two digits, without an exponent."""
-    return f"{tera:.2g} TFLOP/s" if 0.1 <= tera < 100 else f"{tera:.0f} TFLOP/s" if tera >= 100 else f"{_giga(tera)}"
-
-
-def _giga(tera: float) -> str:
-    giga = 1e3 * tera
-    return f"{giga:.0f} GFLOP/s" if giga >= 10 else f"{giga:.2g} GFLOP/s"
+def flops(tera: float, beside: float | None = None) -> str:
+    """A rate with two digits, without an exponent, in the unit of the one that it stands ``beside``."""
+    unit, size = ("TFLOP/s", 1.0) if (tera if beside is None else beside) >= 1 else ("GFLOP/s", 1e-3)
+    value = tera / size
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
 
 
 def share(value: float | None) -> str:
@@ -145,7 +142,7 @@ def say_use(rows: Sequence[RowUsage], names: Sequence[str]) -> list[str]:
     for row, name in zip(rows, names, strict=True):
         if row.tflops is not None and row.roof_tflops is not None:
             return [
-                f"A device does {flops(row.tflops)} in {name}, {share(row.roof_share)} of the "
+                f"A device does {flops(row.tflops, row.roof_tflops)} in {name}, {share(row.roof_share)} of the "
                 f"{flops(row.roof_tflops)} that a product of matrices of this precision reaches here."
             ]
     return []
