@@ -126,7 +126,9 @@ def trial(data_dir):
     def run(model, placement, *, wants_ranks=False, graphs=False):
         rows = placement.rows_per_device
         batch = MicroBatch(torch.randn(rows, 128), torch.zeros(rows, dtype=torch.int64), 0)
-        return diagnosis.trial_step(model, numerics, batch, card, placement, wants_ranks=wants_ranks, graphs=graphs)
+        return diagnosis.trial_step(
+            model, numerics, batch, card=card, placement=placement, wants_ranks=wants_ranks, graphs=graphs
+        )
 
     return run
 

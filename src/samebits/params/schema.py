@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from pydantic_core import PydanticCustomError
 
 from samebits.params.sections import Data, FileData, MLPModel, Model, Section, VectorsData, as_tuple
+from samebits.params.split import BatchSplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -152,7 +153,7 @@ class Params(Section):
     @property
     def steps_per_epoch(self) -> int:
         """Whole global batches in the training split; the rest of an epoch's order is left out."""
-        return self.data.num_samples // self.train.global_batch_size
+        return BatchSplit.of(self, "fast").batches_of(self.data.num_samples)
 
     @property
     def data_identity(self) -> dict[str, Any]:

@@ -50,7 +50,7 @@ _STYLE: Any = {
 }
 
 
-def _line(axes: Axes, row: Row, rows: Sequence[Row], x: Sequence[float], y: Sequence[float]) -> None:
+def _line(axes: Axes, row: Row, rows: Sequence[Row], *, x: Sequence[float], y: Sequence[float]) -> None:
     """A run's line; its markers stand where those of no other run do."""
     marks = (rows.index(row) / (8 * len(rows)), 1 / 8)
     axes.plot(x, y, color=COLOURS[row.strategy], label=row.strategy, markevery=marks, **_LOOKS[row.strategy])
@@ -59,7 +59,7 @@ def _line(axes: Axes, row: Row, rows: Sequence[Row], x: Sequence[float], y: Sequ
 def losses(axes: Axes, rows: Sequence[Row], *, over: Literal["step", "seconds"], label: str) -> None:
     """Do they learn the same, and how soon do they get there? Lines on top of each other do, the left one first."""
     for row in rows:
-        _line(axes, row, rows, getattr(row.curve, over), row.curve.loss)
+        _line(axes, row, rows, x=getattr(row.curve, over), y=row.curve.loss)
     if rows[0].floor is not None:
         axes.axhline(rows[0].floor, color="0.35", linestyle=":", linewidth=1.2, label="floor")
     axes.locator_params(axis="x", nbins=6)
@@ -69,7 +69,7 @@ def losses(axes: Axes, rows: Sequence[Row], *, over: Literal["step", "seconds"],
 def step_times(axes: Axes, rows: Sequence[Row]) -> None:
     """How regular are the steps? A steep line is a regular one."""
     for row in rows:
-        _line(axes, row, rows, row.step_ms_percentiles, range(101))
+        _line(axes, row, rows, x=row.step_ms_percentiles, y=range(101))
     axes.locator_params(axis="x", nbins=6)
     slow = max(row.step_ms_percentiles[99] for row in rows)
     fast = min(row.step_ms_percentiles[1] for row in rows)

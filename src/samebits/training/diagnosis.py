@@ -34,9 +34,9 @@ def trial_step(
     model: nn.Module,
     numerics: Numerics,
     batch: MicroBatch,
+    *,
     card: Card,
     placement: Placement,
-    *,
     wants_ranks: bool,
     graphs: bool = False,
 ) -> list[ModelNote]:

@@ -75,7 +75,9 @@ class Setup:
         initial = Snapshot(model)
         batch = batches.micro_batch(0, 0)
         graphs = self.strategy.compiles and self.numerics.graphs
-        notes = trial_step(model, self.numerics, batch, self.card, placement, wants_ranks=wants_ranks, graphs=graphs)
+        notes = trial_step(
+            model, self.numerics, batch, card=self.card, placement=placement, wants_ranks=wants_ranks, graphs=graphs
+        )
         before_restore()
         initial.restore()
         return notes
