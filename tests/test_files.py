@@ -11,7 +11,17 @@ import pytest
 from safetensors import SafetensorError
 
 from samebits.errors import HostError, Interrupted, UserError, WorkerError, exit_on_error, from_exit_code
-from samebits.files import atomic, read_json, remove, scratch_folder, sha256, sha256_tree, write_json, write_text
+from samebits.files import (
+    atomic,
+    read_json,
+    remove,
+    scratch_folder,
+    settle,
+    sha256,
+    sha256_tree,
+    write_json,
+    write_text,
+)
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -38,6 +48,22 @@ def test_what_a_library_in_rust_says_of_the_disk_is_the_disks_error(number, kind
         raise SafetensorError(f"Error while serializing: I/O error: as the kernel says it (os error {number})")
     with pytest.raises(SafetensorError), atomic(tmp_path / "file"):
         raise SafetensorError("invalid header")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "message"),
+    [(5, HostError, "Input/output error"), (28, HostError, "no space left on the device"), (20, UserError, "")],
+)
+def test_what_does_not_settle_on_the_disk_is_named(number, kind, message, tmp_path, monkeypatch):
+    (tmp_path / "run.json").write_text("{}")
+    settle(tmp_path, ["run.json"])
+
+    def refuse(fd):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(kind, match=rf"run\.json.*{message}"):
+        settle(tmp_path, ["run.json"])
 
 
 def test_what_went_wrong_is_told_and_not_that_tidying_up_did(tmp_path, monkeypatch):

@@ -85,6 +85,18 @@ def test_a_signal_while_options_are_read_ends_a_stage_as_any_other(monkeypatch, 
     assert capsys.readouterr().err.strip() == "error: stopped by Ctrl-C. hint: run the same command again"
 
 
+def test_a_wrong_option_of_a_stage_is_named(capsys):
+    @stage
+    def main(params):
+        pass
+
+    with pytest.raises(SystemExit) as ended:
+        main.main(["--parms", "p.yaml"])
+    assert ended.value.code == 2
+    assert "No such option" in (said := capsys.readouterr().err)
+    assert "--params" in said
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_that_python_swallows_is_not_lost(name, code):
     script = (

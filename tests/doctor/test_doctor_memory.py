@@ -4,16 +4,18 @@ import json
 import signal
 
 import pytest
+import torch
 
 from conftest import small
-from samebits.doctor import fitting, memory
+from samebits.doctor import fitting, memory, room
 from samebits.doctor.finding import Finding
 from samebits.doctor.fitting import Bracket, Case, Told, search
 from samebits.doctor.forecast import Forecast
-from samebits.doctor.room import FULL, LOOKED, Looked
+from samebits.doctor.room import FULL, LOOKED, Attempt, Looked
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.params import parse_params
+from samebits.params.split import BatchSplit
 from samebits.workers.processes import WorkerSignalledError
 from samples import memory as taken
 
@@ -246,6 +248,45 @@ def test_wrong_params_and_damaged_data(tmp_path):
     (tmp_path / "card.json").write_text("{")
     (found,) = memory.memory_findings(tmp_path / "params.yaml", data_dir=tmp_path)
     assert (found.status, found.name, found.exit_code) == ("failed", "data", 2)
+
+
+def test_a_case_that_cannot_be_tried_is_named_and_the_next_one_is(tmp_path, data_dir, monkeypatch):
+    raw = small(strategies=["single", "ddp"], numerics=["fast"], num_devices=2, oversubscribe=True)
+    (tmp_path / "params.yaml").write_text(json.dumps(raw))  # which is YAML too
+
+    def launch(function, _workers):
+        raise UserError("wrong", hint="mend it")
+
+    monkeypatch.setattr(fitting, "launch", launch)
+    _, *rest = memory.memory_findings(tmp_path / "params.yaml", data_dir=data_dir(parse_params(raw)))
+    told = [(found.name, found.status, found.text, found.exit_code) for found in rest]
+    assert told == [("memory", "failed", f"{name}-fast: wrong", 2) for name in ("single", "ddp")]
+
+
+@pytest.mark.parametrize(
+    ("error", "full"), [(torch.OutOfMemoryError("CUDA out of memory"), True), (ValueError("another"), False)]
+)
+def test_a_worker_that_ran_out_of_memory_leaves_word_and_no_other(error, full, tmp_path, monkeypatch):
+    def fails(self):
+        raise error
+
+    monkeypatch.setattr(room.Occupant, "_train", fails)
+    case = make_case(tmp_path)
+    attempt = Attempt(
+        params=case.params,
+        numerics="fast",
+        placement=case.placement,
+        split=BatchSplit.of(case.params, "fast"),
+        data_dir=tmp_path,
+        out=tmp_path,
+        limit=None,
+        at_once=True,
+        looks=False,
+        seconds=60,
+    )
+    with pytest.raises(type(error)):
+        room.Occupant(attempt).run()
+    assert (tmp_path / FULL).exists() is full
 
 
 # -- real trials -----------------------------------------------------------------------------------------------

@@ -108,6 +108,19 @@ def test_time_that_a_limit_took(group, file, text, seconds, proc):
     assert proc.cores().read().throttled == seconds
 
 
+def test_a_limit_that_cannot_be_read_any_more_is_none(proc):
+    (proc.root / "self/cgroup").write_text("0::/")
+    file = proc.cgroups / "cpu.stat"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("throttled_usec 500000")
+    cores = proc.cores()
+    assert cores.read().throttled == 0.5
+    file.write_text("throttled_usec")
+    assert cores.read().throttled is None
+    file.unlink()
+    assert cores.read().throttled is None
+
+
 def test_without_control_groups(proc):
     assert proc.cores().read().throttled is None
 

@@ -33,6 +33,13 @@ def test_what_can_be_read_of_each_host(name, visible, missing, gpu_host):
     assert missing <= set(reading.unreadable)
 
 
+def test_gpus_that_cannot_be_counted_have_a_reason_in_place_of_readings(gpu_host):
+    gpu_host("A", "count_fails UNKNOWN")
+    reading = read()[0]
+    assert reading.values == {}
+    assert {*reading.unreadable.values()} == {"GPUs cannot be counted: Unknown Error"}
+
+
 @pytest.mark.parametrize(
     ("question", "lost"),
     [

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, TEMPORARILY_UNAVAILABLE
 from tracking_fixtures import (  # noqa: F401 - two fixtures
     finish,
     make_migrated_store,
@@ -37,7 +37,7 @@ from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.host import counters, host_facts
 from samebits.records import log as events_of_a_log
-from samebits.records.log import LOGS, LossesEvent, line_of
+from samebits.records.log import LOGS, EndEvent, LossesEvent, line_of
 from samebits.records.provenance import GitState, Provenance, provenance_of
 from samebits.records.run import FILES, read_run
 from samebits.results.remarks import SpokenRemark
@@ -139,6 +139,30 @@ def test_what_the_store_refuses_is_kept_and_told(repository, monkeypatch):
     monkeypatch.setattr(delivery.Recorder, "record", refuse)
     assert sync() == (0, {path: "no such thing"})
     assert sync() == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("refusal", "told"),
+    [
+        (MlflowException("no such run", INVALID_PARAMETER_VALUE), "no such thing"),
+        (MlflowException("it is away", TEMPORARILY_UNAVAILABLE), None),
+    ],
+)
+def test_the_end_of_a_run_that_was_refused_may_be_refused_too(refusal, told, repository, monkeypatch):
+    """Then that is all; where the store is away meanwhile it is tried again later."""
+    log = start("refused")
+    path = LOGS / "refused.jsonl"
+    deliver(path)
+    log.losses(1, [2.0], [0.1])
+    finish(log)
+
+    def refuse(self, event, *rest):
+        raise refusal if isinstance(event, EndEvent) else MlflowException("no such thing", INVALID_PARAMETER_VALUE)
+
+    monkeypatch.setattr(delivery.Recorder, "record", refuse)
+    with nullcontext() if told else pytest.raises(MlflowException, match="it is away"):
+        deliver(path)
+    assert Delivery(path).state.refused == told
 
 
 @pytest.mark.parametrize(
