@@ -133,6 +133,12 @@ class Machine:
         for pid in self.pids():
             os.kill(pid, signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        """Let every process there go on."""
+        for pid in self.pids():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
     def kill(self) -> None:
         """Kill every process there, as a machine that loses power does."""
         for _ in range(100):

@@ -38,9 +38,9 @@ def prepared(checkout, model, **train):
 @pytest.mark.parametrize(
     ("model", "layouts"),
     [
-        ("mlp", [(1, 1), (2, 2), (1, 1, 1), (2, 1), (1, 2, 2)]),
-        ("gpt", [(1, 1), (2, 2, 2)]),
-        ("users", [(1, 1), (2, 2)]),
+        ("mlp", [(1, 1), (2, 2), (1, 1, 1), (2, 1), (1, 2, 2), (2, 2, 2)]),
+        ("gpt", [(1, 1), (2, 2), (1, 1, 1), (2, 2, 2)]),
+        ("users", [(1, 1), (2, 2), (1, 1, 1), (2, 2, 2)]),
     ],
 )
 def test_exact_gives_the_bits_of_one_process(model, layouts, checkout, network):

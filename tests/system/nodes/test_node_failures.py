@@ -118,6 +118,9 @@ def test_a_fault_on_one_machine_ends_the_training_on_the_others(fault, told, lon
         assert re.search(rf"^error: {message}.*\. hint: ", stderr, re.MULTILINE), stderr
         assert "Traceback" not in stderr
         wait_for(nodes[rank].is_idle)
+    for node in nodes:  # also where the launcher was killed, and on one that comes back
+        node.thaw()
+        wait_for(node.is_idle)
 
 
 def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
