@@ -1,5 +1,6 @@
 """`samebits launch` and SAMEBITS_LAUNCHER: what goes to which engine, what is printed, and what is refused."""
 
+import hashlib
 import json
 import os
 import re
@@ -80,6 +81,32 @@ env > environ.txt
 printf '{"schema": 1, "exit_code": {code}, "message": "a worker", "hint": "look"}' > "$SAMEBITS_LAUNCH/node1.json"
 exit 1
 """
+
+
+def test_a_launch_in_an_image_says_which(repository, monkeypatch):
+    """Without it the run would not record where its libraries came from, and machines could have unlike ones."""
+    program = repository.parent / "bin/sbatch"
+    program.parent.mkdir()
+    program.write_text(SBATCH.replace("{code}", "4"))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    digest = f"registry.example/kit@sha256:{'0' * 64}"
+    (repository / "kit.sif").write_bytes(b"an image")
+    cases = {
+        'apptainer_image = "kit.sif"': {
+            "SAMEBITS_IMAGE=kit.sif",
+            f"SAMEBITS_IMAGE_ID=sha256:{hashlib.sha256(b'an image').hexdigest()}",
+        },
+        'container_image = "elsewhere.sqsh"': {"SAMEBITS_IMAGE=elsewhere.sqsh"},
+        f'container_image = "{digest}"': {f"SAMEBITS_IMAGE={digest}", f"SAMEBITS_IMAGE_DIGEST={digest}"},
+        "": set(),
+    }
+    for line, expected in cases.items():
+        (repository / "cluster.toml").write_text(f"[slurm]\n{line}\n")
+        with pytest.raises(SystemExit):
+            main(["launch", "slurm", *DDP], standalone_mode=False)
+        environ = (repository / "environ.txt").read_text().splitlines()
+        assert {line for line in environ if line.startswith("SAMEBITS_IMAGE")} == expected
 
 
 def test_a_launch_waits_and_ends_as_the_machines_do(repository, monkeypatch, capfdbinary):

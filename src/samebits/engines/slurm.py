@@ -11,20 +11,22 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
 from samebits.engines.endings import FOLDER, read_endings
+from samebits.engines.image import IMAGE
 from samebits.errors import HostError, Interrupted, WorkerError, last_line
-from samebits.files import make_folder
+from samebits.files import make_folder, sha256_remembered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from samebits.engines.settings import Cluster
+    from samebits.engines.settings import Cluster, Slurm
 
 LAUNCHES = Path(".samebits/launches")
+_IMAGES = Path(".samebits/images.json")
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 60.0  # that a training has to end by itself, with a checkpoint, before its job is cancelled
 _WAIT_SECONDS = 60  # that srun waits for the other tasks once one has ended: they end by themselves
@@ -112,6 +114,7 @@ def run_on_slurm(job: Job) -> None:
         SamebitsError: what the machines said that they failed of.
     """
     make_folder(job.folder)
+    job = replace(job, environ={**job.environ, **image_variables(job.cluster.slurm)})
     running = _Step(job) if job.is_step else _Batch(job)
     try:
         code = running.wait()
@@ -122,6 +125,19 @@ def run_on_slurm(job: Job) -> None:
     finally:
         running.cancel()
     _raise_cause(job.folder, code, running.said())
+
+
+def image_variables(slurm: Slurm) -> dict[str, str]:
+    """What a run is to record of the image that it runs in: its name, and the hash of its file if it is one."""
+    name = slurm.container_image or slurm.apptainer_image
+    if not name:
+        return {}
+    told, file = {IMAGE: name}, Path(name)
+    if "@sha256:" in name:
+        told[f"{IMAGE}_DIGEST"] = name
+    elif file.is_file():
+        told[f"{IMAGE}_ID"] = f"sha256:{sha256_remembered(file, _IMAGES)}"
+    return told
 
 
 def _raise_cause(folder: Path, code: int | None, said: str) -> None:
