@@ -1,14 +1,13 @@
 """Which machine of how many this is, as torchrun, Slurm, a container or options tell it."""
 
 import socket
-import subprocess
 import threading
 from types import SimpleNamespace
 
 import pytest
 
 from samebits.errors import HostError, UserError
-from samebits.host import addresses, rendezvous
+from samebits.host import addresses
 from samebits.host.addresses import Address
 from samebits.host.rendezvous import Nodes, find_nodes
 
@@ -22,15 +21,6 @@ STEP = {
     "SLURM_STEP_NODELIST": "n[0-1]", "SLURM_JOB_ID": "40017", "SLURM_NNODES": "3",
 }  # fmt: skip
 START = {"SAMEBITS_START_SECONDS": "40"}
-
-
-@pytest.fixture
-def scontrol(monkeypatch):
-    def run(command, **_):
-        assert command == ["scontrol", "show", "hostnames", "n[0-1]"]
-        return subprocess.CompletedProcess(command, 0, stdout="n0\nn1\n")
-
-    monkeypatch.setattr(rendezvous.subprocess, "run", run)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +47,7 @@ def scontrol(monkeypatch):
         ((), START, Nodes()),
     ],
 )
-def test_the_nodes_are_found(options, environ, expected, scontrol):
+def test_the_nodes_are_found(options, environ, expected):
     assert find_nodes(*options, environ=environ) == expected
     if expected.several and not expected.served:
         assert find_nodes(environ=expected.environ()) == expected
@@ -80,15 +70,27 @@ def test_the_nodes_are_found(options, environ, expected, scontrol):
         ((), {**TORCHRUN, "SAMEBITS_START_SECONDS": "soon"}, "SAMEBITS_START_SECONDS: got soon, expected a number"),
     ],
 )
-def test_what_cannot_be_is_refused(options, environ, message, scontrol):
+def test_what_cannot_be_is_refused(options, environ, message):
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         find_nodes(*options, environ=environ)
 
 
-def test_without_slurms_commands_the_first_host_is_asked_for(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(HostError, match=r"scontrol show hostnames n\[0-1\] failed: .* hint: name the first machine in"):
-        find_nodes(environ=STEP)
+@pytest.mark.parametrize(
+    ("names", "first"),
+    [
+        ("n0", "n0"),
+        ("n[0-1]", "n0"),
+        ("n[3,7-9],m1", "n3"),
+        ("gpu-a[008-012]", "gpu-a008"),
+        ("rack[1-2]n[01-18],login", "rack1n01"),
+        ("login,n[0-3]", "login"),
+        ("r[1]-x.example.org", "r1-x.example.org"),
+    ],
+)
+def test_the_first_of_slurms_hosts(names, first):
+    """A real Slurm's list is read in tests/system/nodes."""
+    environ = {**STEP, "SLURM_STEP_NODELIST": names, "PET_MASTER_PORT": "20500"}
+    assert (find_nodes(environ=environ).master, find_nodes(environ=environ).port) == (first, 20500)
 
 
 def test_an_address_is_told_with_the_name_that_it_was_given_by():

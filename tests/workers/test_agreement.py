@@ -1,15 +1,23 @@
 """What the machines of a training must have in common."""
 
+from pathlib import Path
+
 import pytest
 
+from conftest import small
 from samebits.errors import HostError, UserError
+from samebits.host.software import TorchBuild
 from samebits.params import parse_params
+from samebits.records.card import read_card
+from samebits.workers import agreement
 from samebits.workers.agreement import NodeFacts, node_facts, require_equal
 
 
-def facts(name, *, gpus=0, **equal):
-    values = {"commit": "a" * 40, "params seed": 0, "torch": "2.13.0", **equal}
-    return NodeFacts(name=name, machine=name, gpus=gpus, cores=2, num_devices="auto", equal=values)
+def facts(name, *, gpus=0, torch="2.13.0", **chosen):
+    values = {"commit": "a" * 40, "params seed": 0, **chosen}
+    return NodeFacts(
+        name=name, machine=name, gpus=gpus, cores=2, num_devices="auto", chosen=values, installed={"torch": torch}
+    )
 
 
 def test_machines_that_have_the_same_agree():
@@ -48,3 +56,46 @@ def test_the_number_of_devices_alone_may_differ(stage, data_dir):
     other = node_facts(parse_params({"train": {"timeout_s": 7}}), {"strategy": "ddp"}, folder)
     with pytest.raises(UserError, match=r"params train\.timeout_s: node 0 \(.*\) has 120, node 1 \(.*\) has 7"):
         require_equal([first, other])
+
+
+@pytest.fixture
+def described(tmp_path, data_dir, monkeypatch):
+    """The facts of a machine whose model is a file of the user's, with something else than usual."""
+    monkeypatch.chdir(tmp_path)
+
+    def describe(*, seed=0, steps=None, model="def make(): ...", torch="2.13.0+cpu", cuda=None, **environ):
+        Path("mine.py").write_text(model)
+        for name in ("SAMEBITS_IMAGE", "SAMEBITS_IMAGE_ID"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(agreement, "torch_build", lambda: TorchBuild(version=torch, cuda=cuda))
+        data = data_dir(parse_params({**small(), "seed": seed}))
+        params = parse_params(small(model={"name": "mine:make", "source": "mine.py"}))
+        monkeypatch.setattr(agreement, "read_card", lambda path, _: read_card(path))
+        return node_facts(params, {"steps": steps}, data)
+
+    return describe
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "name"),
+    [
+        ({"seed": 1}, UserError, "data"),
+        ({"steps": 7}, UserError, "--steps"),
+        ({"model": "def make(): 1"}, UserError, "model.source"),
+        ({"torch": "2.12.0+cpu"}, HostError, "torch"),
+        ({"cuda": "13.0"}, HostError, "CUDA"),
+        ({"SAMEBITS_IMAGE": "kit.sif"}, HostError, "image"),
+    ],
+)
+def test_each_thing_that_must_be_equal_is_told(change, error, name, described):
+    with pytest.raises(error, match=rf"^{name}: node 0 "):
+        require_equal([described(), described(**change)])
+
+
+def test_other_code_is_other_code(described, monkeypatch):
+    first = described()
+    monkeypatch.setattr(agreement, "sha256_tree", lambda path: "0" * 64)
+    with pytest.raises(UserError, match=r"^samebits: node 0 "):
+        require_equal([first, described()])

@@ -4,6 +4,7 @@ import re
 import socket
 import socketserver
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_whoever_waits_hears_that_node_0_is_gone(port):
     with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
         first.close()
         with pytest.raises(PeerError) as caught:
-            second.exchange({})
+            second.join()
     assert caught.value.message == f"node 0: it has left localhost (127.0.0.1:{port})"
     assert (caught.value.hint, caught.value.exit_code) == ("see what it says", 4)
 
@@ -109,4 +110,21 @@ def test_who_starts_late_is_waited_for_as_long_as_starts_take(port):
     """And not for train.timeout_s alone."""
     late = pytest.raises(HostError, match=r"node 1 of 2 did not come to localhost \(.*\) within 2 s")
     with Meeting(node(0, port, start_seconds=2), seconds=0.1) as first, late:
-        first.exchange({})
+        first.share("facts", 1)
+
+
+def test_a_node_that_is_at_work_is_waited_for(port, monkeypatch):
+    """As one that makes its data: also when the time in which it was to come is over."""
+    monkeypatch.setattr(meeting, "_BUSY_SECONDS", 0.01)
+    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+        second.join()
+        first._deadline = 0.0
+        with second.busy():
+            wait_for(lambda: second.store.add("busy/1", 0))
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(first.share, "facts", "a")
+            assert second.share("facts", "b") == ["a", "b"]
+            assert told.result() == ["a", "b"]
+        first._deadline = 0.0
+        with pytest.raises(HostError, match="node 1 of 2 did not come"):
+            first.share("more", "a")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.doctor.finding import Finding, failed, of_error, ok
 from samebits.doctor.pairs import BYTES, NodePair, measure_pairs
 from samebits.errors import SamebitsError
-from samebits.files import scratch_folder
+from samebits.files import Part, scratch_folder
 from samebits.params import load_params
 from samebits.workers.agreement import NodeFacts, differences, node_facts
 from samebits.workers.meeting import Meeting
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 _SECONDS = 60.0  # that the machines have to come
 
 
+class Visit(Part):
+    """What one machine found out about itself."""
+
+    facts: NodeFacts
+    findings: tuple[Finding, ...]
+
+
 def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding]) -> Iterator[Finding]:
     """Every machine's ``findings`` beside those of the others; node 0 alone gives any. Each machine must call it.
 
@@ -37,9 +44,10 @@ def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding])
     params = load_params(params_file)
     with Meeting(nodes, seconds=_SECONDS) as meeting:
         facts = node_facts(params, {"nodes": nodes.count}, None)
-        here = {"facts": facts.model_dump(mode="json"), "findings": [asdict(finding) for finding in findings]}
-        everyone = meeting.exchange(here)
-        machines = [NodeFacts.model_validate(one["facts"]) for one in everyone]
+        here = Visit(facts=facts, findings=tuple(findings))
+        meeting.join()
+        visits = [Visit.model_validate(one) for one in meeting.share("visits", here.model_dump(mode="json"))]
+        machines = [visit.facts for visit in visits]
         names = [machine.name for machine in machines]
         joined = list(
             _joined(nodes, names, environment_of(nodes, meeting.address), with_gpus=all(m.gpus for m in machines))
@@ -47,7 +55,7 @@ def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding])
     if nodes.rank:
         return
     yield ok(f"{nodes.count}: {', '.join(names)}, which meet at {meeting.address}", name="nodes")
-    yield from beside(names, [[Finding(**finding) for finding in one["findings"]] for one in everyone])
+    yield from beside(names, [visit.findings for visit in visits])
     yield from _differing(machines)
     yield from joined
 

@@ -36,6 +36,12 @@ def write_ending(folder: Path, node: int, error: WithHint | None) -> None:
         ending.write(folder / f"node{node}.json")
 
 
+def forget_ending(folder: Path, node: int) -> None:
+    """Take away how the launcher of a node ended before its job was queued again."""
+    with suppress(OSError):
+        (folder / f"node{node}.json").unlink()
+
+
 def read_endings(folder: Path) -> dict[int, WithHint | None]:
     """How each node ended that could say so, the first node first; None for one that ended well."""
     endings: dict[int, WithHint | None] = {}

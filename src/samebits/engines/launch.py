@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from samebits.engines.endings import FOLDER, write_ending
+from samebits.engines.endings import FOLDER, forget_ending, write_ending
 from samebits.errors import UserError, WithHint
 from samebits.host.rendezvous import find_nodes
 
@@ -162,6 +162,7 @@ def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
     folder, node = Path(environ[FOLDER]), 0
     try:
         node = find_nodes(environ=environ).rank
+        forget_ending(folder, node)
         yield
     except WithHint as error:
         write_ending(folder, node, error)

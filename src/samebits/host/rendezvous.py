@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from samebits.errors import HostError, UserError
+from samebits.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +69,6 @@ def find_nodes(
 
     Raises:
         UserError: a number is missing or out of range, or there are several processes on one machine.
-        HostError: Slurm's own command for the names of hosts is not there.
     """
     nodes = _find(count, rank, master, environ)
     return replace(nodes, start_seconds=_number(environ, START, "0")) if nodes.several else nodes
@@ -149,7 +147,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Nodes:
             count=count,
             rank=_number(environ, "SLURM_NODEID"),
             master=environ.get("PET_MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"]),
-            port=20000 + _number(environ, "SLURM_JOB_ID", "0") % 10000,  # below what the kernel gives away
+            port=_number(environ, "PET_MASTER_PORT", str(_slurm_port(environ))),
         ),
         "SLURM_STEP_NUM_NODES",
         "SLURM_NODEID",
@@ -157,16 +155,19 @@ def _from_slurm(environ: Mapping[str, str]) -> Nodes:
     )
 
 
+def _slurm_port(environ: Mapping[str, str]) -> int:
+    """One for each job, below those that the kernel gives away."""
+    return 20000 + _number(environ, "SLURM_JOB_ID", "0") % 10000
+
+
 def _first_host(names: str) -> str:
-    """The first of Slurm's list of hosts, such as ``n[1-2]``."""
-    if not set(names) & set("[],"):
-        return names
-    try:
-        done = subprocess.run(["scontrol", "show", "hostnames", names], capture_output=True, text=True, check=True)
-        return done.stdout.split()[0]
-    except (OSError, subprocess.CalledProcessError, IndexError) as error:
-        hint = "name the first machine in PET_MASTER_ADDR; an image may lack Slurm's commands"
-        raise HostError(f"scontrol show hostnames {names} failed: {error}", hint=hint) from None
+    """The first of Slurm's list of hosts, such as ``rack[1-2]n[01-18],login``.
+
+    ``scontrol show hostnames`` says it too, but images have no such command.
+    """
+    whole = re.match(r"(?:[^\[\],]|\[[^\]]*\])*", names)
+    assert whole, "a match may be empty"
+    return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", whole[0])
 
 
 def _number(environ: Mapping[str, str], name: str, default: str | None = None) -> int:

@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
 
-_OF_THE_HOST = ("image", "torch", "CUDA")
 _BY_NODE = {"train.num_devices"}
 _HASH_DIGITS = 12
+_HINT = "the machines of a training must have the same"
 
 
 class NodeFacts(Part):
     """One machine of a training: its name, the kernel it runs on, its devices, and all that must be equal.
 
-    ``machine`` tells machines apart whose names are the same, or whose kernel is.
+    ``machine`` tells machines apart whose names are the same, or whose kernel is. ``chosen`` is what the user answers
+    for, ``installed`` what the host does.
     """
 
     name: str
@@ -36,7 +37,8 @@ class NodeFacts(Part):
     gpus: int
     cores: int
     num_devices: int | Literal["auto"]
-    equal: dict[str, Any]
+    chosen: dict[str, Any]
+    installed: dict[str, Any]
 
 
 def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | None) -> NodeFacts:
@@ -56,7 +58,7 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
         gpus=count_gpus(),
         cores=count_cores(),
         num_devices=params.train.num_devices,
-        equal={
+        chosen={
             **{f"--{name.replace('_', '-')}": value for name, value in arguments.items()},
             **{f"params {key}": value for key, value in values.items()},
             "commit": git.told,
@@ -64,11 +66,23 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
             "samebits": sha256_tree(Path(__file__).parent.parent)[:_HASH_DIGITS],
             "model.source": sha256_tree(Path(source))[:_HASH_DIGITS] if source else None,
             "data": read_card(data_dir / "card.json", params).sha256[:_HASH_DIGITS] if data_dir else None,
+        },
+        installed={
             "image": os.environ.get("SAMEBITS_IMAGE_ID") or os.environ.get("SAMEBITS_IMAGE") or None,
             "torch": build.version,
             "CUDA": build.cuda,
         },
     )
+
+
+def _unequal(nodes: Sequence[NodeFacts], facts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The first machine with another value than node 0, of each fact."""
+    for name in {key: None for values in facts for key in values}:
+        expected = facts[0].get(name)
+        for rank, (node, values) in enumerate(zip(nodes, facts, strict=True)):
+            if (value := values.get(name)) != expected:
+                yield f"{name}: node 0 ({nodes[0].name}) has {expected}, node {rank} ({node.name}) has {value}"
+                break
 
 
 def _machine() -> str:
@@ -87,15 +101,10 @@ def differences(nodes: Sequence[NodeFacts]) -> Iterator[UserError | HostError]:
 
     A HostError is of the software or of what the host has, a UserError of all else.
     """
-    first = nodes[0]
-    for thing in {key: None for node in nodes for key in node.equal}:
-        mine = first.equal.get(thing)
-        for rank, node in enumerate(nodes):
-            if (theirs := node.equal.get(thing)) != mine:
-                text = f"{thing}: node 0 ({first.name}) has {mine}, node {rank} ({node.name}) has {theirs}"
-                kind = HostError if thing in _OF_THE_HOST else UserError
-                yield kind(text, hint="the machines of a training must have the same")
-                break
+    for text in _unequal(nodes, [node.chosen for node in nodes]):
+        yield UserError(text, hint=_HINT)
+    for text in _unequal(nodes, [node.installed for node in nodes]):
+        yield HostError(text, hint=_HINT)
     with_gpus = [rank for rank, node in enumerate(nodes) if node.gpus]
     if with_gpus and len(with_gpus) < len(nodes):
         rank = next(rank for rank in range(len(nodes)) if rank not in with_gpus)

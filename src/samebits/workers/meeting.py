@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, unlisted
 
@@ -42,6 +42,7 @@ Shared = TypeVar("Shared")
 """What each node tells all others, as JSON has it."""
 
 _POLL_SECONDS = 0.05
+_BUSY_SECONDS = 1.0
 _LINGER_SECONDS = 1.0
 _TRY_SECONDS = 4.0  # after 3, the kernel knows that no machine has an address
 _SLACK_SECONDS = 5.0  # for PyTorch to notice its own limit, which it does after a pause
@@ -123,13 +124,12 @@ class Meeting:
                 time.sleep(_LINGER_SECONDS)  # for the others, who look more often than that
         self.close()
 
-    def exchange(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
-        """The facts of all nodes, by their number; what they share first.
+    def join(self) -> None:
+        """Say that this node is here, before anything is shared.
 
         Raises:
             UserError: another process says that it is this node.
-            HostError: a node has not come in time.
-            SamebitsError: what another node failed of meanwhile.
+            SamebitsError: what node 0 failed of.
         """
         nodes = self.nodes
         with self._while_node_0_is_there():
@@ -137,10 +137,32 @@ class Meeting:
                 hint = "give each machine a number of its own, and each training a port of its own"
                 raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
             self.store.set(f"beat/{nodes.rank}", "0")
-        return self.share("facts", facts)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Have the others wait for this node for as long as the block takes."""
+        ended = threading.Event()
+
+        def beat() -> None:
+            with suppress(RuntimeError):  # node 0 is gone, which is told by whoever shares next
+                while not ended.wait(_BUSY_SECONDS):
+                    self.store.add(f"busy/{self.nodes.rank}", 1)
+
+        thread = threading.Thread(target=beat)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()  # so that workers can be forked
 
     def share(self, name: str, value: Shared) -> list[Shared]:
-        """What each node gives under a name, by their number. Raises what ``exchange`` does, but UserError."""
+        """What each node gives under a name, by their number.
+
+        Raises:
+            HostError: a node has not come in time.
+            SamebitsError: what another node failed of meanwhile.
+        """
         with self._while_node_0_is_there():
             return self._share(name, value)
 
@@ -155,10 +177,13 @@ class Meeting:
     def _share(self, name: str, value: Shared) -> list[Shared]:
         nodes, store = self.nodes, self.store
         store.set(f"{name}/{nodes.rank}", json.dumps(value))
-        waiting = Waiting()
+        waiting, heard = Waiting(), 0
         while missing := [k for k in range(nodes.count) if not store.check([f"{name}/{k}"])]:
             if report := root_cause(self.reports()):
                 raise report.error()
+            beats = sum(store.add(f"busy/{k}", 0) for k in missing)
+            if beats != heard:
+                heard, self._deadline = beats, time.monotonic() + self._seconds
             text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
             if time.monotonic() > self._deadline:
                 hint = f"start the same command there with its number, {missing[0]}; see whether it reaches this port"

@@ -72,11 +72,13 @@ def gathered(
         return
     limit = params.train.timeout_s
     with Meeting(nodes, seconds=limit) as meeting:
+        meeting.join()
         if nodes.rank and not (data_dir / "card.json").exists():
-            prepare()
+            with meeting.busy():
+                prepare()
         told = {**arguments, "strategy": strategy, "numerics": numerics, "nodes": nodes.count}
         mine = node_facts(params, told, data_dir)
-        facts = [NodeFacts.model_validate(one) for one in meeting.exchange(mine.model_dump(mode="json"))]
+        facts = [NodeFacts.model_validate(one) for one in meeting.share("facts", mine.model_dump(mode="json"))]
         require_equal(facts)
         require_reach(meeting)
         devices = [
