@@ -341,6 +341,18 @@ def test_a_training_that_ended_keeps_its_record_whatever_befalls_its_measurement
         assert run.record.speedup_unavailable.kind == "not_ended"
 
 
+@pytest.mark.parametrize(("more", "measured"), [(8, (True, False, False)), (16, (True, True, False))])
+def test_what_was_measured_before_memory_ran_out_is_kept(more, measured, stage):
+    """Slices of 8 steps, then as many of the twin that shows rounding, then the parts of a step."""
+    (stage.folder / "mine.py").write_text(SHORT_OF_MEMORY.format(calls=CALLS + more))
+    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, repeats=2)
+    done = train(stage, "--no-tracking")
+    assert done.returncode == 0, done.stderr
+    record = read_run(stage.folder / "runs/single-fast").record
+    kept = (record.measurement.chunk_seconds != {}, record.rounding is not None, record.breakdown is not None)
+    assert kept == measured
+
+
 def test_a_training_that_runs_out_of_memory_leaves_no_record(stage):
     (stage.folder / "mine.py").write_text(SHORT_OF_MEMORY.format(calls=CALLS - 1))
     prepared(stage, model={"name": "mine:make", "source": "mine.py"})

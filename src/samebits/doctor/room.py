@@ -15,10 +15,10 @@ import torch
 from samebits.doctor.forecast import Look
 from samebits.files import Part, write_json
 from samebits.host import data_bytes, memory_available, private_bytes, private_peak
+from samebits.numerics.allocators import is_out_of_memory
 from samebits.records.card import read_card
 from samebits.records.memory import Memory
 from samebits.training.batches import load_data, on_device
-from samebits.training.diagnosis import is_out_of_memory
 from samebits.training.memory import measure_memory
 from samebits.training.meters import reset_peak
 from samebits.training.setup import Setup

@@ -103,6 +103,7 @@ class Examination:
         for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
             self.say(warning(say(note), _NOTE_HINTS[note.kind], name=name))
         trainable = setup.trainable(model, batches)
+        trainable.reset()
         rate = params.train.optimizer.lr
         losses = [trainable.mean_losses(trainable.step(step, rate).reshape(1))[0] for step in range(STEPS)]
         if not math.isfinite(losses[0]):

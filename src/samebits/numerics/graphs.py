@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from samebits.errors import SamebitsError, UserError, few, first_line, place_of
+from samebits.numerics.allocators import is_out_of_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -115,10 +116,10 @@ def _same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
 
 def _explained(error: Exception) -> Exception:
     """The error of a capture in plain words, by its first cause: the end of a broken capture raises another."""
-    cause: BaseException = error
-    while cause.__context__ is not None:
+    cause = error
+    while isinstance(cause.__context__, Exception):
         cause = cause.__context__
-    if isinstance(cause, torch.OutOfMemoryError | SamebitsError):
+    if isinstance(cause, SamebitsError) or is_out_of_memory(cause):
         return cause
     where = f"{place}: " if (place := place_of(cause)) else ""
     return UserError(

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samebits.errors import CollectiveError, HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
 from samebits.models.attributes import state, written
+from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.exact.module import written_in_forward
 from samebits.numerics.graphs import written_in_forward as not_run_again
 from samebits.records.remarks import BatchNorm, IdleParameters
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
     from samebits.records.card import Card
     from samebits.records.remarks import ModelNote
     from samebits.records.run import Placement
-
-
-_NO_MEMORY = re.compile(
-    r"can't allocate memory|bad_alloc|CUDA (driver )?error: out of memory|[Cc]uda failure (\d+ )?'out of memory'"
-    r"|CU(BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED|CU(SPARSE|FFT)_(STATUS_INSUFFICIENT_RESOURCES|ALLOC_FAILED)"
-    r"|CUBLAS_STATUS_NOT_INITIALIZED when calling .cublasCreate"  # as good as always for want of room for its workspace
-)
 
 
 def trial_step(
@@ -128,11 +122,6 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
         what = f"{place}: the model raised {type(error).__name__}: {_one_line(text)}"
         return UserError(what, hint=f"`{command}` shows the traceback")
     return WorkerError(f"{type(error).__name__}: {_one_line(text)}", hint=f"`{command}` shows the traceback")
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error is that of an allocator: PyTorch's own, the host's, or one of CUDA and its libraries."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
 
 def _one_line(text: str) -> str:

@@ -10,8 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import first_line
+from samebits.numerics.allocators import is_out_of_memory
 from samebits.records.usage import Roof
-from samebits.training.diagnosis import is_out_of_memory
 
 if TYPE_CHECKING:
     from samebits.params.schema import Train

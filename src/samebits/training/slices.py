@@ -17,10 +17,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from samebits.numerics.allocators import is_out_of_memory
 from samebits.records.remarks import Missing
 from samebits.records.run import Measurement, Repeats, SliceName
 from samebits.records.statistics import paired_ratio
-from samebits.training.diagnosis import is_out_of_memory
 from samebits.training.loop import warm_up
 from samebits.training.meters import StepClock
 from samebits.training.prolonging import Prolonging

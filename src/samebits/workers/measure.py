@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from samebits.training.diagnosis import is_out_of_memory
+from samebits.numerics.allocators import is_out_of_memory
 from samebits.training.loop import Snapshot
 from samebits.training.phases import Twins, break_down
 from samebits.training.rounding import measure_rounding
@@ -70,13 +70,18 @@ def measure(
     twin = params.train.repeats > 1 and setup.numerics.name == "fast"
     final = Snapshot(trainable.model) if twin else None
     strategy.barrier()  # saving a large model must not count as waiting for what comes next
+    measured = Measurements(NO_MEMORY_LEFT)
     try:
         references = make_references(untrained, data, setup, placement)
         with sampler.during("slices"):
             slices = measure_slices(trainable, references, losses, params.train, step_seconds=step_seconds)
+        measured = Measurements(slices)
         if final is None:
-            return Measurements(slices)
+            return measured
         rounding = measure_rounding(trainable, losses, final, seed=params.seed, step_seconds=step_seconds)
+        measured = Measurements(slices, rounding)
+        if references.problem is not None and references.problem.kind == "no_memory":
+            return measured  # there is none for twins either
         make = partial(make_reference, untrained=untrained, data=data, setup=setup, placement=placement)
         twins = _twins(make, references, setup, placement)
         breakdown = break_down(trainable, twins, total_steps=len(losses), step_seconds=step_seconds)
@@ -84,7 +89,7 @@ def measure(
     except Exception as error:
         if strategy.world_size > 1 or not is_out_of_memory(error):  # other ranks wait for this one
             raise
-        return Measurements(NO_MEMORY_LEFT)
+        return measured
 
 
 def _twins(make: partial[Trainable | None], references: References, setup: Setup, placement: Placement) -> Twins:
@@ -93,6 +98,8 @@ def _twins(make: partial[Trainable | None], references: References, setup: Setup
     references.here.clear()
     if placement.world_size > 1 and alone is None:
         alone = make("together")
+        if setup.strategy.max_over_ranks([alone is None])[0]:  # all ranks take the same turns
+            alone = None
     halves = placement.strategy == "single" and setup.split.units % 2 == 0
     half = make("half") if halves else None
     return Twins(alone=alone, half=half, traced=lambda tracer: make("traced", tracer=tracer))
