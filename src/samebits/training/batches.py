@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from samebits.params.split import BatchSplit
     from samebits.records.card import Card
 
+_DRAWN_BYTES = 2**24
 _DEVICE_SHARE = 0.25  # of a GPU's free memory that data may take
 Data = tuple["Tensor", "Tensor"]
 """Inputs and targets."""
@@ -78,18 +80,40 @@ def on_device(data: Data, device: torch.device) -> Data:
     return data[0].to(device), data[1].to(device)
 
 
+def order_of(seed: int, epoch: int, samples: int) -> Tensor:
+    """Numbers of the samples in the order in which an epoch feeds them, int64."""
+    return torch.from_numpy(Stream(seed, "order", epoch).permutation(samples))
+
+
+@functools.lru_cache(maxsize=1)  # all that is timed beside a training feeds the same
+def first_orders(seed: int, samples: int, epochs: int) -> Tensor:
+    """The orders of as many of the first epochs as fit into 16 MiB: (epochs, samples)."""
+    count = min(epochs, _DRAWN_BYTES // (8 * samples))
+    orders = [order_of(seed, epoch, samples) for epoch in range(count)]
+    return torch.stack(orders) if orders else torch.empty(0, samples, dtype=torch.int64)
+
+
 class Batches:
     """Micro-batches of one rank, each a contiguous part of a global batch.
 
     An epoch's order is a permutation fixed by seed and epoch; samples beyond the last whole global batch are
-    left out of that epoch.
+    left out of that epoch. The orders of the first ``epochs`` are drawn at once, as far as they take little room: in
+    the middle of a training that would be in the time of a step, which may be shorter.
 
     Data that is on the device (see ``on_device``) stays there. Otherwise the next micro-batch is gathered into
     pinned memory and copied on a stream of its own while the device works on the one before.
     """
 
     def __init__(
-        self, data: Data, card: Card, split: BatchSplit, *, rank: int, seed: int, device: torch.device
+        self,
+        data: Data,
+        card: Card,
+        split: BatchSplit,
+        *,
+        rank: int,
+        seed: int,
+        device: torch.device,
+        epochs: int = 1,
     ) -> None:
         self._card, self._split, self._seed, self._device = card, split, seed, device
         self._parts = split.micro_batches(rank)
@@ -97,9 +121,10 @@ class Batches:
         self._inputs, self._targets = data
         self._samples = self._inputs.shape[0]
         self.steps_per_epoch = split.batches_of(self._samples)
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
         self.resident = self._inputs.device == device
         self._order_device = device if self.resident else torch.device("cpu")
+        self._drawn = first_orders(seed, self._samples, epochs).to(self._order_device)
+        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
         self._staged: tuple[tuple[int, int], Data] | None = None
         self._copies: torch.cuda.Stream | None = None
         if device.type == "cuda" and not self.resident:
@@ -128,8 +153,9 @@ class Batches:
     def _rows(self, step: int, index: int) -> Tensor:
         epoch, position = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
-            order = Stream(self._seed, "order", epoch).permutation(self._samples)
-            self._epoch, self._order = epoch, torch.from_numpy(order).to(self._order_device)
+            drawn = epoch < len(self._drawn)
+            order = self._drawn[epoch] if drawn else order_of(self._seed, epoch, self._samples)
+            self._epoch, self._order = epoch, order.to(self._order_device)
         start, part = position * self._split.samples, self._parts[index]
         return self._order[start + part.start : start + part.stop]
 

@@ -60,7 +60,8 @@ class Setup:
     def batches(self, data: Data) -> Batches:
         """The micro-batches that this rank feeds to the model, out of ``data``."""
         rank, device = self.strategy.rank, self.strategy.device
-        return Batches(data, self.card, self.split, rank=rank, seed=self.params.seed, device=device)
+        epochs, seed = self.params.train.epochs, self.params.seed
+        return Batches(data, self.card, self.split, rank=rank, seed=seed, device=device, epochs=epochs)
 
     def try_step(
         self,
