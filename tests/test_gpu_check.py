@@ -64,3 +64,28 @@ def test_failures_are_read_from_pytests_report(kind):
     case = gpu_check.ET.fromstring(f'<testcase name="x"><{kind} message="m">one\nE  two</{kind}></testcase>')
     assert gpu_check._why(case) == ["one", "E  two"]
     assert gpu_check._why(gpu_check.ET.fromstring("<testcase><skipped/></testcase>")) == []
+
+
+def test_what_takes_too_long_may_report_what_it_has_done():
+    """As pytest does at Ctrl-C."""
+    code = "import time\nprint('here', flush=True)\ntry: time.sleep(3600)\nexcept KeyboardInterrupt: print('reported')"
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout.readline() == "here\n"
+        gpu_check._end_group(process)
+        assert process.stdout.read() == "reported\n"
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+def test_the_steps_on_a_host_without_a_gpu(tmp_path):
+    """All but what exact costs, which is a benchmark's to measure."""
+    only = [word for name in ("doctor", "verify", "repro") for word in ("--only", name)]
+    done = run("--without-gpu", *only, "--out", str(tmp_path / "out.json"))
+    assert done.returncode == 0, done.stderr
+    steps = json.loads((tmp_path / "out.json").read_text())["steps"]
+    assert {finding["status"] for finding in steps["doctor"]["findings"]} <= {"ok", "warning", "skipped"}
+    assert len([line for line in steps["verify"]["said"] if "bitwise" in line]) >= 3
+    rows, weights = steps["repro"]["rows"], steps["repro"]["weights_sha256"]
+    assert rows.keys() == weights.keys() == {f"{s}-{n}" for s in ("single", "dp", "ddp") for n in ("fast", "exact")}
+    assert len({weights[name] for name in weights if name.endswith("exact")}) == 1

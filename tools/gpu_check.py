@@ -34,6 +34,7 @@ from samebits.files import write_json
 from samebits.host import count_gpus, driver_facts, torch_build
 from samebits.numerics.environment import prepare_environment
 from samebits.records.provenance import git_state, versions
+from samebits.records.run import read_run
 from samebits.results.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINES = 60  # of what a failed command said
+_REPORT_SECONDS = 60.0
 _FACTS = "from samebits.host import host_facts; print(host_facts().model_dump_json())"
 
 
@@ -82,8 +84,11 @@ class Check:
 
 
 def _end_group(leader: subprocess.Popen[str]) -> None:
-    """End a process and those of its session that it has started."""
+    """End a process and those of its session that it has started; at Ctrl-C, pytest reports what it has done so far."""
     with suppress(ProcessLookupError):
+        leader.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            leader.wait(_REPORT_SECONDS)
         os.killpg(leader.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             leader.wait(10)
@@ -170,6 +175,8 @@ def repro(check: Check) -> None:
     if file.exists():
         rows = Comparison.read(file, made_by="dvc repro").rows
         check.steps["repro"]["rows"] = {row.name: row.model_dump(mode="json") for row in rows}
+        records = [read_run(clone / "runs" / row.name).record for row in rows]
+        check.steps["repro"]["weights_sha256"] = {record.name: record.weights_sha256 for record in records}
 
 
 def _has_gpus() -> bool:

@@ -145,7 +145,7 @@ def _quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
         r = r.sub(k.mul(part))
     quadrant = torch.where(x.abs() <= _CODY_WAITE_LIMIT, k, 0.0).nan_to_num_().to(torch.int64)
     far = x.abs() > _CODY_WAITE_LIMIT
-    if bool(far.any()):
+    if x.is_cuda or bool(far.any()):  # to ask a GPU would be to wait for all that it has to do
         far_quadrant, far_r = _far_quadrants(x)
         quadrant, r = torch.where(far, far_quadrant, quadrant), torch.where(far, far_r, r)
     return quadrant, r

@@ -85,11 +85,10 @@ class Windows:
             UserError: a magnitude is infinite or NaN.
         """
         # What a GPU has is read once, in the end: each reading waits for all that it has to do.
-        unseen = torch.full((), _UNSEEN, dtype=torch.int64, device=device)
-        here = [self._largest_top(place, device) if place in self._seen else unseen for place in self._places]
-        here.append(torch.full((), self._missing, dtype=torch.int64, device=device))
+        here, unseen = self._largest_tops(device), torch.full((), _UNSEEN, dtype=torch.int64, device=device)
+        told = [*(here.get(place, unseen) for place in self._places), torch.full_like(unseen, self._missing)]
         self._seen.clear()
-        *agreed, missing = largest_of_all(torch.stack(here)).tolist()
+        *agreed, missing = largest_of_all(torch.stack(told)).tolist()
         tops = {place: top for place, top in zip(self._places, agreed, strict=True) if top > _UNSEEN}
         fits = not missing
         for place, top in tops.items():
@@ -113,13 +112,26 @@ class Windows:
         self._passing.clear()
         return fits
 
-    def _largest_top(self, place: str, device: torch.device) -> Tensor:
-        return torch.stack([top_of_magnitude(size).reshape(()).to(device) for size in self._seen[place]]).amax()
+    def _largest_tops(self, device: torch.device) -> dict[str, Tensor]:
+        """The exponent of the largest magnitude of each place that was met, all of one type at once."""
+        tops: dict[str, Tensor] = {}
+        for dtype in {sizes[0].dtype for sizes in self._seen.values()}:
+            rows = {place: sizes for place, sizes in self._seen.items() if sizes[0].dtype is dtype}
+            longest = max(map(len, rows.values()))
+            flat = [size.to(device) for sizes in rows.values() for size in _filled_up(sizes, longest)]
+            largest_of_each = top_of_magnitude(torch.stack(flat)).view(len(rows), longest).amax(1)
+            tops |= zip(rows, largest_of_each.unbind(), strict=True)
+        return tops
 
     def below(self) -> tuple[int, int]:
         """This rank's numbers that were rounded to zero, and all of them, in each ``COUNT_EVERY``-th step."""
         lost, rounded = self._counts.tolist()
         return lost, rounded
+
+
+def _filled_up(sizes: list[Tensor], count: int) -> list[Tensor]:
+    """So many sizes: one of them again in the place of those that there are not."""
+    return [*sizes, *([sizes[0]] * (count - len(sizes)))]
 
 
 def largest(x: Tensor) -> Tensor:
