@@ -5,7 +5,8 @@ import json
 import pytest
 
 from faults.area import Case, Missed
-from faults.campaign import Result, attempt
+from faults.campaign import AREAS, Result, attempt, too_few
+from faults.inputs_bench import Bench
 from faults.inputs_records import _signed
 from faults.kills import STEPS, _is_told
 from faults.subject import Broken
@@ -61,3 +62,21 @@ def test_a_fault_that_came_too_late_is_not_counted(raised, counts):
 def test_a_killed_rank_has_to_be_named_with_its_place(told, is_told):
     assert _is_told("the worker of rank 1 was ended by SIGKILL", told) is is_told
     assert _is_told("", told)
+
+
+def test_a_campaign_of_an_hour_that_tries_too_little_has_failed():
+    enough = {name: Result(area.UNIT, tried=area.IN_AN_HOUR) for name, area in AREAS.items()}
+    assert too_few(enough) == []
+    assert too_few(enough | {"kills": Result("kills", tried=199)}) == ["kills: 199 kills tried, expected at least 200"]
+
+
+def test_code_that_bad_input_runs_is_seen(tmp_path):
+    """A command that it runs works in the repository, a pickle makes a file beside it."""
+    for touched in ("repository/canary", "repository/data/canary", "canary"):
+        bench = Bench(tmp_path / touched.replace("/", "-"), {})
+        bench.check_around()
+        file = bench.outside.parent / touched
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        with pytest.raises(Broken, match="code in a file was executed"):
+            bench.check_around()

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from safetensors import SafetensorError
@@ -67,12 +66,15 @@ def test_what_does_not_settle_on_the_disk_is_named(number, kind, message, tmp_pa
 
 
 def test_what_went_wrong_is_told_and_not_that_tidying_up_did(tmp_path, monkeypatch):
-    def refuse(self, missing_ok=False):
+    def refuse(*_, **__):
         raise PermissionError(13, "tidying up failed")
 
-    with pytest.raises(HostError, match="no space left"), atomic(tmp_path / "file"):  # noqa: PT012
-        monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(HostError, match="no space left"), atomic(tmp_path / "file") as file:  # noqa: PT012
+        file.write_text("a part")
+        for name in ("unlink", "rmdir"):
+            monkeypatch.setattr(os, name, refuse)
         raise OSError(28, "full")
+    assert list(tmp_path.iterdir())  # it really was not removed
 
 
 def test_no_folder_for_temporary_files_is_the_hosts_fault(tmp_path, monkeypatch):

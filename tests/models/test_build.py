@@ -63,6 +63,13 @@ def test_ctrl_c_in_a_factory_is_no_mistake_of_it(build):
         build("def make():\n    raise KeyboardInterrupt\n")
 
 
+@pytest.mark.parametrize("name", ["subprocess:call", "os.path:join"])
+def test_a_module_of_pythons_makes_no_model(name, build):
+    """Whatever source it is said to come from: params may be somebody else's."""
+    with pytest.raises(UserError, match=rf"model\.name: {name}: a module of Python's makes no model"):
+        build(PLAIN, {"args": ["touch", "canary"]}, name=name, source="/")
+
+
 def test_the_source_must_hold_the_factory(build, tmp_path):
     (tmp_path / "other.py").touch()
     with pytest.raises(UserError, match=r"model\.source: other\.py does not hold .*\.py\. hint: name the file"):

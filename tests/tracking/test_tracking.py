@@ -42,12 +42,12 @@ from samebits.records.provenance import GitState, Provenance, provenance_of
 from samebits.records.run import FILES, read_run
 from samebits.results.remarks import SpokenRemark
 from samebits.tracking import comparison as comparing
-from samebits.tracking import delivery, reproduce, sender
+from samebits.tracking import delivery, reproduce, sender, store
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import Delivery, deliver, sync
 from samebits.tracking.recorder import events, record_all
 from samebits.tracking.reproduce import Recorded, log_reproduction
-from samebits.tracking.store import RUN_TAG, connect, find_run_files, tracking_uri
+from samebits.tracking.store import RUN_TAG, connect, fetch_run, find_run_files, tracking_uri
 from samebits.tracking.ui import link
 from samples import card, comparison, host, ratio, row, run_files, run_record
 
@@ -756,6 +756,18 @@ def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_termina
     at = shown.index("with these params, which came from MLflow, in place of the commit's:")
     assert shown[at + 2 : at + 4] == ["-seed: 0", "+seed: 9\\x1b[2K"]
     assert shown[-2].startswith("packages that differ here: torch 1.0 -> ")
+
+
+def test_of_what_a_server_lists_only_files_of_the_run_are_downloaded(tmp_path, monkeypatch):
+    listed = [*FILES, "params.yaml", "provenance.json", "git.patch", "../secret", "/etc/passwd", "a/b", "..", ""]
+    downloaded = []
+    client = SimpleNamespace(
+        list_artifacts=lambda run_id: [SimpleNamespace(path=name) for name in listed],
+        download_artifacts=lambda run_id, name, folder: downloaded.append(name),
+    )
+    monkeypatch.setattr(store, "connect", lambda uri: client)
+    fetch_run("0" * 32, tmp_path)
+    assert {*downloaded} == {*FILES, "params.yaml", "provenance.json", "git.patch"}
 
 
 @pytest.mark.parametrize("patch", ["/etc/passwd", "../secret.patch", "..", ".", "a/b.patch", ""])

@@ -1,5 +1,6 @@
 """Checkpoints, and trainings that are stopped and go on."""
 
+import errno
 import json
 import os
 import signal
@@ -15,9 +16,12 @@ from safetensors.torch import save_file
 from conftest import small, wait_for
 from patience import patient
 from samebits.files import sha256
+from samebits.params import parse_params
+from samebits.records.run import Placement
 from samebits.training import checkpoints, loop
 from samebits.training.checkpoints import CheckpointRecord, Checkpoints, PeriodicCheckpointer
 from samebits.training.loop import NoTracker
+from samples import card
 from slowed import slow_model, slowed
 from trainables import make_trainable
 
@@ -38,6 +42,35 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     tensors, record = kept.load(7)
     assert record == saved
     assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
+
+
+def test_the_identity_is_that_of_the_data_too():
+    """Of two data sets of the same params, as a user's own files may be, each has checkpoints of its own."""
+    made = partial(
+        checkpoints.identity,
+        parse_params(small()),
+        placement=Placement(strategy="single", device_type="cpu", rows_per_device=64),
+        host="here",
+        versions={},
+    )
+    for numerics in ("exact", "fast"):
+        assert made(numerics, card=card()) == made(numerics, card=card())
+        assert made(numerics, card=card()) != made(numerics, card=card().model_copy(update={"sha256": "0" * 64}))
+
+
+def test_a_disk_that_is_full_and_read_only_too_is_told_to_be_full(tmp_path, monkeypatch):
+    kept = Checkpoints("a", 0, tmp_path)
+
+    def refuse(number):
+        def fails(*_, **__):
+            raise OSError(number, os.strerror(number))
+
+        return fails
+
+    monkeypatch.setattr(checkpoints, "fsync", refuse(errno.ENOSPC))
+    monkeypatch.setattr(os, "unlink", refuse(errno.EROFS))
+    with pytest.raises(OSError, match="No space left on device"):
+        kept.save(1, TENSORS, NOTHING_ELSE)
 
 
 def test_the_newest_two_are_kept_and_none_after_the_end(tmp_path):

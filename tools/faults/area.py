@@ -34,6 +34,7 @@ class Area(ABC):
     NAME: ClassVar[str]
     UNIT: ClassVar[str]
     WEIGHT: ClassVar[float] = 1.0  # its share of a campaign's time
+    IN_AN_HOUR: ClassVar[int]  # faults that a campaign of an hour tries at least
     total: int | None = None
 
     def __init__(self, folder: Path, seed: int) -> None:

@@ -106,7 +106,10 @@ def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bo
         write_json(out, {"minutes": minutes, "seed": seed, "host": host_facts().model_dump(mode="json"),
                          "git": git.model_dump(mode="json"),
                          "areas": {name: asdict(result) for name, result in results.items()}})  # fmt: skip
-    sys.exit(int(any(result.failures for result in results.values())))
+    few = [] if name or minutes < 60 else too_few(results)
+    for line in few:
+        click.echo(line, err=True)
+    sys.exit(int(bool(few) or any(result.failures for result in results.values())))
 
 
 def attempt(result: Result, case: Case, name: str, again: str) -> None:
@@ -138,9 +141,18 @@ def broken(result: Result, name: str, what: str, seen: str, again: str) -> None:
 def check_all_ended(mark: str) -> None:
     """Nobody whom the campaign started is alive, once senders had their time."""
     deadline = time.monotonic() + LINGER_SECONDS + GIVE_UP_SECONDS + 10
-    while left := marked(mark):
+    while left := marked(mark, whole=False):
         expect(time.monotonic() < deadline, "orphans", "\n    ".join(described(pid) for pid in left))
         time.sleep(0.5)
+
+
+def too_few(results: dict[str, Result]) -> list[str]:
+    """Of which areas an hour has tried less than it should."""
+    return [
+        f"{name}: {results[name].tried} {area.UNIT} tried, expected at least {area.IN_AN_HOUR}"
+        for name, area in AREAS.items()
+        if results[name].tried < area.IN_AN_HOUR
+    ]
 
 
 def line_of(name: str, result: Result) -> str:

@@ -12,7 +12,7 @@ import traceback
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from faults.area import Area, Case
 from faults.subject import PARAMS, Child, Sandbox, check_end, expect
@@ -83,6 +83,7 @@ class Damage(Area):
 
     NAME = "damage"
     UNIT = "damaged files"
+    IN_AN_HOUR = 2000
     total: int
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -148,7 +149,8 @@ class Damage(Area):
         steps = [int(name.partition("-")[0]) for name in files]
         expect(steps == _STEPS_KEPT, "an interrupted training leaves other checkpoints", steps)
         return [
-            Subject("data", data, "train.safetensors", _tensors, _tensors(data)()),
+            Subject("data", data, "train.safetensors", partial(_tensors, "train"), _tensors("train", data)()),
+            Subject("test data", data, "test.safetensors", partial(_tensors, "test"), _tensors("test", data)()),
             Subject("card", data, "card.json", _card, _card(data)()),
             Subject("checkpoint", checkpoints, files[0], _steps, _STEPS_KEPT[1:]),
             Subject("log", runs, log.name, _events, _events(runs)(), _is_beginning),
@@ -243,11 +245,11 @@ def _card(folder: Path) -> Callable[[], Any]:
     return lambda: read_card(folder / "card.json")
 
 
-def _tensors(folder: Path) -> Callable[[], list[Any]]:
+def _tensors(split: Literal["train", "test"], folder: Path) -> Callable[[], list[Any]]:
     from samebits.training.batches import load_data
 
     card = _card(folder)()
-    return lambda: [tensor.tolist() for tensor in load_data(folder, card, "train")]
+    return lambda: [tensor.tolist() for tensor in load_data(folder, card, split)]
 
 
 def _events(folder: Path) -> Callable[[], list[Any]]:

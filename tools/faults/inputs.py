@@ -37,6 +37,7 @@ class Inputs(Area):
 
     NAME: ClassVar[str] = "inputs"
     UNIT: ClassVar[str] = "bad inputs"
+    IN_AN_HOUR = 300
 
     def __init__(self, folder: Path, seed: int) -> None:
         super().__init__(folder, seed)

@@ -185,7 +185,7 @@ def spoil_params(rng: random.Random, bench: Bench, *, runs: bool) -> str:
         data = damaged(rng, path.read_bytes())
         path.write_bytes(data if len(data) < 10_000 else data[:10_000])
         return f"bytes {data[:60]!r}"
-    tree, numbers = _variant(rng), SMALL if runs else NUMBERS
+    tree, numbers = _variant(rng, bench), SMALL if runs else NUMBERS
     place = rng.choice([place for place in places(tree) if place] or [()])
     limited = not runs or not _LONG & {str(key) for key in place}
     new = value(rng, bench.outside, numbers) if limited else rng.choice((0, -1, 1.5, None, "1", 10**400, [], True))
@@ -194,7 +194,7 @@ def spoil_params(rng: random.Random, bench: Bench, *, runs: bool) -> str:
     return f"{'.'.join(map(str, place))} = {str(new)[:60]!r}"
 
 
-def _variant(rng: random.Random) -> dict[str, Any]:
+def _variant(rng: random.Random, bench: Bench) -> dict[str, Any]:
     """Parameters with another task or model, perhaps one that does not fit the other."""
     tree: dict[str, Any] = json.loads(json.dumps(SMALL_RUN))
     if rng.random() < 0.4:
@@ -204,7 +204,8 @@ def _variant(rng: random.Random) -> dict[str, Any]:
     if rng.random() < 0.4:
         name = rng.choice(_MODELS)
         source = rng.choice(_SOURCES) if ":" in name else None
-        tree["model"] = {"name": name, "kwargs": {}, "source": source}
+        kwargs = {"args": ["touch", str(bench.canary)]} if name == "subprocess:call" else {}
+        tree["model"] = {"name": name, "kwargs": kwargs, "source": source}
     return tree
 
 

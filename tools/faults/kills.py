@@ -36,6 +36,7 @@ class Kills(Area):
 
     NAME = "kills"
     UNIT = "kills"
+    IN_AN_HOUR = 200
     WEIGHT = 4.0
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -75,8 +76,9 @@ class Kills(Area):
             deadline = time.monotonic() + moment
             while time.monotonic() < deadline and child.poll() is None:
                 time.sleep(0.002)
-            named = self._disturb(child, target, rank, signum)
-            child.wait(60 if target != "stopped rank" else TIMEOUT_SECONDS + 10 + moment)
+            running = child.poll() is None
+            named, hit = self._disturb(child, target, rank, signum)
+            child.wait(TIMEOUT_SECONDS + 10 if named and target == "stopped rank" else 60)
             check_end(child, {0, *_codes(target, signum)})
             done = child.code == 0
             said = child.stderr.read_text(encoding="utf-8")
@@ -88,7 +90,7 @@ class Kills(Area):
             expect(self._bits(arguments) == self._references[arguments], "other bits than an undisturbed training's")
             expect(self._sandbox.leftovers() == [], "leftovers", self._sandbox.leftovers())
             expect(not list(self._checkpoints.iterdir()), "checkpoints after the end")
-            if done and target != "sender":
+            if not (running and hit) or (done and target != "sender"):
                 raise Missed
 
         return Case(what, run)
@@ -102,8 +104,8 @@ class Kills(Area):
             return self._sandbox.start("train", *arguments, environ=self._tracked)
         return self._sandbox.start("train", *arguments, "--no-tracking")
 
-    def _disturb(self, child: Child, target: Target, rank: int, signum: signal.Signals) -> str:
-        """Do it; what the training then has to say of a rank that it happened to."""
+    def _disturb(self, child: Child, target: Target, rank: int, signum: signal.Signals) -> tuple[str, bool]:
+        """Do it; what the training then has to say of a rank that it happened to, and whether there was anybody."""
         workers = child.workers()
         match target:
             case "tree":
@@ -116,18 +118,21 @@ class Kills(Area):
                     with suppress(ProcessLookupError):
                         os.kill(workers[rank], signal.SIGKILL if target == "rank" else signal.SIGSTOP)
                     how = "ended by SIGKILL" if target == "rank" else "stopped, as by SIGSTOP or SIGTTOU"
-                    return f"the worker of rank {rank} was {how}"
+                    return f"the worker of rank {rank} was {how}", True
+                return "", False
             case "sender":
-                for pid in marked(self._sandbox.mark):
+                senders = marked(self._sandbox.mark)
+                for pid in senders:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
+                return "", bool(senders)
             case "once":
                 child.kill(signum)
             case "twice":
                 child.kill(signum)
                 time.sleep(0.05)
                 child.kill(signum)
-        return ""
+        return "", True
 
     def _bits(self, arguments: tuple[str, ...]) -> dict[str, bytes]:
         """Weights and losses of the run that was just made."""
@@ -175,5 +180,6 @@ def _codes(target: Target, signum: signal.Signals) -> set[int]:
         case "rank" | "stopped rank":
             return {4}
         case "once" | "twice":
-            return {128 + signum, -signal.SIGTERM}
+            # Python itself, for as long as it has no handler.
+            return {128 + signum, *([-signal.SIGTERM] if signum == signal.SIGTERM else [])}
     return set()

@@ -142,6 +142,7 @@ class Pipelines(Area):
 
     NAME = "pipelines"
     UNIT = "killed pipelines"
+    IN_AN_HOUR = 30
     WEIGHT = 2.0
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -356,8 +357,10 @@ class Pipelines(Area):
     def _check_store(self, repository: Repository) -> None:
         store = Store(repository.folder / "mlflow.db")
         expect(store.running() == 0, "runs are left RUNNING in MLflow", store.running())
-        ended = _runs_by_key(repository.folder)
-        for log in sorted((repository.folder / LOGS).glob("*.jsonl")):
+        ended, logs = _runs_by_key(repository.folder), sorted((repository.folder / LOGS).glob("*.jsonl"))
+        lost = ended.keys() - {log.stem for log in logs}
+        expect(not lost, "a training's log is lost", lost)
+        for log in logs:
             if isinstance(start_of(log), StartEvent):
                 check_run(store, log, ended.get(log.stem))
 

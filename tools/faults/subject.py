@@ -126,12 +126,13 @@ def _processes() -> list[tuple[int, str, int]]:
     return found
 
 
-def marked(mark: str) -> list[int]:
-    """Living processes that were started, by exec, with this mark."""
+def marked(mark: str, *, whole: bool = True) -> list[int]:
+    """Living processes that were started, by exec, with this mark; if it is not ``whole``, with one that begins so."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for pid, state, _ in _processes():
         with suppress(OSError):
-            if state not in "ZX" and wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if state not in "ZX" and any(one == wanted or (not whole and one.startswith(wanted)) for one in variables):
                 found.append(pid)
     return found
 

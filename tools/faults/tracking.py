@@ -63,6 +63,7 @@ class Tracking(Area):
 
     NAME = "tracking"
     UNIT = "server restarts"
+    IN_AN_HOUR = 20
     WEIGHT = 2.5
 
     def __init__(self, folder: Path, seed: int) -> None:

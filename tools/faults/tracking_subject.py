@@ -106,7 +106,9 @@ class Subject:
                 ended[run.record.run] = out
                 expect(run.record.weights_sha256 == self._shared.weights, "other weights", out.name)
                 expect(run.losses == self._shared.losses, "other losses than untracked", out.name)
-        expect(len(ended) == sum(child.code == 0 for child, *_ in self._trainings), "a training has no log of its own")
+        expect(len(ended) == sum(child.code == 0 for child, *_ in self._trainings), "two trainings have one key")
+        lost = ended.keys() - {log.stem for log in self.logs()}
+        expect(not lost, "a training's log is lost", lost)
         for log in self.logs():
             expect(log.stem not in ended or status_of(log) == "FINISHED", "a log without its end", log.name)
             check_run(store, log, ended.get(log.stem), self._shared.totals)

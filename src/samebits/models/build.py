@@ -119,6 +119,8 @@ def _import_factory(name: str, source: Path) -> Any:
         hint = "give the path from the repository's root"
         raise UserError(f"model.source: {source}: no such file or folder", hint=hint)
     module_name, _, attribute = name.partition(":")
+    if module_name.partition(".")[0] in sys.stdlib_module_names:
+        raise UserError(f"model.name: {name}: a module of Python's makes no model", hint="name a factory of your own")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

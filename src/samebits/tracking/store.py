@@ -136,6 +136,7 @@ def is_permanent(error: Exception) -> bool:
     return isinstance(error, MlflowException) and error.error_code in refused
 
 
+_FILE_NAME = re.compile(r"\w[\w.-]*")
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -191,7 +192,8 @@ def _download(run_id: str, scratch: Path, *, everything: bool = False) -> Path:
 
     try:
         client = connect(tracking_uri())
-        here = {file.path for file in client.list_artifacts(run_id)}
+        # A server may list any name; what leads elsewhere than to a file of this run is none of its artifacts.
+        here = {file.path for file in client.list_artifacts(run_id) if _FILE_NAME.fullmatch(file.path)}
         for name in (*FILES, *(("params.yaml", "provenance.json") if everything else ())):
             if name not in here:
                 hint = "choose a training that has ended; a comparison's own run holds no weights"

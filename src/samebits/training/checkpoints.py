@@ -153,7 +153,8 @@ class Checkpoints:
             unfinished.rename(self._folder / f"{step:0{_DIGITS}d}-{sha256(unfinished)}.safetensors")
             fsync(self._folder)
         except OSError:
-            unfinished.unlink(missing_ok=True)
+            with suppress(OSError):  # what went wrong first is told
+                unfinished.unlink()
             raise
         with suppress(OSError):  # the new one is written, whatever becomes of the old ones
             for old in self._kept()[:-KEPT]:
