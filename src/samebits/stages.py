@@ -50,12 +50,12 @@ def stage(function: Callable[..., None]) -> click.Command:
     def run(params_file: str, debug: bool, **options: Any) -> None:
         with exit_on_error(debug=debug):
             # What they import takes time, and --help needs none of it.
-            from samebits.engines.launch import ending_told, handed_over
+            from samebits.engines.launch import ending_told, hand_over
             from samebits.engines.stage import delivered, enter
 
             gc.disable()  # it walks through all that torch brings, again and again, for seconds; workers have their own
             with ending_told(os.environ), delivered(os.environ):
-                if handed_over(sys.argv, options.get("strategy"), os.environ):
+                if hand_over(sys.argv, options.get("strategy"), os.environ):
                     return
                 enter(sys.argv)
                 function(load_params(params_file), **options)

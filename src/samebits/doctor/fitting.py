@@ -89,7 +89,7 @@ class Case:
     @property
     def most(self) -> int:
         """The largest batch that the data set has samples for."""
-        return self.params.data.num_samples // self.unit * self.unit
+        return self._placed()[1].rounded_down(self.params.data.num_samples)
 
     def tell(self) -> Told | None:
         """Look at small batches, then at larger ones up to half the forecast; None if not even the smallest fits.
@@ -97,11 +97,11 @@ class Case:
         Raises:
             SamebitsError: a training fails otherwise than for want of memory.
         """
-        unit, most = self.unit, self.most
-        small = max(unit, min(self.params.train.global_batch_size // 4, most // 2) // unit * unit)
+        unit, most, rounded_down = self.unit, self.most, self._placed()[1].rounded_down
+        small = rounded_down(min(self.params.train.global_batch_size // 4, most // 2))
         first = self._look(small)
         while first is None and small > unit:
-            small = max(unit, small // 4 // unit * unit)
+            small = rounded_down(small // 4)
             first = self._look(small)
         looks, large, told = [first], 2 * small, None
         while first is not None and large <= most:
@@ -113,7 +113,7 @@ class Case:
             told = Told(second, forecast, min(forecast.samples if forecast else most, most))
             if large == most or (forecast and forecast.samples <= _NEAR * large):
                 break
-            half = forecast.samples // 2 // unit * unit if forecast else most
+            half = rounded_down(forecast.samples // 2) if forecast else most
             looks.append(second)
             large = min(_STRIDE * large, max(half, large + unit), most)
         if told is None and first is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from samebits.engines.settings import Kind
-    from samebits.engines.slurm import Job
+    from samebits.engines.slurm import Handover
 
 Launcher = Literal["local", "slurm"]
 Engine = Literal["slurm", "kubernetes"]
@@ -40,8 +40,8 @@ def launcher(environ: Mapping[str, str]) -> Launcher:
     return cast("Launcher", value)
 
 
-def handed_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, str]) -> bool:
-    """Whether this stage was run elsewhere, which is where it belongs; it has ended then, and well.
+def hand_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, str]) -> bool:
+    """Run this stage elsewhere if it belongs there, to its good end; else return False.
 
     Raises:
         UserError: the settings are wrong.
@@ -52,7 +52,7 @@ def handed_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str,
         return False
     from samebits.engines.slurm import run_on_slurm  # here, because every stage asks, and few are handed over
 
-    run_on_slurm(_slurm_job(argv, environ))
+    run_on_slurm(_handover(argv, environ))
     return True
 
 
@@ -84,15 +84,15 @@ def launch(
         return _manifests(arguments, options, kind, environ)
     from samebits.engines.slurm import run_on_slurm
 
-    job = _slurm_job([SCRIPT, *arguments], environ)
+    job = _handover([SCRIPT, *arguments], environ)
     if dry_run:
         return f"{shlex.join(job.submission())}\n"
     run_on_slurm(job)
     return ""
 
 
-def ran_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether this is an allocation of several machines, over all of which the command has now run, and well.
+def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """In an allocation of several machines, run the command over all of them, to its good end; else return False.
 
     Raises:
         UserError: the settings are wrong.
@@ -103,7 +103,7 @@ def ran_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> boo
         return False
     from samebits.engines.slurm import run_on_slurm
 
-    run_on_slurm(_slurm_job(command, {**environ, "SAMEBITS_NODES": count}))
+    run_on_slurm(_handover(command, {**environ, "SAMEBITS_NODES": count}))
     return True
 
 
@@ -120,14 +120,14 @@ def _check(engine: Engine, options: Mapping[str, Any], kind: Kind | None) -> Non
         raise UserError(f"--kind: {engine} has none", hint="leave it out")
 
 
-def _slurm_job(argv: Sequence[str], environ: Mapping[str, str]) -> Job:
+def _handover(argv: Sequence[str], environ: Mapping[str, str]) -> Handover:
     """A call of Python's, and Slurm's machines for it."""
     from samebits.engines.settings import read_cluster
-    from samebits.engines.slurm import Job
+    from samebits.engines.slurm import Handover
 
     cluster = read_cluster(environ=environ)
     python = "python" if cluster.slurm.container_image or cluster.slurm.apptainer_image else sys.executable
-    return Job.of(cluster, [python, *argv], {**environ, LAUNCHER: "local"})
+    return Handover.of(cluster, [python, *argv], {**environ, LAUNCHER: "local"})
 
 
 def _manifests(

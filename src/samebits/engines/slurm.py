@@ -33,7 +33,7 @@ _WAIT_SECONDS = 60  # that srun waits for the other tasks once one has ended: th
 
 
 @dataclass(kw_only=True)
-class Job:
+class Handover:
     """One hand-over: what runs, and where its output and the machines' endings are."""
 
     cluster: Cluster
@@ -105,7 +105,7 @@ class Job:
         return list(self.command)
 
 
-def run_on_slurm(job: Job) -> None:
+def run_on_slurm(job: Handover) -> None:
     """Run a command on the cluster's machines, show what it writes, and return when it has ended well.
 
     Raises:
@@ -158,7 +158,7 @@ class _Running:
     ``said`` is the file that the command's own words go to.
     """
 
-    def __init__(self, job: Job, said: str, *, stdout: bool, shown: Mapping[str, BinaryIO]) -> None:
+    def __init__(self, job: Handover, said: str, *, stdout: bool, shown: Mapping[str, BinaryIO]) -> None:
         self.job, self._said = job, job.folder / said
         self._shown = [_Tail(job.folder / name, to) for name, to in shown.items()]
         try:
@@ -201,7 +201,7 @@ class _Running:
             self.wait(_STOP_SECONDS)
 
     def cancel(self) -> None:
-        """End what still runs."""
+        """Take the job or step out of the queue, and end the command that waits for it."""
         if self._process.poll() is None:
             if number := self.number():
                 _slurm("scancel", number)
@@ -217,7 +217,7 @@ class _Running:
 class _Step(_Running):
     """A step of the allocation that this process is in."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Handover) -> None:
         super().__init__(job, "stderr", stdout=False, shown={"stderr": sys.stderr.buffer})
 
     def number(self) -> str | None:
@@ -230,7 +230,7 @@ class _Step(_Running):
 class _Batch(_Running):
     """A job of its own."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Handover) -> None:
         shown = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         super().__init__(job, "sbatch", stdout=True, shown=shown)
         self._told = False

@@ -95,6 +95,10 @@ class BatchSplit:
         """Samples that any device of a training has room for: a shard, or a micro-batch of a single device."""
         return self.rows_per_unit if self.shards else self.units
 
+    def rounded_down(self, samples: int) -> int:
+        """The largest batch of at most so many samples that is shared out as this one is, but at least the smallest."""
+        return max(1, samples // self.multiple) * self.multiple
+
     def batches_of(self, samples: int) -> int:
         """Whole global batches in so many samples."""
         return samples // self.samples

@@ -276,7 +276,8 @@ def answers(comparison: Comparison) -> list[str]:
 def say_price(price: Ratio) -> str:
     """What the same bits on any host cost."""
     told = times_of(price, "the time of a fast step on one device", digits=2 if is_open(price) else 1)
-    return f"The same bits on any host cost here {told}" + (f", {NO_DIFFERENCE}." if is_open(price) else ".")
+    end = f", {NO_DIFFERENCE}." if is_open(price) else "."
+    return f"A step in exact, with the same bits on any host, takes {told}{end}"
 
 
 def remarks(comparison: Comparison) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from samebits.files import Part
 
@@ -69,34 +69,37 @@ def row_usage(record: RunRecord, timing: Timing) -> RowUsage:
 # -- what disturbed a training -----------------------------------------------------------------------------------
 
 
+DisturbanceKind = Literal["slowed", "shared", "cores", "limit"]
+
+
 def disturbances(record: RunRecord) -> list[str]:
     """What slowed the devices down or used them meanwhile, as sentences."""
     usage = record.usage
     if usage is None:
         return []
-    sentences: dict[str, str] = {}
+    sentences: dict[tuple[DisturbanceKind, int | None], str] = {}  # each is said once
     for interval, when in ((usage.training, "training"), (usage.slices, "its slices")):
         if interval is not None:
-            for what, text in _disturbances_of(interval, record):
-                sentences.setdefault(what, f"{text} during {when}" if what == "cores" else text)
+            for kind, device, text in _disturbances_of(interval, record):
+                sentences.setdefault((kind, device), f"{text} during {when}" if kind == "cores" else text)
     return list(sentences.values())
 
 
-def _disturbances_of(interval: Interval, record: RunRecord) -> Iterator[tuple[str, str]]:
-    """What it is, so that it is said once, and a sentence."""
+def _disturbances_of(interval: Interval, record: RunRecord) -> Iterator[tuple[DisturbanceKind, int | None, str]]:
+    """What it is, on which device if it is one's, and a sentence."""
     for device in interval.devices:
         if why := _slowed(device):
-            yield f"slowed {device.index}", f"GPU {device.index} was slowed down, as {why}"
+            yield "slowed", device.index, f"GPU {device.index} was slowed down, as {why}"
         if device.shared:
-            yield f"shared {device.index}", f"another process was on GPU {device.index} too"
+            yield "shared", device.index, f"another process was on GPU {device.index} too"
     cores = interval.cores
     if cores is None or record.placement.device_type != "cpu":
         return
     left = cores.available - record.placement.devices_used - cores.others
     if cores.others > OTHERS_CORES and left < OTHERS_CORES:
-        yield "cores", f"others used {cores.others:.1f} of {cores.available} cores"
+        yield "cores", None, f"others used {cores.others:.1f} of {cores.available} cores"
     if cores.throttled is not None and cores.throttled > HELD_UP:
-        yield "limit", f"the control group's limit of CPU time held it up for {cores.throttled:.0%} of the time"
+        yield "limit", None, f"the control group's limit of CPU time held it up for {cores.throttled:.0%} of the time"
 
 
 def _slowed(device: DeviceUsage) -> str | None:

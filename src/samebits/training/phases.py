@@ -173,7 +173,7 @@ class _TracedNotes:
         self.phase: PhaseName = "host"
 
     def __call__(self, phase: PhaseName) -> None:
-        """A phase begins."""
+        """From now on the step is in this phase; a backward pass begins a trace of its all-reduces."""
         self.phase = phase
         if phase == "backward":
             self._tracer.begin_backward()

@@ -74,10 +74,10 @@ class Alone:
         """The workers here had the signal already."""
 
     def finish(self) -> None:
-        """Return at once."""
+        """There is nobody to wait for."""
 
     def leave(self) -> None:
-        """Nothing is open."""
+        """No store and no thread has to end."""
 
     def on_sample(self, take: Callable[[str, Sample], object]) -> None:
         """``take`` is never called: this machine is sampled by its sender."""

@@ -324,6 +324,6 @@ def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
 
 
 def train_as_rank(spec: TrainingSpec, reporter: Reporter) -> None:
-    """Train as one rank."""
+    """Train as one rank of a forked worker; what fails goes by the ``reporter`` to the launcher."""
     stop = StopRequest()
     run_rank(lambda: Worker(spec, stop, reporter), spec.placement, reporter)

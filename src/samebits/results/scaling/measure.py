@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -138,11 +139,11 @@ def train(
         data = data.model_copy(update={"num_samples": largest})
     file, data_dir = scratch / "params.yaml", scratch / "data"
     for number, training in enumerate(trainings):
-        batch = training.global_batch_size
+        split = replace(BatchSplit.of(params, "fast"), samples=training.global_batch_size)
         changes = {
             "numerics": ("fast",),
-            "global_batch_size": batch,
-            "epochs": max(params.train.epochs, math.ceil(steps / (data.num_samples // batch))),
+            "global_batch_size": split.samples,
+            "epochs": max(params.train.epochs, math.ceil(steps / split.batches_of(data.num_samples))),
             "repeats": REPEATS,
             "optimizer": params.train.optimizer.model_copy(update={"lr": LEARNING_RATE}),
             "schedule": params.train.schedule.model_copy(update={"warmup_steps": 0}),
