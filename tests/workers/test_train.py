@@ -215,7 +215,7 @@ MISTAKES = [
     (user(8, depth=2), "single", 2, "model.kwargs.depth: unknown key, mine:make takes width. hint: remove it"),
     ({"name": "mine:other", "source": "mine.py"}, "single", 2, "mine:other cannot be imported"),
     ({"name": "mine:make", "source": "theirs.py"}, "single", 2, "model.source: theirs.py: no such file or folder"),
-    ({"name": "json:loads", "source": "mine.py"}, "single", 2, "model.source: mine.py does not hold"),
+    ({"name": "numpy:array", "source": "mine.py"}, "single", 2, "model.source: mine.py does not hold"),
 ]
 
 

@@ -169,15 +169,14 @@ def compare(
 
 def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
     record, placement = run.record, run.record.placement
-    figures = {**run.timing.model_dump(), **evaluation.model_dump()}
+    timing = run.timing
     if record.strategy == "single":
-        figures["speedup"] = Ratio(median=1.0, low=1.0, high=1.0)
-    slices = slice_step_ms(record)
+        timing = timing.model_copy(update={"speedup": Ratio(median=1.0, low=1.0, high=1.0)})
+    slices, speedup, devices = slice_step_ms(record), timing.speedup, placement.devices_used
     against = None if run is reference else dict(compare_runs(reference, run))
-    speedup = Ratio.model_validate(figures["speedup"]) if figures["speedup"] else None
-    devices = placement.devices_used
     return Row(
-        **figures,
+        **timing.model_dump(include={*TimingFigures.model_fields}),
+        **evaluation.model_dump(include={*EvaluationFigures.model_fields}),
         **placement.model_dump(include={"num_devices", "devices_used", "devices_by_node", "device_type"}),
         **record.model_dump(include={"run", "strategy", "numerics"}),
         **row_usage(record, run.timing).model_dump(),

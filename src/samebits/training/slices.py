@@ -216,51 +216,79 @@ def time_slices(
     strategy = trainable.strategy
     steps = max(1, min(len(losses), round(SLICE_SECONDS / max(step_seconds, 1e-9))))
     chunk = max(1, steps // CHUNKS)
-    order: list[SliceName] = ["strategy", *names]
-    here: dict[SliceName, Trainable] = {"strategy": trainable, **references}
-    seconds: dict[SliceName, list[list[float]]] = {name: [] for name in order}
-    difference: int | None = None
-    problem: Missing | None = None
-    random = {}
-    turns = itertools.cycle(range(len(order)))  # over all repeats, so that a drift is shared out also in short slices
+    timed = _TimedSlices({"strategy": trainable, **references}, ["strategy", *names], losses[:steps], chunk)
     more, failed = True, False
     while more:
-        for name, one in here.items():
-            one.reset()
-            random[name] = one.strategy.random_state()
-        times: dict[SliceName, list[float]] = {name: [] for name in order}
-        for start in range(0, steps, chunk):
-            stop = min(start + chunk, steps)
-            turn = next(turns)
-            for name in order[turn:] + order[:turn]:
-                strategy.barrier()
-                clock = StepClock(strategy.device)
-                if name in here:
-                    try:
-                        part, random[name] = _run_steps(here[name], random[name], range(start, stop), clock)
-                    except Exception as error:
-                        if name in ("strategy", "node") or not is_out_of_memory(error):  # others wait for this one
-                            raise
-                        del here[name]
-                        problem = Missing(kind="no_memory")
-                times[name].append(clock.seconds)
-                if name == "strategy":
-                    repeated = trainable.mean_losses(part)
-                    unequal = [i for i in range(start, stop) if repeated[i - start] != losses[i]]
-                    if unequal and (difference is None or unequal[0] + 1 < difference):
-                        difference = unequal[0] + 1
-        for name, values in times.items():
-            seconds[name].append(strategy.max_over_ranks(values))
-        failed = bool(strategy.max_over_ranks([problem is not None])[0])
-        speedup = partial(_ratio, seconds, "single", "strategy") if "single" in names and not failed else None
-        mine = strategy.rank == 0 and prolonging.wants_more(speedup)
-        more = bool(strategy.max_over_ranks([mine])[0])
+        timed.repeat()
+        failed = bool(strategy.max_over_ranks([timed.ran_out])[0])
+        speedup = partial(_ratio, timed.seconds, "single", "strategy") if "single" in names and not failed else None
+        wants_more = strategy.rank == 0 and prolonging.wants_more(speedup)
+        more = bool(strategy.max_over_ranks([wants_more])[0])
+    seconds, problem = timed.seconds, None
     if failed:
         seconds, problem = {"strategy": seconds["strategy"]}, Missing(kind="no_memory")
     elif "single" in names and _ratio(seconds, "single", "strategy") is None:
         problem = Missing(kind="one_pair")
     result = prolonging.result() if strategy.rank == 0 else None
-    return Slices(steps, chunk, seconds, first_difference=difference, problem=problem, repeats=result)
+    return Slices(steps, chunk, seconds, first_difference=timed.first_difference, problem=problem, repeats=result)
+
+
+class _TimedSlices:
+    """Slices of a training and of its references, repeat by repeat; every rank must ask for as many.
+
+    ``here`` are those that run on this rank, ``order`` names all. ``seconds`` are those of the slowest rank, by name,
+    repeat and chunk; ``first_difference`` is the first step, from 1, whose loss was not the training's; and
+    ``ran_out`` says whether a reference on this rank found no memory.
+    """
+
+    def __init__(
+        self, here: dict[SliceName, Trainable], order: list[SliceName], losses: Sequence[float], chunk: int
+    ) -> None:
+        self.seconds: dict[SliceName, list[list[float]]] = {name: [] for name in order}
+        self.first_difference: int | None = None
+        self.ran_out = False
+        self._here, self._order, self._losses, self._chunk = here, order, losses, chunk
+        self._strategy = here["strategy"].strategy
+        self._random: dict[SliceName, list[Tensor]] = {}
+        # Over all repeats, so that a drift is shared out also in short slices.
+        self._turns = itertools.cycle(range(len(order)))
+
+    def repeat(self) -> None:
+        """Time a slice of each from the initial state, in turns of a chunk."""
+        for name, one in self._here.items():
+            one.reset()
+            self._random[name] = one.strategy.random_state()
+        times: dict[SliceName, list[float]] = {name: [] for name in self._order}
+        for start in range(0, len(self._losses), self._chunk):
+            steps, turn = range(start, min(start + self._chunk, len(self._losses))), next(self._turns)
+            for name in self._order[turn:] + self._order[:turn]:
+                times[name].append(self._time(name, steps))
+        for name, values in times.items():
+            self.seconds[name].append(self._strategy.max_over_ranks(values))
+
+    def _time(self, name: SliceName, steps: range) -> float:
+        """Seconds of a chunk on this rank, 0 if it does not run here."""
+        self._strategy.barrier()
+        clock = StepClock(self._strategy.device)
+        if name not in self._here:
+            return clock.seconds
+        try:
+            losses, self._random[name] = _run_steps(self._here[name], self._random[name], steps, clock)
+        except Exception as error:
+            if name in ("strategy", "node") or not is_out_of_memory(error):  # others wait for this one
+                raise
+            del self._here[name]
+            self.ran_out = True
+        else:
+            if name == "strategy":
+                self._look_at(self._here[name].mean_losses(losses), steps)
+        return clock.seconds
+
+    def _look_at(self, repeated: list[float], steps: range) -> None:
+        """Note the first step that did not repeat."""
+        unequal = [step + 1 for step, loss in zip(steps, repeated, strict=True) if loss != self._losses[step]]
+        if unequal and (self.first_difference is None or unequal[0] < self.first_difference):
+            self.first_difference = unequal[0]
 
 
 def _run_steps(

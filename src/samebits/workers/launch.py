@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from samebits.workers.team import gathered
 from samebits.workers.worker import TrainingSpec, train_as_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from samebits.params import Params
@@ -77,9 +78,8 @@ def run_training(
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either
         key, log = new_key(f"{strategy}-{numerics}"), None
         if team.leads:
-            make_folder(out_dir)
-            for name in (*FILES, TRACE):
-                remove(out_dir / name)  # an older run's, which must not be taken for this one's
+            _make_empty(out_dir)
+        if team.leads and start_sender:
             start = StartEvent(
                 log_schema=SCHEMA,
                 tracking_uri=store_in_use(),
@@ -89,7 +89,7 @@ def run_training(
                 placement=placement,
                 params=params,
             )
-            log = _log(start, start_sender) if start_sender else None
+            log = _log(start, start_sender)
         if log is not None:
             team.peers.on_sample(partial(_log_sample, log))
         spec = TrainingSpec(
@@ -106,18 +106,32 @@ def run_training(
             steps=steps,
             trace=trace,
         )
-        status: Status = "FAILED"
-        try:
+        with _ended(log):
             launch(partial(train_as_rank, spec), team.ranks, timeout_s=params.train.timeout_s, peers=team.peers)
-            status = "FINISHED"
-        except Interrupted:
-            status = "KILLED"
-            raise
-        finally:
-            if log is not None:
-                log.append(EndEvent(status=status))
-                log.close()
         return placement
+
+
+def _make_empty(out_dir: Path) -> None:
+    """A folder for a run's files, without those of an older run, which must not be taken for this one's."""
+    make_folder(out_dir)
+    for name in (*FILES, TRACE):
+        remove(out_dir / name)
+
+
+@contextmanager
+def _ended(log: RunLog | None) -> Iterator[None]:
+    """Note in a log, if there is one, how the block ends."""
+    status: Status = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    except Interrupted:
+        status = "KILLED"
+        raise
+    finally:
+        if log is not None:
+            log.append(EndEvent(status=status))
+            log.close()
 
 
 def _log(start: StartEvent, start_sender: Callable[[Path], object]) -> RunLog | None:
