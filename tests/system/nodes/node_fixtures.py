@@ -13,7 +13,7 @@ import pytest
 from machines import machines, why_none
 from ruamel.yaml import YAML
 
-from conftest import copy_sources
+from conftest import copy_sources, small
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,3 +91,23 @@ def run_here(checkout: Checkout, stage: str, *arguments: str) -> int:
     command = [sys.executable, f"pipeline/{stage}.py", *arguments]
     environ = {**os.environ, "PYTHONPATH": str(checkout.folder / "src")}
     return subprocess.run(command, cwd=checkout.folder, env=environ, check=False).returncode
+
+
+USERS = """
+from torch import nn
+
+def make(features, classes):
+    return nn.Sequential(nn.Linear(features, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, classes))
+"""
+MODELS = {
+    "mlp": ("vectors", None),
+    "gpt": ("tokens", {"name": "gpt", "kwargs": {"width": 32, "layers": 1}}),
+    "users": ("vectors", {"name": "users:make", "source": "users.py", "kwargs": {"features": 128, "classes": 10}}),
+}
+
+
+def params_of(model, folder, **train):
+    """Parameters of a training of one of the models; the file of the user's own is written to ``folder``."""
+    task, spec = MODELS[model]
+    (folder / "users.py").write_text(USERS)
+    return small(task, model=spec, **train)

@@ -5,23 +5,10 @@ import shutil
 import sys
 
 import pytest
-from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
-
-from conftest import small
+from node_fixtures import checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
 
 pytestmark = needs_machines
 
-USERS = """
-from torch import nn
-
-def make(features, classes):
-    return nn.Sequential(nn.Linear(features, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, classes))
-"""
-MODELS = {
-    "mlp": ("vectors", None),
-    "gpt": ("tokens", {"name": "gpt", "kwargs": {"width": 32, "layers": 1}}),
-    "users": ("vectors", {"name": "users:make", "source": "users.py", "kwargs": {"features": 128, "classes": 10}}),
-}
 OLD = {"ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2", "MKL_CBWR": "COMPATIBLE"}
 MIDDLE = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 INSTRUCTION_SETS = [{}, OLD, MIDDLE]
@@ -29,9 +16,7 @@ INSTRUCTION_SETS = [{}, OLD, MIDDLE]
 
 def prepared(checkout, model, **train):
     """A checkout with data and a user's model."""
-    task, spec = MODELS[model]
-    (checkout.folder / "users.py").write_text(USERS)
-    checkout.write_params(small(task, model=spec, **{"numerics": ["exact"], "repeats": 2, **train}))
+    checkout.write_params(params_of(model, checkout.folder, **{"numerics": ["exact"], "repeats": 2, **train}))
     assert run_here(checkout, "prepare") == 0
 
 
@@ -77,6 +62,9 @@ def test_machines_need_no_common_disk(checkout, network, tmp_path):
     nodes[1].disks[checkout.folder] = other
     ended = [process.wait() for process in checkout.train_on(nodes, "--out-dir", "out", "--num-devices", 1)]
     assert [code for code, *_ in ended] == [0, 0], ended
+    assert run_here(checkout, "train", "--strategy", "single", "--numerics", "exact", "--no-tracking") == 0
+    alone = checkout.folder / "runs/single-exact/model.safetensors"
+    assert (checkout.folder / "out/model.safetensors").read_bytes() == alone.read_bytes()
     assert (other / "data/card.json").read_bytes() == (checkout.folder / "data/card.json").read_bytes()
     assert (checkout.folder / "out/run.json").exists()
     assert not (other / "out").exists()

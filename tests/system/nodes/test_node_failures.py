@@ -134,7 +134,8 @@ def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
         assert re.match(r"error: node 2 \(n2\): not heard of for \d+ s: ", stderr), stderr
 
 
-def test_the_same_command_goes_on_where_a_machine_was_lost(checkout, network):
+@pytest.mark.parametrize("fault", [power_off, freeze, cut_off])
+def test_the_same_command_goes_on_where_a_machine_was_lost(fault, checkout, network):
     checkout.write_params(
         small(numerics=["exact"], epochs=60, timeout_s=TIMEOUT_S, checkpoint_every_steps=10, repeats=1,
               model=slow_model(checkout.folder))
@@ -144,8 +145,11 @@ def test_the_same_command_goes_on_where_a_machine_was_lost(checkout, network):
     nodes = network(2)
     with slowed(checkout.folder):
         processes = training(checkout, nodes, "--out-dir", "out")
-        nodes[1].kill()
+        fault(nodes, processes)
         assert processes[0].wait()[0] == 4
+    nodes[1].link("up")
+    nodes[1].thaw()
+    wait_for(nodes[1].is_idle)
     again = checkout.train_on(nodes, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
     ended = [process.wait() for process in again]
     assert [code for code, *_ in ended] == [0, 0], ended

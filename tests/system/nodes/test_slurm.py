@@ -11,10 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm as real_slurm
-from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
 from ruamel.yaml import YAML
 
 from conftest import small, wait_for
+from samebits.host.rendezvous import find_nodes
 from slowed import slow_model, slowed
 
 pytestmark = [
@@ -76,14 +77,26 @@ def train_alone(checkout):
     return weights(checkout, "alone")
 
 
-@pytest.mark.parametrize("before", [(), ("salloc", "--quiet", "--nodes=2")])
-def test_a_training_on_slurm_has_the_bits_of_one_process(before, cluster, checkout):
-    prepared(checkout, epochs=2)
+@pytest.mark.parametrize(
+    ("before", "model"), [((), "mlp"), (("salloc", "--quiet", "--nodes=2"), "mlp"), ((), "gpt"), ((), "users")]
+)
+def test_a_training_on_slurm_has_the_bits_of_one_process(before, model, cluster, checkout):
+    train = {"numerics": ["exact"], "repeats": 1, "checkpoint_every_steps": 10, "epochs": 2}
+    checkout.write_params(params_of(model, checkout.folder, **train))
+    assert run_here(checkout, "prepare") == 0
     code, stdout, stderr = cluster.train(before=before).wait()
     assert code == 0, stderr
     assert stdout.startswith("ddp-exact: ")
     assert weights(checkout, "out") == train_alone(checkout)
     assert cluster.jobs() == []
+
+
+@pytest.mark.parametrize("names", ["n0", "n[0-1]", "n[3,7-9],m1", "gpu-a[008-012]", "rack[1-2]n[01-18],login", "b,a"])
+def test_the_first_host_is_slurms_own(names, cluster):
+    code, stdout, stderr = cluster.start("scontrol", "show", "hostnames", names).wait()
+    assert code == 0, stderr
+    step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": names}
+    assert find_nodes(environ=step).master == stdout.split()[0]
 
 
 def test_a_launch_needs_no_more_than_its_arguments(cluster, checkout):
@@ -191,6 +204,30 @@ def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
     assert (several["num_nodes"], several["verdict"]) == ("2", "bitwise")
     assert [part.split()[0] for part in several["nodes"].split(", ")] == ["n0", "n1"]
     assert several["git_dirty"] == "False"
+
+
+def test_ctrl_c_in_the_middle_of_dvc_repro_leaves_no_task(cluster, checkout):
+    """As a terminal sends it, to DVC and to the stage; the same command then goes on from the checkpoint."""
+    raw = YAML(typ="safe").load(checkout.folder / "params.yaml")
+    changes = small(numerics=["exact"], strategies=["ddp"], num_devices=1, repeats=1, epochs=40,
+                    checkpoint_every_steps=10, model=slow_model(checkout.folder))  # fmt: skip
+    checkout.write_params(raw | {key: raw[key] | value for key, value in changes.items()})
+    name = ["-c", "user.name=A", "-c", "user.email=a@b"]
+    for command in (["init", "--quiet"], ["add", "--all"], [*name, "commit", "--quiet", "-m", "all"]):
+        subprocess.run(["git", *command], cwd=checkout.folder, check=True)
+    with slowed(checkout.folder):
+        repro = cluster.start("dvc", "repro", "train")
+        wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+        os.killpg(repro.popen.pid, signal.SIGINT)
+        code, _, stderr = repro.wait()
+    assert code not in (None, 0), stderr
+    assert "stopped by Ctrl-C" in stderr
+    assert cluster.jobs() == []
+    assert trainings_in(checkout) == []
+    code, _, stderr = cluster.start("dvc", "repro", "train").wait()
+    assert code == 0, stderr
+    assert '"resumed"' in (checkout.folder / "runs/ddp-exact/run.json").read_text()
+    assert weights(checkout, "runs/ddp-exact") == train_alone(checkout)
 
 
 def test_a_job_that_meets_its_time_limit_goes_on_when_it_runs_again(cluster, checkout):
