@@ -96,6 +96,7 @@ bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up
 	@$(BENCH) benchmarks/explain.py || echo "benchmarks/explain.py is left out: see above"
 	@$(BENCH) benchmarks/scale.py
 	@$(BENCH) benchmarks/container.py || echo "benchmarks/container.py is left out: see above"
+	@$(BENCH) benchmarks/nodes.py || echo "benchmarks/nodes.py is left out, or beyond its limits: see above"
 	@$(BENCH) tools/benchmark_page.py
 
 .venv-docs/.installed: requirements.docs.lock tools/install.sh

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 EPOCHS = 20
 RATES = ("1gbit", "300mbit", "100mbit")
 TIMEOUT_S = 10
+MOST_OF_A_STEP, MORE_SECONDS = 1.05, 3.0  # that a second machine may cost
 FAULTS: dict[str, Callable[[Machine], object]] = {
     "killed": lambda node: node.kill(),
     "frozen": lambda node: node.freeze(),
@@ -168,6 +169,13 @@ def main(rounds: int, out_dir: Path) -> None:
         "seconds_to_end": {"timeout_s": TIMEOUT_S, **ended},
     }
     print(save(out_dir, "nodes", result))
+    beyond = [
+        *(["a step is slower by more than 5%"] if ratio["interval"][0] > MOST_OF_A_STEP else []),
+        *(["a start takes over 3 s more"] if extra["median"] > MORE_SECONDS else []),
+        *(f"{name}: over train.timeout_s and 10 s" for name, one in ended.items() if one["range"][1] > TIMEOUT_S + 10),
+    ]
+    if beyond:
+        raise click.ClickException("beyond the limits: " + "; ".join(beyond))
 
 
 if __name__ == "__main__":

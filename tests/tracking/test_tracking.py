@@ -707,6 +707,18 @@ def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir,
     assert losses_of(client, run) == list(enumerate(expected, start=1))
 
 
+def test_a_password_in_a_stores_own_words_is_not_passed_on(repository, serve, monkeypatch, capsys):
+    def fails(*_):
+        raise OSError("cannot reach\npostgresql://me:S3CRET@db/mlflow")
+
+    finish(start("one"))
+    monkeypatch.setattr(sender, "deliver", fails)
+    serve()
+    said = capsys.readouterr().err
+    assert "cannot reach postgresql://me:***@db/mlflow" in said
+    assert "S3CRET" not in said
+
+
 @pytest.mark.slow
 def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repository, tmp_path_factory):
     secret = "S3NTINEL" * 4

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.errors import SamebitsError
+from samebits.errors import SamebitsError, one_line
 from samebits.host import Counters, sample_seconds
 from samebits.records.log import LOGS, ComparedEvent, StartEvent, all_logs, now_ms, start_of, writer_gone
 from samebits.tracking.comparison import log_comparison
@@ -171,9 +171,10 @@ class Sender:
                 deliver(log, self._telemetry.get(log))
             except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, it may pass
                 away.add(uri)
-                if self._said.get(log) != str(error):
-                    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {log.name}: {error}\n")
-                    self._said[log] = str(error)
+                said = one_line(str(error))  # without a password, which a driver's words may have
+                if self._said.get(log) != said:
+                    sys.stderr.write(f"{time.strftime('%H:%M:%S')} {log.name}: {said}\n")
+                    self._said[log] = said
         return not away
 
     def _watch(self, alive: list[Path]) -> None:
