@@ -241,7 +241,7 @@ def test_a_job_that_meets_its_time_limit_goes_on_when_it_runs_again(cluster, che
         code, _, stderr = cluster.train().wait(600)
     assert code == 143, stderr
     codes = []
-    while 0 not in codes and len(codes) < 10:  # a slow host meets the limit again
+    while 0 not in codes and len(codes) < 60:  # a slow host meets the limit again and again, and goes on each time
         codes.append(cluster.train().wait(600)[0])
     assert codes == [*[143] * (len(codes) - 1), 0]
     assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
