@@ -72,3 +72,29 @@ def test_a_trace_has_the_steps_and_is_not_left_by_the_next_training(strategy, st
     assert {"step 1", "step 2", "step 3", "aten::addmm"} <= names
     trained(stage, data_dir, strategy, repeats=1, num_devices=2 if strategy == "ddp" else 1)
     assert not file.exists()
+
+
+WATCHED = """
+import torch
+from torch import nn
+
+class Watched(nn.Sequential):
+    def forward(self, x):
+        with open({file!r}, "a") as file:
+            print(torch.backends.cuda.flash_sdp_enabled(), file=file)
+        return super().forward(x)
+
+def build(card):
+    return Watched(nn.Linear(card.input_shape[0], card.num_classes))
+"""
+
+
+def test_a_trace_is_of_the_trainings_numerics_whatever_was_timed_last(stage, data_dir):
+    file = stage.folder / "switches.txt"
+    (stage.folder / "own.py").write_text(WATCHED.format(file=str(file)))
+    model = {"name": "own:build", "source": "own.py"}
+    odd = {"numerics": ["exact"], "global_batch_size": 56}  # nine steps, and so fast has the last turn beside exact
+    trained(stage, data_dir, "single", "--numerics", "exact", "--trace", model=model, **odd)
+    first, *timed, last = file.read_text().split()
+    assert first == last == "False"
+    assert "True" in timed  # the reference in fast

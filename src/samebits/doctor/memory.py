@@ -70,9 +70,8 @@ def memory_findings(
 
 def _findings_of(case: Case) -> Iterator[Finding]:
     placement, wanted = case.placement, case.params.train.global_batch_size
-    fallback = next((label for label in placement.labels if label.kind == "fallback"), None)
-    if fallback is not None:
-        yield skipped(f"{case.name}: as single, because {say(fallback)}", name="memory")
+    if placement.fallback:
+        yield skipped(f"{case.name}: as single, because {say(placement.fallback)}", name="memory")
         return
     told = case.tell()
     if told is None:

@@ -18,7 +18,7 @@ from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.breakdown import Breakdown
 from samebits.records.card import Card
 from samebits.records.memory import Memory
-from samebits.records.remarks import Label, NotAppliedKind, Note, Reason
+from samebits.records.remarks import Fallback, Label, NotAppliedKind, Note, Reason
 from samebits.records.usage import Usage
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ class Placement(Part):
         return [range(end - count, end) for end, count in zip(ends, self.devices_by_node, strict=True)]
 
     @property
-    def falls_back(self) -> bool:
-        """Whether it does what ``single`` does, under another name."""
-        return any(label.kind == "fallback" for label in self.labels)
+    def fallback(self) -> Fallback | None:
+        """Why it does what ``single`` does, under another name, if it does."""
+        return next((label for label in self.labels if isinstance(label, Fallback)), None)
 
     @property
     def may_speed_up(self) -> bool:

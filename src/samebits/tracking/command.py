@@ -80,7 +80,7 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
     with scratch_folder() as folder:
         chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
         explanation = explanation_of(chosen.record, slice_step_ms(chosen.record))
-    if explanation is None and chosen.record.placement.falls_back:
+    if explanation is None and chosen.record.placement.fallback:
         hint = f"it did what single does: samebits explain runs/single-{chosen.record.numerics}"
         raise UserError(
             f"{run or chosen.folder}: PyTorch ran the plain module, which was not measured again", hint=hint

@@ -117,7 +117,7 @@ class Recorder:
                 "numerics": event.numerics,
                 "num_devices": str(placement.devices_used),
                 "num_nodes": str(len(placement.devices_by_node) or 1),
-                "fallback": next((say(label) for label in placement.labels if label.kind == "fallback"), ""),
+                "fallback": say(placement.fallback) if placement.fallback else "",
                 "labels": ", ".join(label.kind for label in placement.labels),
                 **event.tags,
             }

@@ -42,7 +42,6 @@ def measure_roof(trainable: Trainable, train: Train, samples: int, step_seconds:
 def _measure(trainable: Trainable, train: Train, samples: int, step_seconds: float) -> Roof:
     roof = Roof()
     try:
-        trainable.numerics.configure()
         flops, uncounted = count_flops(trainable, samples, step_seconds)
         roof = Roof(flops_per_step=flops, uncounted=uncounted)
         best = multiply_fast(trainable.strategy.device, _TYPES.get(train.precision, torch.float32))

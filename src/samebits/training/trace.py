@@ -23,7 +23,6 @@ def write_trace(trainable: Trainable, file: Path, total_steps: int) -> None:
     Without a schedule of the profiler's: its second cycle ends a forked process.
     """
     strategy, steps = trainable.strategy, min(TRACED_STEPS, total_steps)
-    trainable.numerics.configure()  # a reference in other numerics may have been timed last
     trainable.reset()
     rates = trainable.rates(0, steps)
     strategy.barrier()

@@ -43,7 +43,7 @@ class Measurements:
 
 def has_twins(setup: Setup, placement: Placement) -> bool:
     """Whether this rank has copies of the training beside it, and so has to keep the untrained model."""
-    if setup.params.train.repeats == 1 or placement.falls_back:
+    if setup.params.train.repeats == 1 or placement.fallback:
         return False
     names = {*reference_names(placement, setup.numerics.name)}
     return setup.numerics.name == "fast" or bool(names if setup.strategy.rank == 0 else names & EVERYWHERE)
@@ -64,7 +64,7 @@ def measure(
 
     ``untrained`` is the model as it was built, None on a rank without copies. ``losses`` are the training's.
     """
-    if placement.falls_back:
+    if placement.fallback:
         return Measurements(Slices())
     strategy, params = setup.strategy, setup.params
     twin = params.train.repeats > 1 and setup.numerics.name == "fast"
@@ -90,6 +90,8 @@ def measure(
         if strategy.world_size > 1 or not is_out_of_memory(error):  # other ranks wait for this one
             raise
         return measured
+    finally:
+        trainable.numerics.configure()  # a reference in other numerics may have been timed last
 
 
 def _twins(make: partial[Trainable | None], references: References, setup: Setup, placement: Placement) -> Twins:

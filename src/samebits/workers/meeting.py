@@ -146,7 +146,7 @@ class Meeting:
         def beat() -> None:
             with suppress(RuntimeError):  # node 0 is gone, which is told by whoever shares next
                 while not ended.wait(_BUSY_SECONDS):
-                    self.store.add(f"busy/{self.nodes.rank}", 1)
+                    self.store.add("busy", 1)
 
         thread = threading.Thread(target=beat)
         thread.start()
@@ -181,8 +181,7 @@ class Meeting:
         while missing := [k for k in range(nodes.count) if not store.check([f"{name}/{k}"])]:
             if report := root_cause(self.reports()):
                 raise report.error()
-            beats = sum(store.add(f"busy/{k}", 0) for k in missing)
-            if beats != heard:
+            if heard != (beats := store.add("busy", 0)):
                 heard, self._deadline = beats, time.monotonic() + self._seconds
             text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
             if time.monotonic() > self._deadline:
