@@ -38,6 +38,11 @@ def network(tmp_path: Path) -> Iterator[Callable[[int], list[Machine]]]:
         yield lambda count: stack.enter_context(machines(count, tmp_path / "machines"))
 
 
+def git(folder: Path, *command: str) -> None:
+    """Run git there, as an author."""
+    subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *command], cwd=folder, check=True)
+
+
 @dataclass
 class Checkout:
     """A copy of the kit's sources with its own params, to train in."""
@@ -48,6 +53,16 @@ class Checkout:
         """Write params.yaml."""
         with (self.folder / "params.yaml").open("w") as stream:
             YAML().dump(raw, stream)
+
+    def change_params(self, changes: dict[str, Any]) -> None:
+        """Write params.yaml with every key, which DVC wants, some of them changed."""
+        raw = YAML(typ="safe").load(self.folder / "params.yaml")
+        self.write_params(raw | {key: raw[key] | value for key, value in changes.items()})
+
+    def commit(self) -> None:
+        """Make it a repository of its own, with all of it committed."""
+        for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
+            git(self.folder, *command)
 
     def train(
         self,

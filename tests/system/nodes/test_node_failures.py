@@ -10,7 +10,7 @@ import sys
 from functools import partial
 
 import pytest
-from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import checkout, git, needs_machines, network, run_here  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 from slowed import slow_model, slowed
@@ -200,8 +200,7 @@ def other_code(folder):
 
 
 def other_commit(folder):
-    name = ["-c", "user.name=A", "-c", "user.email=a@b"]
-    subprocess.run(["git", *name, "commit", "--quiet", "--allow-empty", "-m", "x"], cwd=folder, check=True)
+    git(folder, "commit", "--quiet", "--allow-empty", "-m", "x")
     return {}
 
 
@@ -225,9 +224,7 @@ def other_image(folder):
     ],
 )
 def test_machines_that_differ_say_in_what(change, code, message, long, network, tmp_path):
-    name = ["-c", "user.name=A", "-c", "user.email=a@b"]
-    for command in (["init", "--quiet"], ["add", "--all"], [*name, "commit", "--quiet", "-m", "all"]):
-        subprocess.run(["git", *command], cwd=long.folder, check=True)
+    long.commit()
     nodes = network(2)
     other = tmp_path / "disk of n1"
     shutil.copytree(long.folder, other)

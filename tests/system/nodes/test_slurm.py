@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -12,7 +11,6 @@ import psutil
 import pytest
 import slurm as real_slurm
 from node_fixtures import checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
-from ruamel.yaml import YAML
 
 from conftest import small, wait_for
 from samebits.host.rendezvous import find_nodes
@@ -62,8 +60,12 @@ class Login:
         return stdout.split()
 
 
+UNMEASURED = {"numerics": ["exact"], "repeats": 1, "checkpoint_every_steps": 10}
+"""A training with nothing timed after it, which can go on from where it was stopped."""
+
+
 def prepared(checkout, **train):
-    checkout.write_params(small(numerics=["exact"], **{"repeats": 1, "checkpoint_every_steps": 10, **train}))
+    checkout.write_params(small(**{**UNMEASURED, **train}))
     assert run_here(checkout, "prepare") == 0
 
 
@@ -81,8 +83,7 @@ def train_alone(checkout):
     ("before", "model"), [((), "mlp"), (("salloc", "--quiet", "--nodes=2"), "mlp"), ((), "gpt"), ((), "users")]
 )
 def test_a_training_on_slurm_has_the_bits_of_one_process(before, model, cluster, checkout):
-    train = {"numerics": ["exact"], "repeats": 1, "checkpoint_every_steps": 10, "epochs": 2}
-    checkout.write_params(params_of(model, checkout.folder, **train))
+    checkout.write_params(params_of(model, checkout.folder, epochs=2, **UNMEASURED))
     assert run_here(checkout, "prepare") == 0
     code, stdout, stderr = cluster.train(before=before).wait()
     assert code == 0, stderr
@@ -178,12 +179,8 @@ print(json.dumps([{"status": run.info.status, **run.data.tags} for run in client
 
 def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
     """From host to compare: one server has all runs, and the comparison is one."""
-    raw = YAML(typ="safe").load(checkout.folder / "params.yaml")  # with every key, which DVC wants
-    changes = small(numerics=["exact"], strategies=["single", "ddp"], num_devices=1, repeats=2)
-    checkout.write_params(raw | {key: raw[key] | value for key, value in changes.items()})
-    name = ["-c", "user.name=A", "-c", "user.email=a@b"]
-    for command in (["init", "--quiet"], ["add", "--all"], [*name, "commit", "--quiet", "-m", "all"]):
-        subprocess.run(["git", *command], cwd=checkout.folder, check=True)
+    checkout.change_params(small(numerics=["exact"], strategies=["single", "ddp"], num_devices=1, repeats=2))
+    checkout.commit()
     uri = f"http://{cluster.machine.address}:5000"
     server = ["--host", cluster.machine.address, "--allowed-hosts", uri.removeprefix("http://")]
     folder = checkout.folder.parent
@@ -208,13 +205,9 @@ def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
 
 def test_ctrl_c_in_the_middle_of_dvc_repro_leaves_no_task(cluster, checkout):
     """As a terminal sends it, to DVC and to the stage; the same command then goes on from the checkpoint."""
-    raw = YAML(typ="safe").load(checkout.folder / "params.yaml")
-    changes = small(numerics=["exact"], strategies=["ddp"], num_devices=1, repeats=1, epochs=40,
-                    checkpoint_every_steps=10, model=slow_model(checkout.folder))  # fmt: skip
-    checkout.write_params(raw | {key: raw[key] | value for key, value in changes.items()})
-    name = ["-c", "user.name=A", "-c", "user.email=a@b"]
-    for command in (["init", "--quiet"], ["add", "--all"], [*name, "commit", "--quiet", "-m", "all"]):
-        subprocess.run(["git", *command], cwd=checkout.folder, check=True)
+    slow = {"epochs": 40, "model": slow_model(checkout.folder)}
+    checkout.change_params(small(strategies=["ddp"], num_devices=1, **UNMEASURED, **slow))
+    checkout.commit()
     with slowed(checkout.folder):
         repro = cluster.start("dvc", "repro", "train")
         wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
