@@ -9,9 +9,9 @@ import torch
 from conftest import small
 from samebits.doctor import fitting, memory, room
 from samebits.doctor.finding import Finding
-from samebits.doctor.fitting import Bracket, Case, Told, search
+from samebits.doctor.fitting import Bracket, Case, Estimate, search
 from samebits.doctor.forecast import Forecast
-from samebits.doctor.room import FULL, LOOKED, Attempt, Looked
+from samebits.doctor.room import FULL, STEP_MEMORY, Attempt, StepMemory
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.params import parse_params
@@ -104,8 +104,8 @@ def made_up(monkeypatch):
             if tensors > room:
                 (attempt.out / FULL).touch()
                 raise HostError("out of memory", hint="none")
-            seen = Looked(memory=taken({"activations": tensors}, samples=samples), peaks=(tensors,), rooms=(room,))
-            write_json(attempt.out / LOOKED, seen.model_dump(mode="json"))
+            seen = StepMemory(memory=taken({"activations": tensors}, samples=samples), peaks=(tensors,), rooms=(room,))
+            write_json(attempt.out / STEP_MEMORY, seen.model_dump(mode="json"))
 
         monkeypatch.setattr(fitting, "launch", launch)
         return tried
@@ -113,21 +113,21 @@ def made_up(monkeypatch):
     return be
 
 
-def test_looks_grow_until_the_forecast_is_near(made_up, tmp_path):
+def test_batches_grow_until_the_forecast_is_near(made_up, tmp_path):
     tried = made_up(21_000)
-    told = make_case(tmp_path, global_batch_size=64).tell()
-    assert told.forecast == Forecast(2000, 0)
+    estimate = make_case(tmp_path, global_batch_size=64).estimate()
+    assert estimate.forecast == Forecast(2000, 0)
     assert tried == [16, 32, 128, 512, 1000]
 
 
 def test_a_line_that_bends_is_followed(made_up, tmp_path):
     """The peak of a small batch is the optimizer's, that of a large one the forward pass's."""
     made_up(21_000, fixed=5000, per_sample=10, bend=1)
-    assert make_case(tmp_path).tell().forecast.samples == 1051
+    assert make_case(tmp_path).estimate().forecast.samples == 1051
 
 
 @pytest.mark.parametrize(
-    ("room", "tried", "told", "start"),
+    ("room", "tried", "forecast", "start"),
     [
         (900, [16, 4, 1], None, None),  # nothing fits
         (1015, [16, 4, 1, 2], None, 1),
@@ -135,11 +135,11 @@ def test_a_line_that_bends_is_followed(made_up, tmp_path):
         (10**6, [16, 32, 128, 512, 2048, 4096], Forecast(99_900, 0), 4096),  # more than there are samples
     ],
 )
-def test_where_looks_end(room, tried, told, start, made_up, tmp_path):
+def test_where_growing_ends(room, tried, forecast, start, made_up, tmp_path):
     asked = made_up(room)
-    found = make_case(tmp_path, global_batch_size=64).tell()
+    estimate = make_case(tmp_path, global_batch_size=64).estimate()
     assert asked == tried
-    assert (found and found.forecast, found and found.start) == (told, start)
+    assert (estimate and estimate.forecast, estimate and estimate.start) == (forecast, start)
 
 
 def raising(error):
@@ -166,7 +166,7 @@ def test_a_worker_that_a_signal_ended(signum, fits, tmp_path, monkeypatch):
     else:
         assert case.fits(64, limit=None, at_once=True) == fits
         with pytest.raises(WorkerSignalledError):  # a small batch that crashes is no matter of memory
-            case.tell()
+            case.estimate()
 
 
 # -- what is said ----------------------------------------------------------------------------------------------
@@ -178,9 +178,9 @@ def said(tmp_path, monkeypatch):
 
     def say(largest, usual, *, strategy="single", gpus=0, forecast=None, start=None, rooms=(8 * MIB,), **settings):
         devices = [{"activations": MIB}] * len(rooms)
-        looked = Looked(memory=taken(*devices, samples=64), peaks=rooms, rooms=rooms)
-        told = Told(looked, forecast, start or (forecast.samples if forecast else 4096))
-        monkeypatch.setattr(Case, "tell", lambda _: told)
+        step = StepMemory(memory=taken(*devices, samples=64), peaks=rooms, rooms=rooms)
+        estimate = Estimate(step, forecast, start or (forecast.samples if forecast else 4096))
+        monkeypatch.setattr(Case, "estimate", lambda _: estimate)
         limits = {True: largest, False: usual}
         monkeypatch.setattr(Case, "fits", lambda _, samples, *, limit, at_once: samples <= limits[at_once])
         *_, last = memory._findings_of(make_case(tmp_path, strategy=strategy, gpus=gpus, **settings))
@@ -203,7 +203,7 @@ def test_all_samples_fit(said):
     assert said(9999, 9999).text == text
 
 
-def test_too_little_room_for_two_looks(said):
+def test_too_little_room_for_two_batches(said):
     text = "single-fast: too near the end of 8 MiB for a forecast; tried: 66 fits and 67 does not"
     assert said(66, 66, start=64).text == text
 
@@ -281,7 +281,7 @@ def test_a_worker_that_ran_out_of_memory_leaves_word_and_no_other(error, full, t
         out=tmp_path,
         limit=None,
         at_once=True,
-        looks=False,
+        measured=False,
         seconds=60,
     )
     with pytest.raises(type(error)):
@@ -321,10 +321,10 @@ def test_a_device_that_is_too_small(doctor, stage):
     assert found.text == "single-fast: not even a batch of 1 fits in 10 MiB"
 
 
-def test_ddp_and_exact_are_looked_at_too(tmp_path, data_dir):
+def test_ddp_and_exact_are_measured_too(tmp_path, data_dir):
     for strategy, numerics, devices in (("ddp", "fast", 2), ("single", "exact", 1)):
         case = make_case(tmp_path, strategy=strategy, numerics=numerics, num_samples=512)
-        seen = fitting.Case.tell(case.__class__(**{**case.__dict__, "data_dir": data_dir(case.params)})).looked.memory
+        seen = fitting.Case.estimate(case.__class__(**{**case.__dict__, "data_dir": data_dir(case.params)})).step.memory
         assert len(seen.devices) == devices
         assert all(device.activations > 128 * 4 * seen.samples // devices for device in seen.devices)
         # ddp's gradients lie in buckets that stay; the exact ones come after the peak of the forward pass.
@@ -340,11 +340,11 @@ def test_the_forecast_is_within_a_tenth_of_the_truth(task, tmp_path, data_dir):
     params = parse_params(raw)
     facts = {"strategy": "single", "numerics": "fast", "gpus": 0, "cores": 1, "seconds": 120}
     case = Case(params=params, data_dir=data_dir(params), folder=tmp_path, limit=None, **facts)
-    own = case.tell().looked.memory.devices[0].other
+    own = case.estimate().step.memory.devices[0].baseline
     limit = own + 64 * MIB
     wide = params.model_copy(update={"data": params.data.model_copy(update={"num_samples": 10**6})})
     case = Case(params=wide, data_dir=data_dir(params), folder=tmp_path, limit=limit, **facts)
-    forecast = case.tell().forecast
+    forecast = case.estimate().forecast
     bracket = search(
         lambda samples: case.fits(samples, limit=limit, at_once=True), forecast.samples, unit=1, most=10**6
     )

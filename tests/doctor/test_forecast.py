@@ -2,7 +2,7 @@
 
 import pytest
 
-from samebits.doctor.forecast import Forecast, Look, largest_batch
+from samebits.doctor.forecast import Forecast, PeakMemory, largest_batch
 
 
 @pytest.mark.parametrize(
@@ -11,7 +11,7 @@ from samebits.doctor.forecast import Forecast, Look, largest_batch
         # 10 bytes a sample on top of 100: 700 are left for 70 more than 20
         ((200,), (300,), [1000], Forecast(90, 0)),
         ((200,), (300,), [1009], Forecast(90, 0)),
-        ((200,), (300,), [250], Forecast(15, 0)),  # less than what was looked at
+        ((200,), (300,), [250], Forecast(15, 0)),  # less than what was measured
         ((200,), (300,), [50], Forecast(0, 0)),
         ((300,), (300,), [1000], None),  # no line rises
         ((300,), (200,), [1000], None),
@@ -23,9 +23,9 @@ from samebits.doctor.forecast import Forecast, Look, largest_batch
     ],
 )
 def test_the_device_that_is_full_first_sets_the_batch(small, large, rooms, expected):
-    assert largest_batch(Look(10, small), Look(20, large), rooms) == expected
+    assert largest_batch(PeakMemory(10, small), PeakMemory(20, large), rooms) == expected
 
 
 def test_two_looks_at_one_batch_say_nothing():
     with pytest.raises(AssertionError, match="two different batches"):
-        largest_batch(Look(10, (1,)), Look(10, (2,)), [1])
+        largest_batch(PeakMemory(10, (1,)), PeakMemory(10, (2,)), [1])

@@ -70,7 +70,7 @@ def test_busy_cores_and_own_time(proc):
     proc.process(12, 11, user=0.5, system=0.25)
     proc.process(11, 10, user=30, nice=10)  # such as a sender, which gives way
     times = proc.cores().read()
-    assert (times.cores, times.busy, times.own) == (2, 10.0, 3.75)
+    assert (times.cores, times.busy, times.training) == (2, 10.0, 3.75)
 
 
 def test_where_the_training_is_nice_itself_what_is_nice_counts(proc, monkeypatch):
@@ -78,7 +78,7 @@ def test_where_the_training_is_nice_itself_what_is_nice_counts(proc, monkeypatch
     proc.cpus(cpu0={"nice": 4}, cpu2={"user": 1})
     proc.process(11, 10, user=3, nice=5)
     times = proc.cores().read()
-    assert (times.busy, times.own) == (5.0, 3.0)
+    assert (times.busy, times.training) == (5.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_without_control_groups(proc):
 @pytest.mark.parametrize(
     ("after", "expected"),
     [
-        (CoreTimes(12.0, 2, 13.0, 6.0, 1.5), CoreShares(cores=2, own=0.5, others=1.0, throttled=0.25)),
-        (CoreTimes(12.0, 2, 14.0, 9.0, 2.0), CoreShares(cores=2, own=2.0, others=0.0, throttled=0.25)),
-        (CoreTimes(12.0, 2, 10.0, 5.5, None), CoreShares(cores=2, own=0.25, others=0.0, throttled=None)),
+        (CoreTimes(12.0, 2, 13.0, 6.0, 1.5), CoreShares(cores=2, training=0.5, others=1.0, throttled=0.25)),
+        (CoreTimes(12.0, 2, 14.0, 9.0, 2.0), CoreShares(cores=2, training=2.0, others=0.0, throttled=0.25)),
+        (CoreTimes(12.0, 2, 10.0, 5.5, None), CoreShares(cores=2, training=0.25, others=0.0, throttled=None)),
         (CoreTimes(10.1, 2, 11.0, 6.0, 1.0), None),
     ],
 )
@@ -163,5 +163,6 @@ def test_the_real_clocks_count_a_process():
         spent = float(spinning.stdout.readline())
         after = cores.read()
         print(file=spinning.stdin, flush=True)
-    assert -0.03 < after.own - before.own - spent < 0.1  # in ticks of a hundredth of a second, of its own time alone
+    took = after.training - before.training  # in ticks of a hundredth of a second, of its own time alone
+    assert -0.03 < took - spent < 0.1
     assert after.busy >= before.busy

@@ -10,9 +10,9 @@ NVLINK = {"nvlink_tx_mb", "nvlink_rx_mb"}
 PCIE = {"pcie_tx_mb", "pcie_rx_mb"}
 
 
-def read(devices=(0,), own=(), *, slow=False):
+def read(devices=(0,), pids=(), *, slow=False):
     with GpuMeters(devices) as meters:
-        return meters.read(own, slow=slow)
+        return meters.read(pids, slow=slow)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_reasons_have_names(lines, reasons, gpu_host):
 
 
 @pytest.mark.parametrize(
-    ("listed", "own", "shared"),
+    ("listed", "pids", "shared"),
     [((7,), (7,), False), ((7, 8), (7, 8, 9), False), ((7, 8), (7,), True), ((8,), (7,), None), ((), (7,), None)],
 )
-def test_who_else_computes_on_a_gpu(listed, own, shared, gpu_host):
+def test_who_else_computes_on_a_gpu(listed, pids, shared, gpu_host):
     """Nothing is said where none of the own is listed: a container's numbers are not those of its host."""
     gpu_host("A", *(f"process {pid}" for pid in listed))
-    reading = read(own=own)[0]
+    reading = read(pids=pids)[0]
     assert reading.shared is shared
     assert ("shared" in reading.unreadable) == (shared is None)
 

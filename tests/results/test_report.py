@@ -160,7 +160,7 @@ def test_a_report_is_made_without_torch(tmp_path):
 
 MIB = 2**20
 DEVICE = {"weights": 6 * MIB, "gradients": 3 * MIB, "optimizer": 12 * MIB, "activations": 100 * MIB,
-          "other": 279 * MIB, "capacity": 800 * MIB}  # fmt: skip
+          "baseline": 279 * MIB, "capacity": 800 * MIB}  # fmt: skip
 
 
 @pytest.mark.parametrize(

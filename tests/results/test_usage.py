@@ -16,7 +16,7 @@ WHY = "the counter is gone"
 
 
 def cores(others, *, available=2, throttled=None):
-    return CoreUsage(available=available, own=1.0, others=others, throttled=throttled)
+    return CoreUsage(available=available, training=1.0, others=others, throttled=throttled)
 
 
 def used(*, slices=None, roof=None, samples=1000, **training):

@@ -46,7 +46,7 @@ def test_the_parts_of_a_step(optimizer, accum, state, gradients, data_dir):
 def test_activations_grow_with_the_batch_and_nothing_else_does(data_dir):
     small, _ = look(data_dir, global_batch_size=64)
     large, _ = look(data_dir, global_batch_size=128)
-    grown = {name for name in small.PARTS if name != "other" and getattr(large, name) != getattr(small, name)}
+    grown = {name for name in small.PARTS if name != "baseline" and getattr(large, name) != getattr(small, name)}
     assert grown == {"activations"}
     assert large.activations - small.activations == pytest.approx(small.activations, rel=0.05)
 
@@ -121,9 +121,9 @@ def test_gradients_count_at_the_moment_of_the_peak_alone():
 @pytest.mark.parametrize(
     ("number", "most", "expected"),
     [
-        (0, 50, {"weights": 10, "buffers": 2, "gradients": 7, "optimizer": 20, "activations": 46, "other": 5}),
-        (1, 50, {"weights": 10, "buffers": 2, "gradients": 0, "optimizer": 0, "activations": 38, "other": 9}),
-        (1, 11, {"weights": 0, "buffers": 0, "gradients": 0, "optimizer": 0, "activations": 11, "other": 9}),
+        (0, 50, {"weights": 10, "buffers": 2, "gradients": 7, "optimizer": 20, "activations": 46, "baseline": 5}),
+        (1, 50, {"weights": 10, "buffers": 2, "gradients": 0, "optimizer": 0, "activations": 38, "baseline": 9}),
+        (1, 11, {"weights": 0, "buffers": 0, "gradients": 0, "optimizer": 0, "activations": 11, "baseline": 9}),
     ],
     ids=["first", "replica", "without a replica"],
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from samebits.doctor.forecast import largest_batch
-from samebits.doctor.room import FULL, LOOKED, Attempt, Looked, attempt_batch
+from samebits.doctor.room import FULL, STEP_MEMORY, Attempt, StepMemory, attempt_batch
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
 from samebits.training.placement import place
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PRECISION = 1 / 50
 """Of the batch, within which the limit is found."""
-_STRIDE = 4  # times a batch is the next one that is looked at, until there is one of half the forecast
-_NEAR = 2.5  # times a batch that was looked at, to which a forecast reaches
+_STRIDE = 4  # times a batch is the next one that is measured, until there is one of half the forecast
+_NEAR = 2.5  # times a batch that was measured, to which a forecast reaches
 _APART = 1.5  # times the smaller of two batches, from which on a line through them is steady
 _ENDED_FOR_MEMORY = {signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}
 
@@ -42,14 +42,14 @@ class Bracket(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
-    """What was seen before anything large was tried: a step of ``looked``, and a ``forecast``.
+class Estimate:
+    """What small batches show: the memory of the largest of them, ``step``, and a ``forecast``.
 
-    There is none where memory does not grow with the batch, or where two batches cannot be looked at. ``start`` is the
+    There is none where memory does not grow with the batch, or where two batches cannot be measured. ``start`` is the
     batch to try first.
     """
 
-    looked: Looked
+    step: StepMemory
     forecast: Forecast | None
     start: int
 
@@ -91,46 +91,47 @@ class Case:
         """The largest batch that the data set has samples for."""
         return self._placed()[1].rounded_down(self.params.data.num_samples)
 
-    def tell(self) -> Told | None:
-        """Look at small batches, then at larger ones up to half the forecast; None if not even the smallest fits.
+    def estimate(self) -> Estimate | None:
+        """Measure small batches, then larger ones up to half the forecast; None if not even the smallest fits.
 
         Raises:
             SamebitsError: a training fails otherwise than for want of memory.
         """
         unit, most, rounded_down = self.unit, self.most, self._placed()[1].rounded_down
         small = rounded_down(min(self.params.train.global_batch_size // 4, most // 2))
-        first = self._look(small)
+        first = self._measure(small)
         while first is None and small > unit:
             small = rounded_down(small // 4)
-            first = self._look(small)
-        looks, large, told = [first], 2 * small, None
+            first = self._measure(small)
+        measured, large, estimate = [first], 2 * small, None
         while first is not None and large <= most:
-            second = self._look(large)
+            second = self._measure(large)
             if second is None:
                 break
-            before = next(one for one in reversed(looks) if one and _APART * one.look.samples <= large)
-            forecast = largest_batch(before.look, second.look, second.rooms)
-            told = Told(second, forecast, min(forecast.samples if forecast else most, most))
+            before = next(one for one in reversed(measured) if one and _APART * one.memory.samples <= large)
+            forecast = largest_batch(before.peak_memory, second.peak_memory, second.rooms)
+            estimate = Estimate(second, forecast, min(forecast.samples if forecast else most, most))
             if large == most or (forecast and forecast.samples <= _NEAR * large):
                 break
             half = rounded_down(forecast.samples // 2) if forecast else most
-            looks.append(second)
+            measured.append(second)
             large = min(_STRIDE * large, max(half, large + unit), most)
-        if told is None and first is not None:
-            told = Told(first, None, small if large <= most else most)
-        return told
+        if estimate is None and first is not None:
+            estimate = Estimate(first, None, small if large <= most else most)
+        return estimate
 
     def fits(self, samples: int, *, limit: int | None, at_once: bool) -> bool:
         """Whether two steps of a batch can be made. Raises SamebitsError: they fail otherwise."""
-        return self._try(samples, limit=limit, at_once=at_once, looks=False) is not None
+        return self._try(samples, limit=limit, at_once=at_once, measured=False) is not None
 
-    def _look(self, samples: int) -> Looked | None:
-        out = self._try(samples, limit=self.limit, at_once=True, looks=True)
+    def _measure(self, samples: int) -> StepMemory | None:
+        out = self._try(samples, limit=self.limit, at_once=True, measured=True)
         if out is None:
             return None
-        return Looked.parse(read_json(out / LOOKED, made_by="this command"), out / LOOKED, made_by="this command")
+        file = out / STEP_MEMORY
+        return StepMemory.parse(read_json(file, made_by="this command"), file, made_by="this command")
 
-    def _try(self, samples: int, *, limit: int | None, at_once: bool, looks: bool) -> Path | None:
+    def _try(self, samples: int, *, limit: int | None, at_once: bool, measured: bool) -> Path | None:
         """The folder of an attempt that had enough memory."""
         devices = self.placement.num_devices
         train = self.params.train.model_copy(update={"global_batch_size": samples, "num_devices": devices})
@@ -146,7 +147,7 @@ class Case:
             out=out,
             limit=limit,
             at_once=at_once,
-            looks=looks,
+            measured=measured,
             seconds=self.seconds,
         )
         try:
@@ -156,7 +157,7 @@ class Case:
             if (out / FULL).exists():
                 return None
             if isinstance(error, WorkerSignalledError):
-                if error.signum in _ENDED_FOR_MEMORY and not looks:
+                if error.signum in _ENDED_FOR_MEMORY and not measured:
                     return None
                 if error.signum == signal.SIGALRM:
                     text = f"two steps of {samples:,} samples took longer than {self.seconds} s"

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Look(NamedTuple):
+class PeakMemory(NamedTuple):
     """The most bytes that each device had in a step of a global batch of so many samples."""
 
     samples: int
@@ -22,7 +22,7 @@ class Forecast(NamedTuple):
     device: int
 
 
-def largest_batch(small: Look, large: Look, rooms: Sequence[int]) -> Forecast | None:
+def largest_batch(small: PeakMemory, large: PeakMemory, rooms: Sequence[int]) -> Forecast | None:
     """Go on along each device's own line until the first of them is full; None where none of them rises.
 
     ``rooms`` are bytes by device. Each device has its own line because under ``dp`` the first one also holds the whole

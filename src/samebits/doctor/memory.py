@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from samebits.doctor.fitting import Bracket, Told
+    from samebits.doctor.fitting import Bracket, Estimate
 
 _HINT = "raise train.grad_accum_steps, lower train.global_batch_size, or use precision bf16"
 _KEPT = f"MALLOC_MMAP_THRESHOLD_={AT_ONCE} MALLOC_TRIM_THRESHOLD_={AT_ONCE} make it give that back at once"
@@ -73,17 +73,17 @@ def _findings_of(case: Case) -> Iterator[Finding]:
     if placement.fallback:
         yield skipped(f"{case.name}: as single, because {say(placement.fallback)}", name="memory")
         return
-    told = case.tell()
-    if told is None:
+    estimate = case.estimate()
+    if estimate is None:
         text = f"{case.name}: not even a batch of {case.unit:,} fits in {_room(case.limit)}"
         yield failed(text, "use a smaller model or a larger device", name="memory")
         return
-    yield ok(f"{case.name}: {say_memory(told.looked.memory, case.strategy)}", name="memory")
-    limit = min(told.looked.rooms) if placement.device_type == "cpu" else case.limit
+    yield ok(f"{case.name}: {say_memory(estimate.step.memory, case.strategy)}", name="memory")
+    limit = min(estimate.step.rooms) if placement.device_type == "cpu" else case.limit
     bracket = search(
-        lambda samples: case.fits(samples, limit=limit, at_once=True), told.start, unit=case.unit, most=case.most
+        lambda samples: case.fits(samples, limit=limit, at_once=True), estimate.start, unit=case.unit, most=case.most
     )
-    text = f"{case.name}: {_forecast(told, case)}; tried: {_tried(bracket, case)}"
+    text = f"{case.name}: {_forecast(estimate, case)}; tried: {_tried(bracket, case)}"
     if placement.device_type == "cpu" and bracket.fitted:
         usual = search(
             lambda samples: case.fits(samples, limit=limit, at_once=False),
@@ -104,14 +104,14 @@ def _room(limit: int | None) -> str:
     return "what is free" if limit is None else size(limit)
 
 
-def _forecast(told: Told, case: Case) -> str:
+def _forecast(estimate: Estimate, case: Case) -> str:
     """What is expected to fit, and where it ends."""
-    rooms = told.looked.rooms
-    if told.start < case.most and told.forecast is None:
+    rooms = estimate.step.rooms
+    if estimate.start < case.most and estimate.forecast is None:
         return f"too near the end of {size(min(rooms))} for a forecast"
-    if told.forecast is None or told.start == case.most:
+    if estimate.forecast is None or estimate.start == case.most:
         return f"forecast all {case.most:,} samples of the data set in {size(min(rooms))}"
-    samples, number = told.forecast
+    samples, number = estimate.forecast
     text = f"forecast a batch of {samples // case.unit * case.unit:,} in {size(rooms[number])}"
     if len(rooms) == 1:
         return text

@@ -1,4 +1,4 @@
-"""What one worker does for ``doctor --memory``: two steps of some batch within a limit, perhaps looked at."""
+"""What one worker does for ``doctor --memory``: two steps of some batch within a limit, perhaps measured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.doctor.forecast import Look
+from samebits.doctor.forecast import PeakMemory
 from samebits.files import Part, write_json
 from samebits.host import data_bytes, memory_available, private_bytes, private_peak
 from samebits.numerics.allocators import is_out_of_memory
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from samebits.training.batches import Data
     from samebits.workers.rank import Reporter
 
-LOOKED, FULL = "looked.json", "full"
+STEP_MEMORY, FULL = "step_memory.json", "full"
 STEPS = 2  # the second one has the optimizer's state from its beginning
 AT_ONCE = 65536
 """Bytes from which on the C library gives freed memory back at once, where it is told to."""
@@ -50,7 +50,7 @@ class Attempt:
     """A batch to try, that of ``params``; ``out`` is a folder of its own.
 
     ``limit`` is what a process may have on a device at the most, the process itself included; None for all that is free
-    now. ``at_once`` has the C library give freed memory back at once, and ``looks`` leaves the parts of a step.
+    now. ``at_once`` has the C library give freed memory back at once, and ``measured`` leaves the parts of a step.
     """
 
     params: Params
@@ -61,11 +61,11 @@ class Attempt:
     out: Path
     limit: int | None
     at_once: bool
-    looks: bool
+    measured: bool
     seconds: int
 
 
-class Looked(Part):
+class StepMemory(Part):
     """What a step took: its parts, and by device the peak with all else that the process has there, and its room."""
 
     memory: Memory
@@ -73,9 +73,9 @@ class Looked(Part):
     rooms: tuple[int, ...]
 
     @property
-    def look(self) -> Look:
+    def peak_memory(self) -> PeakMemory:
         """As much as a forecast needs."""
-        return Look(self.memory.samples, self.peaks)
+        return PeakMemory(self.memory.samples, self.peaks)
 
 
 class Occupant:
@@ -115,7 +115,7 @@ class Occupant:
         peaks = [torch.cuda.max_memory_reserved(index) for index in strategy.cuda_devices] or [private_peak()]
         if peaks[0] > rooms[0] and not strategy.cuda_devices:  # there the allocator itself says so
             self._say_full()
-        if attempt.looks:
+        if attempt.measured:
             self._leave(measure_memory(trainable, samples), peaks, rooms)
 
     def _leave(self, memory: Memory | None, peaks: list[int], rooms: list[int]) -> None:
@@ -124,8 +124,8 @@ class Occupant:
         everyone = self.strategy.all_gather(figures).transpose(0, 1).flatten(1)  # (2, devices)
         assert memory is not None, "nothing is compiled here"
         if self.strategy.rank == 0:
-            looked = Looked(memory=memory, peaks=tuple(everyone[0].tolist()), rooms=tuple(everyone[1].tolist()))
-            write_json(self._attempt.out / LOOKED, looked.model_dump(mode="json"))
+            step = StepMemory(memory=memory, peaks=tuple(everyone[0].tolist()), rooms=tuple(everyone[1].tolist()))
+            write_json(self._attempt.out / STEP_MEMORY, step.model_dump(mode="json"))
 
     def _gpu_rooms(self) -> list[int]:
         """Bytes that this worker may take of each of its GPUs, to which the allocator holds it if they are a limit."""
@@ -134,7 +134,7 @@ class Occupant:
             sharing = -(-self._workers // torch.cuda.device_count())
             free = (torch.cuda.mem_get_info(index)[0] for index in indices)
             taken = (torch.cuda.memory_reserved(index) for index in indices)
-            return [more // sharing + own for more, own in zip(free, taken, strict=True)]
+            return [more // sharing + held for more, held in zip(free, taken, strict=True)]
         totals = [torch.cuda.get_device_properties(index).total_memory for index in indices]
         for index, total in zip(indices, totals, strict=True):
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
@@ -146,15 +146,15 @@ class Occupant:
         The kernel refuses more than that and what is asked for without being touched, so that an attempt ends like any
         that ran out of memory, and no other process is in danger.
         """
-        own, limit = private_bytes(), self._attempt.limit
-        room = own + max(0, memory_available() // self._workers - _UNTOUCHED) if limit is None else limit
+        used, limit = private_bytes(), self._attempt.limit
+        room = used + max(0, memory_available() // self._workers - _UNTOUCHED) if limit is None else limit
         if self._attempt.at_once:
             with suppress(AttributeError, OSError):  # another C library than GNU's
                 library = ctypes.CDLL(None)
                 library.mallopt(_M_MMAP_THRESHOLD, AT_ONCE)
                 library.mallopt(_M_TRIM_THRESHOLD, AT_ONCE)
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
-        allowed = data_bytes() + max(0, room - own) + _UNTOUCHED
+        allowed = data_bytes() + max(0, room - used) + _UNTOUCHED
         if hard == resource.RLIM_INFINITY or allowed < hard:
             resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
         return room

@@ -14,7 +14,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True)
 class CoreTimes:
-    """Seconds so far: ``busy`` of the cores that may be used, ``own`` of this training.
+    """Seconds so far: ``busy`` of the cores that may be used, ``training`` of this one.
 
     ``throttled`` is how long the control group's limit held its processes up, None without a limit.
     """
@@ -22,7 +22,7 @@ class CoreTimes:
     at: float
     cores: int
     busy: float
-    own: float
+    training: float
     throttled: float | None
 
 
@@ -35,7 +35,7 @@ class CoreShares:
     """
 
     cores: int
-    own: float
+    training: float
     others: float
     throttled: float | None
 
@@ -45,13 +45,13 @@ class CoreShares:
         seconds = after.at - before.at
         if seconds < _SHORTEST:
             return None
-        own = max(0.0, after.own - before.own) / seconds
-        others = max(0.0, (after.busy - before.busy) / seconds - own)
+        training = max(0.0, after.training - before.training) / seconds
+        others = max(0.0, (after.busy - before.busy) / seconds - training)
         throttled = None
         if before.throttled is not None and after.throttled is not None:
-            throttled = (after.throttled - before.throttled) / seconds / max(1.0, own)
+            throttled = (after.throttled - before.throttled) / seconds / max(1.0, training)
         throttled = None if throttled is None else round(throttled, 4)
-        return cls(cores=after.cores, own=round(own, 3), others=round(others, 3), throttled=throttled)
+        return cls(cores=after.cores, training=round(training, 3), others=round(others, 3), throttled=throttled)
 
 
 _SHORTEST = 0.2
@@ -74,11 +74,11 @@ class Cores:
     def read(self) -> CoreTimes | None:
         """The clocks now; None where the kernel hides them."""
         try:
-            own = sum(self._family().values())
+            training = sum(self._family().values())
             busy = self._busy()
         except (OSError, ValueError, IndexError):
             return None
-        return CoreTimes(time.monotonic(), len(self._cpus), busy=busy, own=own, throttled=self._throttled())
+        return CoreTimes(time.monotonic(), len(self._cpus), busy=busy, training=training, throttled=self._throttled())
 
     def _busy(self) -> float:
         """Also what a hypervisor gave to others; not what gives way, being nicer than this training.

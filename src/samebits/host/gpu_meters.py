@@ -81,15 +81,15 @@ class GpuMeters:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def read(self, own: Collection[int] = (), *, slow: bool = False) -> dict[int, GpuReading]:
-        """One reading of each device; ``own`` are the processes of this training.
+    def read(self, pids: Collection[int] = (), *, slow: bool = False) -> dict[int, GpuReading]:
+        """One reading of each device; ``pids`` are the processes of this training.
 
         Only if ``slow`` is PCIe traffic asked for that NVML measures for 20 ms, where it has no counter of it.
         """
-        return {index: _read(device, own, slow=slow) for index, device in self._devices.items()}
+        return {index: _read(device, pids, slow=slow) for index, device in self._devices.items()}
 
 
-def _read(device: Device | str, own: Collection[int], *, slow: bool) -> GpuReading:
+def _read(device: Device | str, pids: Collection[int], *, slow: bool) -> GpuReading:
     reading = GpuReading()
     if isinstance(device, str):
         reading.unreadable["device"] = device
@@ -111,7 +111,7 @@ def _read(device: Device | str, own: Collection[int], *, slow: bool) -> GpuReadi
         reading.reasons = tuple(name for bit, name in REASONS.items() if bits & bit)
     except pynvml.NVMLError as error:
         reading.unreadable["reasons"] = str(error)
-    _read_processes(device, own, reading)
+    _read_processes(device, pids, reading)
     return reading
 
 
@@ -149,7 +149,7 @@ def _read_traffic(gpu: Any, reading: GpuReading, *, slow: bool) -> None:
                 reading.unreadable[f"pcie_{way}_mb"] = str(error)
 
 
-def _read_processes(device: Device, own: Collection[int], reading: GpuReading) -> None:
+def _read_processes(device: Device, pids: Collection[int], reading: GpuReading) -> None:
     """Whether others compute on a device too.
 
     In a container, some drivers list the processes by their numbers on the host. So nothing is said where none of
@@ -160,7 +160,7 @@ def _read_processes(device: Device, own: Collection[int], reading: GpuReading) -
     except pynvml.NVMLError as error:
         reading.unreadable["shared"] = str(error)
         return
-    if listed.isdisjoint(own):
+    if listed.isdisjoint(pids):
         reading.unreadable["shared"] = "NVML's list of processes has none of this training's own"
     else:
-        reading.shared = not listed <= {*own}
+        reading.shared = not listed <= {*pids}

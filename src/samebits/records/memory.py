@@ -14,18 +14,18 @@ class DeviceMemory(Part):
 
     ``gradients`` are those that were there at that moment. ``activations`` are what autograd saves, temporaries and the
     batch itself; under ``dp`` also gathered outputs, and on all devices but the first what else a replica makes.
-    ``other`` is what was there before: on a GPU data and workspaces, on a CPU the process without the model.
+    ``baseline`` is what was there before: on a GPU data and workspaces, on a CPU the process without the model.
     ``capacity`` is what the device, or this worker's part of it, has.
     """
 
-    PARTS: ClassVar = ("weights", "buffers", "gradients", "optimizer", "activations", "other")
+    PARTS: ClassVar = ("weights", "buffers", "gradients", "optimizer", "activations", "baseline")
 
     weights: NonNegativeInt
     buffers: NonNegativeInt
     gradients: NonNegativeInt
     optimizer: NonNegativeInt
     activations: NonNegativeInt
-    other: NonNegativeInt
+    baseline: NonNegativeInt
     capacity: NonNegativeInt
 
     @property
@@ -36,7 +36,7 @@ class DeviceMemory(Part):
     @property
     def tensors(self) -> int:
         """What the model and its batch take."""
-        return self.peak - self.other
+        return self.peak - self.baseline
 
 
 class Memory(Part):

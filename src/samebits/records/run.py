@@ -200,7 +200,7 @@ class RunRecord(Record):
     are several. ``memory`` is None where it cannot be told: see ``training.memory``.
     """
 
-    SCHEMA = 5  # remarks without words
+    SCHEMA = 6  # names of memory's baseline and of a training's cores
 
     run: str
     strategy: StrategyName

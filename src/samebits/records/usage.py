@@ -38,7 +38,7 @@ class CoreUsage(Part):
     """
 
     available: int
-    own: float
+    training: float
     others: float
     throttled: float | None = None
 

@@ -107,7 +107,7 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
 class Comparison(Record):
     """``reports/comparison.json``: the runs beside each other, the first of each numerics being their reference."""
 
-    SCHEMA = 3  # explanations, intervals, use of devices, memory
+    SCHEMA = 4  # names of what is lost for no known reason, of memory and cores
 
     task: str
     model: str

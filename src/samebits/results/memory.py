@@ -27,7 +27,7 @@ def say_memory(memory: Memory, strategy: StrategyName) -> str:
     rest = "data and workspaces" if memory.source == "allocator" else "the process itself"
     return (
         f"a step of {memory.samples:,} samples takes {gib(device.peak)} of {gib(device.capacity)}{where}: "
-        f"{_parts(device)}, and {gib(device.other)} {rest}"
+        f"{_parts(device)}, and {gib(device.baseline)} {rest}"
     )
 
 

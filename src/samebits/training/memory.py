@@ -123,12 +123,12 @@ class _Held:
         if number:
             replica = sum(parts.values()) <= most
             parts = {name: count if replica else 0 for name, count in parts.items()}
-            parts |= {"gradients": 0, "optimizer": 0, "activations": most - sum(parts.values()), "other": there}
+            parts |= {"gradients": 0, "optimizer": 0, "activations": most - sum(parts.values()), "baseline": there}
         else:
             gradients = watch.gradients_then
             held = sum(parts.values()) + self._optimizer + self._gradients
             parts |= {"gradients": self._gradients + gradients, "optimizer": self._optimizer}
-            parts |= {"activations": max(0, most - gradients), "other": max(0, there - held)}
+            parts |= {"activations": max(0, most - gradients), "baseline": max(0, there - held)}
         return DeviceMemory(**parts, capacity=capacity)
 
 

@@ -84,7 +84,7 @@ class _Watch:
         here = placement.devices_by_node[0] if placement.devices_by_node else placement.devices_used
         self._gpus = GpuMeters(placement.devices[:here] if self._cuda else ())
         self._cores = Cores(os.getppid())  # the launcher, of which all ranks are children
-        self._own = self._cores.processes() if self._cuda else set[int]()
+        self._pids = self._cores.processes() if self._cuda else set[int]()
         self._rapl: Rapl | None = None
         self._readings: list[dict[int, GpuReading]] = []
         self._ended = threading.Event()
@@ -94,7 +94,7 @@ class _Watch:
     def start(self) -> None:
         """Read what only rises, and begin."""
         self._first_cores = self._cores.read()
-        self._first = self._gpus.read(self._own)
+        self._first = self._gpus.read(self._pids)
         self._rapl = None if self._cuda else Rapl()
         self._started = time.monotonic()
         self._thread.start()
@@ -102,7 +102,7 @@ class _Watch:
     def stop(self) -> Interval:
         """Read for the last time."""
         seconds = time.monotonic() - self._started
-        last = self._gpus.read(self._own)
+        last = self._gpus.read(self._pids)
         seconds_by_totals = time.monotonic() - self._started
         joules = self._rapl.joules() if self._rapl else None
         last_cores = self._cores.read()
@@ -122,7 +122,9 @@ class _Watch:
             watts=None if why or joules is None else round(joules / seconds, 2),
             devices=devices,
             cores=shares
-            and CoreUsage(available=shares.cores, own=shares.own, others=shares.others, throttled=shares.throttled),
+            and CoreUsage(
+                available=shares.cores, training=shares.training, others=shares.others, throttled=shares.throttled
+            ),
         )
 
     def close(self) -> None:
@@ -138,7 +140,7 @@ class _Watch:
         while not self._ended.wait(pause):
             began = time.monotonic()
             if self._cuda:
-                self._readings.append(self._gpus.read(self._own, slow=True))
+                self._readings.append(self._gpus.read(self._pids, slow=True))
             elif self._rapl:
                 self._rapl.joules()  # before its counter begins again
             used = time.thread_time() - self.cpu_seconds

@@ -49,7 +49,7 @@ class LostTime(Part):
     waiting: float
     buffers: float
     copies: float
-    other: float
+    unexplained: float
 
 
 AGREE = 1.5
@@ -131,5 +131,5 @@ def _losses(observed: Observed, parts: Parts) -> LostTime | None:
         fixed=slices.share - ideal,
         contention=together - slices.share,
         **shared,
-        other=left - sum(shared.values()),
+        unexplained=left - sum(shared.values()),
     )

@@ -37,7 +37,7 @@ LOSS_NAMES: dict[str, str] = {
     "waiting": "waiting for the slowest rank",
     "buffers": "synchronising buffers",
     "copies": "DataParallel's copies",
-    "other": "not explained",
+    "unexplained": "not explained",
 }
 """What lies between a step and the ideal one."""
 
