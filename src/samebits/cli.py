@@ -254,11 +254,11 @@ def launch_training(
       samebits launch --dry-run --nodes 4 slurm --strategy ddp
       samebits launch --dry-run kubernetes --strategy ddp | kubectl apply -f -
     """
-    from samebits.engines.launch import SCRIPT, launch
+    from samebits.engines.launch import SCRIPT, TrainingCall, launch
 
     require_repository()
-    options = options_of(SCRIPT, arguments)
-    text = launch(engine, arguments, options, nodes=nodes, kind=kind, dry_run=dry_run, environ=os.environ)
+    training = TrainingCall.of(arguments, options_of(SCRIPT, arguments))
+    text = launch(engine, training, nodes=nodes, kind=kind, dry_run=dry_run, environ=os.environ)
     click.echo(text, nl=False)
 
 

@@ -8,7 +8,8 @@ import yaml
 from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
 from pods import PATCHED, at, container_of, told
-from samebits.engines.kubernetes import TrainingCall, as_yaml, manifests
+from samebits.engines.kubernetes import as_yaml, manifests
+from samebits.engines.launch import TrainingCall
 from samebits.engines.settings import Cluster
 from samebits.errors import UserError
 from samebits.host.rendezvous import Nodes, find_nodes
@@ -26,7 +27,7 @@ MLFLOW = "MLFLOW_TRACKING_URI"
 
 def training(*more, strategy="ddp", numerics="exact", num_devices=None, **paths):
     arguments = ("--strategy", strategy, "--numerics", numerics, *more)
-    return TrainingCall(arguments, strategy, numerics, num_devices, {f"--{name}": path for name, path in paths.items()})
+    return TrainingCall(arguments=arguments, strategy=strategy, numerics=numerics, num_devices=num_devices, **paths)
 
 
 def made(settings, kind="Job", *, nodes=2, of=None, **environ):
@@ -252,8 +253,8 @@ def test_no_text_is_read_as_something_else(text):
         ({}, {MLFLOW: "http://[::1]:5000"}, {}, r"is on this machine, where no pod reaches it"),
         ({}, {MLFLOW: "postgresql://me:pw@db.example/mlflow"}, {}, r"MLFLOW_TRACKING_URI has a name or a password"),
         ({}, {MLFLOW: "http://[::1"}, {}, r"MLFLOW_TRACKING_URI: Invalid IPv6 URL"),
-        ({}, {}, {"out-dir": "/tmp/try"}, r"--out-dir: /tmp/try is not on the claim, and would be gone with its pod"),
-        ({}, {}, {"params": "/repository2/params.yaml"}, r"--params: /repository2/params\.yaml is not on the claim"),
+        ({}, {}, {"out_dir": "/tmp/try"}, r"--out-dir: /tmp/try is not on the claim, and would be gone with its pod"),
+        ({}, {}, {"params_file": "/repository2/params.yaml"}, r"--params: /repository2/params\.yaml is not on"),
     ],
 )  # fmt: skip
 def test_what_no_pod_can_use_or_may_show_is_refused(settings, environ, paths, message):
@@ -263,7 +264,7 @@ def test_what_no_pod_can_use_or_may_show_is_refused(settings, environ, paths, me
 
 
 def test_paths_of_the_repository_are_taken():
-    assert made(LEAST, of=training(**{"out-dir": "runs/x", "data-dir": "/repository/data", "params": None}))
+    assert made(LEAST, of=training(out_dir="runs/x", data_dir="/repository/data"))
 
 
 def test_without_settings_there_is_no_manifest():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -15,7 +15,7 @@ from samebits.errors import HostError
 from samebits.files import atomic, make_folder, sha256, write_json
 from samebits.numerics.portable.random import Stream
 from samebits.params import sections
-from samebits.records.card import signed_card
+from samebits.records.card import DataSplit, signed_card
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,17 +50,15 @@ def prepare(params: Params, folder: Path) -> Card:
     """
     match params.data:
         case sections.FileData() as data:
-            fields = _write_user_data(data, folder)
+            card = _write_user_data(params, data, folder)
         case _:
-            fields = _write_drawn_data(params, folder)
-    card = signed_card(task=params.data.task, made_from=params.data_identity, **fields)
+            card = _write_drawn_data(params, folder)
     write_json(folder / "card.json", card.model_dump(mode="json"))
     return card
 
 
-def _split(path: Path, count: int, floor: float | None, teacher_loss: float | None) -> dict[str, Any]:
-    losses = {"floor": floor, "teacher_loss": teacher_loss}
-    return {"file": path.name, "num_samples": count, "sha256": sha256(path), **losses}
+def _split(path: Path, count: int, *, floor: float | None = None, teacher_loss: float | None = None) -> DataSplit:
+    return DataSplit(file=path.name, num_samples=count, sha256=sha256(path), floor=floor, teacher_loss=teacher_loss)
 
 
 def _check_room(needed: int, folder: Path) -> None:
@@ -71,7 +69,7 @@ def _check_room(needed: int, folder: Path) -> None:
         raise HostError(text, hint="lower data.num_samples, or free some disk space")
 
 
-def _write_drawn_data(params: Params, folder: Path) -> dict[str, Any]:
+def _write_drawn_data(params: Params, folder: Path) -> Card:
     """Means are taken with ``math.fsum``, which rounds once whatever the order."""
     data, teacher = params.data, make_teacher(params)
     one = teacher.draw(Stream(params.seed, data.task, "size"), 1)
@@ -84,36 +82,40 @@ def _write_drawn_data(params: Params, folder: Path) -> dict[str, Any]:
         path = folder / f"{name}.safetensors"
         with atomic(path) as temporary:
             save_file({"inputs": samples.inputs, "targets": samples.targets}, temporary)
-        means = [math.fsum(values) / count for values in (samples.floor, samples.teacher_loss)]
-        splits[name] = _split(path, count, *means)
-    return {
-        "loss": teacher.loss,
-        "input_shape": samples.inputs.shape[1:],
-        "input_dtype": samples.inputs.dtype.name,
-        "input_scale": teacher.input_scale,
-        "input_offset": teacher.input_offset,
-        "target_shape": samples.targets.shape[1:],
-        "target_dtype": samples.targets.dtype.name,
-        "num_classes": teacher.num_classes,
-        "floor": splits["test"]["floor"],
+        floor, teacher_loss = (math.fsum(values) / count for values in (samples.floor, samples.teacher_loss))
+        splits[name] = _split(path, count, floor=floor, teacher_loss=teacher_loss)
+    return signed_card(
+        task=params.data.task,
+        made_from=params.data_identity,
+        loss=teacher.loss,
+        input_shape=samples.inputs.shape[1:],
+        input_dtype=samples.inputs.dtype.name,
+        input_scale=teacher.input_scale,
+        input_offset=teacher.input_offset,
+        target_shape=samples.targets.shape[1:],
+        target_dtype=samples.targets.dtype.name,
+        num_classes=teacher.num_classes,
+        floor=splits["test"].floor,
         **splits,
-    }
+    )
 
 
-def _write_user_data(data: sections.FileData, folder: Path) -> dict[str, Any]:
+def _write_user_data(params: Params, data: sections.FileData, folder: Path) -> Card:
     arrays = UserData(data)
     arrays.write(folder)
     counts = {"train": data.num_samples, "test": data.test_samples}
-    splits = {name: _split(folder / f"{name}.safetensors", count, None, None) for name, count in counts.items()}
-    return {
-        "loss": "cross_entropy" if arrays.classification else "mse",
-        "input_shape": arrays.inputs.shape[1:],
-        "input_dtype": arrays.input_dtype,
-        "input_scale": data.kwargs.input_scale,
-        "input_offset": data.kwargs.input_offset,
-        "target_shape": arrays.target_shape,
-        "target_dtype": "int64" if arrays.classification else "float32",
-        "num_classes": arrays.num_classes,
-        "floor": None,
+    splits = {name: _split(folder / f"{name}.safetensors", count) for name, count in counts.items()}
+    return signed_card(
+        task=params.data.task,
+        made_from=params.data_identity,
+        loss="cross_entropy" if arrays.classification else "mse",
+        input_shape=arrays.inputs.shape[1:],
+        input_dtype=arrays.input_dtype,
+        input_scale=data.kwargs.input_scale,
+        input_offset=data.kwargs.input_offset,
+        target_shape=arrays.target_shape,
+        target_dtype="int64" if arrays.classification else "float32",
+        num_classes=arrays.num_classes,
+        floor=None,
         **splits,
-    }
+    )

@@ -23,6 +23,7 @@ from samebits.host.rendezvous import DEFAULT_PORT
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from samebits.engines.launch import TrainingCall
     from samebits.engines.settings import Cluster, Kubernetes
 
 Manifest = dict[str, Any]
@@ -41,20 +42,6 @@ _ELSEWHERE = "keep it in a Secret of the cluster that `secret` in [kubernetes] n
 _DIGEST_HINT = (
     "`docker buildx imagetools inspect NAME`, or after a push `docker inspect --format '{{index .RepoDigests 0}}' NAME`"
 )
-
-
-@dataclass(frozen=True)
-class TrainingCall:
-    """One call of ``pipeline/train.py``: its arguments, and what some of them say.
-
-    ``num_devices`` is None where the arguments leave it to the engine. ``paths`` are by option.
-    """
-
-    arguments: Sequence[str]
-    strategy: str
-    numerics: str
-    num_devices: str | None
-    paths: Mapping[str, str | None]
 
 
 def manifests(cluster: Cluster, training: TrainingCall, environ: Mapping[str, str]) -> list[Manifest]:

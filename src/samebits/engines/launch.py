@@ -8,8 +8,9 @@ from __future__ import annotations
 import shlex
 import sys
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 from samebits.engines.endings import FOLDER, forget_ending, write_ending
 from samebits.errors import UserError, WithHint
@@ -28,6 +29,36 @@ LAUNCHER = "SAMEBITS_LAUNCHER"
 SCRIPT = "pipeline/train.py"
 _ONE_MACHINE = {None, "single", "dp"}
 _PRINTED = "samebits launch --dry-run kubernetes --strategy ddp ... | kubectl apply -f -"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingCall:
+    """One call of ``pipeline/train.py``: its arguments, and what some of them say.
+
+    ``num_devices`` is None where the arguments leave it to the engine, and so are ``nodes`` and what goes with them.
+    """
+
+    arguments: tuple[str, ...]
+    strategy: str
+    numerics: str
+    num_devices: str | None = None
+    params_file: str | None = None
+    data_dir: str | None = None
+    out_dir: str | None = None
+    nodes: int | None = None
+    node_rank: int | None = None
+    master: str | None = None
+
+    @classmethod
+    def of(cls, arguments: Sequence[str], options: Mapping[str, Any]) -> Self:
+        """A call with such ``arguments``, from which the script reads these ``options``."""
+        read = {field.name: options[field.name] for field in fields(cls) if field.name != "arguments"}
+        return cls(arguments=tuple(arguments), **read)
+
+    @property
+    def paths(self) -> dict[str, str | None]:
+        """The paths that it is told, by option."""
+        return {"--params": self.params_file, "--data-dir": self.data_dir, "--out-dir": self.out_dir}
 
 
 def launcher(environ: Mapping[str, str]) -> Launcher:
@@ -58,8 +89,7 @@ def hand_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, s
 
 def launch(
     engine: Engine,
-    arguments: Sequence[str],
-    options: Mapping[str, Any],
+    training: TrainingCall,
     *,
     nodes: int | None,
     kind: Kind | None,
@@ -68,23 +98,23 @@ def launch(
 ) -> str:
     """Run a training on an engine's machines; with ``dry_run``, only the text of what would start it.
 
-    ``options`` is what ``pipeline/train.py`` reads from the ``arguments``. ``nodes`` and ``kind`` go before the file's.
+    ``nodes`` and ``kind`` go before the file's.
 
     Raises:
         UserError: it is no training for several machines, the settings are wrong, or nobody waits for the engine.
         HostError: the engine does not take it.
         SamebitsError: what the machines failed of.
     """
-    _check(engine, options, kind)
+    _check(engine, training, kind)
     if nodes:
         environ = {**environ, "SAMEBITS_NODES": str(nodes)}
     if engine == "kubernetes":
         if not dry_run:
             raise UserError("kubernetes: what is to be started is printed, and nobody waits for it", hint=_PRINTED)
-        return _manifests(arguments, options, kind, environ)
+        return _manifests(training, kind, environ)
     from samebits.engines.slurm import run_on_slurm
 
-    job = _handover([SCRIPT, *arguments], environ)
+    job = _handover([SCRIPT, *training.arguments], environ)
     if dry_run:
         return f"{shlex.join(job.submission())}\n"
     run_on_slurm(job)
@@ -107,15 +137,15 @@ def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> boo
     return True
 
 
-def _check(engine: Engine, options: Mapping[str, Any], kind: Kind | None) -> None:
-    strategy = options["strategy"]
+def _check(engine: Engine, training: TrainingCall, kind: Kind | None) -> None:
+    strategy = training.strategy
     if strategy in _ONE_MACHINE:
         hint = f"python {SCRIPT} --strategy {strategy}, or launch ddp"
         raise UserError(f"{strategy} uses one machine, and {engine} would start several", hint=hint)
-    told = [f"--{name.replace('_', '-')}" for name in ("nodes", "node_rank", "master") if options[name] is not None]
-    if told:
+    machines = {"--nodes": training.nodes, "--node-rank": training.node_rank, "--master": training.master}
+    for option in (option for option, value in machines.items() if value is not None):
         hint = f"samebits launch --nodes 2 {engine} ..., before the engine's name"
-        raise UserError(f"{told[0]} is what {engine} tells each machine", hint=hint)
+        raise UserError(f"{option} is what {engine} tells each machine", hint=hint)
     if kind and engine != "kubernetes":
         raise UserError(f"--kind: {engine} has none", hint="leave it out")
 
@@ -130,23 +160,10 @@ def _handover(argv: Sequence[str], environ: Mapping[str, str]) -> Handover:
     return Handover.of(cluster, [python, *argv], {**environ, LAUNCHER: "local"})
 
 
-def _manifests(
-    arguments: Sequence[str], options: Mapping[str, Any], kind: Kind | None, environ: Mapping[str, str]
-) -> str:
-    from samebits.engines.kubernetes import TrainingCall, as_yaml, manifests
+def _manifests(training: TrainingCall, kind: Kind | None, environ: Mapping[str, str]) -> str:
+    from samebits.engines.kubernetes import as_yaml, manifests
     from samebits.engines.settings import read_cluster
 
-    training = TrainingCall(
-        arguments=arguments,
-        strategy=options["strategy"],
-        numerics=options["numerics"],
-        num_devices=options["num_devices"],
-        paths={
-            "--params": options["params_file"],
-            "--data-dir": options["data_dir"],
-            "--out-dir": options["out_dir"],
-        },
-    )
     cluster = read_cluster(environ=environ)
     if kind and cluster.kubernetes:
         cluster = cluster.model_copy(update={"kubernetes": cluster.kubernetes.model_copy(update={"kind": kind})})
