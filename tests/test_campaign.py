@@ -4,12 +4,13 @@ import json
 
 import pytest
 
+from faults import subject
 from faults.area import Case, Missed
 from faults.campaign import AREAS, Result, attempt, too_few
 from faults.inputs_bench import Bench
 from faults.inputs_records import _signed
 from faults.kills import STEPS, _is_told
-from faults.subject import Broken
+from faults.subject import Broken, Sandbox
 from samebits.records.log import EndEvent, LossesEvent, line_of, parse_event
 
 
@@ -80,3 +81,12 @@ def test_code_that_bad_input_runs_is_seen(tmp_path):
         file.touch()
         with pytest.raises(Broken, match="code in a file was executed"):
             bench.check_around()
+
+
+def test_what_a_sender_is_about_to_remove_is_no_leftover(tmp_path, monkeypatch):
+    box = Sandbox(tmp_path)
+    left, removed = box.folder / "left.samebits.tmp", box.folder / "removed.samebits.tmp"
+    left.touch()
+    removed.touch()
+    monkeypatch.setattr(subject.time, "sleep", lambda _: removed.unlink(missing_ok=True))
+    assert box.leftovers() == [str(left)]

@@ -121,7 +121,10 @@ def test_names_in_the_lists_are_operations():
     assert {name for name in names if not hasattr(torch.ops.aten, name)} == set()
 
 
-@pytest.mark.parametrize("model", exact_probe.MODELS)
+MODELS = [pytest.param(name, marks=() if name == "mlp" else pytest.mark.slow) for name in exact_probe.MODELS]
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("whole_batch", [True, False])
 def test_trainings_call_nothing_of_the_lists(model, whole_batch, monkeypatch):
     for place in (engine, module, numerics, whole):

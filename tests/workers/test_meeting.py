@@ -120,7 +120,7 @@ def test_a_node_that_is_at_work_is_waited_for(port, monkeypatch):
         second.join()
         first._deadline = 0.0
         with second.busy():
-            wait_for(lambda: second.store.add("busy/1", 0))
+            wait_for(lambda: second.store.add("busy", 0))
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(first.share, "facts", "a")
             assert second.share("facts", "b") == ["a", "b"]

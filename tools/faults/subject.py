@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILES = {"model.safetensors", "losses.csv", "timing.json", "run.json"}
 MARK = "SAMEBITS_FAULTS"
-SENDER = b"samebits.tracking.sender"
 """Variable by which every process that a campaign started is known."""
+SENDER = b"samebits.tracking.sender"
+_SECOND_LOOK_SECONDS = 1.0
 PARAMS: dict[str, Any] = {
     "data": {"task": "vectors", "num_samples": 1024, "test_samples": 64, "kwargs": {"features": 32}},
     "model": {"name": "mlp", "kwargs": {"hidden": [32], "dropout": 0.1}},
@@ -227,7 +228,16 @@ class Sandbox:
         return child
 
     def leftovers(self) -> list[str]:
-        """What lies in the temporary folder, and what is unfinished in the working folder, and is nobody's."""
+        """What lies in the temporary folder, and what is unfinished in the working folder, and is nobody's.
+
+        That is still there on a second look: a sender may have been about to take it, or to remove it.
+        """
+        if first := self._lying():
+            time.sleep(_SECOND_LOOK_SECONDS)
+            return sorted({*first} & {*self._lying()})
+        return []
+
+    def _lying(self) -> list[str]:
         return [str(path) for path in (*self.temporary.iterdir(), *unfinished_in(self.folder)) if not _in_use(path)]
 
 

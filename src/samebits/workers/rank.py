@@ -29,6 +29,7 @@ Phase = Literal["starting", "working", "preparing", "building", "training", "mea
 _PHASES: tuple[Phase, ...] = get_args(Phase)
 _WHERE: dict[Phase, str] = {
     "starting": " while it started",
+    "working": " while it worked",
     "preparing": " while it prepared",
     "building": " while it built the model",
     "measuring": " in the timed slices",
@@ -48,7 +49,7 @@ class Position(NamedTuple):
     @property
     def text(self) -> str:
         """To follow what happened to the rank."""
-        return f" at step {self.step}" if self.phase == "training" else _WHERE.get(self.phase, "")
+        return f" at step {self.step}" if self.phase == "training" else _WHERE[self.phase]
 
 
 class Failure(Part):
