@@ -39,8 +39,8 @@ def test_the_parts_of_a_step(optimizer, accum, state, gradients, data_dir):
     assert (device.weights, device.buffers, device.optimizer, device.gradients) == (WEIGHTS, 0, state, gradients)
     assert 16_000 < device.activations - INPUTS / accum < 24_000  # the batch, and what the layers make of it
     assert device.capacity == memory_limit()
-    assert 0.5 * private_bytes() < device.other < 1.1 * private_bytes()
-    assert device.peak == device.tensors + device.other
+    assert 0.5 * private_bytes() < device.baseline < 1.1 * private_bytes()
+    assert device.peak == device.tensors + device.baseline
 
 
 def test_activations_grow_with_the_batch_and_nothing_else_does(data_dir):
