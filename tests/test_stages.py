@@ -9,6 +9,7 @@ import pytest
 
 from conftest import ROOT, small
 from patience import patient
+from samebits import cli
 from samebits.stages import say_what_stays_unused, stage
 
 
@@ -95,6 +96,21 @@ def test_a_wrong_option_of_a_stage_is_named(capsys):
     assert ended.value.code == 2
     assert "No such option" in (said := capsys.readouterr().err)
     assert "--params" in said
+
+
+@stage
+def some_stage(params):
+    pass
+
+
+@pytest.mark.parametrize(("command", "above"), [(some_stage, []), (cli.main, []), (cli.main, ["track", "sync"])])
+def test_what_a_terminal_would_obey_is_written_out(command, above, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main([*above, "--\x07\x9b"], prog_name="x")
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert r"No such option '--\x07\x9b'" in said or r"No such option: --\x07\x9b" in said
+    assert all(line.isprintable() for line in said.splitlines())
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])

@@ -16,7 +16,7 @@ from samebits.files import scratch_folder
 from samebits.params import require_repository
 from samebits.params.schema import StrategyName
 from samebits.results.scaling.command import scale
-from samebits.stages import HELP_OPTIONS, options_of
+from samebits.stages import HELP_OPTIONS, Group, options_of
 from samebits.tracking.command import compare, explain, track
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from samebits.results.verdict import Require
 
 
-@click.group(context_settings=HELP_OPTIONS)
+@click.group(cls=Group, context_settings=HELP_OPTIONS)
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show tracebacks.")
 @click.pass_context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import io
 import os
 import runpy
 import sys
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samebits.errors import UserError, exit_on_error
+from samebits.errors import UserError, exit_on_error, printable
 from samebits.host import caution, count_visible, torch_build
 from samebits.params import load_params
 
@@ -23,8 +24,8 @@ HELP_OPTIONS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_cont
 """Settings of every click command."""
 
 
-class _Command(click.Command):
-    """A command that Ctrl-C ends as it ends a stage also while options are read, where click would say "Aborted!"."""
+class _Ending(click.Command):
+    """Ends as stages do also while options are read, where click would say "Aborted!" or repeat control characters."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run it, and end with its exit code."""
@@ -32,11 +33,17 @@ class _Command(click.Command):
             try:
                 code = super().main(*args, **{**extra, "standalone_mode": False})
             except click.ClickException as error:
-                error.show()
+                text = io.StringIO()
+                error.show(text)
+                click.echo("\n".join(map(printable, text.getvalue().splitlines())), err=True)
                 sys.exit(error.exit_code)
             except click.Abort:
                 raise KeyboardInterrupt from None
         sys.exit(code if isinstance(code, int) else 0)
+
+
+class Group(_Ending, click.Group):
+    """The command ``samebits``, or another one of several."""
 
 
 def stage(function: Callable[..., None]) -> click.Command:
@@ -61,7 +68,7 @@ def stage(function: Callable[..., None]) -> click.Command:
                 function(load_params(params_file), **options)
 
     told = sys.modules[function.__module__].__doc__
-    command = click.command(cls=_Command, help=told, context_settings=HELP_OPTIONS)(run)
+    command = click.command(cls=_Ending, help=told, context_settings=HELP_OPTIONS)(run)
     command.params += [
         click.Option(["--params", "params_file"], default="params.yaml", show_default=True, help="Parameters to read."),
         click.Option(["--debug"], is_flag=True, help="Show tracebacks."),

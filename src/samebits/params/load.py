@@ -64,8 +64,8 @@ _MOST_VALUES = 100_000
 def _refuse_what_cannot_be_told(raw: object) -> None:
     """Raise ValueError for values that YAML can write and no message, record or command line can.
 
-    They are integers of thousands of digits in another base, halves of a character, and aliases of aliases: each counts
-    here as what it stands for, which a few lines can make billions of.
+    They are integers of thousands of digits in another base, halves of a character, aliases of themselves, and aliases
+    of aliases: each counts here as what it stands for, which a few lines can make billions of.
     """
     counter = itertools.count(1)
 
@@ -74,7 +74,9 @@ def _refuse_what_cannot_be_told(raw: object) -> None:
             raise ValueError(f"more than {_MOST_VALUES} of them, each alias counted as what it stands for")
         if isinstance(value, str | int):
             str(value).encode()
-        elif isinstance(value, dict | list | tuple | set) and id(value) not in above:
+        elif isinstance(value, dict | list | tuple | set):
+            if id(value) in above:
+                raise ValueError("an alias stands inside of what it stands for")
             below = [*value.keys(), *value.values()] if isinstance(value, dict) else value
             for child in below:
                 visit(child, above | {id(value)})
