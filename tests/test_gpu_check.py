@@ -68,7 +68,7 @@ def test_failures_are_read_from_pytests_report(kind):
 
 def test_what_takes_too_long_may_report_what_it_has_done():
     """As pytest does at Ctrl-C."""
-    code = "import time\nprint('here', flush=True)\ntry: time.sleep(3600)\nexcept KeyboardInterrupt: print('reported')"
+    code = "import time\ntry: print('here', flush=True), time.sleep(3600)\nexcept KeyboardInterrupt: print('reported')"
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout.readline() == "here\n"
