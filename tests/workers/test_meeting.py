@@ -113,6 +113,7 @@ def test_who_starts_late_is_waited_for_as_long_as_starts_take(port):
         first.share("facts", 1)
 
 
+@pytest.mark.timeout(150)  # less than the 200 s that it would wait once more for work that is over
 def test_a_node_that_is_at_work_is_waited_for(port, monkeypatch):
     """As one that makes its data: also when the time in which it was to come is over."""
     monkeypatch.setattr(meeting, "_BUSY_SECONDS", 0.01)

@@ -100,6 +100,7 @@ class Meeting:
         self._seconds = max(seconds, nodes.start_seconds)
         self._deadline = time.monotonic() + self._seconds
         self._looked = time.monotonic()
+        self._heard = 0  # beats of nodes that are at work
         self._server = None
         if nodes.rank == 0 and not nodes.served:
             self._check_mine()
@@ -177,19 +178,19 @@ class Meeting:
     def _share(self, name: str, value: Shared) -> list[Shared]:
         nodes, store = self.nodes, self.store
         store.set(f"{name}/{nodes.rank}", json.dumps(value))
-        waiting, heard = Waiting(), 0
+        waiting = Waiting()
         while missing := [k for k in range(nodes.count) if not store.check([f"{name}/{k}"])]:
             if report := root_cause(self.reports()):
                 raise report.error()
-            if heard != (beats := store.add("busy", 0)):
-                heard, self._deadline = beats, time.monotonic() + self._seconds
+            if self._heard != (beats := store.add("busy", 0)):
+                self._heard, self._deadline = beats, time.monotonic() + self._seconds
             text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
             if time.monotonic() > self._deadline:
                 hint = f"start the same command there with its number, {missing[0]}; see whether it reaches this port"
                 raise HostError(f"{text} did not come to {self.address} within {self._seconds:g} s", hint=hint)
             waiting.say(f"waiting at {self.address} for {text}")
             time.sleep(_POLL_SECONDS)
-        self._deadline = time.monotonic() + self._seconds  # for what they share next
+        self._heard, self._deadline = store.add("busy", 0), time.monotonic() + self._seconds  # for what comes next
         return [json.loads(store.get(f"{name}/{k}")) for k in range(nodes.count)]
 
     def report(self, report: Report) -> None:
