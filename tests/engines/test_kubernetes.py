@@ -254,7 +254,8 @@ def test_no_text_is_read_as_something_else(text):
         ({}, {MLFLOW: "postgresql://me:pw@db.example/mlflow"}, {}, r"MLFLOW_TRACKING_URI has a name or a password"),
         ({}, {MLFLOW: "http://[::1"}, {}, r"MLFLOW_TRACKING_URI: Invalid IPv6 URL"),
         ({}, {}, {"out_dir": "/tmp/try"}, r"--out-dir: /tmp/try is not on the claim, and would be gone with its pod"),
-        ({}, {}, {"params_file": "/repository2/params.yaml"}, r"--params: /repository2/params\.yaml is not on"),
+        ({}, {}, {"params_file": "/repository2/params.yaml"},
+         r"--params: /repository2/params\.yaml is not on the claim"),
     ],
 )  # fmt: skip
 def test_what_no_pod_can_use_or_may_show_is_refused(settings, environ, paths, message):

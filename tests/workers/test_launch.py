@@ -152,18 +152,21 @@ def test_ranks_wait_for_the_first_for_longer_than_a_collective_may_take(run, sta
 @pytest.mark.parametrize(
     ("function", "code", "message"),
     [
-        ("first_killed", 4, "the worker of rank 0 was ended by SIGKILL while it worked. hint: the kernel may "),
+        ("first_killed", 4, "the worker of rank 0 was ended by SIGKILL while it worked. "
+         "hint: the kernel may have been out of memory"),
         ("second_leaves", 4, "the worker of rank 1 ended with exit code 7 while it worked. hint: "),
         ("user_error", 2, "the thing is wrong. hint: mend it"),
         ("root_cause", 3, "no memory. hint: take less"),
-        ("leaves_in_silence", 4, "the worker of rank 1 ended with exit code 0 while it worked. hint: nothing in "),
+        ("leaves_in_silence", 4, "the worker of rank 1 ended with exit code 0 while it worked. "
+         "hint: nothing in the model"),
         ("killed_at_a_step", 4, "the worker of rank 1 was ended by SIGKILL at step 13. hint: "),
         ("stopped", 4, "the worker of rank 1 was stopped, as by SIGSTOP or SIGTTOU in the timed slices. hint: "),
         ("waited_for", 4, "the worker of rank 1 did not answer the others at step 12: a rank waited in vain. hint: "),
-        ("waited_for_a_stopped_one", 4, "the worker of rank 1 was stopped, as by SIGSTOP or SIGTTOU while it worked. "),
+        ("waited_for_a_stopped_one", 4, "the worker of rank 1 was stopped, as by SIGSTOP or SIGTTOU while it worked. "
+         "hint: "),
         ("builds_for_ever", 2, "the model's factory was not done within train.timeout_s, 3 s. hint: "),
     ],
-)
+)  # fmt: skip
 def test_the_first_failure_ends_all_and_is_named(function, code, message, run):
     done = run(function)  # which ends long before a worker would that is left to itself
     assert done.returncode == code

@@ -12,7 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from faults.area import Area, Case, Missed
+from faults.mlflow_store import status_of
 from faults.subject import PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, marked
+from samebits.records.log import LOGS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,15 +160,9 @@ class Kills(Area):
             expect(status[run] != "FINISHED" or len(seen) == STEPS, "metrics lost of a finished run", (run, len(seen)))
         finished = sum(state == "FINISHED" for state in status.values())
         # More than ended with exit code 0 where one was killed between its last event and its exit.
-        ended = sum(_has_finished(log) for log in (self._sandbox.folder / ".samebits/runs").glob("*.jsonl"))
+        ended = sum(status_of(log) == "FINISHED" for log in (self._sandbox.folder / LOGS).glob("*.jsonl"))
         seen_in = f"{finished} in MLflow, {ended} in local logs, {self._finished} ended well"
         expect(self._finished <= ended == finished, "finished runs", seen_in)
-
-
-def _has_finished(log: Path) -> bool:
-    """Whether the last event of a local log is that its training is done."""
-    *_, last = log.read_bytes().splitlines() or [b""]
-    return b'"status":"FINISHED"' in last
 
 
 def _is_told(named: str, said: str) -> bool:
