@@ -59,10 +59,17 @@ FIRST = (
     "tracking/test_tracking.py",
     "workers/test_train.py",
     "numerics/test_exact.py",
+    "workers/test_launch.py",
+    "workers/test_faults.py",
+    "test_running.py",
     "doctor/test_doctor.py",
     "test_cli.py",
     "training/test_evaluation.py",
     "numerics/test_exact_operations.py",
+    "test_architecture.py",
+    "host/test_sessions.py",
+    "workers/test_breakdown.py",
+    "workers/test_two_launchers.py",
 )
 SET_HERE: set[str] = set()
 """Variables that this session has set for itself, and that stages are to set by themselves."""
