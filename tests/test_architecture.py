@@ -128,6 +128,7 @@ def test_what_the_tool_counts(tmp_path):
         (r"use_deterministic_algorithms|fp32_precision|autocast\(", {"numerics"}),
         (r"import docker|from docker", {"engines"}),
         (r"import dvc|from dvc", set()),
+        (r"\(TorchDispatchMode\)", {"numerics/dispatch.py"}),
         (r"strategy == \"ddp\"", set()),  # others may have ranks too: Placement.has_ranks
     ],
 )
@@ -207,6 +208,15 @@ def imported_after(statement: str) -> set[str]:
         # the one stage of an unchanged repository
         ("import runpy; runpy.run_path('pipeline/host.py', run_name='stage')", {"torch", "mlflow", "dvc", "docker"}),
         ("import samebits.workers.launch", {"mlflow", "dvc", "docker", "samebits.tracking"}),
+        (
+            "from samebits.numerics.dispatch import EagerDispatchMode\n"
+            "import torch\n"
+            "class Mode(EagerDispatchMode):\n"
+            "    __torch_dispatch__ = lambda self, func, types, args=(), kwargs=None: func(*args, **kwargs or {})\n"
+            "with Mode():\n"
+            "    torch.ones(2)",
+            {"torch._dynamo"},
+        ),
     ],
 )
 def test_what_an_import_does_not_bring(statement, without):

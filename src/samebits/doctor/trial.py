@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from samebits.doctor.finding import Finding, of_error, ok, warning
 from samebits.errors import UserError, few, place_of
 from samebits.models.attributes import state, unregistered, written
+from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.records.card import read_card
 from samebits.results.remarks import say
 from samebits.results.text import devices_of
@@ -160,7 +160,7 @@ _TAKES_BOTH = frozenset(
 )  # fmt: skip
 
 
-class _OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OneDevice(EagerDispatchMode):
     """Refuses operations on tensors of two devices as CUDA does, which lets single numbers and indices pass."""
 
     def __torch_dispatch__(
@@ -180,7 +180,7 @@ def mixes_devices(model: nn.Module, inputs: Tensor) -> str | None:
     where forward cannot be followed because it looks at values.
     """
     try:
-        with torch.no_grad(), _OneDevice():  # type: ignore[no-untyped-call]
+        with torch.no_grad(), _OneDevice():
             model.to("meta")(inputs.to("meta"))
     except _MixedDevices as error:
         return place_of(error) or f"an operation {error}"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import UserError
+from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.elementary import erf
 from samebits.numerics.portable import elementary
 from samebits.numerics.portable.random import Stream, derive
@@ -30,16 +30,11 @@ aten = torch.ops.aten
 _SLICE = 1 << 22  # numbers drawn at a time, which bounds memory
 
 
-class _PortableDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _PortableDraws(EagerDispatchMode):
     """Answers random calls from ``stream``; each call goes on where the one before it ended."""
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: nothing is compiled here, and the guard against it imports the compiler, for seconds."""
-        return False
-
     def __init__(self, stream: Stream) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._stream = stream
 
     def __torch_dispatch__(

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from samebits.host import memory_limit, private_bytes
+from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.records.memory import DeviceMemory, Memory
 
 if TYPE_CHECKING:
@@ -194,11 +194,11 @@ def _gradients_told(trainable: Trainable, kept: set[int], watch: _Watch) -> Iter
             handle.remove()
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Counter(EagerDispatchMode):
     """Bytes of the storages that operations make: those ``live`` now, and the ``most`` that lived at once."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.live = self.most = 0
 
     def __torch_dispatch__(

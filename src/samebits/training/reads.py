@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from samebits.numerics.dispatch import EagerDispatchMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,11 +19,11 @@ _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 _OF_ONE = 200  # reads whose time is taken
 
 
-class ReadCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ReadCounter(EagerDispatchMode):
     """Counts reads in the phase ``forward``, which ``phase`` tells."""
 
     def __init__(self, phase: Callable[[], PhaseName]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._phase = phase
         self.count = 0
 

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import first_line
 from samebits.numerics.allocators import is_out_of_memory
+from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.records.usage import Roof
 
 if TYPE_CHECKING:
@@ -50,13 +50,13 @@ def _measure(trainable: Trainable, train: Train, samples: int, step_seconds: flo
     return roof.model_copy(update={"roof_flops": best})
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
+class _Counter(EagerDispatchMode):
     """Counts by the formulas of PyTorch's FlopCounterMode, and notes which products have none there."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # PyTorch's
+        super().__init__()
         from torch.utils import flop_counter  # here, because with CUDA it imports Triton
 
         aten = torch.ops.aten
@@ -67,11 +67,6 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's
         }
         self.flops = 0
         self.uncounted: set[str] = set()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: else the first operation imports PyTorch's compiler, as FlopCounterMode's does, which takes a second."""
-        return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # PyTorch's
         """Run the operation and count it."""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from samebits.errors import UserError
+from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED
 from samebits.numerics.initialization import answer, bernoulli, is_draw
@@ -49,20 +49,15 @@ class Draws:
         return tensor
 
 
-class Engine(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Engine(EagerDispatchMode):
     """Enter it around forward and backward passes, in every thread that makes one.
 
     ``draws`` answers random operations of a forward pass; without it they are refused. ``during`` is what a refusal
     names where no module's ``forward`` runs.
     """
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: nothing is compiled here, and the guard against it costs at each operation, and an import of seconds."""
-        return False
-
     def __init__(self, draws: Draws | None = None, *, during: str = "the backward pass") -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._draws, self._during = draws, during
 
     def __enter__(self) -> Self:
