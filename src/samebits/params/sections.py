@@ -76,7 +76,7 @@ class TokensKwargs(Section):
 
 
 class _Data(Section):
-    num_samples: PositiveInt = 49152
+    num_samples: PositiveInt = 40960
     """Samples of the training split."""
     test_samples: PositiveInt = 8192
     """Samples of the test split."""
