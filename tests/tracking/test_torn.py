@@ -11,7 +11,9 @@ from tracking_fixtures import TIMING, finish, setup, start
 
 from samebits import files
 from samebits.records.log import LOGS, LossesEvent, ResultEvent
-from samebits.tracking import delivery, recorder
+from samebits.tracking import comparison, delivery, recorder
+from samples import comparison as sample
+from samples import row
 
 LOSSES = [(1, (2.5, 2.25)), (3, (2.0, 1.5)), (5, (1.25, 1.0))]
 
@@ -27,9 +29,14 @@ class Memory:
     def get_experiment_by_name(self, name):
         return self.experiments.get(name)
 
+    get_experiment = get_experiment_by_name
+
     def create_experiment(self, name, artifact_location=None):
-        self.experiments[name] = SimpleNamespace(experiment_id=name)
+        self.experiments[name] = SimpleNamespace(experiment_id=name, tags={})
         return name
+
+    def set_experiment_tag(self, experiment, key, value):
+        self.experiments[experiment].tags[key] = value
 
     def search_runs(self, experiments, filter_string, max_results):
         key = filter_string.split("'")[1]
@@ -39,7 +46,7 @@ class Memory:
         info = SimpleNamespace(
             run_id=f"{len(self.runs):032x}", experiment_id=experiment, name=run_name, began=start_time, end=None
         )
-        data = SimpleNamespace(tags=dict(tags), params={}, points=set(), files=set(), inputs=set())
+        data = SimpleNamespace(tags=dict(tags), params={}, metrics={}, points=set(), files=set(), inputs=set())
         self.runs[info.run_id] = SimpleNamespace(info=info, data=data)
         return self.runs[info.run_id]
 
@@ -49,11 +56,15 @@ class Memory:
     def log_batch(self, run_id, metrics=(), params=(), tags=()):
         data = self.runs[run_id].data
         data.points |= {(point.key, point.step, point.timestamp, point.value) for point in metrics}
+        data.metrics |= {point.key: point.value for point in metrics}
         data.params |= {param.key: param.value for param in params}
         data.tags |= {tag.key: tag.value for tag in tags}
 
     def log_artifact(self, run_id, path):
         self.runs[run_id].data.files.add(path.rpartition("/")[2])
+
+    def log_artifacts(self, run_id, folder, path):
+        self.runs[run_id].data.files.add(path)
 
     def log_inputs(self, run_id, datasets):
         self.runs[run_id].data.inputs |= {one.dataset.digest for one in datasets}
@@ -102,6 +113,41 @@ SOME_OR_ALL = pytest.mark.parametrize("every", [False, pytest.param(True, marks=
 
 def ends_of(text):
     return list(itertools.accumulate(map(len, text.splitlines(keepends=True))))
+
+
+@pytest.fixture
+def compared(log, tmp_path):
+    """The log of a comparison of that training with one of which nothing is left."""
+    rows = row("ddp", run=log.stem), row(run="20260101-000000-single")
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    of_both = sample(*rows)
+    of_both.write(reports / "comparison.json")
+    return comparison.log_comparison(of_both, reports=reports, runs=tmp_path / "runs")
+
+
+@SOME_OR_ALL
+def test_a_comparison_whose_log_and_state_end_at_any_byte_is_recorded_once(every, log, compared, deliver):
+    reference = Memory()
+    assert deliver(reference, compared)
+    child, parent = reference.told()
+    assert child[1]["tags"][comparison.PARENT_TAG] == parent[0]["run_id"]
+    assert parent[0]["end"][0] == "FINISHED"
+    assert parent[1]["files"] == {"params.yaml", "report"}
+    (whole, state), ends = (compared.read_bytes(), compared.with_suffix(".state.json")), ends_of(compared.read_bytes())
+    some = sorted({end + beside for end in [0, *ends] for beside in (-1, 0, 1) if 0 <= end + beside <= len(whole)})
+    for place in range(len(whole) + 1) if every else some:
+        store = Memory()
+        for one in (log, compared):
+            one.with_suffix(".state.json").unlink(missing_ok=True)
+        compared.write_bytes(whole[:place])
+        assert deliver(store, compared, writing=True) == (place == len(whole))
+        text = state.read_bytes() if state.exists() else b""
+        compared.write_bytes(whole)
+        for torn in range(len(text) + 1) if every and place in ends else (0, len(text) // 2, len(text)):
+            state.write_bytes(text[:torn])
+            assert deliver(store, compared)
+            assert store.told() == reference.told(), (place, torn)
 
 
 @SOME_OR_ALL

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from faults import inputs_commands, inputs_records
 from faults.area import Area, Case
 from faults.inputs_arrays import spoil_arrays
-from faults.inputs_bench import REFUSED, Bench
+from faults.inputs_bench import REFUSED, Attempt, Bench
 from faults.inputs_checkpoints import checkpoints
 from faults.inputs_params import SMALL_RUN, spoil_params
 from faults.inputs_template import make_template
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
     from pathlib import Path
-
-    from faults.inputs_bench import Attempt
 
     Trial = Callable[[random.Random, Bench], Attempt]
 
@@ -68,8 +66,9 @@ class Inputs(Area):
         bench = Bench(folder, SMALL_RUN, None if bare else self._template)
         what = kind
         try:
-            what, start, codes = self._kinds[kind](self.random(number), bench)
-            bench.check(start(), codes)
+            attempt = self._kinds[kind](self.random(number), bench)
+            what = attempt.what
+            bench.check(attempt.start(), attempt.codes, attempt.names)
         except Broken as error:
             raise Broken(f"{kind}: {what}: {error}") from None
         finally:
@@ -92,7 +91,7 @@ class Inputs(Area):
         from samebits.params import load_params
 
         what = spoil_params(rng, bench, runs=False)
-        return what, partial(bench.call, lambda: load_params("params.yaml")), REFUSED
+        return Attempt(what, partial(bench.call, lambda: load_params("params.yaml")), REFUSED)
 
     def _tracked(self, rng: random.Random, bench: Bench) -> Attempt:
         assert self._template is not None
@@ -101,9 +100,10 @@ class Inputs(Area):
 
 def _staged(rng: random.Random, bench: Bench) -> Attempt:
     what, stage = spoil_params(rng, bench, runs=True), rng.choice(_STAGES)
-    return f"{stage[0]}: {what}", partial(bench.stage, *stage), REFUSED
+    return Attempt(f"{stage[0]}: {what}", partial(bench.stage, *stage), REFUSED)
 
 
 def _prepared(rng: random.Random, bench: Bench) -> Attempt:
     what = spoil_arrays(rng, bench)
-    return what, partial(bench.stage, rng.choice(("prepare", "prepare", "prepare", "host"))), REFUSED
+    stage = rng.choice(("prepare", "prepare", "prepare", "host"))
+    return Attempt(what, partial(bench.stage, stage), REFUSED, ("x.npy", "y.npy", "s.npy", "x.safetensors", "data."))

@@ -14,15 +14,12 @@ import unicodedata
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from faults.subject import Broken, Child, Sandbox, check_end, expect, marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    Attempt = tuple[str, Callable[[], Child], set[int]]
-    # what is wrong, a function that shows it to a program, and the exit codes that this may end with
 
 SECONDS = 20.0
 LONGEST = 1500  # characters of an error's line
@@ -32,6 +29,18 @@ REFUSED = {0, 2, 3}
 """Exit codes of input that is wrong, or is right by chance."""
 VERDICT = {0, 1, 2, 3}
 """Those of a command that may also give a bad verdict."""
+
+
+class Attempt(NamedTuple):
+    """What is wrong, and a function that shows it to a program.
+
+    ``codes`` are the exit codes that this may end with. A refusal has to name one of ``names``, if there are any.
+    """
+
+    what: str
+    start: Callable[[], Child]
+    codes: set[int]
+    names: tuple[str, ...] = ()
 
 
 class _Touch:
@@ -86,9 +95,9 @@ class Bench(Sandbox):
         child.wait(seconds)
         return child
 
-    def check(self, child: Child, codes: set[int] = REFUSED) -> None:
+    def check(self, child: Child, codes: set[int] = REFUSED, names: tuple[str, ...] = ()) -> None:
         """Raise Broken unless it ended as bad input has to, and left everything else alone."""
-        check_refusal(child, codes)
+        check_refusal(child, codes, names)
         self.check_around()
         expect(not (left := marked(self.mark)), "processes are left", left)
 
@@ -114,8 +123,11 @@ class Bench(Sandbox):
         expect(not (left := self.leftovers()), "leftovers", left)
 
 
-def check_refusal(child: Child, codes: set[int]) -> None:
-    """Raise Broken unless a program ended with one of ``codes``, and if that is a refusal's, with one fit line."""
+def check_refusal(child: Child, codes: set[int], names: tuple[str, ...] = ()) -> None:
+    """Raise Broken unless a program ended with one of ``codes``, and if that is a refusal's, with one fit line.
+
+    That line has to hold one of ``names``, if there are any.
+    """
     text = child.stderr.read_text(encoding="utf-8", errors="replace")
     if child.code is not None and child.code < 0:
         raise Broken(f"killed by signal {-child.code}: {text[-500:]}")
@@ -133,6 +145,7 @@ def check_refusal(child: Child, codes: set[int]) -> None:
     expect(text.endswith(f"{errors[0]}\n"), "expected the error as the last line", text[-1000:])
     expect(len(errors[0]) <= LONGEST, f"{len(errors[0])} characters in one line", errors[0][:200])
     expect(len(errors[0]) > len("error: "), "an error that says nothing", text[-1000:])
+    expect(not names or any(name in errors[0] for name in names), f"none of {names} is named", errors[0])
     expect("\r" not in errors[0] and "\t" not in errors[0], "control characters in the error", repr(errors[0][-500:]))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from faults.inputs_bench import Attempt
 from faults.inputs_commands import argument
 from faults.inputs_records import tensors
 from faults.inputs_template import RUN
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-    from faults.inputs_bench import Attempt, Bench
+    from faults.inputs_bench import Bench
     from faults.subject import Child
 
 _STEP = 2
@@ -54,11 +55,8 @@ def shown(rng: random.Random, bench: Bench) -> Attempt:
         case _:
             how = not_a_file(rng, path, bench.outside)
     name = path.name if rng.random() < 0.8 else argument(rng, bench)
-    return (
-        f"doctor --checkpoint {name[:60]!r}: {how}",
-        partial(bench.samebits, "doctor", "--checkpoint", name),
-        {0, 2, 3},
-    )
+    command = partial(bench.samebits, "doctor", "--checkpoint", name)
+    return Attempt(f"doctor --checkpoint {name[:60]!r}: {how}", command, {0, 2, 3})
 
 
 def left(rng: random.Random, bench: Bench) -> Attempt:
@@ -80,7 +78,7 @@ def left(rng: random.Random, bench: Bench) -> Attempt:
     data = contents[how]()
     digest = hashlib.sha256(data).hexdigest()
     (folder / f"{_STEP:012d}-{digest}.safetensors").write_bytes(data)
-    return f"a checkpoint of the training: {how}, {data[:60]!r}", partial(_trained, bench, good), {0}
+    return Attempt(f"a checkpoint of the training: {how}, {data[:60]!r}", partial(_trained, bench, good), {0})
 
 
 def _trained(bench: Bench, good: bytes) -> Child:

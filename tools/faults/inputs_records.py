@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 import zlib
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
-from faults.inputs_bench import VERDICT
+from faults.inputs_bench import VERDICT, Attempt
 from faults.inputs_template import DP, OTHER, RUN, forget_delivery, own_store
 from faults.inputs_values import changed, damaged, json_of, not_a_file, places, spoil_json, value
 from samebits.records.log import SCHEMA
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import random
     from pathlib import Path
 
-    from faults.inputs_bench import Attempt, Bench
+    from faults.inputs_bench import Bench
 
 _TRAIN = ("train", "--strategy", "single", "--no-tracking", "--steps", "2")
 _CSV = (
@@ -50,7 +51,28 @@ def stages(rng: random.Random, bench: Bench) -> Attempt:
     path = bench.folder / file
     if file == ".samebits/hashes.json":
         _remembered(bench)
-    return spoil(rng, path, bench), partial(bench.stage, *stage), {0, 2, 3}
+    before = _bytes(path)
+    what = spoil(rng, path, bench)
+    if path.suffix == ".safetensors" and _bytes(path) != before and not _is_recorded(path, bench):
+        codes = {2, 3}  # they are not what card or record say, so nothing may be computed from them
+    else:
+        codes = {0, 2, 3}
+    return Attempt(what, partial(bench.stage, *stage), codes, _names_of(path))
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
+
+
+def _is_recorded(path: Path, bench: Bench) -> bool:
+    """Whether the card or the record says that a file has just these bytes."""
+    digest = hashlib.sha256(_bytes(path) or b"").hexdigest()
+    return any(digest in (bench.folder / name).read_text("utf-8") for name in ("data/card.json", f"{RUN}/run.json"))
+
+
+def _names_of(path: Path) -> tuple[str, ...]:
+    """What an error may call a file by: itself, or its folder where it does not fit what else is there."""
+    return path.name, path.parent.name
 
 
 def _remembered(bench: Bench) -> None:
@@ -105,8 +127,6 @@ def tensors(rng: random.Random, data: bytes, bench: Bench) -> bytes:
 
 def rehash(path: Path, bench: Bench) -> None:
     """Let card and record say that a damaged file is theirs, so that its bytes themselves are looked at."""
-    import hashlib
-
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     card, record = bench.folder / "data/card.json", bench.folder / RUN / "run.json"
     tree = json.loads(card.read_text(encoding="utf-8"))
@@ -123,16 +143,20 @@ def commands(rng: random.Random, bench: Bench) -> Attempt:
     kind = rng.choice(("compare", "compare", "report", "report", "verify"))
     if kind == "compare":
         name = rng.choice(("run.json", "timing.json", "losses.csv", "model.safetensors"))
-        what = spoil(rng, bench.folder / OTHER / name, bench)
+        path = bench.folder / OTHER / name
+        what = spoil(rng, path, bench)
         more = rng.choice(((), ("--json",), ("--require", "bitwise"), ("--require", "tolerance")))
-        return what, partial(bench.samebits, "compare", *rng.sample((RUN, OTHER), 2), *more), VERDICT
+        command = partial(bench.samebits, "compare", *rng.sample((RUN, OTHER), 2), *more)
+        return Attempt(what, command, VERDICT, _names_of(path))
     if kind == "report":
-        what = spoil(rng, bench.folder / "reports/comparison.json", bench)
-        return what, partial(bench.samebits, "report", *rng.choice(((), ("--out-dir", "again")))), {0, 2, 3}
+        path = bench.folder / "reports/comparison.json"
+        what, options = spoil(rng, path, bench), rng.choice(((), ("--out-dir", "again")))
+        return Attempt(what, partial(bench.samebits, "report", *options), {0, 2, 3}, (path.name,))
     what = _lock(rng, bench)
     params = {"train": {"numerics": ["exact"], "strategies": ["single"]}}
     bench.write_params(params)
-    return what, partial(bench.samebits, "verify", *rng.choice(((), ("--quick",)))), VERDICT
+    quick = rng.choice(((), ("--quick",)))
+    return Attempt(what, partial(bench.samebits, "verify", *quick), VERDICT, ("dvc.lock",))
 
 
 def _lock(rng: random.Random, bench: Bench) -> str:
@@ -176,18 +200,16 @@ def tracking(rng: random.Random, bench: Bench, template: Path) -> Attempt:
             )
         )
         what = f"artifact {spoil(rng, folder / name, bench)}"
-        return (
-            what,
-            partial(bench.samebits, *rng.choice((("reproduce", run_id, "--yes"), ("compare", RUN, run_id)))),
-            VERDICT,
-        )
+        reader = rng.choice((("reproduce", run_id, "--yes"), ("compare", RUN, run_id)))
+        return Attempt(what, partial(bench.samebits, *reader), VERDICT, (name, run_id))
     (log,) = (bench.folder / ".samebits/runs").glob("*.jsonl")
     if kind == "state":
         what = spoil(rng, log.with_suffix(".state.json"), bench)
     else:
         forget_delivery(bench)
         what = _log(rng, log, bench) if kind == "log" else spoil(rng, provenance_of(log), bench)
-    return what, partial(bench.samebits, *rng.choice((("track", "sync"), ("track", "sync"), ("doctor",)))), {0, 2, 3}
+    command = rng.choice((("track", "sync"), ("track", "sync"), ("doctor",)))
+    return Attempt(what, partial(bench.samebits, *command), {0, 2, 3}, (log.stem,))
 
 
 def _log(rng: random.Random, log: Path, bench: Bench) -> str:
