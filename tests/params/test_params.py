@@ -75,7 +75,7 @@ BAD = [
     ),
     (
         {"train": {"schedule": {"warmup_steps": 24}}},
-        "train.schedule.warmup_steps: got 24, accepts fewer than the 24",
+        "train.schedule.warmup_steps: got 24, accepts fewer than the 20",
     ),
     (
         {"data": {"task": "tokens"}, "model": {"name": "gpt", "kwargs": {"heads": 3}}},
