@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import exact_probe
-from samebits.errors import UserError
+from samebits.errors import CollectiveError, UserError
 from samebits.numerics.exact import elementary, whole
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.grid import bits_of_products, bits_of_sum, fixed_order_sum, matmul, shift_of, shifter
@@ -217,6 +217,31 @@ def test_a_sum_of_what_is_not_finite_is_an_error_that_names_it(value):
     windows.round("the gradients of layer.weight", torch.tensor([1.0, value]), 40)
     with pytest.raises(UserError, match=r"the gradients of layer\.weight: infinite or not a number"):
         windows.settle(lambda tops: tops, CPU)
+
+
+def test_what_was_deferred_is_refused_when_the_step_is_settled():
+    def ranks(*wrong):
+        made = [Windows(["here"]) for _ in wrong]
+        for windows, second in zip(made, wrong, strict=True):
+            agree(windows, torch.tensor([1.0]))
+            windows.round("here", torch.tensor([1.0]), 40)
+            windows.defer(UserError("the first", hint=""), torch.tensor(False))
+            windows.defer(UserError("the second", hint=""), torch.tensor(second))
+        return made
+
+    vectors = []
+    for windows in ranks(False, False):
+        assert windows.settle(lambda vector: vectors.append(vector) or vector, CPU)
+    with pytest.raises(UserError, match="the second"):
+        ranks(True)[0].settle(lambda vector: vectors.append(vector) or vector, CPU)
+    largest = torch.stack(vectors).amax(0)
+    refusing, waiting = ranks(True, False)
+    with pytest.raises(UserError, match="the second"):
+        refusing.settle(lambda _: largest, CPU)
+    with pytest.raises(CollectiveError, match="another rank has refused the step"):
+        waiting.settle(lambda _: largest, CPU)
+    for windows in (refusing, waiting):  # what one step had refused is not the next one's
+        assert agree(windows, torch.tensor([1.0]))[1] == 1
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -143,6 +143,23 @@ def test_integers_that_become_fractions_and_complex_numbers_are_refused(compute,
         compute()
 
 
+PLACES = torch.tensor([1, 0, 1])
+INTO_PLACES = [
+    (lambda values: torch.zeros(3).index_put_((PLACES,), values), "index_put_"),
+    (lambda values: torch.zeros(3).index_put((PLACES,), values), "index_put"),
+    (lambda values: torch.zeros(3).scatter(0, PLACES, values), "scatter"),
+    (lambda values: torch.zeros(3).scatter_(0, PLACES, values), "scatter_"),
+]
+
+
+@pytest.mark.parametrize(("put", "name"), INTO_PLACES)
+def test_different_values_in_one_place_are_refused(put, name):
+    with Engine():
+        assert put(torch.tensor([1.0, 2.0, 1.0])).tolist() == [2.0, 1.0, 0.0]
+    with Engine(), pytest.raises(UserError, match=f"exact: .*{name}.*: values are put into one place twice"):
+        put(torch.tensor([1.0, 2.0, 3.0]))
+
+
 @pytest.mark.parametrize(
     "draw",
     [

@@ -40,6 +40,7 @@ MODELS = {
     "convnet": ({"name": "convnet", "kwargs": {"width": 8}}, {"input_shape": [3, 12, 12], "num_classes": CLASSES}),
     "gpt": ({"name": "gpt", "kwargs": {"width": 16, "dropout": 0.1}}, SEQUENCES),
     "decoder": ({"name": "user_models:decoder", "source": HERE}, SEQUENCES),
+    "rotary": ({"name": "user_models:decoder", "kwargs": {"rotary": True}, "source": HERE}, SEQUENCES),
     "mixed": ({"name": "user_models:mixed", "source": HERE}, {**SEQUENCES, "num_classes": CLASSES, "target_shape": []}),
 }
 TASKS = {"mlp": "vectors", "wide_mlp": "vectors", "convnet": "images", "gpt": "tokens"}
@@ -115,7 +116,7 @@ def waits():
 
 
 def rehearse(model, numerics, precision, strategy, optimizer):
-    """Two steps of a training after its start; return the waits of the second."""
+    """Some steps of a training after its start; return the waits of the second, and of the first of the next epoch."""
     params = params_of(model, numerics, strategy, optimizer, precision)
     facts = card(**model[1])
     placement, split = place(strategy, params, numerics, gpus=2, cores=2)
@@ -132,8 +133,10 @@ def rehearse(model, numerics, precision, strategy, optimizer):
         trainable.step(0, 0.1)
         with waits() as where:
             loss = trainable.step(1, 0.1)
+        with waits() as later:
+            trainable.step(batches.steps_per_epoch, 0.1)
         trainable.mean_losses(torch.stack([loss]))
-        return dict(sorted(where.items()))
+        return {"waits": dict(sorted(where.items())), "waits_in_new_epoch": dict(sorted(later.items()))}
     finally:
         chosen.close()
         torch.set_deterministic_debug_mode("default")
@@ -148,7 +151,7 @@ def main():
         with tempfile.TemporaryDirectory() as folder:
             os.environ[INIT_METHOD] = f"file://{folder}/store"
             try:
-                out[case] = {"error": None, "waits": rehearse({**MODELS, **BROKEN}[name], *rest.split())}
+                out[case] = {"error": None, **rehearse({**MODELS, **BROKEN}[name], *rest.split())}
             except Exception as error:  # noqa: BLE001 - reported
                 out[case] = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
     json.dump(out, sys.stdout)

@@ -1,14 +1,28 @@
-"""Models as users bring them: a decoder in the manner of nanoGPT, and one with most of what else is in use."""
+"""Models as users bring them: decoders in the manner of nanoGPT and LLaMA, and one with most of what else is in use."""
+
+import math
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 
+def rotated(x):
+    """Rotary positions (RoFormer, equation 34), the halves of a head beside each other as in LLaMA's."""
+    half = x.shape[-1] // 2
+    with torch.autocast(x.device.type, enabled=False):
+        rates = torch.exp(torch.arange(half, device=x.device).float() * (-math.log(10000.0) / half))
+        places = torch.arange(x.shape[-2], device=x.device).float()
+        angles = places[:, None] @ rates[None, :]
+    a, b = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
+
+
 class _Attention(nn.Module):
-    def __init__(self, width, length, heads):
+    def __init__(self, width, length, heads, *, rotary):
         super().__init__()
-        self.heads = heads
+        self.heads, self.rotary = heads, rotary
         self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.drop = nn.Dropout(0.1)
         self.register_buffer("mask", torch.tril(torch.ones(length, length)).view(1, 1, length, length))
@@ -18,6 +32,8 @@ class _Attention(nn.Module):
         q, k, v = (
             t.view(batch, length, self.heads, width // self.heads).transpose(1, 2) for t in self.qkv(x).split(width, 2)
         )
+        if self.rotary:
+            q, k = rotated(q), rotated(k)
         scores = (q @ k.transpose(-2, -1)) * (k.shape[-1] ** -0.5)
         scores = scores.masked_fill(self.mask[:, :, :length, :length] == 0, float("-inf"))
         mixed = self.drop(F.softmax(scores, dim=-1)) @ v
@@ -25,11 +41,11 @@ class _Attention(nn.Module):
 
 
 class _Decoder(nn.Module):
-    def __init__(self, vocabulary, length, width=16, heads=2):
+    def __init__(self, vocabulary, length, width=16, heads=2, *, rotary=False):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(3))
-        self.attention = _Attention(width, length, heads)
+        self.attention = _Attention(width, length, heads, rotary=rotary)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.head = nn.Linear(width, vocabulary, bias=False)
         self.tokens.weight = self.head.weight
@@ -52,6 +68,7 @@ class _Mixed(nn.Module):
         self.back = nn.ConvTranspose1d(width, width, 3, groups=2)
         self.drop = nn.Dropout(0.2)
         self.scale = nn.Parameter(torch.ones(width))
+        self.router = nn.Linear(2 * width, 4)
         self.head = nn.Sequential(
             nn.Linear(2 * width, width), nn.SiLU(), nn.LayerNorm(width), nn.Linear(width, classes)
         )
@@ -60,11 +77,17 @@ class _Mixed(nn.Module):
         x = self.tokens(tokens).transpose(1, 2)
         x = self.narrow(F.relu(self.norm(self.wide(x))))
         x = self.drop(torch.tanh(self.back(x))) * self.scale[:, None]
-        return self.head(torch.cat([x.mean(-1), x.amax(-1)], -1))
+        x = torch.cat([x.mean(-1), x.amax(-1)], -1)
+        scores = self.router(x)
+        best, which = scores.topk(2, dim=-1)
+        share = torch.zeros_like(scores).scatter(1, which, best.softmax(-1))
+        first = torch.zeros_like(scores)
+        first[torch.arange(len(x), device=x.device), which[:, 0]] = best[:, 0]
+        return self.head(x) * (share * first).sum(1, keepdim=True)
 
 
-def decoder(card):
-    return _Decoder(card.num_classes, card.input_shape[0])
+def decoder(card, rotary=False):
+    return _Decoder(card.num_classes, card.input_shape[0], rotary=rotary)
 
 
 def mixed(card):

@@ -13,13 +13,15 @@ from torch.utils._pytree import tree_leaves
 from samebits.errors import UserError
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.elementary import divisor
-from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED
+from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
 from samebits.numerics.initialization import answer, bernoulli, is_draw
 from samebits.numerics.portable.random import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
+
+    Defer = Callable[[UserError, Tensor], None]
 
 aten = torch.ops.aten
 _COLLECTIVES = {"c10d", "_c10d_functional"}  # in a backward pass, where they sum numbers on grids
@@ -53,12 +55,15 @@ class Engine(EagerDispatchMode):
     """Enter it around forward and backward passes, in every thread that makes one.
 
     ``draws`` answers random operations of a forward pass; without it they are refused. ``during`` is what a refusal
-    names where no module's ``forward`` runs.
+    names where no module's ``forward`` runs. ``defer`` is given each refusal that only values on a GPU decide, with the
+    truth value that decides it; without it the GPU is asked at once, and is waited for.
     """
 
-    def __init__(self, draws: Draws | None = None, *, during: str = "the backward pass") -> None:
+    def __init__(
+        self, draws: Draws | None = None, *, during: str = "the backward pass", defer: Defer | None = None
+    ) -> None:
         super().__init__()
-        self._draws, self._during = draws, during
+        self._draws, self._during, self._defer = draws, during, defer
 
     def __enter__(self) -> Self:
         torch.set_flush_denormal(False)  # a library that was compiled for speed may have set it in this thread
@@ -82,7 +87,7 @@ class Engine(EagerDispatchMode):
             base = _functional(func)
             if base in FREE:
                 return func(*args, **kwargs)
-            version = EXACT.get(base)
+            version, packet = EXACT.get(base), base
         if version is None:
             return self._otherwise(func, args, kwargs)
         out = kwargs.pop("out", None)
@@ -90,10 +95,13 @@ class Engine(EagerDispatchMode):
             result = version(*args, **kwargs)
         except TypeError as error:  # NotExactError, or arguments that no version knows
             raise self._refusal(func, str(error)) from None
-        target = out if out is not None else args[0] if packet.__name__.endswith("_") else None
+        if packet in REFUSED_IF:
+            why, check = REFUSED_IF[packet]
+            self._refuse_if(check(result, *args, **kwargs), self._refusal(func, why))
+        target = out if out is not None else args[0] if func.overloadpacket.__name__.endswith("_") else None
         if target is None:
             return result
-        if packet is not aten.copy_ and (
+        if func.overloadpacket is not aten.copy_ and (
             target.shape != result.shape or not torch.can_cast(result.dtype, target.dtype)
         ):
             what = f"{result.dtype} of shape {tuple(result.shape)}"
@@ -135,6 +143,14 @@ class Engine(EagerDispatchMode):
             return answer(func, args, kwargs, self._draws.fill)
         except TypeError:
             raise self._refusal(func, "with these arguments its draws have no portable form") from None
+
+    def _refuse_if(self, wrong: Tensor | None, refusal: UserError) -> None:
+        if wrong is None:
+            return
+        if wrong.is_cuda and self._defer is not None:
+            self._defer(refusal, wrong)
+        elif bool(wrong):
+            raise refusal
 
     def _refusal(self, func: Any, why: str) -> UserError:
         name = func.name().removeprefix("aten::")

@@ -53,7 +53,7 @@ class ExactModule(nn.Module):
         places = {id(parameter): place for place, parameter in self._by_place()}
         windows, global_batch = self._numerics.windows, self._numerics.samples
         scope = Scope(windows=windows, global_batch=global_batch, samples=batch.shape[0], rounded=self._weights)
-        with Engine(Draws(self._numerics.seed, step, shards)), WholeBatch(scope, lambda p: places[id(p)]):
+        with self._engine(step, shards), WholeBatch(scope, lambda p: places[id(p)]):
             outputs = logits_of(self.model(batch))
             return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
 
@@ -62,13 +62,18 @@ class ExactModule(nn.Module):
         before = self._written(values)
         outputs = []
         for shard, part in zip(shards, inputs.unbind(0), strict=True):
-            with self._entered(values), Engine(Draws(self._numerics.seed, step, [shard])), _OneForm():
+            with self._entered(values), self._engine(step, [shard]), _OneForm():
                 outputs.append(logits_of(self.model(part)))
         after = self._written(values)
         for name in before | after:
             if before.get(name) != after.get(name):
                 raise written_in_forward(name)
         return torch.stack(outputs)
+
+    def _engine(self, step: int, shards: Sequence[int]) -> Engine:
+        """What sees each operation; a forward pass without gradients has no end of a step to defer anything to."""
+        defer = self._numerics.windows.defer if torch.is_grad_enabled() else None
+        return Engine(Draws(self._numerics.seed, step, shards), defer=defer)
 
     def _written(self, values: dict[str, Tensor]) -> dict[str, object]:
         """What forward must leave as it is: buffers, parameters, and generators that count their draws."""

@@ -110,7 +110,7 @@ class ExactNumerics(Numerics):
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's exact gradients to those of the parameters."""
-        with Engine():
+        with Engine(defer=self.windows.defer):
             loss.backward()  # type: ignore[no-untyped-call]
 
     def accepts_grads(self, all_reduce_max: AllReduce) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.errors import UserError
+from samebits.errors import CollectiveError, UserError
 from samebits.numerics.exact.grid import shift_of, snap_, top_of_magnitude
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Windows:
         self._steps = 0
         self._counts = torch.zeros(2, dtype=torch.int64)
         self._passing: list[Tensor] = []
+        self._deferred: list[tuple[UserError, Tensor]] = []
 
     def expect(self, places: Iterable[str]) -> None:
         """Add places that may be met; known ones are left as they are."""
@@ -78,17 +79,31 @@ class Windows:
             self._passing.append(torch.stack([(nonzero & (values == 0)).sum(), nonzero.sum()]))
         return values
 
+    def defer(self, refusal: UserError, wrong: Tensor) -> None:
+        """Raise ``refusal`` when the step is settled, if ``wrong`` is true."""
+        self._deferred.append((refusal, wrong))
+
     def settle(self, largest_of_all: Callable[[Tensor], Tensor], device: torch.device) -> bool:
         """Agree on the windows with all ranks; False if the step has to be made again.
 
         Raises:
-            UserError: a magnitude is infinite or NaN.
+            UserError: a magnitude is infinite or NaN, or something that was deferred is wrong.
+            CollectiveError: something that another rank deferred is wrong.
         """
         # What a GPU has is read once, in the end: each reading waits for all that it has to do.
         here, unseen = self._largest_tops(device), torch.full((), _UNSEEN, dtype=torch.int64, device=device)
-        told = [*(here.get(place, unseen) for place in self._places), torch.full_like(unseen, self._missing)]
+        deferred, self._deferred = self._deferred, []
+        wrong = [flag.to(device, torch.int64) for _, flag in deferred]
+        told = [
+            *(here.get(place, unseen) for place in self._places),
+            torch.full_like(unseen, self._missing),
+            torch.stack(wrong).amax() if wrong else torch.zeros_like(unseen),
+        ]
         self._seen.clear()
-        *agreed, missing = largest_of_all(torch.stack(told)).tolist()
+        *agreed, missing, refused = largest_of_all(torch.stack(told)).tolist()
+        if refused:
+            here_refused = (refusal for refusal, flag in deferred if flag)
+            raise next(here_refused, CollectiveError("another rank has refused the step", hint="see what it says"))
         tops = {place: top for place, top in zip(self._places, agreed, strict=True) if top > _UNSEEN}
         fits = not missing
         for place, top in tops.items():

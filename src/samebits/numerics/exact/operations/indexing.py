@@ -8,7 +8,7 @@ import torch
 
 from samebits.numerics.exact.grid import bits_of_sum, shifter, snap_, top_of_magnitude
 from samebits.numerics.exact.operations.reductions import or_not_finite, terms_of
-from samebits.numerics.exact.operations.registry import NotExactError, exact, wide
+from samebits.numerics.exact.operations.registry import NotExactError, exact, refused_if, wide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 aten = torch.ops.aten
+_TWICE = "values are put into one place twice, and which one stays is not fixed"
 
 
 def _accumulated(x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tensor], lanes: tuple[int, ...]) -> Tensor:
@@ -90,11 +91,7 @@ def index_put(
     accumulate: bool = False,
     unsafe: bool = False,  # noqa: ARG001
 ) -> Tensor:
-    """``x`` with ``values`` added at places, or put into places that are all different.
-
-    Raises:
-        NotExactError: different values are put into one place.
-    """
+    """``x`` with ``values`` added at places, or put into places that are all different."""
     places = tuple(slice(None) if index is None else index for index in indices)
     if accumulate:
         like = values.expand(x[places].shape)
@@ -106,13 +103,25 @@ def index_put(
         )
         return total.view(x.shape)
     result: Tensor = aten.index_put(x, indices, values)
-    _check_written(result[places], values)
     return result
 
 
-def _check_written(read: Tensor, values: Tensor) -> None:
-    if not bool(((read == values) | (read.isnan() & values.isnan())).all()):
-        raise NotExactError("values are put into one place twice, and which one stays is not fixed")
+@refused_if(_TWICE, aten.index_put, aten._index_put_impl)
+def index_put_twice(
+    result: Tensor,
+    x: Tensor,  # noqa: ARG001
+    indices: list[Tensor | None],
+    values: Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,  # noqa: ARG001
+) -> Tensor | None:
+    """Whether different values were put into one place."""
+    places = tuple(slice(None) if index is None else index for index in indices)
+    return None if accumulate else _differ(result[places], values)
+
+
+def _differ(read: Tensor, values: Tensor) -> Tensor:
+    return ((read != values) & ~(read.isnan() & values.isnan())).any()
 
 
 @exact(aten.scatter)
@@ -120,14 +129,27 @@ def scatter(x: Tensor, dim: int, index: Tensor, value: Tensor | float, *, reduce
     """``x`` with values put into places along ``dim`` that are all different.
 
     Raises:
-        NotExactError: different values are put into one place, or ``reduce`` joins them.
+        NotExactError: ``reduce`` joins them.
     """
     if reduce is not None:
         raise NotExactError("scatter with reduce has no exact version; use scatter_add")
-    result = x.scatter(dim, index, value)
-    if isinstance(value, torch.Tensor):
-        _check_written(result.gather(dim, index), value[tuple(slice(n) for n in index.shape)])
-    return result
+    return x.scatter(dim, index, value)
+
+
+@refused_if(_TWICE, aten.scatter)
+def scatter_twice(
+    result: Tensor,
+    x: Tensor,  # noqa: ARG001
+    dim: int,
+    index: Tensor,
+    value: Tensor | float,
+    *,
+    reduce: str | None = None,  # noqa: ARG001
+) -> Tensor | None:
+    """Whether different values were put into one place."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return _differ(result.gather(dim, index), value[tuple(slice(n) for n in index.shape)])
 
 
 @exact(aten.unfold_backward)

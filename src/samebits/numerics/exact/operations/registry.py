@@ -36,6 +36,24 @@ def exact(*packets: Any) -> Callable[[V], V]:
     return enter
 
 
+REFUSED_IF: dict[Any, tuple[str, Version]] = {}
+"""Why a result of an exact version cannot stand, and what tells it by values; see ``refused_if``."""
+
+
+def refused_if(why: str, *packets: Any) -> Callable[[V], V]:
+    """Enter a function of a result and its operation's arguments, which says whether it has to be refused, and why.
+
+    It gives a single truth value as a tensor, which a GPU is asked for at the end of the step alone, or None where
+    nothing can be wrong.
+    """
+
+    def enter(check: V) -> V:
+        REFUSED_IF.update(dict.fromkeys(packets, (why, check)))
+        return check
+
+    return enter
+
+
 def check_float32(x: Tensor) -> None:
     """Refuse a tensor of another type than float32. Raises NotExactError: it has another one; the text names it."""
     if x.dtype != torch.float32:
