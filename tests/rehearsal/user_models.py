@@ -80,7 +80,7 @@ class _Mixed(nn.Module):
         x = torch.cat([x.mean(-1), x.amax(-1)], -1)
         scores = self.router(x)
         best, which = scores.topk(2, dim=-1)
-        share = torch.zeros_like(scores).scatter(1, which, best.softmax(-1))
+        share = torch.zeros_like(scores).scatter(1, which, best.softmax(-1).to(scores.dtype))
         first = torch.zeros_like(scores)
         first[torch.arange(len(x), device=x.device), which[:, 0]] = best[:, 0]
         return self.head(x) * (share * first).sum(1, keepdim=True)
