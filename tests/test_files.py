@@ -227,6 +227,23 @@ def test_debug_shows_the_traceback(capsys):
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://me:S3CRET@db/mlflow", "postgresql://me:***@db/mlflow"),
+        ("sent Authorization: Basic bWU6UzNDUkVUUzNDUkVU", "sent Authorization: Basic ***"),
+        ("Bearer S3CRET.S3CRET-S3CRET_S3CRET is not known", "Bearer *** is not known"),
+        ("http://db:5000/a@b, Basic authentication", "http://db:5000/a@b, Basic authentication"),
+    ],
+)
+def test_no_error_and_no_traceback_shows_a_password(text, shown, capsys):
+    with pytest.raises(SystemExit), exit_on_error(debug=True):
+        raise HostError("the store refuses", hint=text) from OSError(text)
+    said = capsys.readouterr().err
+    assert said.count(shown) == 3
+    assert "S3CRET" not in said
+
+
 def test_what_is_not_expected_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), exit_on_error():
         1 / 0  # noqa: B018

@@ -50,8 +50,9 @@ class SamebitsError(WithHint, Exception):
 
 
 def without_password(text: str) -> str:
-    """A text in which no address has its password: ``http://user:***@host``."""
-    return re.sub(r"(://[^/\s:@]*):[^/\s@]*@", r"\1:***@", text)
+    """A text in which no address has its password, ``http://user:***@host``, and no header its credentials."""
+    text = re.sub(r"(://[^/\s:@]*):[^/\s@]*@", r"\1:***@", text)
+    return re.sub(r"\b(Basic|Bearer) [\w+/.~=-]{16,}", r"\1 ***", text)
 
 
 def one_line(text: str) -> str:
@@ -194,8 +195,8 @@ def exit_on_error(*, debug: bool = False) -> Iterator[None]:
             yield
     except WithHint as error:
         if debug:
-            sys.stderr.write(error.traceback or traceback.format_exc())
-        sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(without_password(error.traceback or traceback.format_exc()))
+        sys.stderr.write(without_password(f"error: {error}\n"))
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("error: stopped by Ctrl-C. hint: run the same command again\n")

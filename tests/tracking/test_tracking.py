@@ -1,5 +1,6 @@
 """Delivery of local logs to a real MLflow store."""
 
+import base64
 import errno
 import json
 import os
@@ -10,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import nullcontext, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import contextmanager, nullcontext, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -332,21 +333,22 @@ def test_a_sender_waits_for_what_may_follow_until_the_comparison_is_delivered(re
     assert not paused
 
 
+def senders(folder, log=None):
+    """The processes that deliver logs of a folder, started for ``log`` if it is given."""
+    command = b"\0".join([b"-m", b"samebits.tracking.sender", bytes(log) if log else b""])
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended meanwhile
+            if command in (process / "cmdline").read_bytes() and (process / "cwd").samefile(folder):
+                found.append(int(process.name))
+    return found
+
+
 def test_a_sender_has_a_low_priority(repository):
     log = start("alive")
     sender.start_sender(log.path)
 
-    command = b"\0".join([b"-m", b"samebits.tracking.sender", bytes(log.path), b""])
-
-    def senders():
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended meanwhile
-                if (process / "cmdline").read_bytes().endswith(command) and (process / "cwd").samefile(repository):
-                    found.append(int(process.name))
-        return found
-
-    (process,) = wait_for(senders)
+    (process,) = wait_for(lambda: senders(repository, log.path))
     wait_for(lambda: os.getpriority(os.PRIO_PROCESS, process) == sender.NICENESS)
     group = Path(f"/proc/{process}/autogroup")
     if group.exists():  # else this kernel shares cores out among processes alone
@@ -745,6 +747,81 @@ def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repos
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 20
     assert [path for path in files if secret.encode() in path.read_bytes()] == []
+
+
+@contextmanager
+def answering(status):
+    """The port of a server that refuses everything, and repeats what it was sent; 9 for one that is away."""
+    if status is None:
+        yield 9
+        return
+
+    class Refusing(BaseHTTPRequestHandler):
+        def _refuse(self):
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            said = f"{self.headers.get('Authorization')} of http://somebody:{SECRET}@127.0.0.1{self.path}"
+            body = json.dumps({"error_code": "UNAUTHENTICATED", "message": said}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_PUT = do_PATCH = _refuse  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+SECRET = "S3NTINEL" * 4
+ASKED_OF_A_STORE = [
+    ("track", "sync"),
+    ("--debug", "track", "sync"),
+    ("reproduce", "a" * 32, "--yes"),
+    ("--debug", "reproduce", "a" * 32, "--yes"),
+    ("--debug", "compare", "runs/single-fast", "a" * 32),
+    ("doctor",),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [None, 401, 500])
+def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data_dir):
+    params = stage.write_params(small(strategies=["single"]))
+    shutil.copytree(data_dir(params), stage.folder / "data")
+    write_json(stage.folder / "host.json", host_facts().model_dump(mode="json"))
+    with answering(status) as port:
+        environ = {
+            **os.environ,
+            **dict.fromkeys(["AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD"], SECRET),
+            "MLFLOW_TRACKING_URI": f"http://somebody:{SECRET}@127.0.0.1:{port}",
+            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
+        }
+        codes, said = [], ""
+        stages = [("train", "--strategy", "single"), ("evaluate",), ("compare",)]
+        commands = [[sys.executable, stage.script(name), "--debug", *more] for name, *more in stages]
+        commands += [[str(Path(sys.executable).with_name("samebits")), *asked] for asked in ASKED_OF_A_STORE]
+        for command in commands:
+            done = subprocess.run(
+                command, cwd=stage.folder, env=environ, capture_output=True, text=True, timeout=patient(240)
+            )
+            codes.append(done.returncode)
+            said += f"$ {command[1:]}\n{done.stdout}{done.stderr}"
+        assert codes[:3] == [0, 0, 0], said
+        assert 0 not in codes[3:-1], said
+        for process in senders(stage.folder):
+            os.kill(process, signal.SIGTERM)
+        wait_for(lambda: not senders(stage.folder), seconds=900)
+    assert "somebody:***@127.0.0.1" in said
+    files = [path for path in stage.folder.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    for hidden in (SECRET, base64.b64encode(f"somebody:{SECRET}".encode()).decode()):
+        assert [line for line in said.splitlines() if hidden in line] == []
+        assert [path for path in files if hidden.encode() in path.read_bytes()] == []
 
 
 def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_terminal_would_hide(tmp_path):
