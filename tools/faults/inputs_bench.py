@@ -126,7 +126,7 @@ class Bench(Sandbox):
 def check_refusal(child: Child, codes: set[int], names: tuple[str, ...] = ()) -> None:
     """Raise Broken unless a program ended with one of ``codes``, and if that is a refusal's, with one fit line.
 
-    That line has to hold one of ``names``, if there are any.
+    That line, or what it refers to above it, has to hold one of ``names``, if there are any.
     """
     text = child.stderr.read_text(encoding="utf-8", errors="replace")
     if child.code is not None and child.code < 0:
@@ -145,7 +145,7 @@ def check_refusal(child: Child, codes: set[int], names: tuple[str, ...] = ()) ->
     expect(text.endswith(f"{errors[0]}\n"), "expected the error as the last line", text[-1000:])
     expect(len(errors[0]) <= LONGEST, f"{len(errors[0])} characters in one line", errors[0][:200])
     expect(len(errors[0]) > len("error: "), "an error that says nothing", text[-1000:])
-    expect(not names or any(name in errors[0] for name in names), f"none of {names} is named", errors[0])
+    expect(not names or any(name in text for name in names), f"none of {names} is named", text[-1000:])
     expect("\r" not in errors[0] and "\t" not in errors[0], "control characters in the error", repr(errors[0][-500:]))
 
 

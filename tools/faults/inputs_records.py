@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from faults.inputs_bench import Bench
 
+AGAIN_SECONDS = 60.0  # of a command that may train again
 _TRAIN = ("train", "--strategy", "single", "--no-tracking", "--steps", "2")
 _CSV = (
     b"", b"step,loss\n", b"step,loss\n1,\n", b"step,loss\n1,nan\n2,inf\n3,-inf\n4,1\n",
@@ -156,7 +157,7 @@ def commands(rng: random.Random, bench: Bench) -> Attempt:
     params = {"train": {"numerics": ["exact"], "strategies": ["single"]}}
     bench.write_params(params)
     quick = rng.choice(((), ("--quick",)))
-    return Attempt(what, partial(bench.samebits, "verify", *quick), VERDICT, ("dvc.lock",))
+    return Attempt(what, partial(bench.samebits, "verify", *quick, seconds=AGAIN_SECONDS), VERDICT, ("dvc.lock",))
 
 
 def _lock(rng: random.Random, bench: Bench) -> str:
@@ -201,7 +202,7 @@ def tracking(rng: random.Random, bench: Bench, template: Path) -> Attempt:
         )
         what = f"artifact {spoil(rng, folder / name, bench)}"
         reader = rng.choice((("reproduce", run_id, "--yes"), ("compare", RUN, run_id)))
-        return Attempt(what, partial(bench.samebits, *reader), VERDICT, (name, run_id))
+        return Attempt(what, partial(bench.samebits, *reader, seconds=AGAIN_SECONDS), VERDICT, (name, run_id))
     (log,) = (bench.folder / ".samebits/runs").glob("*.jsonl")
     if kind == "state":
         what = spoil(rng, log.with_suffix(".state.json"), bench)

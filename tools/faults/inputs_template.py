@@ -47,9 +47,10 @@ def make_template(folder: Path) -> Path:
     for name in ("dvc.lock", "dvc.yaml", ".dvc/config"):
         (work / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, work / name)
+    shutil.copytree(ROOT / "pipeline", work / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
     git = partial(subprocess.run, cwd=work, env={**os.environ, **_GIT}, check=True, capture_output=True)
     git(["git", "init", "--quiet"])
-    git(["git", "add", "params.yaml", "model.py"])
+    git(["git", "add", "params.yaml", "model.py", "pipeline", "dvc.lock", "dvc.yaml", ".dvc/config"])
     git(["git", "commit", "--quiet", "--message", "all"])
     child = bench.call(partial(_write_log, work))
     child = child if child.code else bench.samebits("track", "sync", seconds=120)
