@@ -65,7 +65,7 @@ def test_a_host_whose_gpus_are_shown_runs_what_make_test_runs():
 def test_a_group_that_was_asked_for_by_name_has_to_run(named, ran, code, said, monkeypatch):
     def run(name, folder, *, coverage):
         passed, failed = ran.get(name, (1, 0))
-        return Outcome(name, passed, failed, Counter(["needs root"]), 1.0)
+        return Outcome(group=name, passed=passed, failed=failed, skipped=Counter(["needs root"]), seconds=1.0)
 
     monkeypatch.setattr(run_tests, "run", run)
     done = CliRunner().invoke(main, list(ran) if named else [])

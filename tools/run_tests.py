@@ -20,7 +20,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
@@ -83,14 +83,14 @@ GROUPS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What became of a group."""
 
     group: str
-    passed: int
-    failed: int
-    skipped: Counter[str]
+    passed: int = 0
+    failed: int = 0
+    skipped: Counter[str] = field(default_factory=Counter)
     seconds: float
 
     @property
@@ -113,7 +113,7 @@ def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome
         areas = json.loads(report.read_text())["areas"].values() if report.exists() else ()
         passed = sum(area["held"] for area in areas)
         failed = sum(area["tried"] - area["held"] for area in areas)
-        return Outcome(group, passed, failed or int(code != 0), skipped, seconds)
+        return Outcome(group=group, passed=passed, failed=failed or int(code != 0), seconds=seconds)
     for case in ET.parse(report).iter("testcase") if report.exists() else ():  # noqa: S314 - pytest's own
         reason = case.find("skipped")
         if case.find("failure") is not None or case.find("error") is not None:
@@ -123,7 +123,8 @@ def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome
         else:
             passed += 1
     found = passed + skipped.total()
-    return Outcome(group, passed, failed or int(code != 0 or not found), skipped, seconds)
+    failed = failed or int(code != 0 or not found)
+    return Outcome(group=group, passed=passed, failed=failed, skipped=skipped, seconds=seconds)
 
 
 def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
@@ -132,7 +133,7 @@ def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
     if group.venv == ".venv-gpu":
         made = subprocess.run(["make", ".venv-gpu/.installed"], cwd=ROOT, check=False)
         if made.returncode:
-            return Outcome(name, 0, 1, Counter(), time.monotonic() - started)
+            return Outcome(group=name, failed=1, seconds=time.monotonic() - started)
     python = f"{group.venv}/bin/python"
     if group.select is None:
         seed = str(int(time.time()) // 86400)  # of the day, so that each night sees other faults
@@ -143,7 +144,7 @@ def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
         tests = [python, *traced, "-m", "pytest", f"--junitxml={report}", *group.select]
     if group.gpus_of:
         if not shutil.which("cc"):
-            return Outcome(name, 0, 0, Counter(["needs a C compiler that is called cc"]), 0.0)
+            return Outcome(group=name, skipped=Counter(["needs a C compiler that is called cc"]), seconds=0.0)
         tests = ["env", "PYTHONPATH=tools", python, "-m", "nvml", group.gpus_of, *tests]
     brought = [".ci/with", group.brings, *tests] if group.brings else tests
     bounded = [sys.executable, "tools/bounded.py", str(60 * group.minutes), *brought]

@@ -58,6 +58,20 @@ def evaluate(
     return math.fsum(losses) / targets.numel(), accuracy
 
 
+def _require_recorded(weights: Path, record: RunRecord) -> None:
+    """Raise UserError: the weights are missing, or not those that the run's record speaks of."""
+    again = "train again with `python pipeline/train.py`"
+    try:
+        digest = sha256(weights)
+    except FileNotFoundError:
+        raise UserError(f"{weights}: no such file", hint="run `python pipeline/train.py` first") from None
+    except OSError as error:
+        raise UserError(f"{weights}: cannot be read: {reason(error)}", hint=again) from None
+    if digest != record.weights_sha256:
+        what = f"SHA-256 {digest[:12]}, expected the {record.weights_sha256[:12]} of {RECORD}"
+        raise UserError(f"{weights}: {what}", hint=again)
+
+
 def evaluate_run(
     params: Params, *, data_dir: Path, run_dir: Path, at: Callable[[Literal["building", "working"]], object]
 ) -> Evaluation:
@@ -70,21 +84,12 @@ def evaluate_run(
     """
     card = read_card(data_dir / "card.json", params)
     record = RunRecord.read(run_dir / RECORD, made_by="python pipeline/train.py")
-    weights, numerics = run_dir / WEIGHTS, record.numerics
-    try:
-        digest = sha256(weights)
-    except FileNotFoundError:
-        raise UserError(f"{weights}: no such file", hint="run `python pipeline/train.py` first") from None
-    except OSError as error:
-        hint = "train again with `python pipeline/train.py`"
-        raise UserError(f"{weights}: cannot be read: {reason(error)}", hint=hint) from None
-    if digest != record.weights_sha256:
-        what = f"SHA-256 {digest[:12]}, expected the {record.weights_sha256[:12]} of {RECORD}"
-        raise UserError(f"{weights}: {what}", hint="train again with `python pipeline/train.py`")
+    weights = run_dir / WEIGHTS
+    _require_recorded(weights, record)
     gpus = min(1, count_gpus())
-    placement, split = place("single", params, numerics, gpus=gpus, cores=1)
+    placement, split = place("single", params, record.numerics, gpus=gpus, cores=1)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
-    setup = Setup(params, numerics, card, split=split, strategy=SingleDeviceStrategy(device))
+    setup = Setup(params, record.numerics, card, split=split, strategy=SingleDeviceStrategy(device))
     setup.enter_process()
     torch.set_num_threads(1)  # the result must not depend on the host's number of cores
     at("building")
@@ -107,5 +112,5 @@ def evaluate_run(
         teacher_loss=card.test.teacher_loss,
         above_floor=loss / card.floor - 1 if card.floor is not None else None,
         samples=len(data[0]),
-        weights_sha256=digest,
+        weights_sha256=record.weights_sha256,
     )

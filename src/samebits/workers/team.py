@@ -77,10 +77,7 @@ def gathered(
             with meeting.busy():
                 prepare()
         told = {**arguments, "strategy": strategy, "numerics": numerics, "nodes": nodes.count}
-        mine = node_facts(params, told, data_dir)
-        facts = [NodeFacts.model_validate(one) for one in meeting.share("facts", mine.model_dump(mode="json"))]
-        require_equal(facts)
-        require_reach(meeting)
+        facts = _exchange(meeting, node_facts(params, told, data_dir))
         devices = [
             Devices(gpus=one.gpus, cores=one.cores, wanted=one.num_devices, name=one.name, machine=one.machine)
             for one in facts
@@ -98,6 +95,14 @@ def gathered(
             names=names,
             machines=tuple(one.machine for one in facts),
         )
+
+
+def _exchange(meeting: Meeting, mine: NodeFacts) -> list[NodeFacts]:
+    """The facts of every machine, which are the same where they have to be, and which reach each other."""
+    facts = [NodeFacts.model_validate(one) for one in meeting.share("facts", mine.model_dump(mode="json"))]
+    require_equal(facts)
+    require_reach(meeting)
+    return facts
 
 
 def environment_of(nodes: Nodes, address: Address) -> dict[str, str]:
