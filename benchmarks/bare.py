@@ -113,7 +113,7 @@ def kit(trainable: Trainable, steps: int, losses: dict[str, list[float]]) -> Var
     """The kit's own loop, with its schedule, its clock and a tracker that shows nothing."""
 
     def run() -> None:
-        tracker = Progress("", steps, shown=False)
+        tracker = Progress("", steps, lambda *_: None, None, shown=False)
         losses["kit"] = train(trainable, steps, step_seconds=1e-3, tracker=tracker).losses
 
     def reset() -> None:

@@ -36,6 +36,7 @@ from samebits.results.explanation.remedies import TIMES
 from samebits.workers.launch import run_training
 
 if TYPE_CHECKING:
+    from samebits.params.schema import StrategyName
     from samebits.records.run import Run
     from samebits.results.explanation.explain import ExplainedCause, Explanation
 
@@ -74,13 +75,13 @@ class Bench:
             {"seed": self._seed, "data": DATA, "model": model, "train": {**train, **case.train}}
         )
 
-    def train(self, params: Params, strategy: str, around: Any) -> Run:
+    def train(self, params: Params, strategy: StrategyName, around: Any) -> Run:
         """One training, with what is around it."""
         self._count += 1
         out = self._folder / f"runs/{self._count}"
         data = self._prepared(params)
         with around():
-            run_training(  # type: ignore[arg-type]
+            run_training(
                 params,
                 strategy,
                 "fast",

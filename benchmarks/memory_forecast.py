@@ -53,21 +53,22 @@ def case_of(name: str, folder: Path) -> Case:
 def measured(name: str, mib: int, folder: Path) -> dict[str, float]:
     """Samples: the forecast, and the truth with and without freed memory that goes back at once."""
     free = case_of(name, folder)
-    told = free.tell()
-    assert told, "a small batch fits"
-    limit = told.looked.memory.devices[0].other + mib * 2**20
+    small = free.estimate()
+    assert small, "a small batch fits"
+    limit = small.step.memory.devices[0].baseline + mib * 2**20
     data = free.params.data.model_copy(update={"num_samples": MOST})
     case = replace(free, limit=limit, params=free.params.model_copy(update={"data": data}))
-    told = case.tell()
-    assert told, "the smallest batch fits"
-    assert told.forecast, "memory grows with the batch"
-    found: dict[str, float] = {"forecast": told.forecast.samples}
+    estimate = case.estimate()
+    assert estimate, "the smallest batch fits"
+    assert estimate.forecast, "memory grows with the batch"
+    forecast = estimate.forecast.samples
+    found: dict[str, float] = {"forecast": forecast}
     for kind, at_once in (("at once", True), ("as usual", False)):
         fits = partial(case.fits, limit=limit, at_once=at_once)
-        bracket = search(fits, told.forecast.samples, unit=1, most=MOST, precision=PRECISION)
+        bracket = search(fits, forecast, unit=1, most=MOST, precision=PRECISION)
         assert bracket.fitted, "a smaller batch was looked at"
         found[kind] = bracket.fitted
-        found[f"error, {kind}"] = told.forecast.samples / bracket.fitted - 1
+        found[f"error, {kind}"] = forecast / bracket.fitted - 1
     return found
 
 

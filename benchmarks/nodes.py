@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -72,9 +73,10 @@ def on_two(folder: Path, params: str, nodes: Sequence[Machine]) -> tuple[Run, fl
 
     def start(rank: int, node: Machine) -> subprocess.Popen[str]:
         place = ["--nodes", 2, "--node-rank", rank, "--master", nodes[0].name, "--num-devices", 1]
-        return node.start(*COMMAND, *place, "--params", params, cwd=folder).popen
+        process: subprocess.Popen[str] = node.start(*COMMAND, *place, "--params", params, cwd=folder).popen
+        return process
 
-    return train(folder, [lambda rank=rank, node=node: start(rank, node) for rank, node in enumerate(nodes)])
+    return train(folder, [partial(start, rank, node) for rank, node in enumerate(nodes)])
 
 
 def slow_link(folder: Path, nodes: Sequence[Machine], rate: str) -> dict[str, float]:

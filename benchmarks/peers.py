@@ -80,7 +80,7 @@ def lightning(setting: Setting, name: str) -> Variant:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     losses: list[Tensor] = []
 
-    class Module(pl.LightningModule):
+    class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = setting.model
@@ -94,7 +94,7 @@ def lightning(setting: Setting, name: str) -> Variant:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), **OPTIMIZER)
 
-    class Clock(pl.Callback):
+    class Clock(pl.Callback):  # type: ignore[misc]
         started = spent = 0.0
 
         def on_train_start(self, *_: Any) -> None:

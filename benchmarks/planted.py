@@ -22,6 +22,8 @@ from samebits.training.strategies import DDPStrategy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from samebits.params.schema import StrategyName
+
 SOURCE = "planted_model.py"
 
 
@@ -96,7 +98,7 @@ def nothing_around() -> AbstractContextManager[None]:
 class Case:
     """A training: its strategy, what it changes of the params and of ``planted_model.Net``, and what is around it."""
 
-    strategy: str = "ddp"
+    strategy: StrategyName = "ddp"
     batch: int = 512
     train: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)

@@ -47,8 +47,9 @@ class Net(nn.Module):
         for row in range(self.reads):
             values[row % rows, 0].item()
         if self.slow_backward:
-            values = SlowBackward.apply(values, self.slow_backward)
-        return self.head(values)
+            values = SlowBackward.apply(values, self.slow_backward)  # type: ignore[no-untyped-call]
+        outputs: Tensor = self.head(values)
+        return outputs
 
 
 class SlowBackward(torch.autograd.Function):

@@ -27,12 +27,14 @@ CASES = {
     "tokens": ("tokens", "gpt"),
 }
 NUMERICS = ("fast", "exact")
+SAMPLES = 65_536
 
 
 def measure(task: str, model: str, folder: Path) -> dict[str, Any]:
     """Test losses in both numerics, and what the exact training counted."""
     params = YAML(typ="safe").load((ROOT / "params.yaml").read_text(encoding="utf-8"))
     params["data"]["task"], params["model"]["name"], params["train"]["repeats"] = task, model, 1
+    params["data"]["num_samples"] = SAMPLES
     params["train"]["global_batch_size"], params["train"]["optimizer"]["lr"] = BATCH, LEARNING_RATE
     YAML().dump(params, folder / "params.yaml")
 

@@ -22,7 +22,7 @@ from samebits.params import parse_params
 from samebits.records.run import read_run
 from samebits.training.placement import place
 from samebits.training.strategies import make_strategy
-from samebits.workers.launch import launch
+from samebits.workers.processes import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -121,7 +121,7 @@ def test_each_message_of_the_troubleshooting_guide_is_one_of_the_programs(headin
     assert any(pattern.search(text) for text in TEXTS)
 
 
-def test_the_troubleshooting_guide_knows_the_labels():
+def test_the_report_guide_knows_the_labels():
     report = (ROOT / "docs/guides/reading-the-report.md").read_text()
     assert [kind.replace("_", " ") for kind in LABELS if f"| {kind.replace('_', ' ')} |" not in report] == []
 

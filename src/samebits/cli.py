@@ -34,7 +34,7 @@ def main(context: click.Context, debug: bool) -> None:
     """Measure what DataParallel and DistributedDataParallel buy on this host, and whether it is the same model.
 
     Results go to stdout, messages to stderr. Exit codes: 0 done, 1 the verdict is worse than asked for, 2 the input is
-    wrong, 3 this host cannot do it, 4 a worker failed, 130 and 143 after Ctrl-C and SIGTERM.
+    wrong, 3 this host cannot do it, 4 a worker failed, 130, 143 and 129 after Ctrl-C, SIGTERM and a lost terminal.
     """
     context.with_resource(exit_on_error(debug=debug))
 
@@ -81,7 +81,7 @@ def report(comparison: str, out_dir: str | None) -> None:
 
 
 @main.command()
-@click.option("--model", "with_model", is_flag=True, help="Also run one batch of the model under each strategy.")
+@click.option("--model", "with_model", is_flag=True, help="Also make two steps of the model under each strategy.")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="A safetensors file to try on the model; --model.")
 @click.option("--memory", "with_memory", is_flag=True, help="Also find the largest global batch that fits.")
 @click.option("--memory-gib", type=click.FloatRange(min=0.0), help="On devices with so much, in place of what is free.")
@@ -104,7 +104,7 @@ def doctor(
 
     With --memory, the largest batch is forecast from small ones, and then tried, for each strategy of params.yaml.
 
-    Exit codes: 0 nothing failed; 2 params.yaml or the model is wrong; 3 the host or its software is.
+    Exit codes: 0 nothing failed; 2 params.yaml or the model is wrong; 3 the host or its software is; 4 a trial failed.
 
     \b
     Examples:

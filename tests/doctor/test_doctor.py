@@ -549,12 +549,19 @@ def test_a_local_store_of_someone_else(exists, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("uri", "status"),
-    [("file:///runs", "failed"), ("mlruns", "failed"), ("postgresql://u:p@db/x", "skipped"), ("databricks", "skipped")],
+    [
+        ("file:///runs", "failed"),
+        ("mlruns", "failed"),
+        ("http://[", "failed"),
+        ("postgresql://u:p@db/x", "skipped"),
+        ("databricks", "skipped"),
+    ],
 )
 def test_other_stores(uri, status):
     finding = one(store(uri, {}))
     assert finding.status == status
     assert "u:p" not in finding.text
+    assert "broke" not in finding.text
 
 
 # -- git, DVC, params.yaml, logs -------------------------------------------------------------------------------

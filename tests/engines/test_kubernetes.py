@@ -252,7 +252,7 @@ def test_no_text_is_read_as_something_else(text):
         ({}, {MLFLOW: "mlruns"}, {}, r"MLFLOW_TRACKING_URI: mlruns is on this machine"),
         ({}, {MLFLOW: "http://[::1]:5000"}, {}, r"is on this machine, where no pod reaches it"),
         ({}, {MLFLOW: "postgresql://me:pw@db.example/mlflow"}, {}, r"MLFLOW_TRACKING_URI has a name or a password"),
-        ({}, {MLFLOW: "http://[::1"}, {}, r"MLFLOW_TRACKING_URI: Invalid IPv6 URL"),
+        ({}, {MLFLOW: "http://[::1"}, {}, r"MLFLOW_TRACKING_URI: http://\[::1: Invalid IPv6 URL"),
         ({}, {}, {"out_dir": "/tmp/try"}, r"--out-dir: /tmp/try is not on the claim, and would be gone with its pod"),
         ({}, {}, {"params_file": "/repository2/params.yaml"},
          r"--params: /repository2/params\.yaml is not on the claim"),

@@ -215,6 +215,7 @@ def test_a_step_waits_for_the_device_as_seldom_as_the_rehearsal_says(numerics, d
     warm_up(trainable, 3)
     trainable.step(0, 0.01)
     trainable.step(1, 0.01)
+    made_again = trainable.numerics.state_dict().get("widened", 0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
@@ -224,7 +225,8 @@ def test_a_step_waits_for_the_device_as_seldom_as_the_rehearsal_says(numerics, d
             torch.cuda.set_sync_debug_mode("default")
             torch.set_deterministic_debug_mode("default")
     waits = [str(one.message) for one in caught if "synchronizing CUDA operation" in str(one.message)]
-    assert len(waits) == (0 if numerics == "fast" else 1), waits
+    made_again = trainable.numerics.state_dict().get("widened", 0) - made_again
+    assert len(waits) == (0 if numerics == "fast" else 1 + made_again), waits
 
 
 @pytest.mark.cuda_here

@@ -71,8 +71,7 @@ def test_graphs_under_ddp(task, both):
     assert graphed.timing.speedup.median > 0  # the references were captured too
 
 
-def test_graphs_and_a_checkpoint_go_together(both):
-    """What is copied into the weights is what a replay reads."""
+def test_checkpoints_that_are_written_between_replays_change_nothing(both):
     assert_same(*both("single", small(checkpoint_every_steps=1, epochs=4, repeats=2)))
 
 

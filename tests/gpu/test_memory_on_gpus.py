@@ -56,7 +56,7 @@ def test_the_ranks_of_ddp_hold_the_same(stage, data_dir):
     assert devices[0].gradients >= WEIGHTS  # in buckets, which stay
 
 
-def gpu_case(tmp_path, data_dir, strategy, limit):
+def gpu_case(tmp_path, data_dir, strategy, limit) -> Case:
     params = parse_params(small(model=MODEL, optimizer={"name": "adamw", "lr": 0.001}))
     data = data_dir(params)
     wide = params.model_copy(update={"data": params.data.model_copy(update={"num_samples": 10**7})})
@@ -68,7 +68,7 @@ def gpu_case(tmp_path, data_dir, strategy, limit):
 @pytest.mark.parametrize("strategy", ["single", pytest.param("dp", marks=pytest.mark.gpus(2))])
 def test_the_forecast_of_a_limited_gpu_is_within_a_tenth_of_the_truth(strategy, tmp_path, data_dir):
     case = gpu_case(tmp_path, data_dir, strategy, GIB)
-    forecast = case.tell().forecast
+    forecast = case.estimate().forecast
     bracket = search(
         lambda samples: case.fits(samples, limit=GIB, at_once=False), forecast.samples, unit=case.unit, most=case.most
     )
@@ -77,6 +77,6 @@ def test_the_forecast_of_a_limited_gpu_is_within_a_tenth_of_the_truth(strategy, 
 
 
 def test_a_gpu_without_a_limit_has_what_is_free(tmp_path, data_dir):
-    looked = gpu_case(tmp_path, data_dir, "single", None)._look(64)
-    assert 0 < looked.peaks[0] < looked.rooms[0] <= driver_facts().gpus[0].memory_gib * GIB
-    assert looked.memory.source == "allocator"
+    step = gpu_case(tmp_path, data_dir, "single", None)._measure(64)
+    assert 0 < step.peaks[0] < step.rooms[0] <= driver_facts().gpus[0].memory_gib * GIB
+    assert step.memory.source == "allocator"

@@ -134,15 +134,19 @@ def runs_in(repository):
 
 
 def test_the_runs_are_in_mlflow(repository):
-    found = {run[0]: run[1:] for run in runs_in(repository)}
-    assert set(found) == {"single", "dp", "ddp", "all"}
+    runs = runs_in(repository)
+    found = {"-".join([run[0], *([run[3]["numerics"]] if "numerics" in run[3] else [])]): run[1:] for run in runs}
+    assert sorted(found) == sorted([*RUNS, "all"])
+    assert len(found) == len(runs)
     assert found.pop("all")[0] == "FINISHED"
     for status, metrics, tags, _ in found.values():
         assert status == "FINISHED"
         assert {"loss", "eval_loss", "accuracy", "samples_per_sec", "step_time_ms", "step_time_p95_ms"} <= set(metrics)
         assert {"numerics", "num_devices", "weights_sha256", "git_commit", "host_fingerprint", "fallback"} <= set(tags)
-    assert found["single"][1]["speedup"] == 1.0
-    assert "speedup" not in found["dp"][1] or found["dp"][2]["fallback"] == ""
+    for numerics in ("fast", "exact"):
+        assert found[f"single-{numerics}"][1]["speedup"] == 1.0
+        _, metrics, tags, _ = found[f"dp-{numerics}"]
+        assert "speedup" not in metrics or tags["fallback"] == ""
 
 
 def test_a_second_call_installs_nothing_and_runs_nothing_but_the_host_stage(repository):

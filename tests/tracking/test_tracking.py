@@ -250,6 +250,12 @@ def test_a_request_whose_answer_is_lost_is_not_made_again(monkeypatch):
     assert asked == ["/api/2.0/mlflow/runs/create"]
 
 
+def test_an_address_that_is_none_is_named(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://[")
+    with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI: http://\[: Invalid IPv6 URL. hint: as in https://"):
+        connect(tracking_uri())
+
+
 def test_a_state_of_another_version_is_left_alone(repository, serve):
     path = finish(start("old"))
     path.with_suffix(".state.json").write_text('{"uri": null, "offset": 0}')

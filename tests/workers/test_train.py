@@ -132,13 +132,31 @@ CPU_SETTINGS = [
 ]
 
 
+PLAIN = {}
+"""Losses without a setting, by model."""
+
+
+def plain_losses(raw, stage, data_dir):
+    name = raw["model"]["name"]
+    if name not in PLAIN:
+        kwargs = {key: value for key, value in raw["model"].get("kwargs", {}).items() if key != "dropout"}
+        params = stage.write_params({**small(raw["data"]["task"]), "model": {"name": name, "kwargs": kwargs}})
+        train(stage, data_dir(params), "ddp")
+        PLAIN[name] = losses(stage.folder / "runs/ddp-fast")
+    return PLAIN[name]
+
+
 @pytest.mark.parametrize("raw", CPU_SETTINGS, ids=[str(raw["train"]) for raw in CPU_SETTINGS])
-def test_settings_that_a_cpu_can_do(raw, stage, data_dir):
+def test_settings_that_a_cpu_can_do_change_the_losses(raw, stage, data_dir):
+    plain = plain_losses(raw, stage, data_dir)
     params = stage.write_params(raw)
     train(stage, data_dir(params), "ddp")
     found = losses(stage.folder / "runs/ddp-fast")
     assert len(found) == 8
     assert all(loss > 0 for loss in found)
+    not_applied = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())["not_applied"]
+    assert ("train.precision" in not_applied) == (params.train.precision == "tf32")
+    assert (found != plain) == (params.train.precision != "tf32")
 
 
 @pytest.mark.slow

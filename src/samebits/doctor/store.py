@@ -10,10 +10,9 @@ import sys
 from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped
-from samebits.tracking.store import connect, file_of
+from samebits.tracking.store import address_parts, connect, file_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +33,7 @@ def store(uri: str, environ: Mapping[str, str] = os.environ) -> Finding:
         return failed("MLFLOW_TRACKING_URI is a folder, which MLflow no longer writes to", _LOCAL)
     if scheme not in ("http", "https"):
         return skipped(f"a {scheme} store is left alone: MLflow's client may change it when it looks")
+    address_parts(uri)
     limits = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_SECONDS)}
     child = [sys.executable, "-m", "samebits.doctor.store"]
     environ = {**environ, **limits, "MLFLOW_TRACKING_URI": uri}
@@ -48,7 +48,7 @@ def ask(uri: str) -> Finding:
     """What MLflow's own client hears from a server; its credentials are used and never shown."""
     from urllib3.exceptions import ResponseError
 
-    parts = urlsplit(uri)
+    parts = address_parts(uri)
     host = parts.netloc.rpartition("@")[2]
     shown = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     try:

@@ -11,7 +11,6 @@ import json
 import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from ruamel.yaml import YAML
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString
@@ -19,6 +18,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from samebits.engines.settings import FILE
 from samebits.errors import UserError, without_password
 from samebits.host.rendezvous import DEFAULT_PORT
+from samebits.tracking.store import address_parts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -292,11 +292,8 @@ def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, An
 
 def _reachable(uri: str) -> str:
     """An address of MLflow's that may be printed and that means something in a pod."""
-    try:
-        parts = urlsplit(uri)
-        host = parts.hostname or ""
-    except ValueError as error:
-        raise UserError(f"MLFLOW_TRACKING_URI: {error}", hint="as in https://mlflow.example") from None
+    parts = address_parts(uri)
+    host = parts.hostname or ""
     if parts.scheme in ("", "file", "sqlite") or host in ("localhost", "::1") or host.startswith("127."):
         hint = "name a server that pods reach, or unset it: runs then go to mlflow.db on the claim"
         raise UserError(f"MLFLOW_TRACKING_URI: {uri} is on this machine, where no pod reaches it", hint=hint)

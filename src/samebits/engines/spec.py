@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from samebits.engines.docker import gpu_request, toolkit_version, traits
 from samebits.engines.image import facts_of
 from samebits.errors import HostError, UserError
 from samebits.host import boot_id
-from samebits.tracking.store import file_of
+from samebits.tracking.store import address_parts, file_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -169,7 +168,7 @@ def _limits(*, rootless: bool) -> list[Any]:
 
 def _is_here(tracking_uri: str) -> bool:
     """Whether a server is reached on this host's loopback alone."""
-    name = urlsplit(tracking_uri).hostname or ""
+    name = address_parts(tracking_uri).hostname or ""
     try:
         address = ipaddress.ip_address(name)
     except ValueError:
@@ -227,7 +226,7 @@ def _store(tracking_uri: str) -> list[Path]:
     """The folder of a store that is files."""
     if (file := file_of(tracking_uri)) is not None:
         return [file.parent]
-    return [Path(urlsplit(tracking_uri).path)] if tracking_uri.startswith("file:") else []
+    return [Path(address_parts(tracking_uri).path)] if tracking_uri.startswith("file:") else []
 
 
 def _caches(project: Path) -> Iterator[Path]:

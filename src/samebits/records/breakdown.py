@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as the marked pass measured it: by rank and by turn; read without torch."""
+"""Where the time of a step goes, as the profiling pass measured it: by rank and by turn; read without torch."""
 
 from __future__ import annotations
 
@@ -93,8 +93,7 @@ class Bounds(Part):
 
     ``all_reduces`` by size, the last one that of the real gradients; ``copy_gb_per_s`` is bytes read and written in a
     copy inside one device's memory; ``optimizer_floor_ms`` is the optimizer's own traffic at that rate. ``half_ms`` is
-    a step of half the batch on one device, and ``whole_ms`` one of the whole beside it; None where the batch cannot be
-    halved, or where several devices share it.
+    a step of half the batch on one device; None where the batch cannot be halved, or where several devices share it.
     """
 
     all_reduces: tuple[AllReduce, ...] = ()
@@ -105,7 +104,7 @@ class Bounds(Part):
 
 
 class Breakdown(Part):
-    """The marked pass of a training.
+    """The profiling pass of a training.
 
     Steps took turns, ``steps`` of them each: as they are timed (``plain_ms``), with notes of their phases
     (``noted_ms``), and without communication; ms of a step, by turn, of the slowest rank. Where a model asks for more

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BITS = (WEIGHTS, LOSSES)
 """Files of a run that are functions of commit, params and data alone."""
 
-QUICK_STEPS = 50
+QUICK_STEPS = 10
 _DATA = ("data/train.safetensors", "data/card.json")
 _SECONDS_TO_STOP = 40  # for a stage that was interrupted: its launcher gives workers 30 s
 

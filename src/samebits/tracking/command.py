@@ -63,8 +63,8 @@ def compare(context: click.Context, a: str, b: str, require: Require | None, as_
 def explain(run: str | None, against: str | None, as_json: bool) -> None:
     """Say why a speed-up is what it is, and what to change, with the gain to expect.
 
-    RUN is a folder of a run or the id of an MLflow run; without it, the fastest run of several devices in runs/ is
-    explained. Only runs in fast numerics with train.repeats above 1 have been divided into parts.
+    RUN is a folder of a run or the id of an MLflow run; without it, the run in runs/ with most devices is explained,
+    among equals ddp's. Only runs in fast numerics with train.repeats above 1 have been divided into parts.
 
     \b
     Examples:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from samebits.errors import HostError, UserError, one_line, without_password
 from samebits.files import scratch_folder
@@ -93,6 +93,18 @@ def _make_whole(file: Path) -> None:
             file.hardlink_to(folder / file.name)
 
 
+def address_parts(uri: str) -> SplitResult:
+    """The parts of a store's address.
+
+    Raises:
+        UserError: it is no address.
+    """
+    try:
+        return urlsplit(uri)
+    except ValueError as error:
+        raise UserError(f"MLFLOW_TRACKING_URI: {uri}: {error}", hint="as in https://mlflow.example:5000") from None
+
+
 def _with_password(uri: str) -> str:
     """The address in the environment, if ``uri`` is that without its password.
 
@@ -101,7 +113,7 @@ def _with_password(uri: str) -> str:
     known = tracking_uri()
     if without_password(known) != uri:
         return uri
-    parts = urlsplit(known)
+    parts = address_parts(known)
     if parts.scheme not in ("http", "https") or not parts.password:
         return known
     os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username or "")

@@ -89,7 +89,7 @@ def learning_rate(step: int, train: Train, total_steps: int) -> float:
         return lr * ((step + 1) / warmup_steps)
     if train.schedule.name == "constant":
         return lr
-    progress = Fraction(step - warmup_steps, total_steps - warmup_steps)
+    progress = min(Fraction(1), Fraction(step - warmup_steps, total_steps - warmup_steps))  # warm_up may go beyond
     return lr * (0.5 * (1.0 + cos_pi(progress)))
 
 

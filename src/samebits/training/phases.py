@@ -1,4 +1,4 @@
-"""The marked pass: where the time of a step goes, apart from all steps that are timed for speed-ups.
+"""The profiling pass: where the time of a step goes, apart from all steps that are timed for speed-ups.
 
 Steps take turns: as they are (plain), with notes of their phases (noted), and on all devices at once without any
 communication (alone). What a backward pass takes longer than alone is communication and waiting; how long each rank

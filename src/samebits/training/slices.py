@@ -12,6 +12,7 @@ asked for.
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -130,6 +131,8 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
             references.here[name] = reference
         lacks = reference is None and (strategy.rank == 0 or name in EVERYWHERE)
         if strategy.max_over_ranks([lacks])[0]:
+            references.here.clear()
+            gc.collect()  # captured modules hold themselves, and the training goes on where memory is short
             return References(problem=Missing(kind="no_memory"))
     return references
 

@@ -223,7 +223,7 @@ class Worker:
 
     def _train(self, prepared: Prepared, seconds_of_a_step: float) -> Trained:
         spec, strategy, numerics = self._spec, self.strategy, self._setup.numerics
-        first, steps = strategy.rank == 0, spec.steps or self._params.total_steps
+        first, steps = strategy.rank == 0, min(spec.steps or self._params.total_steps, self._params.total_steps)
         checkpointer, model = prepared.checkpointer, prepared.trainable.model
         reset_peak(strategy)
         name = f"{spec.placement.strategy}-{spec.numerics}"

@@ -158,7 +158,9 @@ def test_another_host_header_is_refused(finished):
 
 def test_the_port_answers_on_loopback_alone(finished):
     listed = subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=True).stdout.split()
-    for address in [address for address in listed if ":" not in address]:
+    addresses = [address for address in listed if ":" not in address]
+    assert addresses
+    for address in addresses:
         with socket.socket() as probe:
             probe.settimeout(5)
             assert probe.connect_ex((address, finished.port)) != 0

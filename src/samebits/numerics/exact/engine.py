@@ -97,7 +97,7 @@ class Engine(EagerDispatchMode):
             raise self._refusal(func, str(error)) from None
         if packet in REFUSED_IF:
             why, check = REFUSED_IF[packet]
-            self._refuse_if(check(result, *args, **kwargs), self._refusal(func, why))
+            self._refuse_if(check(result, *args, **kwargs), func, why)
         target = out if out is not None else args[0] if func.overloadpacket.__name__.endswith("_") else None
         if target is None:
             return result
@@ -144,13 +144,13 @@ class Engine(EagerDispatchMode):
         except TypeError:
             raise self._refusal(func, "with these arguments its draws have no portable form") from None
 
-    def _refuse_if(self, wrong: Tensor | None, refusal: UserError) -> None:
+    def _refuse_if(self, wrong: Tensor | None, func: Any, why: str) -> None:
         if wrong is None:
             return
         if wrong.is_cuda and self._defer is not None:
-            self._defer(refusal, wrong)
+            self._defer(self._refusal(func, why), wrong)
         elif bool(wrong):
-            raise refusal
+            raise self._refusal(func, why)
 
     def _refusal(self, func: Any, why: str) -> UserError:
         name = func.name().removeprefix("aten::")

@@ -53,13 +53,13 @@ class LostTime(Part):
 
 
 AGREE = 1.5
-"""Steps of the slices and of the marked pass differ by less than this factor, or the host was another one meanwhile."""
+"""Steps of slices and of the profiling pass differ by less than this factor, or the host was another one meanwhile."""
 
 
 class Explanation(Part):
-    """Why a run's step takes as long as it does; ``step_ms`` and ``parts`` are of the marked pass, as ``plain_ms``.
+    """Why a run's step takes as long as it does; ``step_ms`` and ``parts`` are of the profiling pass, as ``plain_ms``.
 
-    ``unsteady_ms`` is a step in the slices where that differs so much from the marked pass that they were not used.
+    ``unsteady_ms`` is a step in the slices where that differs so much from the profiling pass that they were not used.
     """
 
     step_ms: float
@@ -93,7 +93,7 @@ def explain(record: RunRecord, slices: SliceSteps | None) -> Explanation | None:
 
 
 def _agree(slices: SliceSteps, step_ms: float) -> bool:
-    """Whether slices are of the same host as the marked pass: a step is as long, and a share of it is no longer."""
+    """Whether slices are of the same host as the profiling pass: a step is as long, and a share of it is no longer."""
     longest = AGREE * min(slices.strategy, slices.single)
     return step_ms / AGREE <= slices.strategy <= step_ms * AGREE and slices.share <= longest
 

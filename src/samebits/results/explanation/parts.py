@@ -1,4 +1,4 @@
-"""The parts of a step, which add up to it, out of what the marked pass noted."""
+"""The parts of a step, which add up to it, out of what the profiling pass noted."""
 
 from __future__ import annotations
 
