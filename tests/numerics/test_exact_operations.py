@@ -156,8 +156,10 @@ INTO_PLACES = [
 def test_different_values_in_one_place_are_refused(put, name):
     with Engine():
         assert put(torch.tensor([1.0, 2.0, 1.0])).tolist() == [2.0, 1.0, 0.0]
-    with Engine(), pytest.raises(UserError, match=f"exact: .*{name}.*: values are put into one place twice"):
-        put(torch.tensor([1.0, 2.0, 3.0]))
+        assert put(torch.tensor([math.nan, 2.0, math.nan])).isnan().tolist() == [False, True, False]
+    for values in ([1.0, 2.0, 3.0], [0.0, 2.0, -0.0], [math.nan, 2.0, 0.0]):
+        with Engine(), pytest.raises(UserError, match=f"exact: .*{name}.*: values are put into one place twice"):
+            put(torch.tensor(values))
 
 
 @pytest.mark.parametrize(

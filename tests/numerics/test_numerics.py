@@ -119,6 +119,7 @@ def test_initialization_refuses_other_draws(draw):
         (4, "cosine", 4, 1.0),
         (7, "cosine", 4, 0.5),
         (5, "cosine", 0, 0.5),
+        (25, "cosine", 0, 0.0),
     ],
 )
 def test_learning_rate(step, schedule, warmup, expected):

@@ -87,6 +87,14 @@ def waited_for(reporter):
     until("there")
     fail(CollectiveError("a rank waited in vain", hint="see the other"), reporter)
 
+def refused_by_one(reporter):
+    if os.environ["RANK"] == "0":
+        reporter.failure(CollectiveError("another rank has refused the step", hint="see what it says"))
+        note("told")
+        time.sleep(600)
+    until("told")
+    fail(UserError("the step is wrong", hint="mend it"), reporter)
+
 def waited_for_a_stopped_one(reporter):
     if os.environ["RANK"] == "1":
         Path("new").write_text(str(os.getpid()))
@@ -162,6 +170,7 @@ def test_ranks_wait_for_the_first_for_longer_than_a_collective_may_take(run, sta
         ("killed_at_a_step", 4, "the worker of rank 1 was ended by SIGKILL at step 13. hint: "),
         ("stopped", 4, "the worker of rank 1 was stopped, as by SIGSTOP or SIGTTOU in the timed slices. hint: "),
         ("waited_for", 4, "the worker of rank 1 did not answer the others at step 12: a rank waited in vain. hint: "),
+        ("refused_by_one", 2, "the step is wrong. hint: mend it"),
         ("waited_for_a_stopped_one", 4, "the worker of rank 1 was stopped, as by SIGSTOP or SIGTTOU while it worked. "
          "hint: "),
         ("builds_for_ever", 2, "the model's factory was not done within train.timeout_s, 3 s. hint: "),

@@ -313,6 +313,12 @@ def test_numpys_and_pythons_own_draws_are_seeded_and_others_are_found(unseeded, 
     assert (len({json.loads(file.read_text())["initial_sha256"] for file in files}) == 1) == same
 
 
+def test_no_more_steps_are_made_than_the_training_has(stage, data_dir):
+    params = stage.write_params(small())
+    train(stage, data_dir(params), "single", "--steps", "1000")
+    assert len(losses(stage.folder / "runs/single-fast")) == 8
+
+
 @pytest.mark.parametrize("arguments", [(), ("--no-checkpoints",)])
 def test_a_training_that_ends_early_leaves_no_checkpoint(arguments, stage, data_dir):
     params = stage.write_params(small(checkpoint_every_steps=1))
