@@ -106,7 +106,7 @@ def seconds_to_end(folder: Path, fault: Callable[[Machine], object]) -> float:
     """Until the first machine of a training ends, once the second one is lost."""
     checkpoints = folder / ".samebits/resume"
     shutil.rmtree(checkpoints, ignore_errors=True)
-    with machines(2, folder / "lost") as nodes:
+    with tempfile.TemporaryDirectory(dir=folder) as own, machines(2, Path(own)) as nodes:
         first, _ = (
             node.start(*TRAIN, "--nodes", 2, "--node-rank", rank, "--master", nodes[0].name, "--num-devices", 1,
                        "--params", "long.yaml", cwd=folder)

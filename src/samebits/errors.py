@@ -196,7 +196,7 @@ def exit_on_error(*, debug: bool = False) -> Iterator[None]:
     except WithHint as error:
         if debug:
             sys.stderr.write(without_password(error.traceback or traceback.format_exc()))
-        sys.stderr.write(without_password(f"error: {error}\n"))
+        sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("error: stopped by Ctrl-C. hint: run the same command again\n")
