@@ -12,6 +12,7 @@ import click
 
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params
+from samebits.records.run import run_name
 from samebits.stages import stage
 
 
@@ -24,7 +25,7 @@ def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) ->
     from samebits.workers.launch import evaluate_in_worker  # after the checks: importing torch takes seconds
 
     train = params.train
-    names = [f"{strategy}-{numerics}" for numerics in train.numerics for strategy in train.strategies]
+    names = [run_name(strategy, numerics) for numerics in train.numerics for strategy in train.strategies]
     for folder in runs or [Path("runs") / name for name in names]:
         file = Path(out_dir) / f"{folder.name}.json"
         evaluation = evaluate_in_worker(params, data_dir=Path(data_dir), run_dir=folder, file=file)

@@ -56,7 +56,7 @@ def main(
     prepare_environment()
     if here.several:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a machine that is gone is said in our own words
-    from samebits.records.run import read_run  # after the checks: importing torch takes seconds
+    from samebits.records.run import read_run, run_name  # after the checks: importing torch takes seconds
     from samebits.results.text import describe_run, notes_of
     from samebits.tracking.sender import start_sender
     from samebits.training.checkpoints import FOLDER
@@ -64,7 +64,7 @@ def main(
 
     if "DVC_STAGE" not in os.environ:  # else the stage host has said it
         say_what_stays_unused()
-    out = Path(out_dir or f"runs/{strategy}-{numerics}")
+    out = Path(out_dir or Path("runs") / run_name(strategy, numerics))
     run_training(
         params,
         strategy,

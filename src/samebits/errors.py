@@ -132,6 +132,11 @@ def few(names: Sequence[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 GPU`` or ``4 GPUs``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def place_of(error: BaseException) -> str | None:
     """``file.py:12``, the innermost line of the user's own code that an error came through; None if there is none."""
     package = Path(__file__).parent

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from samebits.errors import UserError, exit_on_error, printable
+from samebits.errors import UserError, counted, exit_on_error, printable
 from samebits.host import caution, count_visible, torch_build
 from samebits.params import load_params
 
@@ -97,7 +97,7 @@ def say_what_stays_unused(environ: Mapping[str, str] = os.environ) -> None:
     lines = [noted] if (noted := caution(environ)) else []
     build, gpus = torch_build(), count_visible(environ)
     if gpus and build.version and not build.cuda:
-        text = f"torch {build.version} is a CPU build, and the driver shows {gpus} GPU{'s' if gpus > 1 else ''}"
+        text = f"torch {build.version} is a CPU build, and the driver shows {counted(gpus, 'GPU')}"
         lines.append(
             (f"{text}: trainings run on the CPU", "make repro TORCH=gpu, or set CUDA_VISIBLE_DEVICES= to agree")
         )

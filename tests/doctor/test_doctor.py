@@ -668,7 +668,7 @@ def test_logs_that_mlflow_does_not_have(tmp_path, monkeypatch):
         line = EndEvent(status="FAILED").model_dump_json() + "\n"
         (folder / f"{name}.jsonl").write_text(line)
         State(ended=delivered, offset=len(line) if delivered else 0).write(folder / f"{name}.state.json")
-    expect(one(repository.logs()), "warning", "1 run was not delivered to MLflow in full, two", "samebits track sync")
+    expect(one(repository.logs()), "warning", "1 run not delivered to MLflow in full, two", "samebits track sync")
     (folder / "one.state.json").write_text('{"schema": 99}')
     expect(one(repository.logs()), "warning", "one.jsonl cannot be delivered: ", "move it away")
     for name, make in (("pipe", os.mkfifo), ("loop", lambda path: path.symlink_to(path)), ("folder", Path.mkdir)):

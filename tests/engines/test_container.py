@@ -20,6 +20,7 @@ from samebits.doctor import containers
 from samebits.engines import image, spec, stage
 from samebits.engines.docker import SOCKET, address_of, connect, gpu_request
 from samebits.errors import HostError, UserError
+from samebits.host.rendezvous import find_nodes
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 
@@ -512,6 +513,23 @@ def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
     assert create_arguments(tmp_path, SAMEBITS_SHM_SIZE="16g")["shm_size"] == 16 * 2**30
     with pytest.raises(UserError, match="SAMEBITS_SHM_SIZE: got 'many', accepts bytes, or k, m or g of them"):
         create_arguments(tmp_path, SAMEBITS_SHM_SIZE="many")
+
+
+@pytest.mark.parametrize(
+    "started_by",
+    [
+        {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n0", "PET_MASTER_PORT": "29501"},
+        {
+            "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": "1",
+            "GROUP_WORLD_SIZE": "2", "GROUP_RANK": "1", "MASTER_ADDR": "n0", "MASTER_PORT": "29502",
+        },
+    ],
+)  # fmt: skip
+def test_a_container_finds_the_other_machines_as_its_command_would_outside(started_by, tmp_path):
+    """Else each would train alone, as node 0."""
+    environ = create_arguments(tmp_path, **started_by)["environment"]
+    assert find_nodes(environ=environ) == find_nodes(environ=started_by)
+    assert find_nodes(environ=environ).rank == 1
 
 
 def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):

@@ -6,7 +6,9 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,8 +16,11 @@ from click.testing import CliRunner
 
 from conftest import ROOT
 from samebits.cli import main
-from samebits.engines.launch import launcher
-from samebits.errors import UserError
+from samebits.engines import slurm
+from samebits.engines.endings import read_endings
+from samebits.engines.launch import ending_told, launcher, run_in_allocation
+from samebits.errors import HostError, UserError
+from samebits.tracking import sender
 
 IMAGE = f"registry.example/samebits@sha256:{'a' * 64}"
 DDP = ("--strategy", "ddp", "--numerics", "exact")
@@ -74,6 +79,14 @@ def test_in_an_image_python_is_the_images(key, image, repository):
     assert " python pipeline/train.py --strategy ddp" in text
 
 
+def test_pyxis_is_told_a_file_as_one(repository):
+    """It takes a name without a slash at its beginning for an image of a registry."""
+    (repository / "cluster.toml").write_text('[slurm]\ncontainer_image = "kit.sqsh"\n')
+    assert " --container-image=kit.sqsh " in launch("--dry-run", "slurm", *DDP).stdout
+    (repository / "kit.sqsh").touch()
+    assert f" --container-image={repository}/kit.sqsh " in launch("--dry-run", "slurm", *DDP).stdout
+
+
 SBATCH = """#!/bin/sh
 echo "Submitted batch job 17"
 printf '%s\\n' "$@" > arguments.txt
@@ -92,6 +105,7 @@ def test_a_launch_in_an_image_says_which(repository, monkeypatch):
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     digest = f"registry.example/kit@sha256:{'0' * 64}"
     (repository / "kit.sif").write_bytes(b"an image")
+    (repository / "src").mkdir()
     cases = {
         'apptainer_image = "kit.sif"': {
             "SAMEBITS_IMAGE=kit.sif",
@@ -107,6 +121,8 @@ def test_a_launch_in_an_image_says_which(repository, monkeypatch):
             main(["launch", "slurm", *DDP], standalone_mode=False)
         environ = (repository / "environ.txt").read_text().splitlines()
         assert {line for line in environ if line.startswith("SAMEBITS_IMAGE")} == expected
+        # The image has samebits too, of the commit that it was built from.
+        assert (f"PYTHONPATH={repository}/src" in environ) == bool(line)
 
 
 def test_a_launch_waits_and_ends_as_the_machines_do(repository, monkeypatch, capfdbinary):
@@ -124,6 +140,117 @@ def test_a_launch_waits_and_ends_as_the_machines_do(repository, monkeypatch, cap
     assert "--wait" in (repository / "arguments.txt").read_text().splitlines()
     environ = (repository / "environ.txt").read_text().splitlines()
     assert "SAMEBITS_LAUNCHER=local" in environ  # where it ends up, it trains
+
+
+ENDS = """#!/bin/sh
+echo "Submitted batch job 17"
+{does}
+exit {code}
+"""
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "ending", "message"),
+    [
+        # As of a job that is cancelled before it begins; and of one that fails to find Python.
+        ("", 0, 3, "error: the command has begun on no machine, and the job ended with 0: Submitted batch job 17."),
+        (
+            "echo 'python: not found' >> $SAMEBITS_LAUNCH/stderr", 127, 3,
+            "error: the command has begun on no machine, and the job ended with 127: python: not found. hint: ",
+        ),
+        (
+            "touch $SAMEBITS_LAUNCH/node0.begun; echo Killed >> $SAMEBITS_LAUNCH/stderr", 137, 4,
+            "error: the job ended with 137 and without a word: Killed. hint: ",
+        ),
+    ],
+)  # fmt: skip
+def test_a_job_without_an_ending_has_failed(does, code, ending, message, repository, monkeypatch):
+    program = repository.parent / "bin/sbatch"
+    program.parent.mkdir()
+    program.write_text(ENDS.format(does=does, code=code))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    done = launch("slurm", *DDP)
+    assert done.exit_code == ending, done.stderr
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environ", "hands_over"),
+    [
+        ({}, False),
+        ({"SLURM_JOB_NUM_NODES": "1"}, False),
+        ({"SLURM_JOB_NUM_NODES": "2"}, True),
+        # The shell of `salloc` where it is a step, as of `srun --pty`, and a task of the step of both machines.
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_NODES": "1"}, True),
+        (
+            {"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "1",
+             "SLURM_STEP_NODELIST": "n[0-1]"},
+            False,
+        ),
+    ],
+)  # fmt: skip
+def test_a_command_is_run_over_all_machines_from_a_shell_on_one(environ, hands_over, repository, monkeypatch):
+    ran = []
+    monkeypatch.setattr(slurm, "run_on_slurm", ran.append)
+    assert run_in_allocation(["-m", "samebits.cli"], environ) == hands_over
+    assert [job.cluster.nodes for job in ran] == [2] * hands_over
+
+
+@pytest.mark.parametrize(("shared", "said"), [(True, ""), (False, "node 1 ({here}): no device. hint: look\n")])
+def test_a_machine_without_the_launchers_disk_says_itself_what_it_failed_of(shared, said, tmp_path, capsys):
+    folder = tmp_path / "launch"
+    if shared:
+        folder.mkdir()
+    environ = {
+        "SAMEBITS_LAUNCH": str(folder), "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n0"
+    }  # fmt: skip
+    with pytest.raises(SystemExit) as ended, ending_told(environ):
+        raise HostError("no device", hint="look")
+    assert ended.value.code == 3
+    assert capsys.readouterr().err == said.format(here=socket.gethostname())
+    assert folder.exists() == shared
+    assert {node: str(error) for node, error in read_endings(folder).items()} == (
+        {1: "no device. hint: look"} if shared else {}
+    )
+
+
+LOGS = """#!/bin/sh
+echo "Submitted batch job 17"
+mkdir -p .samebits/runs
+echo > .samebits/runs/of-the-job.jsonl
+printf '{"schema": 1, "exit_code": 0, "message": "", "hint": ""}' > "$SAMEBITS_LAUNCH/node0.json"
+"""
+
+
+def test_what_a_jobs_sender_leaves_behind_is_delivered_from_here(repository, monkeypatch):
+    """It ends with its job where Slurm keeps the job's processes in a control group."""
+    program = repository.parent / "bin/sbatch"
+    program.parent.mkdir()
+    program.write_text(LOGS)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    (repository / ".samebits/runs").mkdir(parents=True)
+    (repository / ".samebits/runs/older.jsonl").touch()
+    started = []
+    monkeypatch.setattr(sender, "start_sender", started.append)
+    assert launch("slurm", *DDP).exit_code == 0
+    assert started == [Path(".samebits/runs/of-the-job.jsonl")]
+
+
+REFUSES = "#!/bin/sh\necho 'srun: error: Only allocated 1 nodes asked for 2' >&2\nexit 1\n"
+
+
+def test_a_step_that_slurm_does_not_take_is_the_hosts_fault(repository, monkeypatch):
+    program = repository.parent / "bin/srun"
+    program.parent.mkdir()
+    program.write_text(REFUSES)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    done = launch("slurm", *DDP)
+    assert done.exit_code == 3, done.stderr
+    assert "ended with 1: srun: error: Only allocated 1 nodes asked for 2. hint: " in done.stderr
 
 
 def test_without_slurm_that_is_said(repository, monkeypatch):

@@ -93,6 +93,23 @@ def test_the_first_of_slurms_hosts(names, first):
     assert (find_nodes(environ=environ).master, find_nodes(environ=environ).port) == (first, 20500)
 
 
+@pytest.mark.parametrize(
+    ("known", "ip"),
+    [
+        (["127.0.1.1", "10.9.9.9"], "10.9.9.9"),  # Debian's own line of /etc/hosts, and the cluster's
+        (["fd00::1", "10.9.9.9"], "10.9.9.9"),
+        (["127.0.0.1", "fd00::1"], "fd00::1"),
+        (["::1", "127.0.0.1"], "127.0.0.1"),
+    ],
+)
+def test_a_name_with_several_addresses_is_the_one_that_others_reach(known, ip, monkeypatch):
+    answers = [
+        (socket.AF_INET6 if ":" in one else socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, 0)) for one in known
+    ]
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", lambda *_, **__: answers)
+    assert addresses._resolve("n0", 0) == ip
+
+
 def test_an_address_is_told_with_the_name_that_it_was_given_by():
     assert str(Address("n0", "10.0.0.1", 29500)) == "n0 (10.0.0.1:29500)"
     assert str(Address("fd00::1", "fd00::1", 29500)) == "[fd00::1]:29500"

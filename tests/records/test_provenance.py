@@ -94,6 +94,22 @@ def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monk
                           ".gitignore"}  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "is_taken"),
+    [
+        ("new.py", True), ("keys.yaml", True), ("environment.yml", True), ("package/monkey.py", True),
+        (".env", False), ("package/.env", False), (".env.local", False), ("prod.env", False),
+        ("credentials.json", False), ("id_ed25519", False), ("server.key", False), ("my-secrets.yaml", False),
+        (".netrc", False),
+    ],
+)  # fmt: skip
+def test_a_patch_has_no_file_whose_name_says_that_it_holds_secrets(name, is_taken, repository):
+    (repository / name).write_text("S3NTINEL\n")
+    patch, omitted = git_patch()
+    assert (b"S3NTINEL" in patch) == is_taken
+    assert omitted == [] if is_taken else [name]
+
+
 def test_machines_compare_the_code_that_was_changed(repository):
     """Neither logs that go on nor data; a module counts, also one that git does not know yet."""
     assert git_changes(git_state()) is None

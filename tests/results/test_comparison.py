@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import nullcontext
 
 import pytest
 
@@ -244,7 +245,8 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
         ),
         (
             {"repeats": Repeats(planned=2, count=7, prolonged_seconds=9.5, half_width=0.083, stopped="limit")},
-            "dp-fast: noisy: after 7 repeats the speed-up is known within 8% only, and train.prolong_s allows no more",
+            "dp-fast: noisy: after 7 repeats the speed-up is known within 8.3% only, and train.prolong_s allows no "
+            "more",
         ),
         (
             {
@@ -252,7 +254,11 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
                 "samples_per_sec_spread": ratio(100.0, 80.0, 120.0),
             },
             "dp-fast: noisy: samples per second differed by 50% between repeats; after 1 repeat the speed-up is known "
-            "within 20% only, and train.prolong_s is 0",
+            "within 20.0% only, and train.prolong_s is 0",
+        ),
+        (
+            {"repeats": Repeats(planned=2, count=100, prolonged_seconds=9.5, half_width=0.053, stopped="most")},
+            "dp-fast: noisy: after 100 repeats the speed-up is known within 5.3% only, and there are never more",
         ),
         (
             {
@@ -383,6 +389,26 @@ ONE_REPEAT = SpokenRemark(kind="one_repeat", text="train.repeats is 1")
 FALLBACK = SpokenRemark(kind="fallback", text="one device")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 7}, r"single-fast/run\.json: was made with seed 0, and the params say 7\. hint: train again"),
+        ({"model": {"kwargs": {"hidden": [8]}}}, r"run\.json: was made with model\.kwargs\.hidden "),
+        (
+            {"train": {**TRAIN, "optimizer": {"lr": 7.0}}},
+            r"was made with train\.optimizer\.lr 0\.\d+, and the params say 7\.0",
+        ),
+        ({"train": {**TRAIN, "checkpoint_every_steps": 3, "num_devices": 2}}, None),
+        ({"tracking": {"experiment": "elsewhere"}}, None),
+    ],
+)
+def test_runs_of_other_params_are_not_compared_under_these(changes, message, compared, tmp_path):
+    compared()
+    params = parse_params({"data": {"num_samples": 128}, "train": TRAIN, **changes})
+    with pytest.raises(UserError, match=message) if message else nullcontext():
+        compare_in(tmp_path, params)
+
+
 def rows_of(found):
     """Rows by strategy, each with its speed-up or why it has none; single's is 1."""
     for strategy, value in found.items():
@@ -412,6 +438,11 @@ def rows_of(found):
             "None is shown to be faster here than one device: no difference shown for dp-fast, 1.02 times the speed of "
             "single (0.98 to 1.05), and ddp-fast, 1.02 times the speed of single (0.98 to 1.05).",
         ),
+        (
+            {"dp": ONE_REPEAT, "ddp": FASTER},
+            "Fastest here is ddp-fast on 2 GPUs: 1.50 times the speed of single (1.40 to 1.60). dp-fast had no "
+            "speed-up measured.",
+        ),
         ({"dp": SLOWER, "ddp": SLOWER}, "Fastest here is single-fast: no other strategy beat one device."),
         ({"dp": FALLBACK, "ddp": SLOWER}, "Fastest here is single-fast: no other strategy beat one device."),
         ({"dp": FALLBACK, "ddp": ONE_REPEAT}, "Which strategy is fastest here was not measured: train.repeats is 1."),
@@ -422,6 +453,8 @@ def rows_of(found):
 )  # fmt: skip
 def test_which_is_fastest_as_far_as_it_was_measured(found, sentence):
     assert say_fastest(sample(*rows_of({"single": ratio(1.0), **found}))) == sentence
+    if found:  # the order is the user's
+        assert say_fastest(sample(*rows_of({**found, "single": ratio(1.0)}))) == sentence
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from samebits.files import sha256
 from samebits.params.schema import StrategyName
-from samebits.results.page import write_report
+from samebits.records.provenance import GitState
+from samebits.results.page import render, write_report
 from samebits.results.plots import _LOOKS, PLOTS, TOGETHER, step_times
 from samebits.results.remarks import LABELS, SpokenRemark
 from samebits.results.text import COLOURS, answers, remarks, row_remarks
@@ -74,6 +75,13 @@ def test_the_page_says_what_the_table_does(report):
     assert "a &lt;b&gt;note&lt;/b&gt;" in page
     assert page.count("<svg") == len(DRAWN)
     assert page.count("<figure") == len(PLOTS)
+
+
+def test_a_page_without_a_commit_says_why(tmp_path):
+    git = GitState(commit=None, dirty=False, problem="git is not installed")
+    page = render(COMPARISON.model_copy(update={"git": git}), {name: [] for name in PLOTS})
+    assert "The commit is not known: git is not installed." in page
+    assert "git checkout" not in page
 
 
 def test_the_page_needs_nothing_from_elsewhere(report):

@@ -29,6 +29,17 @@ def record(usage, *, gpus=0, strategy="single", **changes):
     return run_record(strategy, placement=placement, usage=usage, **changes)
 
 
+def test_what_others_leave_on_the_first_of_several_machines():
+    """Whose cores are counted; the devices are those of all."""
+    one = record(used(cores=cores(0.6, available=4)), strategy="ddp")
+    over_two = one.placement.model_copy(update={"devices_used": 4, "devices_by_node": (2, 2)})
+    assert disturbances(one.model_copy(update={"placement": over_two})) == []
+    over_one = one.placement.model_copy(update={"devices_used": 4})
+    assert disturbances(one.model_copy(update={"placement": over_one})) == [
+        "others used 0.6 of 4 cores during training"
+    ]
+
+
 @pytest.mark.parametrize(
     ("usage", "expected"),
     [

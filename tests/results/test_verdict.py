@@ -164,7 +164,8 @@ TWIN = twin((2, 1e-5), (4, 1e-3))
 def test_the_tolerance_is_what_rounding_did(twins, expected):
     tolerance = Tolerance(["fp32"], twins)
     assert tolerance.losses(8) == pytest.approx(expected)
-    assert tolerance.measured == bool(twins)
+    shown = max((one.steps for one in twins if one), default=0)
+    assert [tolerance.is_measured(step) for step in range(1, 9)] == [step <= shown for step in range(1, 9)]
     expected = {"a": 0.08, "b": 0.4, "other": 0.08} if twins else dict.fromkeys(("a", "b", "other"), 1.0)
     assert tolerance.weights(["a", "b", "other"]) == pytest.approx(expected)
 

@@ -37,6 +37,7 @@ from ports import free_port
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.host import counters, host_facts
+from samebits.params.schema import Tracking
 from samebits.records import log as events_of_a_log
 from samebits.records.log import LOGS, EndEvent, LossesEvent, line_of
 from samebits.records.provenance import GitState, Provenance, provenance_of
@@ -457,6 +458,76 @@ def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
         assert (repository / ".samebits/view.txt").read_text() == link(parent.info.experiment_id)
 
 
+def test_another_experiment_doubles_no_point_of_the_first(repository):
+    """No stage but compare depends on it, so that runs stand in the one and the comparison in the other."""
+    write_files(repository / "runs" / "ddp-fast", ROW.run)
+    log = start(ROW.run)
+    log.append(LossesEvent(first_step=1, losses=(2.0, 1.5), learning_rates=()))
+    deliver(finish(log))
+    client, (run,) = runs()
+    params = COMPARISON.params.model_copy(update={"tracking": Tracking(experiment="sweep")})
+    moved = COMPARISON.model_copy(update={"params": params})
+    moved.write(repository / "reports/comparison.json")
+    assert sender.hand_over(moved, reports=repository / "reports", runs=repository / "runs",
+                            wait_seconds=patient(900)) is None  # fmt: skip
+    assert client.get_run(run.info.run_id).data.to_dictionary() == run.data.to_dictionary()
+    assert len(client.get_metric_history(run.info.run_id, "loss")) == 2
+    sweep = client.get_experiment_by_name("sweep").experiment_id
+    again = {one.data.tags[RUN_TAG]: one for one in client.search_runs([sweep])}
+    assert {*again} == {comparison_key(moved), ROW.run}
+    assert again[ROW.run].data.tags[PARENT_TAG] == again[comparison_key(moved)].info.run_id
+
+
+def test_a_comparison_under_other_params_is_another_one(repository):
+    """As of how often to keep a checkpoint, which trains nothing again; MLflow lets nobody change a run's params."""
+    deliver(finish(start(ROW.run)))
+    compare(repository)
+    train = COMPARISON.params.train.model_copy(update={"checkpoint_every_steps": 77})
+    changed = COMPARISON.model_copy(update={"params": COMPARISON.params.model_copy(update={"train": train})})
+    changed.write(repository / "reports/comparison.json")
+    assert sender.hand_over(changed, reports=repository / "reports", runs=repository / "runs",
+                            wait_seconds=patient(900)) is None  # fmt: skip
+    found = {run.data.tags[RUN_TAG]: run for run in runs()[1]}
+    assert {*found} == {ROW.run, comparison_key(COMPARISON), comparison_key(changed)}
+    assert found[ROW.run].data.tags[PARENT_TAG] == found[comparison_key(changed)].info.run_id
+
+
+def test_of_a_folder_that_has_more_only_the_report_is_uploaded(repository):
+    """As of ``--out-dir .``."""
+    for name in (".env", "plots/loss.svg", "plots.txt"):
+        (repository / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
+        (repository / "reports" / name).write_text("x")
+    client, found = compare(repository)
+    parent = found[comparison_key(COMPARISON)].info.run_id
+    assert [file.path for file in client.list_artifacts(parent, "report")] == ["report/comparison.json", "report/plots"]
+    assert [file.path for file in client.list_artifacts(parent, "report/plots")] == ["report/plots/loss.svg"]
+
+
+def test_an_experiment_that_another_host_makes_meanwhile_is_the_one(repository):
+    client = connect(tracking_uri())
+
+    class Late:
+        """Does not see the experiment at its first look."""
+
+        tracking_uri, create_experiment = client.tracking_uri, client.create_experiment
+        looks = 0
+
+        def get_experiment_by_name(self, name):
+            self.looks += 1
+            return None if self.looks == 1 else client.get_experiment_by_name(name)
+
+    made = client.create_experiment("shared")
+    assert store.experiment_id(Late(), "shared") == made
+
+
+def test_artifacts_lie_beside_the_store_wherever_a_command_runs(repository, tmp_path_factory, monkeypatch):
+    """Else those of an experiment in DVC's queue would go with its folder."""
+    shared = tmp_path_factory.mktemp("shared")
+    client = connect(f"sqlite:///{shared}/mlflow.db")
+    experiment = client.get_experiment(store.experiment_id(client, "sweep"))
+    assert experiment.artifact_location == (shared / "mlartifacts").as_uri()
+
+
 def test_a_run_that_mlflow_does_not_know_is_recorded_again(repository):
     write_files(repository / "runs" / "ddp-fast", ROW.run)
     client, found = compare(repository)
@@ -588,6 +659,25 @@ def test_telemetry_samples_the_host_and_the_gpus_in_use(repository, monkeypatch)
     assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
     assert watching.take() == []
     log.close()
+
+
+def test_what_was_sampled_waits_for_a_store_that_is_away_at_the_end(repository, monkeypatch):
+    log = start("away")
+    watching = sender.Sender()
+    watching._watch([log.path])
+    watching._telemetry[log.path].sample()
+    finish(log)
+    watching._watch([])
+    with monkeypatch.context() as patch:
+        patch.setattr(sender, "deliver", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        assert watching._deliver([log.path]) is False
+    watching._watch([])
+    assert watching._deliver([log.path])
+    _, (run,) = runs()
+    assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
+    assert watching._undelivered() == []
+    watching._watch([])
+    assert watching._telemetry == {}
 
 
 def test_telemetry_that_could_not_be_delivered_is_kept(repository, monkeypatch):
@@ -727,13 +817,22 @@ def test_a_password_in_a_stores_own_words_is_not_passed_on(repository, serve, mo
     assert "S3CRET" not in said
 
 
+SECRET = "S3NTINEL" * 4
+SECRET_VARIABLES = ["AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "HF_TOKEN", "MLFLOW_TRACKING_TOKEN_OF_MINE", "PGPASSWORD"]
+
+
+def with_secrets(uri):
+    """Variables of which each holds a secret, also the address of a server."""
+    return {
+        **dict.fromkeys(SECRET_VARIABLES, SECRET),
+        "MLFLOW_TRACKING_URI": uri.replace("://", f"://somebody:{SECRET}@"),
+    }
+
+
 @pytest.mark.slow
 def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repository, tmp_path_factory):
-    secret = "S3NTINEL" * 4
-    names = ["AWS_SECRET_ACCESS_KEY", "GITHUB_TOKEN", "HF_TOKEN", "MLFLOW_TRACKING_TOKEN_OF_MINE", "PGPASSWORD"]
     server = Server(tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("store") / "mlflow.db")
-    uri = server.uri.replace("://", f"://somebody:{secret}@")
-    environ = {**dict.fromkeys(names, secret), "MLFLOW_TRACKING_URI": uri}
+    environ = with_secrets(server.uri)
     params = stage.write_params(small(strategies=["single"]))
     server.start()
     try:
@@ -742,7 +841,7 @@ def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repos
         for command, *arguments in (["train", "--strategy", "single"], ["evaluate"], ["compare"]):
             done = stage(command, *arguments, **environ)
             assert done.returncode == 0, done.stderr
-            assert secret not in done.stdout + done.stderr
+            assert SECRET not in done.stdout + done.stderr
         wait_for(lambda: all(state["ended"] for state in states(stage.folder)), seconds=900)
         client = MlflowClient(server.uri)
         runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
@@ -752,7 +851,7 @@ def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repos
     folders = [stage.folder, stage.output, server.folder, server.store.parent]
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     assert len(files) > 20
-    assert [path for path in files if secret.encode() in path.read_bytes()] == []
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
 
 
 @contextmanager
@@ -783,7 +882,6 @@ def answering(status):
         server.shutdown()
 
 
-SECRET = "S3NTINEL" * 4
 ASKED_OF_A_STORE = [
     ("track", "sync"),
     ("--debug", "track", "sync"),
@@ -803,8 +901,7 @@ def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data
     with answering(status) as port:
         environ = {
             **os.environ,
-            **dict.fromkeys(["AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PGPASSWORD"], SECRET),
-            "MLFLOW_TRACKING_URI": f"http://somebody:{SECRET}@127.0.0.1:{port}",
+            **with_secrets(f"http://127.0.0.1:{port}"),
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
         }
         codes, said = [], ""

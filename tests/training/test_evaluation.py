@@ -1,4 +1,5 @@
 import os
+import re
 
 import pytest
 import torch
@@ -101,6 +102,20 @@ def test_weights_that_are_no_file_are_refused(make, message, tmp_path):
         make(tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=rf"model\.safetensors: {message}\. hint: "):
         evaluate_run(PARAMS, data_dir=tmp_path, run_dir=tmp_path, at=lambda phase: None)
+
+
+def test_weights_that_overflowed_in_the_last_update_are_named(stage, data_dir):
+    """No loss of the training is behind that update."""
+    params = stage.write_params(small(optimizer={"lr": 1e38, "momentum": 0.0}, schedule={"name": "constant"}))
+    data = str(data_dir(params))
+    options = ["--strategy", "single", "--no-tracking", "--data-dir", data, "--steps", "1"]
+    done = stage("train", *options)
+    assert done.returncode == 0, done.stderr
+    done = stage("evaluate", "runs/single-fast", "--data-dir", data)
+    assert (done.returncode, "ValidationError" in done.stderr) == (2, False), done.stderr
+    assert re.search(
+        r"error: runs/single-fast/model\.safetensors: the loss on the test split is (nan|inf)\.", done.stderr
+    )
 
 
 def test_what_a_model_raises_in_its_evaluation_alone_is_named(stage, data_dir):

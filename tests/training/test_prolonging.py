@@ -28,7 +28,7 @@ WIDE, NARROW = ratio(2.0, 1.8, 2.2), ratio(2.0, 1.92, 2.08)
         (WIDE, {"spent": 7.9}, None),
         (WIDE, {"spent": 8.1}, "limit"),  # the next would take 2 s
         (WIDE, {"longest": 11.0}, "limit"),
-        (WIDE, {"count": MOST_REPEATS}, "limit"),
+        (WIDE, {"count": MOST_REPEATS}, "most"),
         (None, {}, None),  # a single pair
         (None, {"limit": 0.0}, "off"),
     ],

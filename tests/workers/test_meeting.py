@@ -1,5 +1,6 @@
 """Where launchers meet, while the machines of a training start one after the other."""
 
+import multiprocessing
 import re
 import socket
 import socketserver
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from conftest import wait_for
-from samebits.errors import HostError
+from samebits.errors import HostError, UserError
 from samebits.host import addresses
 from samebits.host.rendezvous import Nodes
 from samebits.workers import meeting
@@ -68,6 +69,43 @@ def test_whoever_waits_hears_that_node_0_is_gone(port):
             second.join()
     assert caught.value.message == f"node 0: it has left localhost (127.0.0.1:{port})"
     assert (caught.value.hint, caught.value.exit_code) == ("see what it says", 4)
+
+
+def test_whoever_comes_later_is_sent_away_and_those_that_train_hear_nothing(port):
+    """As the same command started again: its node 0 finds the port in use, and its node 1 finds this store."""
+    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+        for here in (first, second):
+            here.join()
+        first.close_door()
+        with pytest.raises(UserError) as caught, Meeting(node(1, port), seconds=200) as late:
+            late.join()
+        assert caught.value.message == f"a training is under way at localhost (127.0.0.1:{port})"
+        assert first.reports() == second.reports() == []
+
+
+def test_two_of_one_number_are_told_to_all_before_they_have_met(port):
+    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+        second.join()
+        with (
+            pytest.raises(UserError, match=r"a node 1 has come to .* already"),
+            Meeting(node(1, port), seconds=9) as same,
+        ):
+            same.join()
+        assert [report.message for report in first.reports()] == [
+            f"a node 1 has come to localhost (127.0.0.1:{port}) already"
+        ]
+
+
+def test_a_signal_while_the_store_starts_leaves_no_process(port, monkeypatch):
+    """One that multiprocessing waited for, at the end of this process, and that ignores its signal."""
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(multiprocessing.connection.Connection, "recv", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Meeting(node(0, port), seconds=200)
+    assert multiprocessing.active_children() == []
 
 
 class Talks(socketserver.BaseRequestHandler):

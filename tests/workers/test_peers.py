@@ -138,6 +138,20 @@ def test_a_failure_elsewhere_is_everybodys(team, clock):
     assert first.cause(CollectiveError("waited", hint="")).message == "node 1 (two): out of luck"
 
 
+def test_workers_that_cannot_be_forked_are_everybodys_failure(team, clock, port):
+    """Then nobody has listened yet, and the launcher would leave without a word."""
+    first, second, _ = team
+    stop(second)
+    forking = Others(second._meeting, NAMES, timeout_s=TIMEOUT_S)
+    cause = forking.cause(WorkerError("no process left", hint="raise ulimit -u"))
+    forking.leave()
+    assert cause.message == "node 1 (two): no process left"
+    wait_for(lambda: first._reports)
+    with pytest.raises(PeerError, match=r"node 1 \(two\): no process left"):
+        first.check()
+    assert not forking._thread.is_alive()
+
+
 def test_a_store_that_closes_takes_node_0_along(team):
     first, second, _ = team
     first._meeting.close()

@@ -72,8 +72,8 @@ def _is_recorded(path: Path, bench: Bench) -> bool:
 
 
 def _names_of(path: Path) -> tuple[str, ...]:
-    """What an error may call a file by: itself, or its folder where it does not fit what else is there."""
-    return path.name, path.parent.name
+    """What an error may call a file by: itself, or its run's folder where it does not fit what else is there."""
+    return (path.name, path.parent.name) if path.parent.parent.name == "runs" else (path.name,)
 
 
 def _remembered(bench: Bench) -> None:

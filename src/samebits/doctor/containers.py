@@ -17,7 +17,7 @@ from samebits.engines.container import output
 from samebits.engines.docker import connect, find_image, gpu_request, toolkit_version
 from samebits.engines.image import facts_of, wanted_image
 from samebits.engines.stage import INSIDE, RUNTIME, Place, command_for
-from samebits.errors import HostError, first_line
+from samebits.errors import HostError, counted, first_line
 from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def inside(place: Place) -> list[Finding]:
         elif seen < place.gpus:
             findings.append(failed(f"{seen} of {place.gpus} GPUs are seen in the image", hint))
         else:
-            findings.append(ok(f"{seen} {'GPU' if seen == 1 else 'GPUs'}"))
+            findings.append(ok(counted(seen, "GPU")))
     code, text = look("python", "-m", "samebits.doctor.inside", str(place.gpus), tracking_uri())
     if code:
         return [*findings, failed(f"python ended with {code}: {text[-200:]}", "samebits container shell")]

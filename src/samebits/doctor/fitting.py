@@ -14,6 +14,7 @@ from samebits.doctor.forecast import largest_batch
 from samebits.doctor.room import FULL, STEP_MEMORY, Attempt, StepMemory, attempt_batch
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
+from samebits.records.run import run_name
 from samebits.training.placement import place
 from samebits.workers.processes import WorkerSignalledError, launch
 
@@ -70,8 +71,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Strategy and numerics."""
-        return f"{self.strategy}-{self.numerics}"
+        """As a training is called."""
+        return run_name(self.strategy, self.numerics)
 
     @property
     def placement(self) -> Placement:

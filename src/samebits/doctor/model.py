@@ -19,6 +19,7 @@ from samebits.params import load_params
 from samebits.params.schema import StrategyName
 from samebits.records.card import read_card
 from samebits.records.remarks import FewerDevices, UnusedDevices
+from samebits.records.run import run_name
 from samebits.results.remarks import say
 from samebits.training.placement import place
 from samebits.workers.processes import WorkerSignalledError, launch
@@ -59,7 +60,7 @@ def model_findings(
         yield finding
         warned: set[str] = set()
         for strategy, numerics in _trials(params):
-            out = temporary / f"{strategy}-{numerics}"
+            out = temporary / run_name(strategy, numerics)
             out.mkdir()
             trial = Trial(
                 params=params,

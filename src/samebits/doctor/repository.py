@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from samebits.doctor.finding import Finding, check, failed, ok, warning
-from samebits.errors import UserError
+from samebits.errors import UserError, counted
 from samebits.params import load_params
 from samebits.records.log import LOGS, all_logs, writer_gone
 from samebits.records.provenance import git_state
@@ -87,6 +87,6 @@ def logs() -> Finding:
             return warning(f"{log.name} cannot be delivered: {why}", f"move it away: {log}")
     waiting = [log for log, delivery in deliveries.items() if not delivery.done and writer_gone(log)]
     if waiting:
-        some = "1 run was" if len(waiting) == 1 else f"{len(waiting)} runs were"
+        some = counted(len(waiting), "run")
         return warning(f"{some} not delivered to MLflow in full, {waiting[0].stem} the first", "samebits track sync")
     return ok(f"all of {len(deliveries)} delivered to MLflow" if deliveries else "none yet")

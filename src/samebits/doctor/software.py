@@ -15,7 +15,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
-from samebits.errors import few, first_line
+from samebits.errors import counted, few, first_line
 from samebits.host import installed
 from samebits.host.cuda import major
 
@@ -92,7 +92,7 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
     if cuda is None:
         if gpus:
             hint = "make repro TORCH=gpu; or set CUDA_VISIBLE_DEVICES= to stay on the CPU"
-            return failed(f"{version} is a CPU build, and the driver shows {_count(gpus)}", hint)
+            return failed(f"{version} is a CPU build, and the driver shows {counted(gpus, 'GPU')}", hint)
         return ok(f"{version}, a CPU build, and no GPU to use")
     if driver.problem:
         hint = "install NVIDIA's driver, give a container its GPUs with --gpus all, or make repro TORCH=cpu"
@@ -101,10 +101,6 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
         hint = f"make repro TORCH=cpu, or install a driver for CUDA {major(cuda)} or newer"
         return failed(f"{version} needs CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda}", hint)
     return ok(f"{version} for CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda or 'an unknown one'}")
-
-
-def _count(gpus: int) -> str:
-    return f"{gpus} GPU{'s' if gpus != 1 else ''}"
 
 
 # In a process of its own: it starts CUDA, and a broken driver may hang or end whoever asks.
@@ -150,5 +146,5 @@ def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str]
         return failed("; ".join(wrong), hint)
     if len(answers) < gpus:
         hint = "compare nvidia-smi with the versions on the line of torch above; a container needs --gpus all"
-        return failed(f"torch finds {len(answers)} of {_count(gpus)}{f': {last}' if last else ''}", hint)
-    return ok(f"{_count(gpus)} multiplied matrices")
+        return failed(f"torch finds {len(answers)} of {counted(gpus, 'GPU')}{f': {last}' if last else ''}", hint)
+    return ok(f"{counted(gpus, 'GPU')} multiplied matrices")

@@ -36,10 +36,16 @@ def write_ending(folder: Path, node: int, error: WithHint | None) -> None:
         ending.write(folder / f"node{node}.json")
 
 
-def forget_ending(folder: Path, node: int) -> None:
-    """Take away how the launcher of a node ended before its job was queued again."""
+def begin(folder: Path, node: int) -> None:
+    """Note that the launcher of a node has begun, and forget how it ended before its job was queued again."""
     with suppress(OSError):
+        (folder / f"node{node}.begun").touch()
         (folder / f"node{node}.json").unlink()
+
+
+def has_begun(folder: Path) -> bool:
+    """Whether the launcher of any node has."""
+    return any(folder.glob("node*.begun"))
 
 
 def read_endings(folder: Path) -> dict[int, WithHint | None]:

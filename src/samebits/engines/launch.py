@@ -6,13 +6,14 @@ Slurm is waited for. For Kubernetes there are manifests, and ``kubectl`` does th
 from __future__ import annotations
 
 import shlex
+import socket
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
-from samebits.engines.endings import FOLDER, forget_ending, write_ending
+from samebits.engines.endings import FOLDER, begin, write_ending
 from samebits.errors import UserError, WithHint
 from samebits.host.rendezvous import find_nodes
 
@@ -129,7 +130,7 @@ def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> boo
         SamebitsError: what the machines failed of.
     """
     count = environ.get("SLURM_JOB_NUM_NODES", "1")
-    if "SLURM_STEP_ID" in environ or count == "1":
+    if count == "1" or find_nodes(environ=environ).several:  # a step of one machine is the shell of an allocation
         return False
     from samebits.engines.slurm import run_on_slurm
 
@@ -157,7 +158,9 @@ def _handover(argv: Sequence[str], environ: Mapping[str, str]) -> Handover:
 
     cluster = read_cluster(environ=environ)
     python = "python" if cluster.slurm.container_image or cluster.slurm.apptainer_image else sys.executable
-    return Handover.of(cluster, [python, *argv], {**environ, LAUNCHER: "local"})
+    source = Path("src").resolve()
+    code = {"PYTHONPATH": str(source)} if python == "python" and source.is_dir() else {}  # else it would be the image's
+    return Handover.of(cluster, [python, *argv], {**environ, **code, LAUNCHER: "local"})
 
 
 def _manifests(training: TrainingCall, kind: Kind | None, environ: Mapping[str, str]) -> str:
@@ -172,18 +175,25 @@ def _manifests(training: TrainingCall, kind: Kind | None, environ: Mapping[str, 
 
 @contextmanager
 def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
-    """Where this is one of a cluster's machines, write down how the block ends; node 0 alone prints it."""
+    """Where this is one of a cluster's machines, write down how the block ends.
+
+    Node 0 alone prints it, and a machine without the disk on which it would be read.
+    """
     if not environ.get(FOLDER):
         yield
         return
     folder, node = Path(environ[FOLDER]), 0
     try:
         node = find_nodes(environ=environ).rank
-        forget_ending(folder, node)
+        begin(folder, node)
         yield
     except WithHint as error:
-        write_ending(folder, node, error)
+        if folder.is_dir():
+            write_ending(folder, node, error)
+        elif node:
+            sys.stderr.write(f"node {node} ({socket.gethostname()}): {error}\n")
         if node:
             raise SystemExit(error.exit_code) from None
         raise
-    write_ending(folder, node, None)
+    if folder.is_dir():
+        write_ending(folder, node, None)

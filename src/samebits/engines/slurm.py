@@ -15,10 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from samebits.engines.endings import FOLDER, read_endings
+from samebits.engines.endings import FOLDER, has_begun, read_endings
 from samebits.engines.image import IMAGE
 from samebits.errors import HostError, Interrupted, WorkerError, last_line
 from samebits.files import make_folder, sha256_remembered
+from samebits.tracking.sender import taken_over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -70,12 +71,13 @@ class Handover:
             "--ntasks-per-node=1",
             "--kill-on-bad-exit=0",
             f"--wait={_WAIT_SECONDS}",
+            "--cpu-bind=none",  # its workers share what the job has there; one task alone may be bound to one core
             "--input=none",
             f"--job-name={self.name}",
         ]
         if slurm.container_image:
             here = str(Path.cwd())
-            options += [f"--container-image={slurm.container_image}", f"--container-mounts={here}:{here}"]
+            options += [f"--container-image={_image(slurm.container_image)}", f"--container-mounts={here}:{here}"]
             options += [f"--container-workdir={here}"]
         return ["srun", *options, *self._resources(), *self._inside()]
 
@@ -105,6 +107,11 @@ class Handover:
         return list(self.command)
 
 
+def _image(name: str) -> str:
+    """As pyxis knows a file from an image of a registry: by a slash or dot at its beginning."""
+    return str(Path(name).resolve()) if Path(name).is_file() else name
+
+
 def run_on_slurm(job: Handover) -> None:
     """Run a command on the cluster's machines, show what it writes, and return when it has ended well.
 
@@ -116,15 +123,16 @@ def run_on_slurm(job: Handover) -> None:
     make_folder(job.folder)
     job = replace(job, environ={**job.environ, **image_variables(job.cluster.slurm)})
     running = _Step(job) if job.is_step else _Batch(job)
-    try:
-        code = running.wait()
-    except (Interrupted, KeyboardInterrupt) as error:
-        signum = error.signum if isinstance(error, Interrupted) else int(signal.SIGINT)
-        running.stop(signum)
-        raise Interrupted(signum) from None
-    finally:
-        running.cancel()
-    _raise_cause(job.folder, code, running.said())
+    with taken_over():
+        try:
+            code = running.wait()
+        except (Interrupted, KeyboardInterrupt) as error:
+            signum = error.signum if isinstance(error, Interrupted) else int(signal.SIGINT)
+            running.stop(signum)
+            raise Interrupted(signum) from None
+        finally:
+            running.cancel()
+    _raise_cause(job.folder, code, running.last_words())
 
 
 def image_variables(slurm: Slurm) -> dict[str, str]:
@@ -140,16 +148,22 @@ def image_variables(slurm: Slurm) -> dict[str, str]:
     return told
 
 
-def _raise_cause(folder: Path, code: int | None, said: str) -> None:
+def _raise_cause(folder: Path, code: int | None, last_words: str) -> None:
     """The machines' own word for how it ended, Slurm's only where they have none; node 0's was shown already."""
     endings = read_endings(folder)
     if first := endings.get(0):
         raise SystemExit(first.exit_code)
     if ending := next((error for error in endings.values() if error is not None), None):
         raise ending
-    if code and 0 not in endings:
-        text = f"the job ended with {code} and without a word: {last_line(said)}"
-        raise WorkerError(text, hint=f"see {folder}, `sacct`, and what the machines' own logs say")
+    if 0 in endings:
+        return
+    if not has_begun(folder):
+        text = f"the command has begun on no machine, and the job ended with {code}: {last_words}"
+        raise HostError(
+            text, hint=f"see {folder}, `sinfo`, and whether the machines have this folder and {sys.executable}"
+        )
+    text = f"the job ended with {code} and without a word: {last_words}"
+    raise WorkerError(text, hint=f"see {folder}, `sacct`, and what the machines' own logs say")
 
 
 class _Running:
@@ -213,6 +227,10 @@ class _Running:
         """The command's own words."""
         return self._said.read_text(encoding="utf-8", errors="replace")
 
+    def last_words(self) -> str:
+        """The last line of what went wrong."""
+        return last_line(self.said())
+
 
 class _Step(_Running):
     """A step of the allocation that this process is in."""
@@ -232,6 +250,8 @@ class _Batch(_Running):
 
     def __init__(self, job: Handover) -> None:
         shown = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
+        for name in shown:  # a network's file system would remember for a while that they are not there
+            (job.folder / name).touch()
         super().__init__(job, "sbatch", stdout=True, shown=shown)
         self._told = False
 
@@ -253,6 +273,21 @@ class _Batch(_Running):
         if code and not self.number():
             raise HostError(f"sbatch: {last_line(self.said())}", hint="see cluster.toml, and `sinfo`")
         return code
+
+    def stop(self, signum: int) -> None:
+        """As above; a job that waits for its machines, which no signal reaches, is taken out of the queue."""
+        if number := self.number():
+            _slurm("scancel", "--state=PENDING", number)
+            if not _slurm("squeue", "--noheader", f"--jobs={number}"):
+                self._process.kill()  # it asks after its job only now and then
+                self._process.wait()
+                return
+        super().stop(signum)
+
+    def last_words(self) -> str:
+        """The last line that the job wrote to stderr, or else what ``sbatch`` said."""
+        written = (self.job.folder / "stderr").read_text(encoding="utf-8", errors="replace")
+        return last_line(written) if written.strip() else super().last_words()
 
 
 class _Tail:

@@ -48,9 +48,10 @@ _PASSED = (
     "SAMEBITS_", "MLFLOW_", "DVC_", "GIT_AUTHOR_", "GIT_COMMITTER_", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "PYTORCH_",
     "TORCH", "TRITON_", "ATEN_", "MKL_", "OMP_", "PET_",
 )  # fmt: skip
+_AGENT = {"GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun's
 _PASSED_NAMES = {
-    *TRUST, "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM", "http_proxy",
-    "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
+    *TRUST, *_AGENT, "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM",
+    "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
 }  # fmt: skip
 _NOT_INSIDE = {"SAMEBITS_RUNTIME", "SAMEBITS_CONTAINER", MOUNTS}
 

@@ -20,7 +20,7 @@ from samebits.params import load_params
 from samebits.params.sections import FileData
 from samebits.records.log import LOGS
 from samebits.tracking.delivery import sync
-from samebits.tracking.sender import start_sender
+from samebits.tracking.sender import taken_over
 from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:
@@ -169,12 +169,8 @@ def _look_around(environ: Mapping[str, str], *, say: bool) -> None:
 
 def run_inside(place: Place, command: ContainerCommand) -> int:
     """Run a command in the image, and have delivered what its sender leaves behind."""
-    before = set(LOGS.glob("*.jsonl"))
-    try:
+    with taken_over():
         return run(place.client, place.image, command)
-    finally:
-        for log in set(LOGS.glob("*.jsonl")) - before:
-            start_sender(log)  # the one inside has ended with its container
 
 
 @contextmanager

@@ -99,7 +99,10 @@ def _ip_towards(ip: str) -> str | None:
 
 
 def _resolve(name: str, patience: float) -> str:
-    """The address of a host, IPv4 if it has one. A name that is not known is looked up again for so many seconds."""
+    """The address of a host: not its loopback if it has another, and IPv4 before IPv6.
+
+    A name that is not known is looked up again for so many seconds.
+    """
     deadline, waiting = time.monotonic() + patience, Waiting()
     while True:
         lookup = _Lookup(name)
@@ -128,7 +131,9 @@ class _Lookup(threading.Thread):
         """Ask the resolver, and keep its addresses in ``addresses``, or why there are none."""
         try:
             answers = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
-            self.addresses = [str(answer[4][0]) for answer in sorted(answers, key=lambda answer: answer[0])]
+            addresses = [str(answer[4][0]) for answer in answers]
+            # A name may also stand for a loopback address, as Debian's own in /etc/hosts.
+            self.addresses = sorted(addresses, key=lambda ip: (_is_loopback(ip), ":" in ip))
         except OSError as error:
             self._error = str(error.strerror)
 

@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.errors import HostError, first_line
+from samebits.errors import HostError, counted, first_line
 from samebits.files import Part
 from samebits.host.devices import count_gpus
 from samebits.host.gpus import Gpu, driver_facts
@@ -110,8 +110,7 @@ def _with_multiprocessors(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     try:
         counts = _multiprocessors(len(gpus))
     except (RuntimeError, AssertionError, OSError) as error:  # torch's, for all that CUDA's libraries may say
-        known = f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"
-        text = f"torch cannot use the {known} that the driver shows: {first_line(str(error))}"
+        text = f"torch cannot use the {counted(len(gpus), 'GPU')} that the driver shows: {first_line(str(error))}"
         raise HostError(text, hint="`samebits doctor` tries each GPU; make repro TORCH=cpu uses none") from None
     return tuple(gpu.model_copy(update={"multiprocessors": count}) for gpu, count in zip(gpus, counts, strict=True))
 

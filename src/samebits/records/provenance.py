@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from importlib import metadata
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "numpy", "safetensors", "mlflow", "dvc", "samebits")
 _MAX_UNTRACKED_BYTES = 2**20  # a larger file is no source
+_SECRET = re.compile(
+    r"^\.env($|[.-])|\.env$|\.(pem|key|p12|pfx|jks|kdbx|ovpn)$|^id_(rsa|dsa|ecdsa|ed25519)|"
+    r"^\.(netrc|npmrc|pypirc|pgpass|htpasswd)$|^kubeconfig|secret|credential|passw|token",
+    re.IGNORECASE,
+)
+"""Names of files that mostly hold what nobody should send to a server; a patch has none of them."""
 
 # By exact name: a variable that is not known to matter may hold a secret.
 _ENVIRONMENT = (
@@ -60,7 +67,7 @@ class Provenance(Record):
 
     ``patch`` is the name of the file with what was changed on top of the commit, None where nothing was;
     ``patch_problem`` says why there is none where something was. ``patch_omits`` lists the untracked files that are too
-    large for it.
+    large for it, or whose names say that they hold secrets.
     """
 
     git: GitState
@@ -107,7 +114,7 @@ def _size(path: Path) -> int | None:
 
 
 def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
-    """All changes on top of the commit as a binary patch, untracked source files included, and what it leaves out.
+    """All changes on top of the commit as a binary patch, small untracked files included, and what it leaves out.
 
     With ``python_only`` it leaves out all that is untracked but modules of Python's, such as logs that go on. The
     user's index and objects are not touched: both are copies in a folder that goes away.
@@ -118,7 +125,7 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
     untracked = _git(*everything, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
     sizes = {name: _size(top / name) for name in map(os.fsdecode, untracked) if name}
     there = {name: size for name, size in sizes.items() if size is not None}  # git refuses to add what is not
-    omitted = [name for name, size in there.items() if size > _MAX_UNTRACKED_BYTES]
+    omitted = [name for name, size in there.items() if size > _MAX_UNTRACKED_BYTES or _SECRET.search(Path(name).name)]
     taken = set(there) - set(omitted)
     if python_only:
         taken = {name for name in taken if name.endswith(".py")}

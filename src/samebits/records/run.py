@@ -141,7 +141,7 @@ class Arithmetic(Part):
 SliceName = Literal["strategy", "single", "share", "together", "node", "fast"]
 
 
-StopKind = Literal["narrow", "limit", "off", "no_ratio"]
+StopKind = Literal["narrow", "limit", "off", "most", "no_ratio"]
 
 
 class Repeats(Part):
@@ -192,6 +192,11 @@ class Timing(TimingFigures, Record):
     """``timing.json``."""
 
 
+def run_name(strategy: StrategyName, numerics: NumericsName) -> str:
+    """Strategy and numerics, as in ``runs/NAME``."""
+    return f"{strategy}-{numerics}"
+
+
 class RunRecord(Record):
     """``run.json``: what was trained, from what, where, and what a reader must know of it.
 
@@ -226,8 +231,8 @@ class RunRecord(Record):
 
     @property
     def name(self) -> str:
-        """Strategy and numerics, as in ``runs/NAME``."""
-        return f"{self.strategy}-{self.numerics}"
+        """As in ``runs/NAME``."""
+        return run_name(self.strategy, self.numerics)
 
 
 class EvaluationFigures(Part):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Literal, Self
@@ -10,14 +11,14 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from samebits.errors import UserError, few
+from samebits.errors import UserError, counted, few
 from samebits.files import Part, Record, read_json
 from samebits.host import HostFacts
 from samebits.params import Params, flatten
 from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
-from samebits.records.run import Evaluation, EvaluationFigures, Ratio, TimingFigures, read_run
+from samebits.records.run import RECORD, Evaluation, EvaluationFigures, Ratio, TimingFigures, read_run, run_name
 from samebits.results.explanation.explain import Explanation, explain
 from samebits.results.remarks import SpokenRemark, in_words, say_not_applied
 from samebits.results.usage import RowUsage, disturbances, row_usage
@@ -26,12 +27,16 @@ from samebits.results.verdict import Verdict, compare_runs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from samebits.records.run import Node, Run, RunRecord
+    from samebits.records.run import Node, Run, RunRecord, StopKind
 
 NOISY_SPREAD = 0.15  # of samples per second between repeats
 MAX_POINTS = 100  # of a curve: each is the mean of a group of steps, whose batches differ
 EVALUATIONS = Path("reports/evaluation")
 MADE_BY = "python pipeline/compare.py"
+REPORT = (
+    "comparison.json", "comparison.md", "index.html", "plots", "curves", "step_times", "speedups.csv", "breakdown.csv"
+)  # fmt: skip
+"""What it writes: files and folders of its own folder, in which there may be others."""
 
 
 class Curve(Part):
@@ -100,8 +105,8 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
 
     @property
     def name(self) -> str:
-        """Strategy and numerics, as in ``runs/NAME``."""
-        return f"{self.strategy}-{self.numerics}"
+        """As in ``runs/NAME``."""
+        return run_name(self.strategy, self.numerics)
 
 
 class Comparison(Record):
@@ -141,7 +146,8 @@ def compare(
         reference: Run | None = None
         for strategy in train.strategies:
             command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
-            run = read_run(runs / f"{strategy}-{numerics}", made_by=command)
+            run = read_run(runs / run_name(strategy, numerics), made_by=command)
+            _require_params(run, params)
             if len(run.losses) != params.total_steps:
                 raise UserError(
                     f"{run.folder / 'losses.csv'}: {len(run.losses)} steps, expected the {params.total_steps} of the "
@@ -165,6 +171,20 @@ def compare(
         git=git,
         rows=tuple(rows),
     )
+
+
+_ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoint_every_steps)(\.|$)")
+"""Params that do not make a run another one, or that an option of its stage may change."""
+
+
+def _require_params(run: Run, params: Params) -> None:
+    """Raise UserError for a run of other params."""
+    made_from, wanted = (flatten(one.model_dump(mode="json")) for one in (run.record.params, params))
+    for name in sorted({*made_from, *wanted}):
+        before, now = made_from.get(name), wanted.get(name)
+        if before != now and not _ANY.match(name):
+            text = f"{run.folder / RECORD}: was made with {name} {before}, and the params say {now}"
+            raise UserError(text, hint="train again with `dvc repro`, or take the params back")
 
 
 def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
@@ -213,15 +233,21 @@ def _labels(run: Run, reference: Run) -> list[SpokenRemark]:
     return labels + _labels_of_nodes(run.record.nodes)
 
 
+_NO_MORE: dict[StopKind, str] = {
+    "limit": "train.prolong_s allows no more",
+    "off": "train.prolong_s is 0",
+    "most": "there are never more",
+}
+
+
 def _noise(run: Run) -> str:
     """How far the times of a run are uncertain, if they are."""
     texts, speeds, repeats = [], run.timing.samples_per_sec_spread, run.record.measurement.repeats
     if speeds.high > speeds.low * (1 + NOISY_SPREAD):
         texts.append(f"samples per second differed by {100 * (speeds.high / speeds.low - 1):.0f}% between repeats")
-    if repeats and repeats.half_width is not None and repeats.stopped in ("limit", "off"):
-        times = f"{repeats.count} repeat{'s' if repeats.count > 1 else ''}"
-        why = "train.prolong_s allows no more" if repeats.stopped == "limit" else "train.prolong_s is 0"
-        texts.append(f"after {times} the speed-up is known within {repeats.half_width:.0%} only, and {why}")
+    if repeats and repeats.half_width is not None and (why := _NO_MORE.get(repeats.stopped)):
+        times = counted(repeats.count, "repeat")
+        texts.append(f"after {times} the speed-up is known within {repeats.half_width:.1%} only, and {why}")
     return "; ".join(texts)
 
 

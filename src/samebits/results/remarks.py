@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, assert_never
 
-from samebits.errors import few
+from samebits.errors import counted, few
 from samebits.files import Part
 from samebits.records.remarks import (
     AnyOrder,
@@ -116,8 +116,7 @@ def say(remark: Label | Note | Reason) -> str:
         case OneDevice(strategy=strategy):
             return f"{strategy} ran with a world size of 1: one process, nothing to reduce"
         case Oversubscribed(workers=workers, devices=devices, device=device, node=node):
-            shared = f"{devices} {device}{'s' if devices > 1 else ''}"
-            return f"{workers} workers share {shared}" + (f" of {node}" if node else "")
+            return f"{workers} workers share {counted(devices, device)}" + (f" of {node}" if node else "")
         case UnusedDevices(units=units, unit=unit, chunks=chunks, devices=devices):
             idle = f"{devices - chunks} of {devices} devices get none"
             return f"DataParallel cuts {units} {unit} into {chunks} chunks, so {idle}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from samebits.errors import counted
 from samebits.records.run import Placement
 from samebits.results.memory import say_memory
 from samebits.results.ratios import NO_DIFFERENCE, is_open, times, times_of
@@ -36,7 +37,7 @@ def milliseconds(value: float) -> str:
 def devices_of(placed: Placement | Row) -> str:
     """The devices of a placement or of a row: ``2 GPUs``."""
     kind = "GPU" if placed.device_type == "cuda" else "CPU device"
-    devices = f"{placed.devices_used} {kind}{'s' if placed.devices_used > 1 else ''}"
+    devices = counted(placed.devices_used, kind)
     return f"{devices} of {len(placed.devices_by_node)} machines" if placed.devices_by_node else devices
 
 
@@ -108,7 +109,7 @@ def _say_losses(losses: LossVerdict) -> str:
             f"allow no difference; the largest is {_number(losses.largest_relative)} at step {losses.largest_at}"
         )
     measured = f"{ALLOWANCE} times what rounding alone did to this training"
-    source = measured if losses.measured else "the table's, as no twin was trained"
+    source = measured if losses.measured else "the table's, as no twin was trained for so many steps"
     if losses.first_beyond is not None and losses.values:
         a, b = losses.values
         return (
@@ -165,23 +166,28 @@ def say_fastest(comparison: Comparison) -> str:
     first, *_ = by_numerics(comparison.rows).values()
     others = [row for row in first if row.strategy != "single"]
     measured = [(row, row.speedup) for row in others if row.speedup]
-    missed = [row.speedup_unavailable for row in others if row.speedup_unavailable]
-    unknown = [reason.text for reason in missed if reason.kind not in Placement.NOT_A_SPEEDUP]
+    unknown = {
+        row.name: reason.text
+        for row in others
+        if (reason := row.speedup_unavailable) and reason.kind not in Placement.NOT_A_SPEEDUP
+    }
     if faster := [(row, ratio) for row, ratio in measured if ratio.low > 1]:
         best, ratio = max(faster, key=lambda one: one[1].median)
         rivals = [row.name for row, other in measured if row is not best and other.high >= ratio.low]
         behind = (
             f"; {_listed(rivals)} {'are' if rivals[1:] else 'is'} not shown to be slower than that" if rivals else ""
         )
-        return f"Fastest here is {best.name} on {devices_of(best)}: {times_single(best)}{behind}."
+        missing = f" {_listed([*unknown])} had no speed-up measured." if unknown else ""
+        return f"Fastest here is {best.name} on {devices_of(best)}: {times_single(best)}{behind}.{missing}"
     if undecided := [f"{row.name}, {_times_single(ratio)}" for row, ratio in measured if is_open(ratio)]:
         return f"None is shown to be faster here than one device: {NO_DIFFERENCE} for {_listed(undecided)}."
     if unknown:
-        return f"Which strategy is fastest here was not measured: {unknown[0]}."
+        return f"Which strategy is fastest here was not measured: {next(iter(unknown.values()))}."
     if measured:
         return f"Fastest here is single-{first[0].numerics}: no other strategy beat one device."
-    why = "no other strategy could use more than one device" if first[1:] else "nothing else was trained"
-    return f"Fastest here is {first[0].name}: {why}."
+    if not others:
+        return f"Fastest here is {first[0].name}: nothing else was trained."
+    return f"Fastest here is single-{first[0].numerics}: no other strategy could use more than one device."
 
 
 def times_single(row: Row) -> str:

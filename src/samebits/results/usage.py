@@ -95,7 +95,9 @@ def _disturbances_of(interval: Interval, record: RunRecord) -> Iterator[tuple[Di
     cores = interval.cores
     if cores is None or record.placement.device_type != "cpu":
         return
-    left = cores.available - record.placement.devices_used - cores.others
+    placed = record.placement
+    here = placed.devices_by_node[0] if placed.devices_by_node else placed.devices_used  # as the cores are
+    left = cores.available - here - cores.others
     if cores.others > OTHERS_CORES and left < OTHERS_CORES:
         yield "cores", None, f"others used {cores.others:.1f} of {cores.available} cores"
     if cores.throttled is not None and cores.throttled > HELD_UP:

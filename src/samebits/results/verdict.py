@@ -106,7 +106,7 @@ class Tolerance:
         self._floor = max(FLOOR[precision] for precision in precisions)
         self._table = max(UNMEASURED[precision] for precision in precisions)
         self._twins = [twin for twin in twins if twin is not None]
-        self.measured = bool(self._twins)
+        self._known = max((twin.steps for twin in self._twins), default=0)
 
     def losses(self, steps: int) -> list[float]:
         """The largest relative difference at each step; beyond a twin's last step, the table's also counts."""
@@ -119,9 +119,12 @@ class Tolerance:
             for point in twin.losses:
                 start = point.step - 1
                 tolerances[start:] = [max(value, ALLOWANCE * point.difference) for value in tolerances[start:]]
-        known = max(twin.steps for twin in self._twins)
-        tolerances[known:] = [max(value, self._table[1]) for value in tolerances[known:]]
+        tolerances[self._known :] = [max(value, self._table[1]) for value in tolerances[self._known :]]
         return tolerances
+
+    def is_measured(self, step: int) -> bool:
+        """Whether a step, from 1, is one that a twin was trained for."""
+        return step <= self._known
 
     def weights(self, names: Iterable[str]) -> dict[str, float]:
         """The largest relative difference of each tensor; of one that the twin does not name, its median's."""
@@ -159,7 +162,7 @@ def compare_losses(reference: Sequence[float], losses: Sequence[float], toleranc
     grade: Grade = "bitwise" if first is None else "within tolerance"
     return LossVerdict(
         grade="diverged" if problem or beyond else grade,
-        measured=tolerance.measured,
+        measured=tolerance.is_measured(beyond or at or 1),
         steps=len(differences),
         first_difference=first,
         largest_relative=_finite(largest),

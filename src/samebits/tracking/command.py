@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samebits.errors import HostError, UserError
+from samebits.errors import HostError, UserError, counted
 from samebits.files import scratch_folder
 from samebits.params import require_repository
 
@@ -132,7 +132,7 @@ def sync() -> None:
     require_repository()
     count, problems = deliver()
     if count or not problems:
-        click.echo(f"{count} {'log' if count == 1 else 'logs'} delivered" if count else "nothing is left to deliver")
+        click.echo(f"{counted(count, 'log')} delivered" if count else "nothing is left to deliver")
     for log, problem in problems.items():
         click.echo(f"{log}: {problem}", err=True)
     if problems:

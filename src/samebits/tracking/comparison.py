@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from samebits.errors import UserError, without_password
 from samebits.records.log import LOGS, SCHEMA, ComparedEvent, EndEvent, RunLog, new_key
 from samebits.records.run import read_run
-from samebits.results.comparison import MADE_BY, Comparison
+from samebits.results.comparison import EVALUATIONS, MADE_BY, REPORT, Comparison
 from samebits.results.table import markdown
 from samebits.results.text import describe_row
 from samebits.tracking.breakdown import figures_of, tags_of
@@ -22,15 +22,19 @@ from samebits.tracking.ui import prepare_view
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from samebits.params.schema import Tracking
     from samebits.results.comparison import Row
 
 PARENT_TAG = "mlflow.parentRunId"
 
 
 def comparison_key(comparison: Comparison) -> str:
-    """A name that comparisons of the same runs share, so that comparing again makes no new run."""
-    runs = "\n".join(row.run for row in comparison.rows)
-    return "comparison-" + hashlib.sha256(runs.encode()).hexdigest()[:12]
+    """A name that comparisons of the same runs under the same params share: comparing again makes no new run.
+
+    MLflow lets nobody change a run's params.
+    """
+    told = "\n".join([*(row.run for row in comparison.rows), comparison.params.model_dump_json()])
+    return "comparison-" + hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path:
@@ -77,7 +81,7 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
     parent_id = str(parent.info.run_id)
     log_params(client, parent_id, comparison.params)
     for row in comparison.rows:
-        child_id = _child(client, experiment, row, Path(event.runs))
+        child_id = _child(client, experiment, row, Path(event.runs), comparison.params.tracking)
         if child_id is None:
             continue
         _add(client, child_id, _figures(row), when)
@@ -93,12 +97,16 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
     best = {f"speedup.{row.name}": row.speedup.median for row in comparison.rows if row.speedup}
     _add(client, parent_id, best, when)
     set_tags(client, parent_id, {NOTE_TAG: markdown(comparison)})
-    client.log_artifacts(parent_id, str(reports), "report")
+    for path in (reports / name for name in (*REPORT, EVALUATIONS.name)):
+        if path.is_dir():
+            client.log_artifacts(parent_id, str(path), f"report/{path.name}")
+        elif path.exists():
+            client.log_artifact(parent_id, str(path), "report")
     client.set_terminated(parent_id, "FINISHED", end_time=when)
     prepare_view(client, experiment)
 
 
-def _child(client: MlflowClient, experiment: str, row: Row, runs: Path) -> str | None:
+def _child(client: MlflowClient, experiment: str, row: Row, runs: Path, tracking: Tracking) -> str | None:
     """The run of a row, recorded again from its files if MLflow does not have it."""
     known = find_run(client, experiment, row.run)
     if known is not None:
@@ -108,7 +116,7 @@ def _child(client: MlflowClient, experiment: str, row: Row, runs: Path) -> str |
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return None
-    return record_all(client, events(run)) if run.record.run == row.run else None
+    return record_all(client, events(run, tracking=tracking)) if run.record.run == row.run else None
 
 
 def _figures(row: Row) -> dict[str, float]:

@@ -14,7 +14,7 @@ from samebits.files import scratch_folder
 from samebits.params import flatten
 from samebits.records import log
 from samebits.records.provenance import UNAVAILABLE
-from samebits.records.run import FILES, RECORD, TRACE, WEIGHTS, RunRecord
+from samebits.records.run import FILES, RECORD, TRACE, WEIGHTS, RunRecord, run_name
 from samebits.results.remarks import say
 from samebits.results.text import COLOURS, count_of
 from samebits.tracking.checkpoint import fail_unfinished, log_checkpoint
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Metric
 
     from samebits.params import Params
+    from samebits.params.schema import Tracking
     from samebits.records.card import Card
     from samebits.records.log import Event
     from samebits.records.provenance import Provenance
@@ -121,7 +122,8 @@ class Recorder:
                 "labels": ", ".join(label.kind for label in placement.labels),
                 **event.tags,
             }
-            name = f"{event.strategy}-{event.numerics} x{count_of(placement.devices_used, placement.devices_by_node)}"
+            name = run_name(event.strategy, event.numerics)
+            name += f" x{count_of(placement.devices_used, placement.devices_by_node)}"
             run = self._client.create_run(experiment, start_time=event.time_ms, tags=tags, run_name=name)
         self.run_id = str(run.info.run_id)
         log_params(self._client, self.run_id, event.params)
@@ -171,19 +173,27 @@ class Recorder:
         self._artifacts(event.run, Path(event.out_dir))
 
     def _artifacts(self, key: str, folder: Path) -> None:
-        """Upload the run's files, unless a later training has put its own in their place."""
-        try:
-            record = RunRecord.read(folder / RECORD, made_by="python pipeline/train.py")
-        except UserError:
-            record = None
-        if record is None or record.run != key:
-            reason = f"{UNAVAILABLE}the files were gone, or were a later run's, when they could be delivered"
+        """Upload the run's files, unless a later training has put its own in their place, also meanwhile."""
+        reason = f"{UNAVAILABLE}the files were gone, or were a later run's, when they could be delivered"
+        record = _record_of(key, folder)
+        if record is None:
             set_tags(self._client, self._id(), {"artifacts": reason})
             return
         for name in (*FILES, *((TRACE,) if (folder / TRACE).is_file() else ())):
             self._client.log_artifact(self._id(), str(folder / name))
         tags = {"strategy": record.strategy, "numerics": record.numerics, "weights_sha256": record.weights_sha256}
         log_checkpoint(self._client, self._id(), folder / WEIGHTS, name=record.name, tags=tags)
+        if _record_of(key, folder) is None:
+            set_tags(self._client, self._id(), {"artifacts": reason})
+
+
+def _record_of(key: str, folder: Path) -> RunRecord | None:
+    """What a folder holds of the run, None if it is another's, or nothing that can be read."""
+    try:
+        record = RunRecord.read(folder / RECORD, made_by="python pipeline/train.py")
+    except UserError:
+        return None
+    return record if record.run == key else None
 
 
 def figures_of(event: log.ResultEvent) -> dict[str, float]:
@@ -243,12 +253,14 @@ def started_ms(run: Run) -> int:
         return int((run.folder / "run.json").stat().st_mtime * 1000)
 
 
-def events(run: Run, tags: Mapping[str, str] = RESTORED) -> Iterator[Event]:
+def events(run: Run, tags: Mapping[str, str] = RESTORED, *, tracking: Tracking | None = None) -> Iterator[Event]:
     """The events of a finished run, in the order and nearly at the times at which they were logged.
 
-    Learning rates are not among a run's files, nor is what the working tree was.
+    With ``tracking`` they belong there, and not where the run was recorded first. Learning rates are not among a run's
+    files, nor is what the working tree was.
     """
     record, began = run.record, started_ms(run)
+    params = record.params.model_copy(update={"tracking": tracking}) if tracking else record.params
     yield log.StartEvent(
         time_ms=began,
         log_schema=log.SCHEMA,
@@ -257,7 +269,7 @@ def events(run: Run, tags: Mapping[str, str] = RESTORED) -> Iterator[Event]:
         strategy=record.strategy,
         numerics=record.numerics,
         placement=record.placement,
-        params=record.params,
+        params=params,
         tags=dict(tags),
     )
     yield log.SetupEvent(time_ms=began, host=record.host, data=record.data, data_dir="data")

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from samebits.tracking.recorder import metric
 from samebits.tracking.store import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from mlflow.entities import Metric
 
@@ -53,6 +53,17 @@ def start_sender(log: Path) -> None:
         ],
     )
     _lower_priority(process)
+
+
+@contextmanager
+def taken_over() -> Iterator[None]:
+    """Have delivered what the block's senders leave behind, which end with its container or with its job."""
+    before = set(LOGS.glob("*.jsonl"))
+    try:
+        yield
+    finally:
+        for log in set(LOGS.glob("*.jsonl")) - before:
+            start_sender(log)
 
 
 def _lower_priority(process: int) -> None:
@@ -187,7 +198,9 @@ class Sender:
                 self._telemetry[log] = Telemetry(gpus)
                 self._telemetry[log].start()
         for log in self._telemetry.keys() - set(alive):
-            self._telemetry.pop(log).stop()
+            self._telemetry[log].stop()  # what it has sampled is kept until the store has it
+        for log in self._telemetry.keys() & self._done:
+            del self._telemetry[log]
 
 
 def _linger_seconds() -> float:

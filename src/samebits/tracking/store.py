@@ -123,14 +123,19 @@ def _with_password(uri: str) -> str:
 
 def experiment_id(client: MlflowClient, name: str) -> str:
     """The experiment of that name, made if there is none; a local store keeps its artifacts beside it."""
+    from mlflow.exceptions import MlflowException
+
     experiment = client.get_experiment_by_name(name)
     if experiment is None:
-        with locked(_STORE_LOCK):
-            experiment = client.get_experiment_by_name(name)
-            if experiment is None:
-                local = str(client.tracking_uri).startswith("sqlite:")
-                location = (Path.cwd() / "mlartifacts").as_uri() if local else None
-                return str(client.create_experiment(name, artifact_location=location))
+        file = file_of(str(client.tracking_uri))
+        location = (file.resolve().parent / "mlartifacts").as_uri() if file else None
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        experiment = client.get_experiment_by_name(name)  # another process was faster, perhaps on another host
+        assert experiment
     return str(experiment.experiment_id)
 
 

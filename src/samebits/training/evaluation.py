@@ -105,6 +105,9 @@ def evaluate_run(
         )
     except Exception as error:
         raise explain(error, placement=placement, model=model) from error
+    if not math.isfinite(loss):
+        hint = "its last update may have overflowed: lower train.optimizer.lr, or set train.clip_grad_norm"
+        raise UserError(f"{weights}: the loss on the test split is {loss}", hint=hint)
     return Evaluation(
         eval_loss=loss,
         accuracy=accuracy,

@@ -27,7 +27,9 @@ def why_stop(ratio: Ratio | None, *, count: int, spent: float, longest: float, l
         return "narrow"
     if not limit:
         return "off"
-    return "limit" if count >= MOST_REPEATS or spent + longest > limit else None
+    if count >= MOST_REPEATS:
+        return "most"
+    return "limit" if spent + longest > limit else None
 
 
 def notes_of(repeats: Repeats | None) -> list[Prolonged]:

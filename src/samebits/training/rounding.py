@@ -7,6 +7,7 @@ difference may have at each step without meaning anything else.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -66,10 +67,13 @@ def _perturb(model: nn.Module, seed: int) -> None:
             p.mul_(factors.reshape(p.shape).to(p.device, p.dtype))
 
 
-def _weight_differences(model: nn.Module, final: Snapshot) -> dict[str, float]:
+def _weight_differences(model: nn.Module, final: Snapshot) -> dict[str, float] | None:
+    """By tensor; None where a last update overflowed, which no loss of the training tells."""
     differences = {}
     for (name, p), value in zip(model.named_parameters(), final.parameters(), strict=True):
         a, b = p.detach().cpu().double(), value.double()
         scale = max(float(a.norm()), float(b.norm()))
+        if not math.isfinite(scale):
+            return None
         differences[name] = float(f"{float((a - b).norm()) / scale if scale else 0.0:.3g}")
     return differences

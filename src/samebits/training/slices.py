@@ -113,6 +113,11 @@ class References:
     here: dict[SliceName, Trainable] = field(default_factory=dict)
     problem: Missing | None = None
 
+    def release(self) -> None:
+        """Free the memory of those here: captured modules hold themselves, so nothing else would."""
+        self.here.clear()
+        gc.collect()
+
 
 def make_references(untrained: nn.Module | None, data: Data, setup: Setup, placement: Placement) -> References:
     """What a training is timed beside. Every rank must call it.
@@ -131,8 +136,7 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
             references.here[name] = reference
         lacks = reference is None and (strategy.rank == 0 or name in EVERYWHERE)
         if strategy.max_over_ranks([lacks])[0]:
-            references.here.clear()
-            gc.collect()  # captured modules hold themselves, and the training goes on where memory is short
+            references.release()
             return References(problem=Missing(kind="no_memory"))
     return references
 

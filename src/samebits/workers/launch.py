@@ -13,7 +13,7 @@ from samebits.files import make_folder, remove
 from samebits.host.rendezvous import Nodes
 from samebits.records.log import LOGS, SCHEMA, EndEvent, RunLog, SampledEvent, StartEvent, new_key, store_in_use
 from samebits.records.provenance import note_provenance
-from samebits.records.run import FILES, TRACE, Evaluation
+from samebits.records.run import FILES, TRACE, Evaluation, run_name
 from samebits.training.checkpoints import FOLDER
 from samebits.training.evaluation import evaluate_run
 from samebits.workers.processes import launch
@@ -76,7 +76,7 @@ def run_training(
         placement = team.placement
         if placement.device_type == "cpu":
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either
-        key, log = new_key(f"{strategy}-{numerics}"), None
+        key, log = new_key(run_name(strategy, numerics)), None
         if team.leads:
             _make_empty(out_dir)
         if team.leads and start_sender:

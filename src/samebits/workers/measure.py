@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -98,9 +97,7 @@ def measure(
 def _twins(make: partial[Trainable | None], references: References, setup: Setup, placement: Placement) -> Twins:
     """Copies for the profiling pass, made when the references are done with, for which there may be no room beside."""
     alone = references.here.get("together")
-    references.here.clear()
-    if setup.params.train.cuda_graphs:
-        gc.collect()  # a captured module holds itself, and with it the memory of its graphs
+    references.release()
     if placement.world_size > 1 and alone is None:
         alone = make("together")
         if setup.strategy.max_over_ranks([alone is None])[0]:  # all ranks take the same turns

@@ -101,7 +101,7 @@ class Meeting:
         self._deadline = time.monotonic() + self._seconds
         self._looked = time.monotonic()
         self._heard = 0  # beats of nodes that are at work
-        self._server = None
+        self._server, self._is_stranger = None, False
         if nodes.rank == 0 and not nodes.served:
             self._check_mine()
             self._server = _serve(self.address.port)
@@ -117,7 +117,7 @@ class Meeting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, WithHint | KeyboardInterrupt):
-            if not isinstance(error, PeerError):
+            if not isinstance(error, PeerError) and not self._is_stranger:
                 told = error if isinstance(error, WithHint) else Interrupted(signal.SIGINT)
                 with suppress(RuntimeError):
                     self.report(Report.of(told, self.nodes.rank))
@@ -129,15 +129,23 @@ class Meeting:
         """Say that this node is here, before anything is shared.
 
         Raises:
-            UserError: another process says that it is this node.
+            UserError: another process says that it is this node, or all have met without it.
             SamebitsError: what node 0 failed of.
         """
         nodes = self.nodes
         with self._while_node_0_is_there():
+            if self.store.check(["met"]):
+                self._is_stranger = True  # of whose failure those that train need not hear
+                hint = "wait for its end, or give each training a port of its own"
+                raise UserError(f"a training is under way at {self.address}", hint=hint)
             if self.store.add(f"joined/{nodes.rank}", 1) > 1:
                 hint = "give each machine a number of its own, and each training a port of its own"
                 raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
             self.store.set(f"beat/{nodes.rank}", "0")
+
+    def close_door(self) -> None:
+        """Let nobody in any more; every node must have shared something."""
+        self.store.set("met", "")
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -297,8 +305,13 @@ def _serve(port: int) -> multiprocessing.context.ForkProcess:
     process.start()
     there.close()
     problem = "its process ended"
-    with suppress(EOFError):
-        problem = here.recv()
+    try:
+        with suppress(EOFError):
+            problem = here.recv()
+    except BaseException:  # a signal: multiprocessing would wait at its exit for a process that ignores it
+        process.kill()
+        process.join()
+        raise
     if problem:
         process.join()
         raise HostError(f"node 0 cannot listen at port {port}: {problem}", hint="give another port on all machines")

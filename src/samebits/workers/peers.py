@@ -150,6 +150,8 @@ class Others:
     def leave(self) -> None:
         """Let go of the others; node 0, whose store it is, waits until they have."""
         self._outbox.put("left")
+        if self._thread.ident is None:  # the workers could not be forked, of which the others have to hear
+            self.watch()
         awaited = self._nodes if self._rank == 0 else [self._nodes[self._rank]]
         deadline = time.monotonic() + LEAVE_SECONDS
         while self._thread.is_alive() and time.monotonic() < deadline:

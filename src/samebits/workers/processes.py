@@ -175,8 +175,7 @@ class _Crew:
             hint = "run the same command again; it goes on from a checkpoint"
             return CollectiveError(f"the worker of rank {self._rank(rank)} was asked to stop", hint=hint)
         failed = self._reports.failed()
-        causes = [error for error in failed.values() if not isinstance(error, CollectiveError)]
-        first = next(iter([*causes, *failed.values()]), None)
+        first = min(failed.values(), key=lambda error: isinstance(error, CollectiveError), default=None)
         if isinstance(first, CollectiveError) and exitcode >= 0:  # it failed for want of one that is gone
             gone = {r: code for r, process in enumerate(self._processes) if (code := process.exitcode or 0) < 0}
             if killed := [r for r, code in gone.items() if code != -signal.SIGABRT and -code not in _SIGNALS]:

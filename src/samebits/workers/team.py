@@ -102,6 +102,7 @@ def _exchange(meeting: Meeting, mine: NodeFacts) -> list[NodeFacts]:
     facts = [NodeFacts.model_validate(one) for one in meeting.share("facts", mine.model_dump(mode="json"))]
     require_equal(facts)
     require_reach(meeting)
+    meeting.close_door()
     return facts
 
 

@@ -17,7 +17,7 @@ from samebits.host import HostFacts, host_facts
 from samebits.records import log as events
 from samebits.records.card import read_card
 from samebits.records.remarks import Fallback, Missing, OneDevice, Oversubscribed, Resumed
-from samebits.records.run import FILES, TRACE, WEIGHTS, Node, Placement, RunRecord, Timing, write_run
+from samebits.records.run import FILES, TRACE, WEIGHTS, Node, Placement, RunRecord, Timing, run_name, write_run
 from samebits.records.statistics import spread
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.loop import train, warm_up
@@ -226,7 +226,7 @@ class Worker:
         first, steps = strategy.rank == 0, min(spec.steps or self._params.total_steps, self._params.total_steps)
         checkpointer, model = prepared.checkpointer, prepared.trainable.model
         reset_peak(strategy)
-        name = f"{spec.placement.strategy}-{spec.numerics}"
+        name = run_name(spec.placement.strategy, spec.numerics)
         progress = Progress(name, steps, self._at, spec.log if first else None, shown=first)
         with self._sampler.during("training"):
             training = train(

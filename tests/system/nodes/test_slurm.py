@@ -154,6 +154,20 @@ def test_a_job_that_slurm_does_not_take_is_said(cluster, checkout):
     assert "nowhere" in stderr or "partition" in stderr
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_job_that_waits_for_its_machines_is_taken_out_of_the_queue(signum, cluster, checkout):
+    """No signal reaches it there, and ``sbatch`` would look only now and then whether it has ended."""
+    prepared(checkout)
+    process = cluster.train(SAMEBITS_SLURM_ARGUMENTS="--begin=now+1hour")
+    said = checkout.folder / ".samebits/launches"
+    wait_for(lambda: any("Submitted" in file.read_text() for file in said.glob("*/sbatch")))
+    assert cluster.jobs()[1:] == ["PENDING"]
+    os.kill(process.popen.pid, signum)
+    code, _, stderr = process.wait()
+    assert code == 128 + signum, stderr
+    assert cluster.jobs() == []
+
+
 def trainings_in(checkout):
     """Processes of stage train that work in this checkout; others may be a parallel test's."""
     found = []
@@ -233,10 +247,9 @@ def test_a_job_that_meets_its_time_limit_goes_on_when_it_runs_again(cluster, che
     with slowed(checkout.folder):
         code, _, stderr = cluster.train().wait(600)
     assert code == 143, stderr
-    codes = []
-    while 0 not in codes and len(codes) < 60:  # a slow host meets the limit again and again, and goes on each time
-        codes.append(cluster.train().wait(600)[0])
-    assert codes == [*[143] * (len(codes) - 1), 0]
+    (checkout.folder / "cluster.toml").unlink()  # on a slow host it would meet that limit again and again
+    code, _, stderr = cluster.train().wait(600)
+    assert code == 0, stderr
     assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
     assert weights(checkout, "out") == train_alone(checkout)
 

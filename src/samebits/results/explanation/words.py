@@ -44,7 +44,7 @@ LOSS_NAMES: dict[str, str] = {
 NOTHING = "No cause that can be changed here takes a tenth of a step."
 
 _CAUSES: dict[CauseKind, str] = {
-    "launch_bound": "Most of this time does not depend on the batch: Python and the launching of operations",
+    "launch_bound": "This time does not depend on the batch: Python and the launching of operations",
     "small_batch": "The batch is too small to share: this time does not shrink with a device's part of it",
     "optimizer": "The optimizer moves many parameters for few samples",
     "communication": "Gradients are sent for longer than the backward pass can hide",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ruamel.yaml import YAML
 
-from samebits.errors import HostError, UserError
+from samebits.errors import HostError, UserError, counted
 from samebits.host import count_cores, count_gpus
 from samebits.params.sections import FileData
 from samebits.params.split import BatchSplit
@@ -96,7 +96,7 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
         raise UserError("--devices: got 1 alone, expected more than one number", hint="such as --devices 1,2")
     for n in more:
         if n > existing and not params.train.oversubscribe:
-            text = f"--devices: got {n}, this host has {existing} {kind}{'s' if existing > 1 else ''}"
+            text = f"--devices: got {n}, this host has {counted(existing, kind)}"
             hint = "--project says what more would do; train.oversubscribe: true tries them without counting them"
             raise HostError(text, hint=hint)
         if not whole.over(ranks=n).even:

@@ -92,9 +92,8 @@ def index_put(
     unsafe: bool = False,  # noqa: ARG001
 ) -> Tensor:
     """``x`` with ``values`` added at places, or put into places that are all different."""
-    places = tuple(slice(None) if index is None else index for index in indices)
     if accumulate:
-        like = values.expand(x[places].shape)
+        like = values.expand(x[_places(indices)].shape)
         total = _accumulated(
             x.reshape(-1),
             like.reshape(-1),
@@ -116,8 +115,12 @@ def index_put_twice(
     unsafe: bool = False,  # noqa: ARG001
 ) -> Tensor | None:
     """Whether different values were put into one place."""
-    places = tuple(slice(None) if index is None else index for index in indices)
-    return None if accumulate else _differ(result[places], values)
+    return None if accumulate else _differ(result[_places(indices)], values)
+
+
+def _places(indices: list[Tensor | None]) -> tuple[slice | Tensor, ...]:
+    """What a tensor is indexed by."""
+    return tuple(slice(None) if index is None else index for index in indices)
 
 
 def _differ(read: Tensor, values: Tensor) -> Tensor:
