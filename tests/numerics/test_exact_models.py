@@ -283,6 +283,7 @@ class Own(nn.Module):
     def __init__(self, beside):
         super().__init__()
         self.body, self.beside = nn.Linear(192, TOKENS), beside
+        self.register_buffer("seen", torch.zeros(()))
         self.calls = 0
 
     def forward(self, x):
@@ -300,11 +301,47 @@ class Own(nn.Module):
         ),
         (lambda net: np.random.standard_normal(), "NumPy's random numbers"),  # noqa: NPY002
         (lambda net: net.body.weight.detach().mul_(0.5), r"model\.body\.weight"),
+        # ``.data`` counts its versions apart.
+        (lambda net: net.body.weight.data.mul_(0.999), r"model\.body\.weight"),
+        (lambda net: net.body.weight.data[0].clamp_(max=0.1), r"model\.body\.weight"),
+        (lambda net: setattr(net.body.weight, "data", net.body.weight.data.clamp(max=0.1)), r"model\.body\.weight"),
+        (lambda net: net.seen.data.add_(1), r"model\.seen"),
     ],
 )
 def test_what_depends_on_the_shards_before_is_refused(beside, name):
     with pytest.raises(UserError, match=f"exact: {name}: written in forward, so its value depends on how"):
         train(lambda: Own(beside), images(), classes())
+
+
+class FlattenedByView(nn.Module):
+    """A convolution whose output is viewed as rows, as code is written that knows it to be contiguous."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Conv2d(3, 4, 3), nn.Linear(4 * 36, TOKENS)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x)).view(len(x), -1))
+
+
+def test_a_convolution_is_contiguous_as_in_pytorch():
+    train(FlattenedByView, images(), classes())
+
+
+class Drawn(nn.Module):
+    """Makes its parameters of draws, as position embeddings are made."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Parameter(torch.randn(192) * 0.02 + torch.rand(192) + torch.randperm(192))
+        self.head = nn.Linear(192, TOKENS)
+
+    def forward(self, x):
+        return self.head(x.flatten(1) + self.embedding)
+
+
+def test_a_factory_may_draw_numbers_under_exact_as_under_fast():
+    assert train(Drawn, images(), classes()) == train(Drawn, images(), classes())
 
 
 class Borrows(nn.Module):

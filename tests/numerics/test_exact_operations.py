@@ -3,6 +3,7 @@
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,8 @@ from conftest import ROOT
 from exact_probe import this_cpu_has
 from samebits.errors import UserError
 from samebits.numerics.exact.engine import Draws, Engine
+from samebits.numerics.initialization import portable_initialization
+from samebits.numerics.portable.random import Stream
 
 # Of these the first is tried by default, and the others are slow.
 ENVIRONMENTS = [
@@ -184,6 +187,74 @@ def test_draws_depend_on_seed_and_step_alone(draw):
     assert not torch.equal(drawn(0, 1), drawn(1, 1))
     with Engine(), pytest.raises(UserError, match="drawn in the forward pass alone"):
         draw()
+
+
+def numbers(*shape):
+    return torch.from_numpy(Stream(5, "numbers", *shape).normal(math.prod(shape))).float().view(shape)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_does_not_depend_on_the_layout_of_its_input(bias):
+    """PyTorch takes one operation for a contiguous input, and two for others, of which a device may have either."""
+    weight, offset = numbers(6, 8), numbers(6) if bias else None
+    found = []
+    for lay_out in (lambda x: x, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)):
+        x, w = lay_out(numbers(4, 50, 8)).requires_grad_(), weight.clone().requires_grad_()
+        b = offset.clone().requires_grad_() if bias else None
+        with Engine():
+            y = torch.nn.functional.linear(x, w, b)
+        with Engine():
+            grads = torch.autograd.grad((y * y).sum(), [one for one in (x, w, b) if one is not None])
+        found.append([y, *grads])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_copy_into_memory_that_it_reads_has_what_was_there_before():
+    x = torch.arange(0.0, 4000.0).view(4, 1000)[:, ::2]
+    expected = torch.cat([x[:, :1], x[:, :-1]], 1)
+    with Engine():
+        x[:, 1:] = x[:, :-1]
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("write", [lambda x: x.add_(1.0), lambda x: x.copy_(numbers(3, 2)), lambda x: x.relu_()])
+def test_elements_that_share_memory_are_not_written_to(write):
+    with Engine(), pytest.raises(UserError, match="elements of what it writes to share memory, and which stays is not"):
+        write(numbers(4).unfold(0, 2, 1))
+    with Engine():
+        write(numbers(2, 3).T)
+        write(numbers(6, 4)[::2, 1:3])
+
+
+def test_sums_of_zeros_are_zero_and_not_minus_zero():
+    with Engine():
+        sums = torch.zeros(2, 3).cumsum(1)
+    assert not sums.signbit().any()
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_a_kernel_of_one_number_is_for_all_axes(axes):
+    x = numbers(2, *[4] * (axes + 1)).requires_grad_()
+    pool = getattr(torch.ops.aten, f"avg_pool{axes}d")
+    with Engine():
+        y = pool(x, [2])
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(y, pool(x, [2] * axes))
+    torch.testing.assert_close(grad, torch.full_like(x, 0.5**axes))
+
+
+def test_a_product_of_too_many_terms_is_refused():
+    """As of a convolution's weight over a shard of large images: too few bits would be left of each factor."""
+    with Engine(), pytest.raises(UserError, match=r"sums of 2,097,153 products would keep fewer than 16 bits"):
+        torch.ones(1, 2**21 + 1) @ torch.ones(2**21 + 1, 1)
+
+
+@pytest.mark.parametrize(("low", "high", "least"), [(0.0, 1.0, 1 - 2**-24), (2.0, 3.0, 3 - 2**-22)])
+def test_uniform_numbers_are_below_their_upper_bound(low, high, least, monkeypatch):
+    monkeypatch.setattr(Stream, "uniform", lambda self, n: np.full(n, 1 - 2**-53))
+    with portable_initialization(0):
+        drawn = torch.empty(3).uniform_(low, high)
+    assert drawn.tolist() == [least] * 3
 
 
 GOLDEN = {

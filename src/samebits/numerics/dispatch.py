@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def storage_of(tensor: Tensor) -> int:
+    """What tells the memory of one tensor from that of another; not its address, which a fake tensor has none of."""
+    return int(tensor.untyped_storage()._cdata)
 
 
 class EagerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

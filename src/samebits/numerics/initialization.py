@@ -64,8 +64,14 @@ def _fill(tensor: Tensor, draw: Callable[[int], NDArray[np.generic]]) -> Tensor:
     return tensor.copy_(drawn, non_blocking=True)
 
 
+_NUMPY: dict[torch.dtype, str] = {torch.float16: "f2", torch.float32: "f4", torch.float64: "f8"}
+
+
 def _uniform(stream: Stream, tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    return _fill(tensor, lambda n: np.add(np.multiply(stream.uniform(n), high - low), low))
+    """From ``low`` up to ``high``, which a number close to it would be rounded to: it becomes the one below."""
+    kind = _NUMPY.get(tensor.dtype)
+    most = high if kind is None or low >= high else float(np.nextafter(np.array(high, kind), np.array(low, kind)))
+    return _fill(tensor, lambda n: np.minimum(np.add(np.multiply(stream.uniform(n), high - low), low), most))
 
 
 def _normal(stream: Stream, tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
@@ -124,7 +130,8 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: Cal
     if func.overloadpacket.__name__.endswith("_"):
         return filled(args[0], lambda stream, part: fill(stream, part, *args[1:], **kwargs))
     like = args[0].device if isinstance(args[0], torch.Tensor) else None
-    shaped = func(*args, **{**kwargs, **generator, "device": "meta"})  # which draws nothing
+    with torch._C._DisableTorchDispatch():  # it draws nothing, and another mode would not know that
+        shaped = func(*args, **{**kwargs, **generator, "device": "meta"})
     tensor = torch.empty_like(shaped, device=kwargs.get("device") or like or "cpu")
     return filled(tensor, lambda stream, part: fill(stream, part, *args))
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from samebits.errors import CollectiveError, HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
 from samebits.models.attributes import state, written
 from samebits.numerics.allocators import is_out_of_memory
-from samebits.numerics.exact.module import written_in_forward
+from samebits.numerics.exact.engine import written_in_forward
 from samebits.numerics.graphs import written_in_forward as not_run_again
 from samebits.records.remarks import BatchNorm, IdleParameters
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -11,14 +13,14 @@ from torch._decomp import decomposition_table
 from torch.utils._pytree import tree_leaves
 
 from samebits.errors import UserError
-from samebits.numerics.dispatch import EagerDispatchMode
+from samebits.numerics.dispatch import EagerDispatchMode, storage_of
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
 from samebits.numerics.initialization import answer, bernoulli, is_draw
 from samebits.numerics.portable.random import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
     Defer = Callable[[UserError, Tensor], None]
@@ -56,14 +58,21 @@ class Engine(EagerDispatchMode):
 
     ``draws`` answers random operations of a forward pass; without it they are refused. ``during`` is what a refusal
     names where no module's ``forward`` runs. ``defer`` is given each refusal that only values on a GPU decide, with the
-    truth value that decides it; without it the GPU is asked at once, and is waited for.
+    truth value that decides it; without it the GPU is asked at once, and is waited for. ``kept`` are tensors that
+    nothing may write to, by name.
     """
 
     def __init__(
-        self, draws: Draws | None = None, *, during: str = "the backward pass", defer: Defer | None = None
+        self,
+        draws: Draws | None = None,
+        *,
+        during: str = "the backward pass",
+        defer: Defer | None = None,
+        kept: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self._draws, self._during, self._defer = draws, during, defer
+        self._kept = {storage_of(tensor): name for name, tensor in kept.items()}
 
     def __enter__(self) -> Self:
         torch.set_flush_denormal(False)  # a library that was compiled for speed may have set it in this thread
@@ -74,6 +83,8 @@ class Engine(EagerDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
+        for place in _places_written(func):
+            self._check_written(kwargs.get(place) if isinstance(place, str) else args[place], func)
         version = EXACT.get(packet)
         if version is None:
             if packet in FREE or func.is_view or func.namespace in _NO_ARITHMETIC:
@@ -107,6 +118,14 @@ class Engine(EagerDispatchMode):
             what = f"{result.dtype} of shape {tuple(result.shape)}"
             raise self._refusal(func, f"{what} does not fit into {target.dtype} of shape {tuple(target.shape)}")
         return target.copy_(result)
+
+    def _check_written(self, tensors: object, func: Any) -> None:
+        """Refuse to write to what is kept, or to one element several times, which kernels do in any order."""
+        for tensor in (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
+            if name := self._kept.get(storage_of(tensor)):
+                raise written_in_forward(name)
+            if _overlaps_itself(tensor):
+                raise self._refusal(func, "elements of what it writes to share memory, and which stays is not fixed")
 
     def _otherwise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Operations on integers that give integers, and those that PyTorch itself can take apart."""
@@ -155,6 +174,34 @@ class Engine(EagerDispatchMode):
     def _refusal(self, func: Any, why: str) -> UserError:
         name = func.name().removeprefix("aten::")
         return UserError(f"exact: {_module() or f'in {self._during}'}: {name}: {why}", hint=_HINT)
+
+
+def written_in_forward(name: str) -> UserError:
+    """The refusal of a model that keeps state from one shard to the next."""
+    return UserError(
+        f"exact: {name}: written in forward, so its value depends on how shards are shared out",
+        hint="keep such state out of the model, or train with numerics fast alone",
+    )
+
+
+@cache
+def _places_written(func: Any) -> tuple[int | str, ...]:
+    """The arguments that an operation writes to: positions, and names of those that have none."""
+    arguments = enumerate(func._schema.arguments)
+    written = [(i, one) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write]
+    return tuple(one.name if one.kwarg_only else i for i, one in written)
+
+
+def _overlaps_itself(x: Tensor) -> bool:
+    """Whether two elements may be one place in memory; those of a dense tensor and of its slices are not."""
+    if x.is_contiguous():
+        return False
+    end = 0
+    for stride, size in sorted((s, n) for s, n in zip(x.stride(), x.shape, strict=True) if n > 1):
+        if stride <= end:
+            return True
+        end += stride * (size - 1)
+    return False
 
 
 _DROPOUT = {aten.native_dropout, aten.native_dropout_backward}

@@ -9,6 +9,7 @@ column alone, and not on what else is in the batch.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MANTISSA = 53  # bits of a float64
+FEWEST_BITS = 16
+"""Of a factor of products that are summed, at most 2^21 of them; a window may be three bits above the largest."""
 _BLOCK = 1 << 15  # elements that stay in a core's cache as float64
 
 
@@ -121,11 +124,21 @@ def exact_matmul(a: Tensor, b: Tensor) -> Tensor:
 def fixed_order_sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Sum float64 numbers over ``dims``, which become axes of size 1, always in the same order: by halving.
 
-    Each halving is one elementwise addition. The error is that of a pairwise sum, log2(n) roundings of float64.
+    Neighbouring axes count as one, so that a sum over samples and positions is that over the rows of both. Each halving
+    is one elementwise addition. The error is that of a pairwise sum, log2(n) roundings of float64.
     """
-    for dim in sorted(d % x.dim() for d in dims) if x.dim() else ():
-        x = halved(x, dim, torch.add, empty=0.0)
+    for first, count in _runs(sorted(d % x.dim() for d in dims) if x.dim() else []):
+        line = x.flatten(first, first + count - 1) if count > 1 else x
+        x = halved(line, first, torch.add, empty=0.0)
+        x = x.view(*x.shape[:first], *(1,) * count, *x.shape[first + 1 :])
     return x
+
+
+def _runs(axes: list[int]) -> Iterator[tuple[int, int]]:
+    """The first of each row of neighbours among sorted axes, and how many they are."""
+    for _, run in itertools.groupby(enumerate(axes), key=lambda pair: pair[1] - pair[0]):
+        members = [axis for _, axis in run]
+        yield members[0], len(members)
 
 
 def halved(x: Tensor, dim: int, join: Callable[..., Tensor], *, empty: float) -> Tensor:

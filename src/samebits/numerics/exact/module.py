@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,17 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import UserError
-from samebits.numerics.exact.engine import Draws, Engine, below
+from samebits.numerics.dispatch import storage_of
+from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
 from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
 from samebits.numerics.interface import logits_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from samebits.numerics.exact.numerics import ExactNumerics
     from samebits.numerics.exact.windows import Windows
@@ -62,7 +65,7 @@ class ExactModule(nn.Module):
         before = self._written(values)
         outputs = []
         for shard, part in zip(shards, inputs.unbind(0), strict=True):
-            with self._entered(values), self._engine(step, [shard]), _OneForm():
+            with self._entered(values), self._engine(step, [shard], self._kept(values)), _OneForm():
                 outputs.append(logits_of(self.model(part)))
         after = self._written(values)
         for name in before | after:
@@ -70,10 +73,21 @@ class ExactModule(nn.Module):
                 raise written_in_forward(name)
         return torch.stack(outputs)
 
-    def _engine(self, step: int, shards: Sequence[int]) -> Engine:
+    def _engine(self, step: int, shards: Sequence[int], kept: Mapping[str, Tensor] = MappingProxyType({})) -> Engine:
         """What sees each operation; a forward pass without gradients has no end of a step to defer anything to."""
         defer = self._numerics.windows.defer if torch.is_grad_enabled() else None
-        return Engine(Draws(self._numerics.seed, step, shards), defer=defer)
+        return Engine(Draws(self._numerics.seed, step, shards), defer=defer, kept=kept)
+
+    def _kept(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Buffers and parameters, to which ``.data`` leads past what counts their versions.
+
+        Not those of BatchNorm, which is refused in words of its own.
+        """
+        tensors = dict(values)
+        for path, module in self.model.named_modules():
+            if not isinstance(module, _NormBase):
+                tensors |= {f"{path}.{name}".lstrip("."): t for name, t in module.named_buffers(recurse=False)}
+        return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
     def _written(self, values: dict[str, Tensor]) -> dict[str, object]:
         """What forward must leave as it is: buffers, parameters, and generators that count their draws."""
@@ -106,6 +120,9 @@ class ExactModule(nn.Module):
             holder[name] = entered
         try:
             yield
+            for (holder, name, _), (place, value) in zip(originals, values.items(), strict=True):
+                if storage_of(holder[name]) != storage_of(value):  # ``.data`` was assigned
+                    raise written_in_forward(f"model.{place}")
         finally:
             for holder, name, parameter in originals:
                 holder[name] = parameter
@@ -152,14 +169,6 @@ def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]
         groups.setdefault(id(parameter), []).append(wide)
         owner._parameters[name], replaced[place] = wide, parameter
     return list(groups.values()), replaced
-
-
-def written_in_forward(name: str) -> UserError:
-    """The refusal of a model that keeps state from one shard to the next."""
-    return UserError(
-        f"exact: {name}: written in forward, so its value depends on how shards are shared out",
-        hint="keep such state out of the model, or train with numerics fast alone",
-    )
 
 
 def require_plain(model: nn.Module) -> None:

@@ -22,6 +22,7 @@ from torch.overrides import TorchFunctionMode
 from samebits.errors import UserError
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import (
+    FEWEST_BITS,
     bits_of_products,
     bits_of_sum,
     blocks,
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from samebits.numerics.exact.windows import Windows
 
 Function = torch.autograd.Function
-FEWEST_BITS = 16
-"""Of a factor whose products are summed over the batch; a window may be three bits above the largest of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

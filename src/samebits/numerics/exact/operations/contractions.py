@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from samebits.numerics.exact.grid import fixed_order_sum, matmul
+from samebits.numerics.exact.grid import FEWEST_BITS, bits_of_products, fixed_order_sum, matmul
 from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
@@ -26,6 +26,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
         return a.unsqueeze(-1).mul(b.unsqueeze(-3)).sum(-2, dtype=a.dtype)  # CUDA has no such products
     check_float32(a)
     check_float32(b)
+    if bits_of_products(a.shape[-1]) < FEWEST_BITS:
+        raise NotExactError(f"sums of {a.shape[-1]:,} products would keep fewer than {FEWEST_BITS} bits of a factor")
     return matmul(a, b)
 
 
@@ -49,17 +51,19 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 
 @exact(aten.addmm, aten.baddbmm)
 def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
-    """``beta * c + alpha * (a @ b)``; products and sum are rounded in float64, the result once more."""
+    """``beta * c + alpha * (a @ b)``: the product is rounded to float32, and then the sum.
+
+    So it is the same as the two operations that PyTorch makes of it for other layouts of its arguments.
+    """
     return _added(_product(a, b), c, beta, alpha)
 
 
 def _added(product: Tensor, c: Tensor, beta: Number, alpha: Number) -> Tensor:
     if not product.is_floating_point():
         return product.mul_(int(alpha)).add_(c.mul(int(beta)))
-    product = product if alpha == 1 else product.mul_(alpha)
-    if beta:
-        product.add_(wide(c) if beta == 1 else wide(c).mul_(beta))
-    return product.to(torch.float32)
+    check_float32(c)
+    product = (product if alpha == 1 else product.mul_(alpha)).to(torch.float32)
+    return product.add(c if beta == 1 else c.mul(beta)) if beta else product
 
 
 @exact(aten.addmv)
@@ -162,7 +166,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) 
         y = from_rows(_product(rows_of(x, geometry, groups), kernels.mT), x.shape[0], geometry)
     if bias is not None:
         y = y.add_(wide(bias).view(-1, *(1 for _ in geometry.size)))
-    return y.to(x.dtype)
+    return y.to(x.dtype).contiguous()
 
 
 @exact(aten.convolution_backward)
@@ -178,9 +182,9 @@ def convolution_backward(
     geometry, kernels, groups, transposed = _layout(x, weight, *forward_settings)
     grad_x = grad_weight = grad_bias = None
     if wanted[0] and transposed:
-        grad_x = from_rows(_product(rows_of(grad, geometry, groups), kernels.mT), x.shape[0], geometry).to(x.dtype)
+        grad_x = from_rows(_product(rows_of(grad, geometry, groups), kernels.mT), x.shape[0], geometry)
     elif wanted[0]:
-        grad_x = folded(_product(to_rows(grad, groups), kernels), x.shape, geometry).to(x.dtype)
+        grad_x = folded(_product(to_rows(grad, groups), kernels), x.shape, geometry)
     if wanted[1]:
         small, large = (x, grad) if transposed else (grad, x)
         terms = _product(to_rows(small, groups).mT, rows_of(large, geometry, groups))
@@ -188,4 +192,4 @@ def convolution_backward(
     if wanted[2]:
         dims = (0, *range(2, grad.dim()))
         grad_bias = fixed_order_sum(wide(grad), dims).squeeze(dims).to(grad.dtype)
-    return grad_x, grad_weight, grad_bias
+    return grad_x if grad_x is None else grad_x.to(x.dtype).contiguous(), grad_weight, grad_bias

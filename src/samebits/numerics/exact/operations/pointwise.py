@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from samebits.numerics.dispatch import storage_of
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, elementwise, exact
@@ -147,7 +148,8 @@ def _power_of_tensors(x: Tensor | Number, y: Tensor) -> Tensor:
         raise NotExactError(f"{common} has no exact version; use float32")
     base = x if isinstance(x, torch.Tensor) else torch.full((), float(x), dtype=common, device=y.device)
     shape = torch.broadcast_shapes(base.shape, y.shape)  # type: ignore[no-untyped-call]
-    wide_base, wide_exponent = (t.to(common).to(torch.float64).expand(shape).contiguous() for t in (base, y))
+    device = y.device if base.dim() == 0 else base.device  # a number may lie on the CPU beside a GPU's tensor
+    wide_base, wide_exponent = (t.to(device, common).to(torch.float64).expand(shape).contiguous() for t in (base, y))
     return elementary.power(wide_base, wide_exponent).to(torch.float32)
 
 
@@ -271,8 +273,10 @@ def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> T
 
 @exact(aten.copy, aten.copy_)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: ARG001
-    """What ``x`` holds after the copy: ``source`` in its type and shape."""
-    return to_fit(source, x.dtype).to(x.dtype).expand(x.shape)
+    """What ``x`` holds after the copy: ``source`` in its type and shape, as it was if the two share memory."""
+    return (
+        to_fit(source.clone() if storage_of(source) == storage_of(x) else source, x.dtype).to(x.dtype).expand(x.shape)
+    )
 
 
 def to_fit(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.indexing import scatter_add
 from samebits.numerics.exact.operations.reductions import divided, first_equal
-from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
+from samebits.numerics.exact.operations.registry import EXACT, NotExactError, check_float32, exact, wide
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
@@ -20,9 +21,15 @@ aten = torch.ops.aten
 
 
 def _geometry(
-    x: Tensor, kernel: list[int], stride: list[int], padding: list[int], dilation: list[int], *, ceil_mode: bool
+    x: Tensor,
+    axes: int,
+    kernel: list[int],
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    *,
+    ceil_mode: bool,
 ) -> Geometry:
-    axes = len(kernel) if len(kernel) > 1 else 2
     size = x.shape[-axes:]
     return Geometry.of(size, kernel=kernel, stride=stride or kernel, padding=padding, dilation=dilation, ceil=ceil_mode)
 
@@ -42,7 +49,7 @@ def max_pool2d(
 ) -> tuple[Tensor, Tensor]:
     """The largest number of each window and its index in the image, that of the first of equal ones."""
     check_float32(x)
-    geometry = _geometry(x, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+    geometry = _geometry(x, 2, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
     windows = windows_of(_batched(x, 2), geometry, -math.inf).flatten(-2)
     value = windows.amax(-1, keepdim=True)
     inside = windows_of(torch.ones((1, 1, *geometry.size), device=x.device), geometry).flatten(-2) > 0
@@ -81,8 +88,8 @@ def _divisor(geometry: Geometry, like: Tensor, *, count_include_pad: bool, divis
     return fixed_order_sum(windows_of(inside, geometry).flatten(-len(geometry.size)), (-1,)).squeeze(-1)
 
 
-@exact(aten.avg_pool2d, aten.avg_pool3d)
 def avg_pool(
+    axes: int,
     x: Tensor,
     kernel: list[int],
     stride: list[int] = (),  # type: ignore[assignment]
@@ -91,22 +98,21 @@ def avg_pool(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """The sum of each window over its size, or over ``divisor_override``; rounded once.
+    """The sum of each window of so many ``axes`` over its size, or over ``divisor_override``; rounded once.
 
     Raises:
         NotExactError: windows may hang over the edge.
     """
     _check_floor(ceil_mode=ceil_mode)
-    geometry = _geometry(x, kernel, stride, padding, [1], ceil_mode=ceil_mode)
-    axes = len(geometry.size)
+    geometry = _geometry(x, axes, kernel, stride, padding, [1], ceil_mode=ceil_mode)
     windows = windows_of(_batched(wide(x), axes), geometry).flatten(-axes)
     total = fixed_order_sum(windows, (-1,)).squeeze(-1)
     divisor = _divisor(geometry, x, count_include_pad=count_include_pad, divisor_override=divisor_override)
     return total.div(divisor).to(x.dtype).view(*x.shape[:-axes], *geometry.positions)
 
 
-@exact(aten.avg_pool2d_backward, aten.avg_pool3d_backward)
 def avg_pool_backward(
+    axes: int,
     grad: Tensor,
     x: Tensor,
     kernel: list[int],
@@ -118,12 +124,17 @@ def avg_pool_backward(
 ) -> Tensor:
     """The gradient of ``avg_pool``: for each element the sum over the windows that hold it."""
     _check_floor(ceil_mode=ceil_mode)
-    geometry = _geometry(x, kernel, stride, padding, [1], ceil_mode=ceil_mode)
-    axes = len(geometry.size)
+    geometry = _geometry(x, axes, kernel, stride, padding, [1], ceil_mode=ceil_mode)
     divisor = _divisor(geometry, x, count_include_pad=count_include_pad, divisor_override=divisor_override)
     share = _batched(wide(grad), axes).div(divisor)
     spread = share.view(*share.shape, *(1,) * axes).expand(*share.shape, *geometry.kernel)
     return fold(spread, geometry).to(x.dtype).reshape(x.shape)
+
+
+# A kernel of one number is for as many axes as the operation has.
+EXACT[aten.avg_pool2d], EXACT[aten.avg_pool3d] = partial(avg_pool, 2), partial(avg_pool, 3)
+EXACT[aten.avg_pool2d_backward] = partial(avg_pool_backward, 2)
+EXACT[aten.avg_pool3d_backward] = partial(avg_pool_backward, 3)
 
 
 @exact(aten._adaptive_avg_pool2d)

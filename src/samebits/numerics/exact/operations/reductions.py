@@ -161,7 +161,7 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     finite = values.isfinite()
     known = torch.where(finite, values, 0.0)
     bits, tops = bits_of_sum(x.shape[dim]), top(known, dim)
-    unit = power_of_two(tops - bits)
+    unit = power_of_two((tops - bits).clamp_(min=-1022))  # of zeros alone the top is float64's own least
     integers = snap_(known, shifter(tops, bits)).div_(unit).to(torch.int64)
     sums = torch.cumsum(integers, dim).to(torch.float64).mul_(unit)
     return or_not_finite(sums, torch.cumsum(torch.where(finite, 0.0, values), dim)).to(dtype or x.dtype)
