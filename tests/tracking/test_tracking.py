@@ -929,7 +929,7 @@ def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data
 
 def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_terminal_would_hide(tmp_path):
     run_files(tmp_path, run_record())
-    params = (ROOT / "params.yaml").read_text().replace("seed: 0", "seed: 9\x1b[2K")
+    params = (ROOT / "params.yaml").read_text().replace("seed: 0", "seed: 9  # \u202e")
     (tmp_path / "params.yaml").write_text(params)
     patch = tmp_path / "git.patch"
     lines = ["+    os.system('\x1b[2K\rharmless')\u202e\tx", *(f"+line {number}" for number in range(500))]
@@ -946,7 +946,7 @@ def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_termina
     assert shown[3:5] == ["+    os.system('\\x1b[2K\\rharmless')\\u202e     x", "+line 0"]
     assert f"... and 101 more lines, as long as you are asked in {patch}" in shown
     at = shown.index("with these params, which came from MLflow, in place of the commit's:")
-    assert shown[at + 2 : at + 4] == ["-seed: 0", "+seed: 9\\x1b[2K"]
+    assert shown[at + 2 : at + 4] == ["-seed: 0", "+seed: 9  # \\u202e"]
     assert shown[-2].startswith("packages that differ here: torch 1.0 -> ")
 
 
@@ -998,7 +998,9 @@ def test_data_of_a_recorded_run_are_linked_within_its_tree_alone(tmp_path, monke
     assert {path.name for path in tree.iterdir()} == {"x.npy", "link", "mine"}
 
 
-@pytest.mark.parametrize(("content", "why"), [(b"\xff: 1", "invalid start byte"), (None, "No such file or directory")])
+@pytest.mark.parametrize(("content", "why"), [(b"\xff: 1", "invalid start byte"), (None, "No such file or directory"),
+                                              (b"\0" * 99, "special characters are not allowed"),
+                                              (b"seed: [", "while parsing"), (b"[" * 99_999, "recursion")])  # fmt: skip
 def test_recorded_params_that_cannot_be_read_are_said(content, why, tmp_path):
     if content:
         (tmp_path / "params.yaml").write_bytes(content)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ruamel.yaml import YAML
+
 from samebits.errors import UserError, last_line, printable, reason
 from samebits.files import regular, write_text
 from samebits.records.card import read_card
@@ -80,12 +82,14 @@ class Recorded:
         return "\n".join(printable(line.expandtabs()) for line in lines)
 
     def params(self) -> str:
-        """Its ``params.yaml``. Raises UserError: it cannot be read."""
+        """Its ``params.yaml``, of which the recorded code is to judge the keys. Raises UserError: it is no YAML."""
         try:
-            return regular(self.folder / "params.yaml").read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
+            text = regular(self.folder / "params.yaml").read_text(encoding="utf-8")
+            YAML(typ="safe", pure=True).load(text)
+        except Exception as error:  # noqa: BLE001 - ruamel's constructors raise what they come across, such as KeyError
             what = f"params.yaml of run {self.run_id} cannot be read: {reason(error)}"
             raise UserError(what, hint="see its artifacts in MLflow") from None
+        return text
 
     def _changed_params(self) -> list[str]:
         """How its params differ from those of the commit, with whatever patch."""
