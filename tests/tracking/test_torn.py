@@ -60,8 +60,8 @@ class Memory:
         data.params |= {param.key: param.value for param in params}
         data.tags |= {tag.key: tag.value for tag in tags}
 
-    def log_artifact(self, run_id, path):
-        self.runs[run_id].data.files.add(path.rpartition("/")[2])
+    def log_artifact(self, run_id, path, artifact_path=""):
+        self.runs[run_id].data.files.add(f"{artifact_path}/{path.rpartition('/')[2]}".lstrip("/"))
 
     def log_artifacts(self, run_id, folder, path):
         self.runs[run_id].data.files.add(path)
@@ -133,7 +133,7 @@ def test_a_comparison_whose_log_and_state_end_at_any_byte_is_recorded_once(every
     child, parent = reference.told()
     assert child[1]["tags"][comparison.PARENT_TAG] == parent[0]["run_id"]
     assert parent[0]["end"][0] == "FINISHED"
-    assert parent[1]["files"] == {"params.yaml", "report"}
+    assert parent[1]["files"] == {"params.yaml", "report/comparison.json"}
     (whole, state), ends = (compared.read_bytes(), compared.with_suffix(".state.json")), ends_of(compared.read_bytes())
     some = sorted({end + beside for end in [0, *ends] for beside in (-1, 0, 1) if 0 <= end + beside <= len(whole)})
     for place in range(len(whole) + 1) if every else some:

@@ -31,6 +31,7 @@ class LockedFile(_LockedPart):
 class LockedStage(_LockedPart):
     """One run of a stage."""
 
+    cmd: str | list[str]
     deps: tuple[LockedFile, ...] = ()
     outs: tuple[LockedFile, ...] = ()
 
