@@ -106,4 +106,5 @@ def _staged(rng: random.Random, bench: Bench) -> Attempt:
 def _prepared(rng: random.Random, bench: Bench) -> Attempt:
     what = spoil_arrays(rng, bench)
     stage = rng.choice(("prepare", "prepare", "prepare", "host"))
-    return Attempt(what, partial(bench.stage, stage), REFUSED, ("x.npy", "y.npy", "s.npy", "x.safetensors", "data."))
+    files = ("x.npy", "y.npy", "s.npy", "x.safetensors")  # unless YAML does not take the name
+    return Attempt(what, partial(bench.stage, stage), REFUSED, (*files, "data.", "params.yaml"))

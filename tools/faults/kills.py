@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from faults.area import Area, Case, Missed
 from faults.mlflow_store import status_of
-from faults.subject import PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, marked
+from faults.subject import NUMERICS, PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, marked, training
 from samebits.records.log import LOGS
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 Target = Literal["tree", "launcher", "rank", "sender", "stopped rank", "once", "twice"]
 
 PLACES = [("single", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4)]
-NUMERICS = ["fast", "exact"]
 TARGETS: list[Target] = [
     "tree", "tree", "tree", "tree", "launcher", "launcher", "launcher", "rank", "rank", "rank",
     "sender", "stopped rank", "once", "twice",
@@ -54,7 +53,7 @@ class Kills(Area):
         self._finished = 0
         for strategy, devices in PLACES:
             for numerics in NUMERICS:
-                arguments = _arguments(strategy, devices, numerics)
+                arguments = training(strategy, devices, numerics)
                 started = time.monotonic()
                 check_end(self._sandbox("train", *arguments, "--no-tracking"), {0})
                 self._seconds[arguments] = time.monotonic() - started
@@ -63,7 +62,7 @@ class Kills(Area):
     def case(self, number: int) -> Case:
         """Somebody is killed at some moment."""
         choose = self.random(number)
-        arguments = _arguments(*choose.choice(PLACES), choose.choice(NUMERICS))
+        arguments = training(*choose.choice(PLACES), choose.choice(NUMERICS))
         target, part, rank = choose.choice(TARGETS), choose.random(), choose.randrange(4)
         tracked = target == "sender" or choose.random() < 0.25
         signum = choose.choice([signal.SIGTERM, signal.SIGINT])
@@ -171,10 +170,6 @@ def _is_told(named: str, said: str) -> bool:
         return True
     line = re.search(rf"{named}(?: at step (\d+)\b| while it \w+| in the timed slices| after its work)", said)
     return line is not None and 1 <= int(line[1] or 1) <= STEPS
-
-
-def _arguments(strategy: str, devices: int, numerics: str) -> tuple[str, ...]:
-    return ("--strategy", strategy, "--numerics", numerics, "--num-devices", str(devices))
 
 
 def _codes(target: Target, signum: signal.Signals) -> set[int]:

@@ -119,7 +119,7 @@ class Totals:
     lost: int = 0
     doubled: int = 0
     running: int = 0
-    tracked_seconds: list[float] = field(default_factory=list)
+    times_as_long: dict[str, list[float]] = field(default_factory=dict)  # as untracked, by what was done to the server
 
 
 def check_run(store: Store, log: Path, run_dir: Path | None, totals: Totals | None = None) -> None:

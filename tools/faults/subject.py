@@ -48,6 +48,14 @@ PARAMS: dict[str, Any] = {
 """A training of 32 steps with eight checkpoints, whose dropout and optimizer have a state to lose."""
 
 
+NUMERICS = ("fast", "exact")
+
+
+def training(strategy: str, devices: int, numerics: str) -> tuple[str, ...]:
+    """Arguments of the stage train."""
+    return ("--strategy", strategy, "--numerics", numerics, "--num-devices", str(devices))
+
+
 class Broken(Exception):  # noqa: N818 - a promise is
     """A promise was not kept; the text says which, and shows what was seen."""
 

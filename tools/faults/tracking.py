@@ -15,7 +15,7 @@ import click
 from faults.area import Area, Case
 from faults.mlflow_server import Proxy, Server
 from faults.mlflow_store import Store, check_run, status_of
-from faults.subject import Broken, check_end, expect
+from faults.subject import NUMERICS, Broken, check_end, expect, training
 from faults.tracking_subject import (
     DELIVERY_LIMIT,
     TRAINING_LIMIT,
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-STRATEGIES = ("single", "dp", "ddp")
+PLACES = (("single", 1), ("dp", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4))
+TRAININGS = [training(*place, numerics) for place in PLACES for numerics in NUMERICS]
+TIMES_AS_LONG_AT_MOST = 2.0
+"""The median of trainings beside a server to which one thing is done; the sender shares the host's cores with them."""
 HARMS: dict[str, tuple[str, ...]] = {
     "cut": ("cut", "silence"),
     "slow": ("slow",),
@@ -54,6 +57,7 @@ TEARS = 24  # of one case
 RESTARTS_IN_ONE = 20
 STATE_BYTES = 240  # of a state file, about
 SLOW_SECONDS = 2.0
+RESTARTED = "killed and started again"
 Work = tuple[str, int, "Callable[[Path], None]"]
 """What is done, how many restarts that is, and what does it in a folder."""
 
@@ -108,22 +112,25 @@ class Tracking(Area):
         yield Case("totals of all cases", self._total, 0)
 
     def figures(self) -> dict[str, float]:
-        """What the totals say; seconds are medians."""
-        totals, shared = self._shared.totals, self._shared
-        seconds = {"tracked_seconds": totals.tracked_seconds, "untracked_seconds": shared.untracked}
+        """What the totals say, and how many times as long as untracked trainings took by what was done, as medians."""
+        totals = self._shared.totals
         return {
             **{name: getattr(totals, name) for name in ("runs", "losses", "lost", "doubled", "running")},
-            **{name: statistics.median(values) if values else 0.0 for name, values in seconds.items()},
+            **{f"times_as_long, {harm}": median for harm, median in self._medians().items()},
             "restarts_in_one": self._lived_through,
         }
+
+    def _medians(self) -> dict[str, float]:
+        times = self._shared.totals.times_as_long
+        return {harm: statistics.median(values) for harm, values in sorted(times.items())}
 
     def _long(self) -> None:
         choose, server = self.random(-1), self._shared.server
         own = Shared(self.folder / "long-reference", slow=True, totals=self._shared.totals)
-        subject = Subject(self.folder / "long", own, server.uri)
+        subject = Subject(self.folder / "long", own, server.uri, RESTARTED)
         try:
             with slowed(subject.box.folder):
-                child = subject.start("single")
+                child = subject.start(training("single", 1, "exact"))
                 for _ in range(RESTARTS_IN_ONE):
                     time.sleep(choose.uniform(0.2, 1.5))
                     server.kill()
@@ -144,23 +151,22 @@ class Tracking(Area):
         totals, shared = self._shared.totals, self._shared
         running = shared.running()
         shared.end()
-        tracked, untracked = (
-            f"{statistics.median(seconds):.1f} s" if seconds else "-"
-            for seconds in (totals.tracked_seconds, shared.untracked)
-        )
+        medians = self._medians()
         others = ", ".join(f"{count} {kind}" for kind, count in sorted(self._others.items())) or "none"
         click.echo(
             f"tracking: {totals.runs} runs with {totals.losses} losses checked; lost {totals.lost},"
             f" doubled {totals.doubled}, left RUNNING {totals.running}; cases without a restart: {others}, of which"
             f" {self._filled} had a delivery that a full disk refused;"
-            f" a training took {tracked}, untracked {untracked}"
+            f" as long as untracked: {', '.join(f'{harm} {times:.2f} times' for harm, times in medians.items())}"
         )
         expect(running == 0, "runs are left RUNNING in the server's store", running)
+        held_up = {harm: times for harm, times in medians.items() if times > TIMES_AS_LONG_AT_MOST}
+        expect(not held_up, "tracking holds trainings up", held_up)
         expect(totals.lost == totals.doubled == totals.running == 0, "metrics or runs were lost, doubled or left")
 
     @contextmanager
-    def _subject(self, folder: Path, uri: str | None = None) -> Iterator[Subject]:
-        subject = Subject(folder, self._shared, uri or self._shared.server.uri)
+    def _subject(self, folder: Path, harm: str | None = None, uri: str | None = None) -> Iterator[Subject]:
+        subject = Subject(folder, self._shared, uri or self._shared.server.uri, harm)
         try:
             yield subject
         finally:
@@ -168,14 +174,14 @@ class Tracking(Area):
 
     def _restarts(self, choose: random.Random, _: int) -> Work:
         moments = [(choose.uniform(0, 5), choose.uniform(0, 2)) for _ in range(choose.randint(1, 3))]
-        strategies = [choose.choice(STRATEGIES) for _ in range(4)]
+        arguments = [choose.choice(TRAININGS) for _ in range(4)]
         patient = choose.random() < 0.5
         shown = ", ".join(f"{alive:.1f} s up, {away:.1f} s down" for alive, away in moments)
 
         def work(folder: Path) -> None:
             server = self._shared.server
-            with self._subject(folder) as subject:
-                trainings = Trainings(subject, strategies)
+            with self._subject(folder, RESTARTED) as subject:
+                trainings = Trainings(subject, arguments)
                 try:
                     for alive, away in moments:
                         trainings.go_on(alive)
@@ -196,7 +202,7 @@ class Tracking(Area):
     def _proxy(self, choose: random.Random, number: int) -> Work:
         harm = list(HARMS)[number // (len(KINDS) // 2) % len(HARMS)]
         share = 1.0 if harm == "slow" else choose.choice([0.2, 0.5])
-        strategies, during = [choose.choice(STRATEGIES) for _ in range(2)], choose.uniform(4, 12)
+        arguments, during = [choose.choice(TRAININGS) for _ in range(2)], choose.uniform(4, 12)
         seed = str(choose.random())
 
         def work(folder: Path) -> None:
@@ -204,9 +210,9 @@ class Tracking(Area):
             proxy.start()
             environ = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1"} if harm == "timeout" else {}
             try:
-                with self._subject(folder, proxy.uri) as subject:
-                    for strategy in strategies:
-                        subject.finish(subject.start(strategy, environ))
+                with self._subject(folder, harm, proxy.uri) as subject:
+                    for each in arguments:
+                        subject.finish(subject.start(each, environ))
                     subject.wait_for_delivery(during)
                     proxy.heal()
                     subject.sync()
@@ -217,14 +223,14 @@ class Tracking(Area):
         return f"a proxy spoils {share:.0%} of the answers: {harm}", 0, work
 
     def _absent(self, choose: random.Random, _: int) -> Work:
-        strategy, elsewhere = choose.choice(STRATEGIES), choose.random() < 0.5
+        arguments, elsewhere = choose.choice(TRAININGS), choose.random() < 0.5
 
         def work(folder: Path) -> None:
             server = self._shared.server
             proxy = Proxy(server.port, ("",), 0.0, 0.0, "")  # nobody listens there before it is started
             try:
-                with self._subject(folder, proxy.uri) as subject:
-                    subject.finish(subject.start(strategy))
+                with self._subject(folder, "absent", proxy.uri) as subject:
+                    subject.finish(subject.start(arguments))
                     expect_one_line(subject.sync(codes=(3,)))
                     if not elsewhere:
                         proxy.start()
@@ -236,15 +242,15 @@ class Tracking(Area):
         return f"the server is absent until the end, then back {'elsewhere' if elsewhere else ''}", 0, work
 
     def _sender(self, choose: random.Random, _: int) -> Work:
-        strategies, moments = [choose.choice(STRATEGIES) for _ in range(3)], [choose.uniform(0, 7) for _ in range(3)]
+        arguments, moments = [choose.choice(TRAININGS) for _ in range(3)], [choose.uniform(0, 7) for _ in range(3)]
         local = choose.random() < 0.5
 
         def work(folder: Path) -> None:
             database = folder / "repository/mlflow.db"
-            with self._subject(folder, f"sqlite:///{database}" if local else None) as subject:
+            with self._subject(folder, "sender killed", f"sqlite:///{database}" if local else None) as subject:
                 if local:
                     shutil.copy(self._shared.empty_store, database)
-                trainings = Trainings(subject, strategies)
+                trainings = Trainings(subject, arguments)
                 for moment in moments:
                     trainings.go_on(moment)
                     subject.kill_senders()
@@ -257,13 +263,13 @@ class Tracking(Area):
 
     def _stopped(self, choose: random.Random, _: int) -> Work:
         signum = choose.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-        strategy, patient, part = choose.choice(STRATEGIES), choose.random() < 0.5, choose.random()
+        arguments, patient, part = choose.choice(TRAININGS), choose.random() < 0.5, choose.random()
         code, status = (-9, "FAILED") if signum == signal.SIGKILL else (128 + signum, "KILLED")
 
         def work(folder: Path) -> None:
             with self._subject(folder) as subject:
-                child = subject.start(strategy)
-                moment = time.monotonic() + 0.1 + part * self._shared.untracked_seconds
+                child = subject.start(arguments)
+                moment = time.monotonic() + 0.1 + part * self._shared.untracked(arguments).seconds
                 while time.monotonic() < moment and child.poll() is None:
                     time.sleep(0.005)
                 child.kill(signum)
@@ -271,7 +277,7 @@ class Tracking(Area):
                 check_end(child, {0, code})
                 for log in subject.logs():
                     expect(status_of(log) in ("FINISHED", status), f"{log.name} ends with {status_of(log)}")
-                subject.finish(subject.start(strategy))  # it goes on from the checkpoint
+                subject.finish(subject.start(arguments))  # it goes on from the checkpoint
                 if patient:
                     subject.wait_for_delivery()
                 subject.sync()
@@ -281,7 +287,7 @@ class Tracking(Area):
 
     def _full(self, choose: random.Random, _: int) -> Work:
         what, spare = choose.choice(["artifacts", "store", "server"]), choose.randint(4, 24)
-        strategy = choose.choice(STRATEGIES)
+        arguments = choose.choice(TRAININGS)
 
         def work(folder: Path) -> None:
             disk, shared = folder / "disk", self._shared
@@ -289,11 +295,11 @@ class Tracking(Area):
             with (
                 small_disk(disk, room) as resize,
                 self._store_on(disk, what) as (uri, store),
-                self._subject(folder / "subject", uri) as subject,
+                self._subject(folder / "subject", f"full {what}", uri) as subject,
             ):
                 if what == "artifacts":
                     (subject.box.folder / "mlartifacts").symlink_to(disk)
-                subject.finish(subject.start(strategy))
+                subject.finish(subject.start(arguments))
                 subject.wait_for_delivery(4)
                 early = subject.sync(codes=(0, 3))
                 expect_one_line(early)
@@ -326,7 +332,7 @@ class Tracking(Area):
 
         def work(folder: Path) -> None:
             pattern = self._shared.pattern
-            with self._subject(folder, f"sqlite:///{folder}/repository/mlflow.db") as subject:
+            with self._subject(folder, uri=f"sqlite:///{folder}/repository/mlflow.db") as subject:
                 shutil.copy(self._shared.empty_store, folder / "repository/mlflow.db")
                 (subject.box.folder / LOGS).mkdir(parents=True)
                 tears = []

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import signal
-import statistics
 import subprocess
 import time
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from faults.mlflow_server import Server
 from faults.mlflow_store import Store, Totals, check_run, empty_store, events_of, status_of
-from faults.subject import PARAMS, SENDER, Child, Sandbox, check_end, command_of, expect, marked
+from faults.subject import PARAMS, SENDER, Child, Sandbox, check_end, command_of, expect, marked, training
 from samebits.records.log import LOGS, ResultEvent, RunLog, StartEvent
 from samebits.records.run import RECORD, Run, RunRecord, read_run
 from slowed import slow_model
@@ -36,32 +35,47 @@ DELIVERY_LIMIT = 90.0
 SLOWER_AT_MOST = 6.0  # a sender and a server start beside the training, on a host that may be busy with both
 
 
+@dataclass(frozen=True)
+class Tracked:
+    """A training that was started, with these arguments, at this moment."""
+
+    child: Child
+    arguments: tuple[str, ...]
+    out: Path
+    began: float
+
+
 class Subject:
-    """A sandbox whose trainings are tracked by one store."""
+    """A sandbox whose trainings are tracked by one store.
 
-    def __init__(self, folder: Path, shared: Shared, uri: str) -> None:
-        self.box, self._shared, self.uri = shared.sandbox(folder), shared, uri
+    ``harm`` names what is done to that, None if trainings are disturbed themselves, so that their times mean nothing.
+    """
+
+    def __init__(self, folder: Path, shared: Shared, uri: str, harm: str | None) -> None:
+        self.box, self._shared, self.uri, self._harm = shared.sandbox(folder), shared, uri, harm
         self.box.mark = f"{folder.parent.parent.name}-{folder.name}"
-        self._trainings: list[tuple[Child, Path, float]] = []
+        self._trainings: list[Tracked] = []
 
-    def start(self, strategy: str, environ: Mapping[str, str] = MappingProxyType({})) -> Child:
+    def start(self, arguments: tuple[str, ...], environ: Mapping[str, str] = MappingProxyType({})) -> Child:
         """Start a training under a name of its own."""
+        self._shared.untracked(arguments)  # before it, so that it does not run beside
         out = self.box.folder / f"runs/{len(self._trainings)}"
-        arguments = ["--strategy", strategy, "--numerics", "exact", "--data-dir", str(self._shared.data)]
+        places = ("--data-dir", str(self._shared.data), "--out-dir", str(out))
         environ = {"MLFLOW_TRACKING_URI": self.uri, **environ}
-        child = self.box.start("train", *arguments, "--out-dir", str(out), environ=environ)
-        self._trainings.append((child, out, time.monotonic()))
+        child = self.box.start("train", *arguments, *places, environ=environ)
+        self._trainings.append(Tracked(child, arguments, out, time.monotonic()))
         return child
 
     def finish(self, child: Child) -> None:
         """Wait for a training that nothing has happened to, and see that tracking did not hold it up."""
         child.wait(TRAINING_LIMIT)
-        (began,) = (began for other, _, began in self._trainings if other is child)
-        spent = time.monotonic() - began
+        (tracked,) = (one for one in self._trainings if one.child is child)
+        spent = time.monotonic() - tracked.began
         check_end(child, {0})
-        self._shared.totals.tracked_seconds.append(spent)
-        limit = SLOWER_AT_MOST * self._shared.untracked_seconds + 10
-        expect(spent < limit, f"a training of {self._shared.untracked_seconds:.1f} s took {spent:.1f} s")
+        alone = self._shared.untracked(tracked.arguments).seconds
+        if self._harm is not None:
+            self._shared.totals.times_as_long.setdefault(self._harm, []).append(spent / alone)
+        expect(spent < SLOWER_AT_MOST * alone + 10, f"a training of {alone:.1f} s took {spent:.1f} s")
 
     def logs(self) -> list[Path]:
         """Logs of the trainings, the oldest first."""
@@ -100,13 +114,12 @@ class Subject:
         """What the store has of every training, and the bits of those that ended well."""
         expect(len(self.logs()) > 0, "no training has a log")
         ended = {}
-        for child, out, _ in self._trainings:
-            if child.code == 0:
-                run = read_run(out)
-                ended[run.record.run] = out
-                expect(run.record.weights_sha256 == self._shared.weights, "other weights", out.name)
-                expect(run.losses == self._shared.losses, "other losses than untracked", out.name)
-        expect(len(ended) == sum(child.code == 0 for child, *_ in self._trainings), "two trainings have one key")
+        for tracked in (one for one in self._trainings if one.child.code == 0):
+            run, untracked = read_run(tracked.out), self._shared.untracked(tracked.arguments).run
+            ended[run.record.run] = tracked.out
+            expect(run.record.weights_sha256 == untracked.record.weights_sha256, "other weights", tracked)
+            expect(run.losses == untracked.losses, "other losses than untracked", tracked)
+        expect(len(ended) == sum(one.child.code == 0 for one in self._trainings), "two trainings have one key")
         lost = ended.keys() - {log.stem for log in self.logs()}
         expect(not lost, "a training's log is lost", lost)
         for log in self.logs():
@@ -116,9 +129,9 @@ class Subject:
 
     def end(self) -> None:
         """Leave no process behind."""
-        for child, *_ in self._trainings:
-            if child.poll() is None:
-                child.kill_tree()
+        for tracked in self._trainings:
+            if tracked.child.poll() is None:
+                tracked.child.kill_tree()
         while marks := marked(self.box.mark):
             for pid in marks:
                 with suppress(ProcessLookupError):
@@ -126,8 +139,16 @@ class Subject:
             time.sleep(0.01)
 
 
+@dataclass(frozen=True)
+class Untracked:
+    """What a training gives without tracking, and how long it takes."""
+
+    run: Run
+    seconds: float
+
+
 class Shared:
-    """What all cases share: data, the result of an undisturbed training, an empty store, and one server.
+    """What all cases share: data, the results of undisturbed trainings, an empty store, and one server.
 
     ``slow``: trainings are those of a model that can be slowed down. ``totals`` may be another one's.
     """
@@ -135,7 +156,7 @@ class Shared:
     def __init__(self, folder: Path, *, slow: bool = False, totals: Totals | None = None) -> None:
         self._folder, self.mark, self._slow = folder, folder.parent.name, slow
         self.totals = totals or Totals()
-        self.untracked: list[float] = []  # seconds of trainings without tracking
+        self._untracked: dict[tuple[str, ...], Untracked] = {}
 
     def sandbox(self, folder: Path) -> Sandbox:
         """A sandbox with the params, and the model where that is ours."""
@@ -150,36 +171,24 @@ class Shared:
     def _box(self) -> Sandbox:
         box = self.sandbox(self._folder / "shared")
         check_end(box("prepare"), {0})
-        for _ in range(2):  # the first one also warms the disk's cache
-            started = time.monotonic()
-            check_end(box("train", "--strategy", "ddp", "--numerics", "exact", "--no-tracking", seconds=120), {0})
-            self.untracked.append(time.monotonic() - started)
         return box
+
+    def untracked(self, arguments: tuple[str, ...]) -> Untracked:
+        """The training with these arguments, made at the first use."""
+        if arguments not in self._untracked:
+            out = self._box.folder / f"runs/{len(self._untracked)}"
+            seconds = []
+            for _ in range(2):  # the very first one also warms caches
+                started = time.monotonic()
+                check_end(self._box("train", *arguments, "--no-tracking", "--out-dir", str(out), seconds=120), {0})
+                seconds.append(time.monotonic() - started)
+            self._untracked[arguments] = Untracked(read_run(out), min(seconds))
+        return self._untracked[arguments]
 
     @property
     def data(self) -> Path:
         """The data of every training."""
         return self._box.folder / "data"
-
-    @cached_property
-    def _run(self) -> Run:
-        return read_run(self._box.folder / "runs/ddp-exact")
-
-    @property
-    def untracked_seconds(self) -> float:
-        """What a training takes without tracking."""
-        self._box  # noqa: B018 - made at the first use
-        return statistics.median(self.untracked)
-
-    @property
-    def weights(self) -> str:
-        """Hash of the weights of an untracked training."""
-        return self._run.record.weights_sha256
-
-    @property
-    def losses(self) -> list[float]:
-        """Losses of an untracked training."""
-        return list(self._run.losses)
 
     @cached_property
     def empty_store(self) -> Path:
@@ -209,8 +218,11 @@ class Shared:
         """A short training with a log that nobody has delivered."""
         box = Sandbox(self._folder / "pattern", PARAMS)
         box.mark = f"{self.mark}-pattern"
-        arguments = ("--strategy", "ddp", "--numerics", "exact", "--data-dir", str(self.data))
-        check_end(box("train", *arguments, environ={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}), {0})
+        arguments = (*training("ddp", 2, "exact"), "--data-dir", str(self.data))
+        check_end(
+            box("train", *arguments, environ={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}),
+            {0},
+        )
         for pid in marked(box.mark):
             os.kill(pid, signal.SIGKILL)
         (log,) = (box.folder / LOGS).glob("*.jsonl")
@@ -249,9 +261,9 @@ def can_mount(folder: Path) -> bool:
 class Trainings:
     """Trainings of one subject, of which one goes on at any moment until ``finish``."""
 
-    def __init__(self, subject: Subject, strategies: Iterable[str]) -> None:
-        self._subject, self._strategies = subject, itertools.cycle(strategies)
-        self._current = subject.start(next(self._strategies))
+    def __init__(self, subject: Subject, arguments: Iterable[tuple[str, ...]]) -> None:
+        self._subject, self._arguments = subject, itertools.cycle(arguments)
+        self._current = subject.start(next(self._arguments))
 
     def until(self, happened: Callable[[], bool], seconds: float = 120) -> None:
         """Have trainings go on until something has happened."""
@@ -269,7 +281,7 @@ class Trainings:
 
     def _next(self) -> None:
         self.finish()
-        self._current = self._subject.start(next(self._strategies))
+        self._current = self._subject.start(next(self._arguments))
 
     def finish(self) -> None:
         """Wait for the last one."""
