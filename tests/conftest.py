@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from ports import free_port
 from samebits import host
 from samebits.data.prepare import prepare
 from samebits.errors import HostError
-from samebits.host import devices, facts
+from samebits.host import facts
 from samebits.numerics.environment import ENVIRONMENT, prepare_environment
 from samebits.params import Params, parse_params
 from samebits.records.provenance import versions
@@ -90,14 +89,6 @@ def pytest_configure(config: pytest.Config) -> None:
         prepare_environment()  # before torch is imported: this process calls CUDA too, where a stage would
 
 
-def in_exclusive_mode() -> bool:
-    """Whether a GPU takes one process alone."""
-    with devices.nvml() as problem, suppress(HostError, pynvml.NVMLError):
-        handles = [] if problem else [one.gpu for one in devices.chosen(os.environ) if isinstance(one, devices.Device)]
-        return any(pynvml.nvmlDeviceGetComputeMode(handle) != pynvml.NVML_COMPUTEMODE_DEFAULT for handle in handles)
-    return False
-
-
 def visible_gpus() -> tuple[int, str]:
     """How many GPUs tests may use, in words too; none, and why, where one of them cannot be read."""
     try:
@@ -126,7 +117,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             needed = int(mark.args[0])
             if gpus < needed:
                 item.add_marker(pytest.mark.skip(reason=f"needs {needed} NVIDIA GPUs, {said}; see `make test-gpu`"))
-            elif item.get_closest_marker("shares_a_gpu") and in_exclusive_mode():
+            elif item.get_closest_marker("shares_a_gpu") and not host.may_share_gpus():
                 item.add_marker(pytest.mark.skip(reason="GPUs are in exclusive mode, nvidia-smi -c 0 ends that"))
 
 

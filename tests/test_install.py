@@ -1,9 +1,12 @@
 """What `make` finds out before it downloads anything."""
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +83,32 @@ def test_without_a_driver_the_cpu_lock_is_taken_and_the_gpu_lock_can_be_asked_fo
     program(clone / "bin", "nvidia-smi", SMI.format(head="NVIDIA-SMI has failed", code=9))
     for arguments in ((), ("TORCH=gpu",)):  # a login node may install for others
         assert make(clone, *arguments).stderr.splitlines()[0] == "uv begins"
+
+
+def wheel(folder, version):
+    """A package of PyTorch's name in which there is nothing, and its line in a lock."""
+    folder.mkdir(exist_ok=True)
+    file = folder / f"torch-{version}-py3-none-any.whl"
+    info = f"torch-{version}.dist-info"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n")
+        archive.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return f"torch=={version} --hash=sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}\n"
+
+
+def test_a_build_for_the_cpu_gives_way_to_cudas(tmp_path):
+    """And back: an environment that was made where there was no GPU, or while no driver answered."""
+    venv, versions = tmp_path / ".venv-lint", {"cpu": "2.13.0+cpu", "gpu": "2.13.0"}
+    locks = {name: wheel(tmp_path / name, version) for name, version in versions.items()}
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "UV_NO_INDEX": "1"}
+    for name in ("cpu", "gpu", "gpu", "cpu"):
+        (tmp_path / f"{name}.lock").write_text(locks[name])
+        environ["UV_FIND_LINKS"] = str(tmp_path / name)
+        command = ["sh", str(ROOT / "tools/install.sh"), sys.executable, str(tmp_path / f"{name}.lock"), ".venv-lint"]
+        done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        installed = [path.name for path in venv.rglob("torch-*.dist-info")]
+        assert installed == [f"torch-{versions[name]}.dist-info"]

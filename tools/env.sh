@@ -52,9 +52,10 @@ SAMEBITS_CONTAINER_TOOLKIT=$toolkit
 SAMEBITS_MEMLOCK=$memlock
 SAMEBITS_REVISION=$revision
 END
-[ ! -f .env ] || grep -Ev "^($ours)" .env >> "$new" || :
+overlay="COMPOSE_FILE=docker-compose.yml:docker-compose.cpu.yml"
+[ ! -f .env ] || grep -Ev "^($ours)" .env | grep -vxF "$overlay" >> "$new" || :
 # Without a GPU plain `docker compose` takes the overlay that does without.
 grep -q '^COMPOSE_FILE=' "$new" || nvidia-smi -L >/dev/null 2>&1 ||
-    echo "COMPOSE_FILE=docker-compose.yml:docker-compose.cpu.yml" >> "$new"
+    echo "$overlay" >> "$new"
 chown "$uid:$gid" "$new" 2>/dev/null || :
 mv "$new" .env

@@ -26,7 +26,8 @@ else
     [ -x "$venv/bin/python" ] || "$python" -m venv --without-pip "$venv"
     [ -x "$uv" ] || {
         # Python's own pip installs into the environment: to make a pip in there first takes seconds.
-        if "$python" -c 'import pip' 2>/dev/null; then
+        # A pip of before 22.3, as distributions have beside a newer Python, cannot.
+        if "$python" -m pip --python "$venv/bin/python" --version >/dev/null 2>&1; then
             set -- "$python" -m pip --python "$venv/bin/python"
         elif "$venv/bin/python" -m ensurepip >/dev/null 2>&1; then
             set -- "$venv/bin/python" -m pip
@@ -41,7 +42,11 @@ fi
 links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
 set -- --require-hashes -r "$lock"
 if ! grep -q '+cpu' "$lock"; then
-    : # CUDA's torch, or none: an index has it
+    # CUDA's torch, or none: an index has it. A build for the CPU has the same version but for its local part, and would
+    # be left as it is.
+    case $("$venv/bin/python" -c 'from importlib.metadata import version; print(version("torch"))' 2>/dev/null) in
+    *+cpu) set -- --reinstall-package torch "$@" ;;
+    esac
 elif [ -n "$links" ]; then
     set -- --find-links "$links" "$@"
 elif "$python" -c 'import platform, sys; sys.exit(not (sys.version_info[:2] == (3, 11) and platform.machine() == "x86_64"))'; then

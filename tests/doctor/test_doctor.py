@@ -32,11 +32,11 @@ from samebits.doctor.finding import Finding, check
 from samebits.doctor.store import store
 from samebits.doctor.visit import visit
 from samebits.errors import HostError, Interrupted, UserError
-from samebits.models import attributes
 from samebits.params import parse_params
 from samebits.records.log import EndEvent
 from samebits.tracking.delivery import State
 from samebits.tracking.store import tracking_uri
+from samebits.training.models import attributes
 from samples import GPU
 
 GIB = 2**30
@@ -84,15 +84,15 @@ def test_what_a_check_raises_is_a_finding(error, text, hint, code):
 
 
 def test_a_finding_holds_what_a_terminal_can_show():
-    finding = Finding("thing", "warning", "a\x1b[2J\x9bb\nc", "run \x07")
+    finding = Finding(name="thing", status="warning", text="a\x1b[2J\x9bb\nc", hint="run \x07")
     assert (finding.text, finding.hint) == (r"a\x1b[2J\x9bb c", r"run \x07")
 
 
 def test_a_failure_without_a_hint_cannot_be_made():
     with pytest.raises(AssertionError):
-        Finding("thing", "warning", "text")
+        Finding(name="thing", status="warning", text="text")
     with pytest.raises(AssertionError):
-        Finding("thing", "failed", "text", "hint")  # without an exit code
+        Finding(name="thing", status="failed", text="text", hint="hint")  # without an exit code
 
 
 # -- Python, packages, torch -----------------------------------------------------------------------------------
@@ -914,7 +914,7 @@ def test_mistakes_that_are_warned_of(doctor):
         ("model", "scale: tensors beside the parameters", 'self.register_buffer("scale", ...)'),
         ("model", "blocks['a'][0]: modules in a plain container", "nn.ModuleList"),
         ("model", "forward writes calls: under dp", "return it from forward"),
-        ("single", "no gradient reaches spare.weight, spare.bias; ddp would refuse", "use it in forward"),
+        ("single", "no gradient reaches spare.weight, spare.bias: ddp would refuse", "use it in forward"),
         ("model", "net.py:14: on a GPU, forward would mix", "device=x.device"),
         ("ddp", "no gradient reaches spare.weight", "leave ddp out"),
     ]

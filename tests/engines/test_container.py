@@ -668,6 +668,33 @@ def test_a_toolkit_that_lets_containers_take_the_host_over_is_told(version, stat
     assert finding.hint is None or "bulletins: https://" in finding.hint
 
 
+@pytest.mark.parametrize(("needed", "status"), [(True, "failed"), (False, "warning")])
+def test_without_the_toolkit_stages_run_on_the_host_unless_they_may_not(needed, status, monkeypatch):
+    monkeypatch.setattr(containers, "gpu_request", lambda client: None)
+    (finding,) = containers.toolkit(engine(), 2, needed=needed)
+    assert (finding.status, "nvidia-container-toolkit" in finding.hint) == (status, True)
+    (finding,) = containers.inside(stage.Place(client=engine(), image=None, gpus=2))
+    assert (finding.status, finding.text) == ("skipped", "the engine gives containers no GPU")
+
+
+def test_where_stages_run_on_the_host_no_engine_is_asked():
+    findings = list(containers.containers(0, {"SAMEBITS_RUNTIME": "host", "DOCKER_HOST": "unix:///nowhere"}))
+    assert [(one.name, one.status) for one in findings if one.name != "owner"] == [("container", "skipped")]
+
+
+def test_compose_takes_the_gpus_again_once_they_answer(tmp_path):
+    overlay = "docker-compose.yml:docker-compose.cpu.yml"
+    assert compose_environment(tmp_path)["COMPOSE_FILE"] == overlay
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/nvidia-smi").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/nvidia-smi").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    assert "COMPOSE_FILE" not in compose_environment(tmp_path, environ)
+    (tmp_path / ".env").write_text("COMPOSE_FILE=mine.yml\nOTHER=x\n")
+    values = compose_environment(tmp_path, environ)
+    assert (values["COMPOSE_FILE"], values["OTHER"]) == ("mine.yml", "x")
+
+
 # -- Dockerfile and Compose files ------------------------------------------------------------------------------
 
 

@@ -39,6 +39,20 @@ def repository(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture
+def program(repository, monkeypatch):
+    """Put a program of that name and text where programs are looked for first."""
+    folder = repository.parent / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def write(name, text):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+
+    return write
+
+
 def launch(*arguments):
     return CliRunner().invoke(main, ["launch", *arguments], prog_name="samebits")
 
@@ -96,13 +110,9 @@ exit 1
 """
 
 
-def test_a_launch_in_an_image_says_which(repository, monkeypatch):
+def test_a_launch_in_an_image_says_which(repository, program):
     """Without it the run would not record where its libraries came from, and machines could have unlike ones."""
-    program = repository.parent / "bin/sbatch"
-    program.parent.mkdir()
-    program.write_text(SBATCH.replace("{code}", "4"))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    program("sbatch", SBATCH.replace("{code}", "4"))
     digest = f"registry.example/kit@sha256:{'0' * 64}"
     (repository / "kit.sif").write_bytes(b"an image")
     (repository / "src").mkdir()
@@ -125,13 +135,9 @@ def test_a_launch_in_an_image_says_which(repository, monkeypatch):
         assert (f"PYTHONPATH={repository}/src" in environ) == bool(line)
 
 
-def test_a_launch_waits_and_ends_as_the_machines_do(repository, monkeypatch, capfdbinary):
+def test_a_launch_waits_and_ends_as_the_machines_do(repository, program, monkeypatch, capfdbinary):
     """A stand-in for ``sbatch``; a real Slurm's is tried in tests/system/nodes."""
-    program = repository.parent / "bin/sbatch"
-    program.parent.mkdir()
-    program.write_text(SBATCH.replace("{code}", "4"))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    program("sbatch", SBATCH.replace("{code}", "4"))
     monkeypatch.setenv("SAMEBITS_LAUNCHER", "slurm")
     with pytest.raises(SystemExit) as ended:
         main(["launch", "slurm", *DDP], standalone_mode=False)
@@ -164,12 +170,8 @@ exit {code}
         ),
     ],
 )  # fmt: skip
-def test_a_job_without_an_ending_has_failed(does, code, ending, message, repository, monkeypatch):
-    program = repository.parent / "bin/sbatch"
-    program.parent.mkdir()
-    program.write_text(ENDS.format(does=does, code=code))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+def test_a_job_without_an_ending_has_failed(does, code, ending, message, repository, program):
+    program("sbatch", ENDS.format(does=does, code=code))
     done = launch("slurm", *DDP)
     assert done.exit_code == ending, done.stderr
     assert message in done.stderr
@@ -197,22 +199,23 @@ def test_a_command_is_run_over_all_machines_from_a_shell_on_one(environ, hands_o
     assert [job.cluster.nodes for job in ran] == [2] * hands_over
 
 
-@pytest.mark.parametrize(("shared", "said"), [(True, ""), (False, "node 1 ({here}): no device. hint: look\n")])
-def test_a_machine_without_the_launchers_disk_says_itself_what_it_failed_of(shared, said, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("folders", "read"),
+    [(["launch"], {1: "no device. hint: look"}), ([], {}), (["launch/node1.json/in-the-way"], {})],
+)
+def test_a_machine_whose_end_nobody_can_read_says_itself_what_it_failed_of(folders, read, tmp_path, capsys):
+    for each in folders:
+        (tmp_path / each).mkdir(parents=True)
     folder = tmp_path / "launch"
-    if shared:
-        folder.mkdir()
     environ = {
         "SAMEBITS_LAUNCH": str(folder), "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n0"
     }  # fmt: skip
     with pytest.raises(SystemExit) as ended, ending_told(environ):
         raise HostError("no device", hint="look")
     assert ended.value.code == 3
-    assert capsys.readouterr().err == said.format(here=socket.gethostname())
-    assert folder.exists() == shared
-    assert {node: str(error) for node, error in read_endings(folder).items()} == (
-        {1: "no device. hint: look"} if shared else {}
-    )
+    assert capsys.readouterr().err == ("" if read else f"node 1 ({socket.gethostname()}): no device. hint: look\n")
+    assert folder.exists() == bool(folders)
+    assert {node: str(error) for node, error in read_endings(folder).items()} == read
 
 
 LOGS = """#!/bin/sh
@@ -223,13 +226,9 @@ printf '{"schema": 1, "exit_code": 0, "message": "", "hint": ""}' > "$SAMEBITS_L
 """
 
 
-def test_what_a_jobs_sender_leaves_behind_is_delivered_from_here(repository, monkeypatch):
+def test_what_a_jobs_sender_leaves_behind_is_delivered_from_here(repository, program, monkeypatch):
     """It ends with its job where Slurm keeps the job's processes in a control group."""
-    program = repository.parent / "bin/sbatch"
-    program.parent.mkdir()
-    program.write_text(LOGS)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    program("sbatch", LOGS)
     (repository / ".samebits/runs").mkdir(parents=True)
     (repository / ".samebits/runs/older.jsonl").touch()
     started = []
@@ -241,12 +240,8 @@ def test_what_a_jobs_sender_leaves_behind_is_delivered_from_here(repository, mon
 REFUSES = "#!/bin/sh\necho 'srun: error: Only allocated 1 nodes asked for 2' >&2\nexit 1\n"
 
 
-def test_a_step_that_slurm_does_not_take_is_the_hosts_fault(repository, monkeypatch):
-    program = repository.parent / "bin/srun"
-    program.parent.mkdir()
-    program.write_text(REFUSES)
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+def test_a_step_that_slurm_does_not_take_is_the_hosts_fault(repository, program, monkeypatch):
+    program("srun", REFUSES)
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     done = launch("slurm", *DDP)
     assert done.exit_code == 3, done.stderr

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from samebits.host import Cores, CoreShares, CoreTimes
+from samebits.host import Cores, CoreShares
+from samebits.host.cores import CoreTimes
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

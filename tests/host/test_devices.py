@@ -113,6 +113,26 @@ def test_a_host_without_a_driver(gpu_host):
     assert (host.gpu_peers(), host.gpu_links(), host.gpu_counters([0]), host.caution()) == ([], [], {}, None)
 
 
+def test_a_driver_that_does_not_answer_is_no_host_without_one(gpu_host):
+    """Trainings would go to the CPU without a word, in a container in the middle of a pipeline."""
+    gpu_host("A", "init_fails UNKNOWN")
+    with pytest.raises(HostError, match="the NVIDIA driver here does not answer: NVMLError_Unknown: Unknown Error"):
+        host.count_gpus()
+    gpu_host("A", "init_fails UNKNOWN", CUDA_VISIBLE_DEVICES="")
+    assert host.count_gpus() == 0
+    gpu_host("A", "init_fails UNKNOWN", cuda=None)
+    assert host.count_gpus() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "lines", "may"),
+    [("A", (), True), ("A", ("gpu 1", "mode exclusive"), False), ("E", (), True)],
+)
+def test_whether_processes_may_share_gpus(name, lines, may, gpu_host):
+    gpu_host(name, *lines)
+    assert host.may_share_gpus() == may
+
+
 # -- an older driver ---------------------------------------------------------------------------------------------------
 
 
@@ -196,12 +216,13 @@ def test_the_drivers_cuda_is_asked_for_in_another_process(code, gpu_host, tmp_pa
         ("E", A_SLICE, None),
         ("E", f"{A_SLICE},MIG-00000000", "one slice of a GPU (MIG), and the first of 2 is taken"),
         ("E", None, "one slice of a GPU (MIG), and the first of 4 is taken"),
+        ("A in MIG mode", None, "the 4 GPUs here can be used in slices alone (MIG), and there are none"),
     ],
 )
 def test_what_is_taken_away_is_said(name, devices, text, gpu_host):
-    gpu_host(name, **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+    gpu_host(name[0], *["mig on"] * (len(name) > 1), **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
     found = host.caution()
     assert (found is None) == (text is None)
     if found and text:
         assert text in found[0]
-        assert "nvidia-smi -L" in found[1]
+        assert "nvidia-smi " in found[1]

@@ -110,6 +110,40 @@ def test_the_real_torch_of_the_cpu_under_a_gpu_host(gpu_host, monkeypatch):
         host.host_facts()
 
 
+def test_a_gpu_that_is_lost_ends_no_training_that_uses_none(gpu_host):
+    gpu_host("A", "gpu 2", "fails all GPU_IS_LOST", cuda=None)
+    known = host.host_facts()
+    assert (known.gpus, known.gpus_unavailable) == ((), "GPU 2 cannot be read: GPU is lost")
+
+
+QUOTA_V1 = {"cpu.cfs_quota_us": "150000", "cpu.cfs_period_us": "100000"}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "cores"),
+    [
+        ("", {}, None),
+        ("0::/job\n", {"job": {"cpu.max": "max 100000"}}, None),
+        ("0::/job\n", {"job": {"cpu.max": "100000 100000"}}, 1),
+        ("0::/job/step\n", {"job": {"cpu.max": "100000 100000"}, "job/step": {"cpu.max": "max 100000"}}, 1),
+        ("0::/what/the/host/says\n", {".": {"cpu.max": "150000 100000"}}, 1),
+        ("0::/job\n", {"job": {"cpu.max": "1000 100000"}}, 1),  # less than one
+        ("4:cpu,cpuacct:/job\n0::/\n", {"cpu,cpuacct/job": QUOTA_V1}, 1),
+        ("4:cpu:/job\n", {"cpu/job": {**QUOTA_V1, "cpu.cfs_quota_us": "-1"}}, None),
+        ("4:memory:/job\n", {"memory/job": QUOTA_V1}, None),
+    ],
+)
+def test_cores_are_those_that_the_lowest_quota_leaves(cgroup, files, cores, tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self/cgroup").write_text(cgroup)
+    for folder, entries in files.items():
+        (groups / folder).mkdir(parents=True, exist_ok=True)
+        for name, value in entries.items():
+            (groups / folder / name).write_text(f"{value}\n")
+    assert host.count_cores(groups=groups, proc=proc) == (cores or len(os.sched_getaffinity(0)))
+
+
 def test_a_processor_that_linux_does_not_describe(monkeypatch):
     def missing(path, *arguments, **options):
         raise FileNotFoundError(path)

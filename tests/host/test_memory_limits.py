@@ -50,7 +50,7 @@ def test_the_lowest_limit_counts(cgroup, files, limit, available, tmp_path):
 def test_a_kernel_that_tells_less_is_asked_otherwise(tmp_path, monkeypatch):
     """As those of sandboxes for containers; figures of both ways are the same."""
     (tmp_path / "self").mkdir()
-    monkeypatch.setattr(memory, "_PROC", tmp_path)
+    monkeypatch.setattr(memory, "PROC", tmp_path)
     page = resource.getpagesize()
     (tmp_path / "self/statm").write_text("900 300 100 10 0 200 0\n")
     (tmp_path / "self/status").write_text("Name:\tpython\nState:\tR (running)\n")

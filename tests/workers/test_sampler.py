@@ -40,16 +40,16 @@ def any_length(monkeypatch):
 
 
 def test_what_readings_say_of_a_device():
-    first = GpuReading({"energy_j": 10.0, "pcie_tx_mb": 5.0, "nvlink_tx_mb": 9.0, "power_w": 7.0}, {"clock": "no"})
+    first = GpuReading({"energy_j": 10.0, "nvlink_rx_mb": 5.0, "nvlink_tx_mb": 9.0, "power_w": 7.0}, {"clock": "no"})
     middle = GpuReading({"power_w": 100.0, "max_sm_clock_mhz": 2000.0}, {}, ("sw_power_cap",), True)
     last = GpuReading(
-        {"energy_j": 410.0, "pcie_tx_mb": 25.0, "nvlink_tx_mb": 1.0, "power_w": 300.0, "max_sm_clock_mhz": 1900.0},
+        {"energy_j": 410.0, "nvlink_rx_mb": 25.0, "nvlink_tx_mb": 1.0, "power_w": 300.0, "max_sm_clock_mhz": 1900.0},
         {"clock": "no", "shared": "no"}, (), False,
     )  # fmt: skip
     usage = device_usage(3, first, [middle, last], 2.0)
     assert usage.counters == {
         "power_w": MeanMax(mean=200.0, maximum=300.0),
-        "pcie_tx_mb_per_s": MeanMax(mean=10.0, maximum=10.0),
+        "nvlink_rx_mb_per_s": MeanMax(mean=10.0, maximum=10.0),
     }
     assert (usage.index, usage.readings, usage.energy_j, usage.max_sm_clock_mhz) == (3, 2, 400.0, 2000.0)
     assert (usage.reasons, usage.shared) == ({"sw_power_cap": 0.5}, 0.5)
@@ -98,7 +98,7 @@ def test_an_interval_too_short_for_the_counter(gpu_host, monkeypatch):
     gpu_host("A")
     interval = watch(placed_on(0)).training
     assert interval.energy_j is None
-    assert interval.energy_unavailable.endswith("s are too short for one")
+    assert interval.energy_unavailable.endswith("s is too short for counters of energy")
 
 
 def test_devices_that_get_no_samples_are_not_watched(gpu_host):

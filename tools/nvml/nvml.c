@@ -41,7 +41,7 @@ typedef struct Device {
     char name[TEXT], uuid[TEXT];
     unsigned long long memory, used; /* bytes */
     int fails[QUESTIONS];            /* the error by which a question is answered */
-    int major, minor, mig_mode, slices;
+    int major, minor, mig_mode, exclusive, slices;
     unsigned cores, utilization, milliwatts, celsius, megahertz, max_megahertz, links, p2p_write, p2p_nvlink;
     unsigned long long reasons, pcie, nvlink; /* bytes and KiB a second */
     unsigned processes, pids[MAX_PROCESSES];
@@ -54,7 +54,7 @@ typedef struct { unsigned field, scope; long long time, latency; int type, error
 
 static Device gpus[MAX_GPUS], slices[MAX_GPUS][MAX_SLICES];
 static unsigned count;
-static int initialized, cuda, count_fails, driver_fails;
+static int initialized, cuda, init_fails, count_fails, driver_fails;
 static char driver[TEXT];
 
 static int called(const char *function)
@@ -147,6 +147,7 @@ static int describe(Device *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "p2p_nvlink")) gpu->p2p_nvlink = (unsigned)number;
     else if (!strcmp(word, "reasons")) gpu->reasons = number;
     else if (!strcmp(word, "mig")) gpu->mig_mode = !strcmp(rest, "on");
+    else if (!strcmp(word, "mode")) gpu->exclusive = !strcmp(rest, "exclusive");
     else if (!strcmp(word, "slice") && gpu->slices < MAX_SLICES && sscanf(rest, "%90s %llu", text, &number) == 2)
         add_slice(gpu, text, number);
     else if (!strcmp(word, "fails") && sscanf(rest, "%90s %90s", text, error) == 2) {
@@ -168,7 +169,7 @@ static int read_host(const char *path)
         return DRIVER_NOT_LOADED;
     memset(gpus, 0, sizeof gpus);
     memset(slices, 0, sizeof slices);
-    count = 0, cuda = 0, driver[0] = 0, count_fails = 0, driver_fails = 0;
+    count = 0, cuda = 0, driver[0] = 0, init_fails = 0, count_fails = 0, driver_fails = 0;
     while (fgets(line, sizeof line, file)) {
         int words = sscanf(line, "%90s %90[^\n]", word, rest), known = 1;
         if (words < 1 || word[0] == '#')
@@ -179,6 +180,8 @@ static int read_host(const char *path)
             snprintf(driver, TEXT, "%s", rest);
         else if (!strcmp(word, "cuda") && sscanf(rest, "%u.%u", &major, &minor) == 2)
             cuda = (int)(1000 * major + 10 * minor);
+        else if (!strcmp(word, "init_fails"))
+            known = (init_fails = error_of(rest));
         else if (!strcmp(word, "count_fails"))
             known = (count_fails = error_of(rest));
         else if (!strcmp(word, "driver_fails"))
@@ -196,7 +199,7 @@ static int read_host(const char *path)
             wrong(line);
     }
     fclose(file);
-    return SUCCESS;
+    return init_fails;
 }
 
 /* -- NVML's functions -------------------------------------------------------------------------------------------- */
@@ -434,6 +437,12 @@ int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending)
         return error ? error : NOT_SUPPORTED; /* older than Ampere */
     *current = *pending = (unsigned)device->mig_mode;
     return SUCCESS;
+}
+
+int nvmlDeviceGetComputeMode(Device *device, unsigned *mode)
+{
+    *mode = device->exclusive ? 3 : 0; /* a process alone, or any number */
+    return asked("nvmlDeviceGetComputeMode", device, MIG);
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *number)

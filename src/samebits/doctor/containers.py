@@ -37,6 +37,10 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
     if environ.get(INSIDE):
         yield skipped("this is the image", name="container")
         return
+    if environ.get(RUNTIME) == "host":
+        yield skipped(f"stages run here, as {RUNTIME} says", name="container")
+        yield from owner()
+        return
     try:
         client = connect(environ)
     except HostError as error:
@@ -49,7 +53,7 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
         return
     yield ok(f"Docker {client.version()['Version']}", name="container")
     yield from engine_disk(client)
-    yield from toolkit(client, gpus)
+    yield from toolkit(client, gpus, needed=environ.get(RUNTIME) == "container")
     try:
         name = wanted_image("gpu" if gpus else "cpu", environ=environ)
     except HostError as error:
@@ -88,13 +92,14 @@ def engine_disk(client: DockerClient) -> Finding:
 
 
 @check("toolkit")
-def toolkit(client: DockerClient, gpus: int) -> Finding:
-    """NVIDIA's Container Toolkit, which gives containers the GPUs."""
+def toolkit(client: DockerClient, gpus: int, *, needed: bool = False) -> Finding:
+    """NVIDIA's Container Toolkit, which gives containers the GPUs; unless it is ``needed`` stages run without it."""
     if not gpus:
         return skipped("no GPU")
     if gpu_request(client) is None:
         hint = "install nvidia-container-toolkit, then `nvidia-ctk runtime configure --runtime=docker`, restart Docker"
-        return failed("the engine does not offer the GPUs to containers", hint)
+        text = "the engine does not offer the GPUs to containers"
+        return failed(text, hint) if needed else warning(f"{text}, so stages run on the host", hint)
     version = toolkit_version()
     if version is None:
         return ok("the engine offers the GPUs; nvidia-ctk does not say its version")
@@ -112,6 +117,8 @@ def inside(place: Place) -> list[Finding]:
         return output(place.client, place.image, command_for(place, command))
 
     findings = []
+    if place.gpus and gpu_request(place.client) is None:
+        return [skipped("the engine gives containers no GPU")]
     if place.gpus:
         code, listing = look("nvidia-smi", "-L")
         seen = sum(line.startswith("GPU ") for line in listing.splitlines())

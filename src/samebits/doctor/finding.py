@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, ParamSpec
 
 from samebits.errors import HostError, SamebitsError, first_line, one_line
@@ -15,15 +15,23 @@ Status = Literal["ok", "warning", "failed", "skipped"]
 P = ParamSpec("P")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the doctor's, what to do about it, and the command's exit code because of it, 0 but for a failure."""
+    """One line of the doctor's, what to do about it, and the command's exit code because of it, 0 but for a failure.
+
+    ``remark`` is what it says as a record in JSON, where a record says it: two of one remark say the same.
+    """
 
     name: str
     status: Status
     text: str
     hint: str | None = None
     exit_code: int = 0
+    remark: str | None = None
+
+    def as_json(self) -> dict[str, str | int | None]:
+        """What a reader gets; whether two say the same is for the doctor alone."""
+        return {name: value for name, value in asdict(self).items() if name != "remark"}
 
     def __post_init__(self) -> None:
         assert (self.hint is not None) == (self.status in ("warning", "failed"))
@@ -35,22 +43,22 @@ class Finding:
 
 def ok(text: str, *, name: str = "") -> Finding:
     """All is well; without a ``name`` it is the check's."""
-    return Finding(name, "ok", text)
+    return Finding(name=name, status="ok", text=text)
 
 
 def skipped(text: str, *, name: str = "") -> Finding:
     """Nothing was checked; the text says why."""
-    return Finding(name, "skipped", text)
+    return Finding(name=name, status="skipped", text=text)
 
 
-def warning(text: str, hint: str, *, name: str = "") -> Finding:
+def warning(text: str, hint: str, *, name: str = "", remark: str | None = None) -> Finding:
     """A training runs, but not as well as it could."""
-    return Finding(name, "warning", text, hint)
+    return Finding(name=name, status="warning", text=text, hint=hint, remark=remark)
 
 
 def failed(text: str, hint: str, *, name: str = "", exit_code: int = HostError.exit_code) -> Finding:
     """A training fails, or leaves no trace."""
-    return Finding(name, "failed", text, hint, exit_code)
+    return Finding(name=name, status="failed", text=text, hint=hint, exit_code=exit_code)
 
 
 def of_error(error: SamebitsError, *, name: str = "") -> Finding:

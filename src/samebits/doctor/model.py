@@ -14,7 +14,7 @@ from samebits.doctor.finding import Finding, of_error, ok, skipped, warning
 from samebits.doctor.trial import FINDINGS, Trial, try_model
 from samebits.errors import SamebitsError, UserError
 from samebits.files import scratch_folder
-from samebits.host import count_cores, count_gpus
+from samebits.host import count_cores, count_gpus, may_share_gpus
 from samebits.params import load_params
 from samebits.params.schema import StrategyName
 from samebits.records.card import read_card
@@ -58,7 +58,7 @@ def model_findings(
             yield of_error(error, name="data")
             return
         yield finding
-        warned: set[str] = set()
+        told: set[str | None] = set()
         for strategy, numerics in _trials(params):
             out = temporary / run_name(strategy, numerics)
             out.mkdir()
@@ -72,8 +72,8 @@ def model_findings(
                 seconds=seconds,
             )
             findings = _try(trial)
-            yield from (finding for finding in findings if finding.text not in warned)
-            warned |= {finding.text for finding in findings if finding.status == "warning"}
+            yield from (finding for finding in findings if finding.remark is None or finding.remark not in told)
+            told |= {finding.remark for finding in findings}
             if (strategy, numerics) == ("single", "fast") and findings[-1].status == "failed":
                 strategies = get_args(StrategyName)[1:]
                 yield from (skipped("what fails under single fails here", name=name) for name in strategies)
@@ -107,7 +107,8 @@ def _place(trial: Trial) -> tuple[Placement, BatchSplit]:
     params, train = trial.params, trial.params.train
     placed = partial(place, trial.strategy, numerics=trial.numerics, gpus=count_gpus(), cores=count_cores())
     placement, split = placed(params)
-    if placement.has_ranks and placement.world_size == 1 and split.over(ranks=2).even:
+    alone = placement.has_ranks and placement.world_size == 1 and split.over(ranks=2).even
+    if alone and (placement.device_type == "cpu" or may_share_gpus()):
         two = params.model_copy(update={"train": train.model_copy(update={"num_devices": 2, "oversubscribe": True})})
         return placed(two)
     return placement, split
@@ -129,7 +130,7 @@ def _try(trial: Trial) -> list[Finding]:
 def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
     """What a placement says; another batch would use more devices, and all else is as it has to be."""
     if isinstance(remark, FewerDevices | UnusedDevices):
-        return warning(say(remark), _BATCH_HINT, name=trial.name)
+        return warning(say(remark), _BATCH_HINT, name=trial.name, remark=remark.model_dump_json())
     return ok(say(remark), name=trial.name)
 
 

@@ -18,7 +18,6 @@ from samebits.host import data_bytes, memory_available, private_bytes, private_p
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.records.card import read_card
 from samebits.records.memory import Memory
-from samebits.training.batches import load_data, on_device
 from samebits.training.memory import measure_memory
 from samebits.training.meters import reset_peak
 from samebits.training.setup import Setup
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from samebits.params.schema import NumericsName
     from samebits.params.split import BatchSplit
     from samebits.records.run import Placement
-    from samebits.training.batches import Data
     from samebits.workers.rank import Reporter
 
 STEP_MEMORY, FULL = "step_memory.json", "full"
@@ -104,7 +102,7 @@ class Occupant:
         setup = Setup(attempt.params, attempt.numerics, card, split=attempt.split, strategy=strategy)
         setup.enter_process()
         samples = attempt.split.samples
-        data = on_device(_enough(load_data(attempt.data_dir, card, "train"), samples), strategy.device)
+        data = setup.load(attempt.data_dir, at_least=samples)
         rooms = self._gpu_rooms() if strategy.cuda_devices else [self._limited()]
         reset_peak(strategy)
         self.model = setup.build()
@@ -162,13 +160,6 @@ class Occupant:
     @property
     def _workers(self) -> int:
         return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def _enough(data: Data, samples: int) -> Data:
-    """The data, over and over if a batch has more samples."""
-    inputs, targets = data
-    times = -(-samples // len(inputs))
-    return data if times == 1 else (torch.cat([inputs] * times)[:samples], torch.cat([targets] * times)[:samples])
 
 
 def attempt_batch(attempt: Attempt, reporter: Reporter) -> None:

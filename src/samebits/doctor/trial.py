@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 
 from samebits.doctor.finding import Finding, of_error, ok, warning
 from samebits.errors import UserError, few, place_of
-from samebits.models.attributes import state, unregistered, written
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.records.card import read_card
 from samebits.results.remarks import say
 from samebits.results.text import devices_of
 from samebits.training.loop import Snapshot
+from samebits.training.models.attributes import state, unregistered, written
 from samebits.training.setup import Setup
 from samebits.training.strategies import make_strategy
 from samebits.training.weights import load_weights
@@ -101,7 +101,7 @@ class Examination:
 
         look = look_at_what_was_written
         for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
-            self.say(warning(say(note), _NOTE_HINTS[note.kind], name=name))
+            self.say(warning(say(note), _NOTE_HINTS[note.kind], name=name, remark=note.model_dump_json()))
         trainable = setup.trainable(model, batches)
         trainable.reset()
         rate = params.train.optimizer.lr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -125,7 +124,7 @@ def visit(
     codes = {finding.exit_code for finding in listed}
     code = next((code for code in _CODES if code in codes), 0)
     if as_json and not (nodes and nodes.rank):
-        report = {"samebits": __version__, "exit_code": code, "findings": [asdict(finding) for finding in listed]}
+        report = {"samebits": __version__, "exit_code": code, "findings": [finding.as_json() for finding in listed]}
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     if code:
         names = dict.fromkeys(finding.name for finding in listed if finding.status == "failed")

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.errors import HostError, few, first_line
+from samebits.errors import HostError, UserError, few, first_line
 from samebits.host import allowed_gpus
 
 if TYPE_CHECKING:
@@ -108,13 +108,25 @@ def gpu_request(client: DockerClient) -> DeviceRequest | None:
 
 
 def find_image(client: DockerClient, name: str) -> Image | None:
-    """An image of the engine by name, digest or id; None if it is not there. Nothing is pulled."""
-    from docker.errors import ImageNotFound
+    """An image of the engine by name, digest or id; None if it is not there. Nothing is pulled.
+
+    Raises:
+        UserError: that can be no image's name.
+        HostError: the engine fails.
+    """
+    from docker.errors import APIError, ImageNotFound
 
     try:
         return client.images.get(name)
     except ImageNotFound:
         return None
+    except APIError as error:
+        why = first_line(str(error.explanation or error))
+        if error.is_client_error():
+            raise UserError(
+                f"{name}: {why}", hint="name an image as registry/name:tag, or unset SAMEBITS_IMAGE"
+            ) from None
+        raise HostError(f"the container engine fails: {why}", hint="see `docker info`") from None
 
 
 def toolkit_version() -> str | None:

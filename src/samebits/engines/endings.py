@@ -27,13 +27,21 @@ class Ending(Record):
     hint: str = ""
 
 
-def write_ending(folder: Path, node: int, error: WithHint | None) -> None:
-    """Write down how the launcher of a node ends."""
+def write_ending(folder: Path, node: int, error: WithHint | None) -> bool:
+    """Write down how the launcher of a node ends, and return True; False if that cannot be read where it was started.
+
+    As where the folder is on another machine's disk, or its disk is full.
+    """
+    if not folder.is_dir():
+        return False
     ending = Ending(exit_code=0)
     if error is not None:
         ending = Ending(exit_code=error.exit_code, message=error.message, hint=error.hint)
-    with suppress(SamebitsError):  # a full disk, which is not what it ended of
+    try:
         ending.write(folder / f"node{node}.json")
+    except SamebitsError:
+        return False
+    return True
 
 
 def begin(folder: Path, node: int) -> None:

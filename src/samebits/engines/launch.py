@@ -188,12 +188,9 @@ def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
         begin(folder, node)
         yield
     except WithHint as error:
-        if folder.is_dir():
-            write_ending(folder, node, error)
-        elif node:
+        if not write_ending(folder, node, error) and node:
             sys.stderr.write(f"node {node} ({socket.gethostname()}): {error}\n")
         if node:
             raise SystemExit(error.exit_code) from None
         raise
-    if folder.is_dir():
-        write_ending(folder, node, None)
+    write_ending(folder, node, None)

@@ -101,9 +101,8 @@ class Handover:
     def _inside(self) -> list[str]:
         slurm = self.cluster.slurm
         if slurm.apptainer_image:
-            gpus = ["--nv"] if slurm.gpus_per_node else []
-            here = str(Path.cwd())
-            return ["apptainer", "exec", *gpus, "--bind", here, "--pwd", here, slurm.apptainer_image, *self.command]
+            here = str(Path.cwd())  # --nv says so where there is no driver, and goes on
+            return ["apptainer", "exec", "--nv", "--bind", here, "--pwd", here, slurm.apptainer_image, *self.command]
         return list(self.command)
 
 

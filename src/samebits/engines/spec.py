@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from docker import DockerClient
     from docker.models.images import Image
+    from docker.types import DeviceRequest
 
 GPUS = "SAMEBITS_HOST_GPUS"
 """Variable with the number of GPUs that a container is given; one that shows others is an error.
@@ -118,10 +119,19 @@ def create_arguments(client: DockerClient, image: Image, command: ContainerComma
         "ulimits": _limits(rootless=rootless) if command.gpus else [],
         "network_mode": "host" if command.several_nodes or _is_here(command.tracking_uri) else "bridge",
         "devices": [f"{_INFINIBAND}:{_INFINIBAND}:rwm"] if command.several_nodes and _INFINIBAND.exists() else [],
-        "device_requests": [gpu_request(client)] if command.gpus else [],
+        "device_requests": [_gpus_of(client)] if command.gpus else [],
         "stdin_open": command.interactive,
         "tty": command.interactive,
     }
+
+
+def _gpus_of(client: DockerClient) -> DeviceRequest:
+    """This process's GPUs. Raises HostError: the engine does not offer them."""
+    request = gpu_request(client)
+    if request is None:
+        hint = "install nvidia-container-toolkit, or set SAMEBITS_RUNTIME=host; see `samebits doctor`"
+        raise HostError("the engine does not offer the GPUs to containers", hint=hint)
+    return request
 
 
 def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:

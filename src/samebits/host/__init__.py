@@ -4,11 +4,11 @@ GPUs are counted through NVML, because a process that has called into CUDA canno
 one room that talks to NVML.
 """
 
-from samebits.host.cores import Cores, CoreShares, CoreTimes
+from samebits.host.cores import Cores, CoreShares
 from samebits.host.counters import Counters, sample_seconds
-from samebits.host.devices import allowed_gpus, caution, count_gpus, count_present, count_visible
+from samebits.host.devices import allowed_gpus, caution, count_gpus, count_present, count_visible, may_share_gpus
 from samebits.host.energy import Rapl
-from samebits.host.facts import Cpu, HostFacts, boot_id, count_cores, host_facts
+from samebits.host.facts import HostFacts, boot_id, count_cores, host_facts
 from samebits.host.gpu_meters import TOTALS, GpuMeters, GpuReading
 from samebits.host.gpus import (
     DriverFacts,
@@ -26,10 +26,8 @@ from samebits.host.software import TorchBuild, installed, torch_build
 __all__ = [
     "TOTALS",
     "CoreShares",
-    "CoreTimes",
     "Cores",
     "Counters",
-    "Cpu",
     "DriverFacts",
     "Gpu",
     "GpuMeters",
@@ -53,6 +51,7 @@ __all__ = [
     "gpu_slowdowns",
     "host_facts",
     "installed",
+    "may_share_gpus",
     "memory_available",
     "memory_limit",
     "private_bytes",

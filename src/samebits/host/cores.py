@@ -6,10 +6,12 @@ import os
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
+from samebits.host.groups import GROUPS, PROC, group_folders
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ _SHORTEST = 0.2
 class Cores:
     """Reads the kernel's clocks of the cores, and those of a process and all that it has started."""
 
-    def __init__(self, root_pid: int, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+    def __init__(self, root_pid: int, *, proc: Path = PROC, cgroups: Path = GROUPS) -> None:
         self._root, self._proc = root_pid, proc
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._cpus = {f"cpu{core}" for core in os.sched_getaffinity(0)}
@@ -124,18 +126,6 @@ class Cores:
 
 
 def _limit_file(proc: Path, cgroups: Path) -> Path | None:
-    """``cpu.stat`` of this process's control group, of version 1 or 2."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return None
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        mounts = [cgroups] if not controllers else [cgroups / controllers, cgroups / "cpu"]
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        for mount in mounts:
-            for folder in (mount / path.lstrip("/"), mount):  # a container sees its own group at the top
-                if (folder / "cpu.stat").is_file():
-                    return folder / "cpu.stat"
-    return None
+    """``cpu.stat`` of this process's control group."""
+    files = (folder / "cpu.stat" for _, folder in group_folders("cpu", groups=cgroups, proc=proc))
+    return next((file for file in files if file.is_file()), None)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pynvml
 
-from samebits.errors import HostError
+from samebits.errors import HostError, counted
 from samebits.host.cuda import require_driver
 from samebits.host.software import torch_build
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NONE = ("", "-1", "NoDevFiles")  # values of it by which somebody wants no GPU
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,25 @@ class Device:
         return self.gpu if self.slice is None else self.slice
 
 
+class NvmlProblem(str):
+    """Why NVML does not answer; ``absent``: because there is no driver, as on any host without a GPU."""
+
+    absent: bool
+
+    def __new__(cls, error: pynvml.NVMLError) -> Self:
+        """What NVML said."""
+        problem = super().__new__(cls, f"{type(error).__name__}: {error}")
+        problem.absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        return problem
+
+
 @contextmanager
-def nvml() -> Iterator[str | None]:
+def nvml() -> Iterator[NvmlProblem | None]:
     """Give None when NVML answers, else why it does not."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        yield f"{type(error).__name__}: {error}"
+        yield NvmlProblem(error)
         return
     try:
         yield None
@@ -185,19 +198,30 @@ def count_visible(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
-    """Devices that torch would use if it were started now; 0 where no NVIDIA driver answers or torch has no CUDA.
+    """Devices that torch would use if it were started now; 0 where there is no NVIDIA driver or torch has no CUDA.
 
     Raises:
-        HostError: one of them cannot be read, or the driver is older than torch's CUDA.
+        HostError: the driver does not answer, one of them cannot be read, or the driver is older than torch's CUDA.
     """
     build = torch_build()
     if build.cuda is None:
         return 0
     with nvml() as problem:
+        if problem and not problem.absent and environ.get(VISIBLE) not in _NONE:
+            hint = f"see what nvidia-smi says; a restart of the host or container may help; {VISIBLE}= uses the CPU"
+            raise HostError(f"the NVIDIA driver here does not answer: {problem}", hint=hint)
         count = 0 if problem else len(readable(environ))
         if count:
             require_driver(build)
         return count
+
+
+def may_share_gpus(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether each visible GPU takes several processes at once, by its compute mode."""
+    with nvml() as problem, suppress(HostError, pynvml.NVMLError):
+        handles = [] if problem else [one.gpu for one in chosen(environ) if isinstance(one, Device)]
+        return all(pynvml.nvmlDeviceGetComputeMode(handle) == pynvml.NVML_COMPUTEMODE_DEFAULT for handle in handles)
+    return True
 
 
 def caution(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
@@ -206,7 +230,10 @@ def caution(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
     with nvml() as problem:
         gpus = [] if problem else listed()
     devices = visible(gpus, setting)
-    if gpus and not devices and setting not in (None, "", "-1", "NoDevFiles"):
+    if gpus and setting is None and not any(gpu.slices or gpu.slices is None for gpu in gpus):
+        text = f"the {counted(len(gpus), 'GPU')} here can be used in slices alone (MIG), and there are none"
+        return f"{text}: trainings run on the CPU", "make some with nvidia-smi mig -cgi ... -C, or turn MIG off"
+    if gpus and not devices and setting not in (None, *_NONE):
         text = f"{VISIBLE} is {setting}, which names no GPU of the {len(gpus)} here: trainings run on the CPU"
         return text, "see nvidia-smi -L for indices and UUIDs"
     if any(part is not None for _, part in devices):

@@ -6,13 +6,15 @@ import hashlib
 import json
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.errors import HostError, counted, first_line
 from samebits.files import Part
 from samebits.host.devices import count_gpus
-from samebits.host.gpus import Gpu, driver_facts
+from samebits.host.gpus import DriverFacts, Gpu, driver_facts
+from samebits.host.groups import GROUPS, PROC, group_folders
 from samebits.host.software import installed, torch_build
 
 if TYPE_CHECKING:
@@ -63,14 +65,20 @@ class HostFacts(Part):
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def count_cores() -> int:
-    """Cores that this process may use: its affinity, and the control group's quota."""
-    cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="ascii").split()
-        return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cores
+def count_cores(*, groups: Path = GROUPS, proc: Path = PROC) -> int:
+    """Cores that this process may use: its affinity, and the lowest quota of its control groups."""
+    quotas = []
+    for version, folder in group_folders("cpu", groups=groups, proc=proc):
+        with suppress(OSError, ValueError):  # no such group, or "max"
+            quotas.append(_quota(folder, version))
+    return max(1, min([len(os.sched_getaffinity(0)), *(quota for quota in quotas if quota is not None)]))
+
+
+def _quota(folder: Path, version: int) -> int | None:
+    """Whole cores that a group may use; None if that is not limited."""
+    names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+    quota, period = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
+    return None if quota in ("max", "-1") else int(quota) // int(period)
 
 
 def boot_id() -> str:
@@ -115,6 +123,16 @@ def _with_multiprocessors(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     return tuple(gpu.model_copy(update={"multiprocessors": count}) for gpu, count in zip(gpus, counts, strict=True))
 
 
+def _driver_facts(environ: Mapping[str, str], *, needed: bool) -> DriverFacts:
+    """What NVML tells; a GPU that it cannot read is fatal only where torch would use it. Raises HostError."""
+    try:
+        return driver_facts(environ)
+    except HostError as error:
+        if needed:
+            raise
+        return DriverFacts(problem=error.message)
+
+
 def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
     """The stable facts of this host; where torch can use GPUs, this starts CUDA.
 
@@ -123,7 +141,7 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
     """
     build = torch_build()
     usable = count_gpus(environ)  # compares the driver with torch's CUDA
-    nvidia = driver_facts(environ)
+    nvidia = _driver_facts(environ, needed=build.cuda is not None)
     gpus = nvidia.gpus
     if usable:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")

@@ -28,15 +28,17 @@ REASONS = {
 }
 """Why a clock is not higher, by bit (NVML API Reference, NvmlClocksEventReasons)."""
 
-TOTALS = ("energy_j", "pcie_tx_mb", "pcie_rx_mb", "nvlink_tx_mb", "nvlink_rx_mb")
+TOTALS = ("energy_j", "nvlink_tx_mb", "nvlink_rx_mb")
 """Values that only rise, of which a difference counts; all others hold at the moment."""
 
 _ALL_LINKS = 0xFFFFFFFF  # a scope: the sum over all of a GPU's links
 _FIELDS = {
-    "pcie_tx_mb": (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, 0, 1e-6),
-    "pcie_rx_mb": (pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, 0, 1e-6),
     "nvlink_tx_mb": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS, 1024e-6),
     "nvlink_rx_mb": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS, 1024e-6),
+}
+_PCIE = {
+    "pcie_tx_mb_per_s": pynvml.NVML_PCIE_UTIL_TX_BYTES,
+    "pcie_rx_mb_per_s": pynvml.NVML_PCIE_UTIL_RX_BYTES,
 }
 _NOT_OF_A_SLICE = "NVML counts it for the whole GPU, not for a slice (MIG)"
 
@@ -62,7 +64,7 @@ class GpuMeters:
     def __init__(self, devices: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
         self._stack = ExitStack()
         self._devices: dict[int, Device | str] = {}
-        problem = self._stack.enter_context(nvml()) if devices else None
+        problem: str | None = self._stack.enter_context(nvml()) if devices else None
         try:
             known = chosen(environ) if devices and problem is None else []
         except HostError as error:
@@ -84,7 +86,8 @@ class GpuMeters:
     def read(self, pids: Collection[int] = (), *, slow: bool = False) -> dict[int, GpuReading]:
         """One reading of each device; ``pids`` are the processes of this training.
 
-        Only if ``slow`` is PCIe traffic asked for that NVML measures for 20 ms, where it has no counter of it.
+        Only if ``slow`` is PCIe traffic asked for, which NVML measures for 20 ms: its counters of bytes have 32 bits,
+        and begin again several times a second.
         """
         return {index: _read(device, pids, slow=slow) for index, device in self._devices.items()}
 
@@ -105,7 +108,7 @@ def _read(device: Device | str, pids: Collection[int], *, slow: bool) -> GpuRead
     if device.slice is None:
         _read_traffic(device.gpu, reading, slow=slow)
     else:
-        reading.unreadable |= dict.fromkeys(_FIELDS, _NOT_OF_A_SLICE)
+        reading.unreadable |= dict.fromkeys((*_FIELDS, *_PCIE), _NOT_OF_A_SLICE)
     try:
         bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(device.gpu)
         reading.reasons = tuple(name for bit, name in REASONS.items() if bits & bit)
@@ -127,7 +130,7 @@ _VALUES: dict[str, Callable[[Any], float]] = {
 
 
 def _read_traffic(gpu: Any, reading: GpuReading, *, slow: bool) -> None:
-    """Bytes that went over PCIe and NVLink, each by its own counter if the GPU has one."""
+    """Bytes that went over NVLink so far, and the rate of those over PCIe now."""
     try:
         fields = pynvml.nvmlDeviceGetFieldValues(gpu, [(number, scope) for number, scope, _ in _FIELDS.values()])
     except pynvml.NVMLError as error:
@@ -138,15 +141,11 @@ def _read_traffic(gpu: Any, reading: GpuReading, *, slow: bool) -> None:
                 reading.values[name] = value.value.ullVal * unit
             else:
                 reading.unreadable[name] = str(pynvml.NVMLError(value.nvmlReturn))
-    counters = {"tx": pynvml.NVML_PCIE_UTIL_TX_BYTES, "rx": pynvml.NVML_PCIE_UTIL_RX_BYTES}
-    for way, counter in counters.items() if slow else ():
-        if f"pcie_{way}_mb" in reading.unreadable:
-            try:
-                kilobytes = pynvml.nvmlDeviceGetPcieThroughput(gpu, counter)
-                reading.values[f"pcie_{way}_mb_per_s"] = kilobytes / 1e3
-                del reading.unreadable[f"pcie_{way}_mb"]
-            except pynvml.NVMLError as error:
-                reading.unreadable[f"pcie_{way}_mb"] = str(error)
+    for name, counter in _PCIE.items() if slow else ():
+        try:
+            reading.values[name] = pynvml.nvmlDeviceGetPcieThroughput(gpu, counter) / 1e3
+        except pynvml.NVMLError as error:
+            reading.unreadable[name] = str(error)
 
 
 def _read_processes(device: Device, pids: Collection[int], reading: GpuReading) -> None:

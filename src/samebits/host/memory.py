@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import resource
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-_GROUPS = Path("/sys/fs/cgroup")
-_PROC = Path("/proc")
+from samebits.host.groups import GROUPS, PROC, group_folders
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 _LIMIT, _USED, _CACHE = "limit", "used", "cache"
 _FILES = {
     1: {_LIMIT: "memory.limit_in_bytes", _USED: "memory.usage_in_bytes", _CACHE: "total_inactive_file"},
@@ -17,13 +20,13 @@ _FILES = {
 _STATM = ("size", "resident", "shared", "text", "lib", "data")
 
 
-def memory_limit(*, groups: Path = _GROUPS, proc: Path = _PROC) -> int:
+def memory_limit(*, groups: Path = GROUPS, proc: Path = PROC) -> int:
     """Bytes that the processes here may take together: the host's memory, or the lowest limit of a control group."""
     limits = [limit for limit, _ in _group_limits(groups, proc)]
     return min([_kib(proc / "meminfo", "MemTotal"), *limits])
 
 
-def memory_available(*, groups: Path = _GROUPS, proc: Path = _PROC) -> int:
+def memory_available(*, groups: Path = GROUPS, proc: Path = PROC) -> int:
     """Bytes that are left of it now, where pages of files that can be dropped count as free."""
     left = [max(0, limit - used) for limit, used in _group_limits(groups, proc)]
     return min([_kib(proc / "meminfo", "MemAvailable"), *left])
@@ -53,14 +56,14 @@ def data_bytes() -> int:
 
 def _status() -> dict[str, int]:
     """What the kernel tells of this process, in bytes by name; kernels of sandboxes tell less than Linux does."""
-    lines = (_PROC / "self" / "status").read_text(encoding="ascii", errors="replace").splitlines()
+    lines = (PROC / "self" / "status").read_text(encoding="ascii", errors="replace").splitlines()
     fields = (line.partition(":") for line in lines if line.endswith(" kB"))
     return {name: 1024 * int(value.split()[0]) for name, _, value in fields}
 
 
 def _pages(name: str) -> int:
     """The same in ``statm``, which all of them have and which counts pages."""
-    count = (_PROC / "self" / "statm").read_text(encoding="ascii").split()[_STATM.index(name)]
+    count = (PROC / "self" / "statm").read_text(encoding="ascii").split()[_STATM.index(name)]
     return int(count) * resource.getpagesize()
 
 
@@ -71,21 +74,11 @@ def _kib(path: Path, name: str) -> int:
 
 
 def _group_limits(groups: Path, proc: Path) -> list[tuple[int, int]]:
-    """Limit and use of this process's group and of each above it that has a limit.
-
-    Inside a container the group's path may be the one that the host knows; then only the mount's root has it.
-    """
+    """Limit and use of this process's group and of each above it that has a limit."""
     limits = []
-    for line in (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines():
-        number, controllers, path = line.split(":", 2)
-        version = 2 if number == "0" and not controllers else 1 if "memory" in controllers.split(",") else None
-        if version is None:
-            continue
-        root = groups if version == 2 else groups / "memory"
-        here = root / path.lstrip("/")
-        for folder in (parent for parent in (here, *here.parents) if parent.is_relative_to(root)):
-            with suppress(OSError, ValueError, StopIteration):  # no such group, or "max"
-                limits.append(_limit_and_use(folder, _FILES[version]))
+    for version, folder in group_folders("memory", groups=groups, proc=proc):
+        with suppress(OSError, ValueError, StopIteration):  # no such group, or "max"
+            limits.append(_limit_and_use(folder, _FILES[version]))
     return limits
 
 
