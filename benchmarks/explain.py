@@ -104,7 +104,7 @@ class Bench:
 
 def explained(run: Run) -> Explanation:
     """The explanation of a run."""
-    explanation = explain(run.record, slice_step_ms(run.record))
+    explanation = explain(run.record, slice_step_ms(run.record), run.timing.speedup)
     assert explanation
     return explanation
 

@@ -339,8 +339,9 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "explain": (
         "Explanations of planted causes",
         "Each cause is planted at three severities, in shuffled order; what `samebits explain` names first is beside\n"
-        "it, in bold where it is another. Its advice is followed, and the gain in samples per second is measured in\n"
-        "trainings that take turns. [How a step is explained](../concepts/explanations.md) says how.",
+        "it, in bold where it is another. The advice for the planted one is followed, and the gain in samples per\n"
+        "second is measured in trainings that take turns.\n"
+        "[How a step is explained](../concepts/explanations.md) says how.",
         explain,
     ),
     "scale": (

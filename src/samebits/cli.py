@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -40,7 +41,13 @@ def main(context: click.Context, debug: bool) -> None:
 
 
 @main.command()
-@click.option("--port", default=5000, show_default=True, help="Where to answer, on this host alone.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=5000,
+    show_default=True,
+    help="Where to answer, on this host alone.",
+)
 def ui(port: int) -> None:
     """Serve MLflow's pages over the runs of this repository.
 
@@ -84,7 +91,9 @@ def report(comparison: str, out_dir: str | None) -> None:
 @click.option("--model", "with_model", is_flag=True, help="Also make two steps of the model under each strategy.")
 @click.option("--checkpoint", type=click.Path(path_type=Path), help="A safetensors file to try on the model; --model.")
 @click.option("--memory", "with_memory", is_flag=True, help="Also find the largest global batch that fits.")
-@click.option("--memory-gib", type=click.FloatRange(min=0.0), help="On devices with so much, in place of what is free.")
+@click.option(
+    "--memory-gib", type=click.FloatRange(min=0.0, max=2**20), help="On devices with so much, in place of what is free."
+)
 @click.option("--nodes", "over_nodes", is_flag=True, help="Of all machines, on each of which this is started.")
 @click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -119,6 +128,8 @@ def doctor(
     from samebits.numerics.environment import prepare_environment
 
     with_model = with_model or checkpoint is not None
+    if memory_gib is not None and math.isnan(memory_gib):
+        raise click.BadParameter("nan is no size", param_hint="'--memory-gib'")
     with_memory = with_memory or memory_gib is not None
     if over_nodes and (with_model or with_memory):
         option = "--model" if with_model else "--memory"
@@ -176,8 +187,8 @@ def verify(context: click.Context, only: str | None, num_devices: str | None, qu
     strategies = [strategy for strategy in params.train.strategies if only in (None, strategy)]
     if not strategies:
         raise UserError(f"--strategy: {only} is not in train.strategies", hint="choose one that is")
-    for name in results.stale(strategies):
-        click.echo(f"dvc.lock is older than {name}", err=True)
+    for remark in results.stale(strategies):
+        click.echo(remark, err=True)
     same = True
     with scratch_folder(Path(".samebits")) as folder:  # where a container sees it too
         for verified in results.verify(params, strategies, folder, quick=quick):

@@ -12,7 +12,7 @@ from samebits.params import parse_params
 from samebits.records.remarks import AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.records.run import Measurement, Node, Repeats, Run, read_losses, read_run
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
-from samebits.results.ratios import gain, times, times_of
+from samebits.results.ratios import gain, three_digits, times, times_of
 from samebits.results.remarks import NOT_APPLIED, SpokenRemark, say
 from samebits.results.table import COLUMNS, cells, markdown, show
 from samebits.results.text import (
@@ -24,6 +24,7 @@ from samebits.results.text import (
     row_remarks,
     say_fastest,
     say_price,
+    say_sameness,
     say_speed,
 )
 from samples import comparison as sample
@@ -90,7 +91,7 @@ def test_rows_stand_in_the_order_of_the_params(compared):
 def test_a_comparison_is_read_as_it_was_written(compared, tmp_path):
     comparison = compared()
     comparison.write(tmp_path / "comparison.json")
-    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 4
+    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 5
     assert Comparison.read(tmp_path / "comparison.json", made_by="") == comparison
 
 
@@ -183,7 +184,8 @@ def test_curves_are_short_and_true():
                 "Fastest here is ddp-fast on 4 GPUs: 3.20 times the speed of single (3.10 to 3.30).",
                 "dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40), in slices that took turns: a "
                 "step takes 30.8 ms, on one device 40 ms. Without communication a device needs 11.1 ms for its share, "
-                "which bounds the speed at 3.60 times. Of a step, 64% (19.7 ms) goes to communication and waiting.",
+                "which bounds the speed at 3.60 times. Of a step, 64% (19.7 ms) goes to copies, communication and "
+                "waiting.",
                 "Same model in fast numerics: yes, within what rounding explains: losses differ by 0.00067% at most "
                 "(ddp-fast, step 2, where 0.01% passes).",
             ],
@@ -294,7 +296,7 @@ def test_a_fallback_is_never_a_speed_up(compared):
     row = compared(labels=[label], devices=1, **why).rows[1]
     assert (row.speedup, row.scaling_efficiency) == (None, None)
     assert dict(zip(COLUMNS, cells(row), strict=True))["speed-up"] == "–"
-    assert row_remarks(row) == []  # the answers say it
+    assert row_remarks(row, speed_is_said=True) == []  # the answers say it
 
 
 def test_the_table(compared, capsys):
@@ -387,6 +389,7 @@ def test_ratios_in_a_sentence(value, text):
 OPEN, FASTER, SLOWER = ratio(1.02, 0.98, 1.05), ratio(1.5, 1.4, 1.6), ratio(0.7, 0.6, 0.8)
 ONE_REPEAT = SpokenRemark(kind="one_repeat", text="train.repeats is 1")
 FALLBACK = SpokenRemark(kind="fallback", text="one device")
+SHARED = SpokenRemark(kind="oversubscribed", text="8 workers share 4 GPUs")
 
 
 @pytest.mark.parametrize(
@@ -449,12 +452,61 @@ def rows_of(found):
         ({"dp": SLOWER, "ddp": ONE_REPEAT}, "Which strategy is fastest here was not measured: train.repeats is 1."),
         ({"dp": FALLBACK}, "Fastest here is single-fast: no other strategy could use more than one device."),
         ({}, "Fastest here is single-fast: nothing else was trained."),
+        ({"dp": SHARED}, "Which strategy is fastest here was not measured: 8 workers share 4 GPUs."),
+        ({"dp": FALLBACK, "ddp": SHARED}, "Which strategy is fastest here was not measured: 8 workers share 4 GPUs."),
     ],
 )  # fmt: skip
 def test_which_is_fastest_as_far_as_it_was_measured(found, sentence):
     assert say_fastest(sample(*rows_of({"single": ratio(1.0), **found}))) == sentence
     if found:  # the order is the user's
         assert say_fastest(sample(*rows_of({**found, "single": ratio(1.0)}))) == sentence
+
+
+def test_without_single_no_single_is_named():
+    assert say_fastest(sample(row("ddp", speedup_unavailable=SpokenRemark(kind="one_device", text="one")))) == (
+        "Which strategy is fastest here was not measured: ddp-fast used one device."
+    )
+
+
+def test_the_largest_difference_of_all_runs_is_said():
+    """Not that of the first run of the worst grade."""
+
+    def against_single(strategy, losses, weights):
+        verdict = {
+            "grade": "within tolerance", "against": "single-fast",
+            "losses": {"grade": "within tolerance", "tolerance": 0.01, "steps": 2, "largest_relative": losses,
+                       "largest_at": 2, "first_difference": 1, "measured": False, "first_beyond": None, "values": None,
+                       "problem": None},
+            "weights": {"grade": "within tolerance", "tolerance": 0.01, "tensors": 1, "different": 1,
+                        "largest_relative": weights, "largest_in": "weight"},
+        }  # fmt: skip
+        return row(strategy, devices=2, verdict=verdict)
+
+    said = say_sameness([row(), against_single("dp", 1e-7, 0.002), against_single("ddp", 3e-3, 0.001)])
+    assert said.endswith("losses differ by 0.3% at most (ddp-fast, step 2, where 1% passes), weights by 0.2%.")
+
+
+@pytest.mark.parametrize(
+    ("labels", "reason", "said"),
+    [
+        ([SHARED], SHARED, "dp-exact: oversubscribed: 8 workers share 4 GPUs"),
+        ([], ONE_REPEAT, "dp-exact: no speed-up: train.repeats is 1"),
+    ],
+)
+def test_why_a_run_has_no_speedup_is_said_where_the_answers_do_not(labels, reason, said):
+    """They speak of the first numerics alone."""
+    without = {"labels": labels, "speedup_unavailable": reason}
+    compared = sample(row(), row("dp", devices=2, **without), row(numerics="exact"),
+                      row("dp", devices=2, numerics="exact", **without))  # fmt: skip
+    assert [line for line in remarks(compared) if line.startswith("dp-")] == [said]
+    assert sum(reason.text in answer for answer in answers(compared)[1:]) == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.1234, "0.123"), (99.96, "100"), (999.4, "999"), (999.7, "1000"), (12345.6, "12346")]
+)
+def test_a_figure_of_three_digits_is_no_power_of_ten(value, text):
+    assert three_digits(value) == text
 
 
 @pytest.mark.parametrize(

@@ -90,14 +90,17 @@ BATCH_NORM = (
         (BatchNorm(devices=2, strategy="dp"), BATCH_NORM.format("the first device")),
         (BatchNorm(devices=2, strategy="ddp"), BATCH_NORM.format("rank 0")),
         (IdleParameters(names=tuple("abcde")),
-         "no gradient reaches a, b, c and 2 more; ddp would refuse this model"),
+         "no gradient reaches a, b, c and 2 more: ddp would refuse this model, and under dp weight decay changes it"),
         (Resumed(steps=(3, 7)),
          "the training was stopped and continued after step 3, 7; its times are of all parts"),
+        (Resumed(steps=(3,), elsewhere=True),
+         "the training was stopped and continued after step 3; its times are of all parts, some of which had another "
+         "strategy or other devices"),
         (Prolonged(count=5, planned=2, known=True, prolonged_seconds=6.04),
-         "the host is noisy: slices were timed 5 times in place of 2, until the speed-up was known within 5% (6.0 s "
-         "more)"),
+         "slices were timed 5 times in place of 2, until the speed-up was known within 5% (6.0 s more)"),
         (Prolonged(count=5, planned=2, known=False, prolonged_seconds=6.04),
-         "the host is noisy: slices were timed 5 times in place of 2, as far as allowed (6.0 s more)"),
+         "slices were timed 5 times in place of 2, as often as allowed, and the speed-up is not known within 5% (6.0 s "
+         "more)"),
         (OneDevice(), "one device was used"),
         (Missing(kind="no_memory"), "the references do not fit on one device beside the training"),
         (Missing(kind="no_memory_left"), "memory ran out in the slices after the training"),

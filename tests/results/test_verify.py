@@ -60,7 +60,9 @@ def test_losses_that_are_not_those_of_the_lock_are_not_compared(tmp_path, monkey
 def test_a_dvc_that_fails_is_quoted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # which is no repository of DVC's
     (found,) = verify.stale(["single"])
-    assert found.startswith("`dvc status` failed: ERROR: you are not inside of a DVC repository")
+    assert found.startswith(
+        "whether dvc.lock is up to date is not known: `dvc status` failed: ERROR: you are not inside "
+    )
 
 
 def test_ctrl_c_waits_for_the_stage_which_has_it_too(tmp_path):

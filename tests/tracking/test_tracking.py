@@ -43,12 +43,13 @@ from samebits.records.log import LOGS, EndEvent, LossesEvent, line_of
 from samebits.records.provenance import GitState, Provenance, provenance_of
 from samebits.records.run import FILES, read_run
 from samebits.results.remarks import SpokenRemark
+from samebits.results.verdict import compare_runs
 from samebits.tracking import comparison as comparing
 from samebits.tracking import delivery, reproduce, sender, store
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import Delivery, deliver, sync
 from samebits.tracking.recorder import events, record_all
-from samebits.tracking.reproduce import Recorded, log_reproduction
+from samebits.tracking.reproduce import Recorded, Reproduction, log_reproduction
 from samebits.tracking.store import RUN_TAG, connect, fetch_run, find_run_files, tracking_uri
 from samebits.tracking.ui import link
 from samples import card, comparison, host, ratio, row, run_files, run_record
@@ -411,10 +412,11 @@ def undocumented(run):
     return {name for name in names if f"`{name}`" not in page}
 
 
-def compare(repository):
+def compare(repository, compared=COMPARISON):
+    """The client, and the runs by their keys in the default experiment, after a comparison was logged."""
     reports = repository / "reports"
-    COMPARISON.write(reports / "comparison.json")
-    assert sender.hand_over(COMPARISON, reports=reports, runs=repository / "runs", wait_seconds=patient(900)) is None
+    compared.write(reports / "comparison.json")
+    assert sender.hand_over(compared, reports=reports, runs=repository / "runs", wait_seconds=patient(900)) is None
     client, found = runs()
     return client, {run.data.tags[RUN_TAG]: run for run in found}
 
@@ -467,9 +469,7 @@ def test_another_experiment_doubles_no_point_of_the_first(repository):
     client, (run,) = runs()
     params = COMPARISON.params.model_copy(update={"tracking": Tracking(experiment="sweep")})
     moved = COMPARISON.model_copy(update={"params": params})
-    moved.write(repository / "reports/comparison.json")
-    assert sender.hand_over(moved, reports=repository / "reports", runs=repository / "runs",
-                            wait_seconds=patient(900)) is None  # fmt: skip
+    compare(repository, moved)
     assert client.get_run(run.info.run_id).data.to_dictionary() == run.data.to_dictionary()
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 2
     sweep = client.get_experiment_by_name("sweep").experiment_id
@@ -484,10 +484,7 @@ def test_a_comparison_under_other_params_is_another_one(repository):
     compare(repository)
     train = COMPARISON.params.train.model_copy(update={"checkpoint_every_steps": 77})
     changed = COMPARISON.model_copy(update={"params": COMPARISON.params.model_copy(update={"train": train})})
-    changed.write(repository / "reports/comparison.json")
-    assert sender.hand_over(changed, reports=repository / "reports", runs=repository / "runs",
-                            wait_seconds=patient(900)) is None  # fmt: skip
-    found = {run.data.tags[RUN_TAG]: run for run in runs()[1]}
+    _, found = compare(repository, changed)
     assert {*found} == {ROW.run, comparison_key(COMPARISON), comparison_key(changed)}
     assert found[ROW.run].data.tags[PARENT_TAG] == found[comparison_key(changed)].info.run_id
 
@@ -507,14 +504,16 @@ def test_an_experiment_that_another_host_makes_meanwhile_is_the_one(repository):
     client = connect(tracking_uri())
 
     class Late:
-        """Does not see the experiment at its first look."""
+        """Does not see the experiment before it has tried to make it."""
 
-        tracking_uri, create_experiment = client.tracking_uri, client.create_experiment
-        looks = 0
+        tracking_uri, tried = client.tracking_uri, False
 
         def get_experiment_by_name(self, name):
-            self.looks += 1
-            return None if self.looks == 1 else client.get_experiment_by_name(name)
+            return client.get_experiment_by_name(name) if self.tried else None
+
+        def create_experiment(self, name, **options):
+            self.tried = True
+            return client.create_experiment(name, **options)
 
     made = client.create_experiment("shared")
     assert store.experiment_id(Late(), "shared") == made
@@ -946,7 +945,8 @@ def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_termina
     assert shown[3:5] == ["+    os.system('\\x1b[2K\\rharmless')\\u202e     x", "+line 0"]
     assert f"... and 101 more lines, as long as you are asked in {patch}" in shown
     at = shown.index("with these params, which came from MLflow, in place of the commit's:")
-    assert shown[at + 2 : at + 4] == ["-seed: 0", "+seed: 9  # \\u202e"]
+    assert shown[at + 1] == "seed: 0 -> 9"
+    assert "train.epochs" not in "".join(shown), "of what is the same"
     assert shown[-2].startswith("packages that differ here: torch 1.0 -> ")
 
 
@@ -1010,6 +1010,41 @@ def test_recorded_params_that_cannot_be_read_are_said(content, why, tmp_path):
     )
     with pytest.raises(UserError, match=f"params.yaml of run 0+ cannot be read: .*{why}"):
         recorded.describe()
+
+
+def test_a_run_that_was_made_again_is_of_the_commit_of_the_original(repository):
+    """Whatever the checkout is at from which it was asked for."""
+    write_files(repository / "runs/ddp-fast", ROW.run)
+    run = read_run(repository / "runs/ddp-fast")
+    original = record_all(connect(tracking_uri()), events(run))
+    write_files(repository / "again", f"{ROW.run}-again")
+    again = log_reproduction(
+        Reproduction(
+            run_id=original,
+            commit="c0ffee",
+            original=run,
+            again=read_run(repository / "again"),
+            verdict=compare_runs(run, run),
+            differences={},
+        )
+    )
+    assert connect(tracking_uri()).get_run(again).data.tags["git_commit"] == "c0ffee"
+
+
+@pytest.mark.parametrize(("steps", "arguments"), [(2, ["--steps", 2]), (None, [])])
+def test_a_run_of_the_first_steps_is_made_again_as_long(steps, arguments, repository, monkeypatch):
+    record = run_record()
+    losses = (1.0,) * (steps or record.params.total_steps)
+    run_files(repository / "runs/single-fast", record, losses=losses)
+    recorded = Recorded(
+        run_id="0" * 32, folder=repository, run=read_run(repository / "runs/single-fast"), commit="HEAD", patch=None,
+        packages={},
+    )  # fmt: skip
+    stages = []
+    monkeypatch.setattr(reproduce, "run_stage", lambda tree, *command: stages.append(command))
+    monkeypatch.setattr(reproduce, "read_card", lambda file: record.data)
+    reproduce.train_again(recorded, repository, num_devices=None)
+    assert list(stages[-1][stages[-1].index("--out-dir") + 2 :]) == arguments
 
 
 KILLED = """

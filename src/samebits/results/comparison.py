@@ -88,6 +88,7 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
     devices_used: int
     devices_by_node: tuple[int, ...] = ()
     device_type: Literal["cpu", "cuda"]
+    has_ranks: bool
     speedup_unavailable: SpokenRemark | None
     slice_step_ms: SliceSteps | None
     explanation: Explanation | None = None
@@ -112,7 +113,7 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
 class Comparison(Record):
     """``reports/comparison.json``: the runs beside each other, the first of each numerics being their reference."""
 
-    SCHEMA = 4  # names of what is lost for no known reason, of memory and cores
+    SCHEMA = 5  # which runs have ranks
 
     task: str
     model: str
@@ -200,8 +201,9 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         **placement.model_dump(include={"num_devices", "devices_used", "devices_by_node", "device_type"}),
         **record.model_dump(include={"run", "strategy", "numerics"}),
         **row_usage(record, run.timing).model_dump(),
+        has_ranks=placement.has_ranks,
         slice_step_ms=slices,
-        explanation=explain(record, slices),
+        explanation=explain(record, slices, speedup),
         scaling_efficiency=speedup.median / devices if speedup else None,
         scaling_efficiency_interval=(speedup.low / devices, speedup.high / devices) if speedup else None,
         final_loss=run.losses[-1],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from samebits.results.ratios import three_digits
+
 if TYPE_CHECKING:
     from samebits.params.schema import StrategyName
     from samebits.records.memory import DeviceMemory, Memory
@@ -13,7 +15,7 @@ _GIB = 2**30
 
 def gib(count: float) -> str:
     """Bytes in GiB or MiB, with three digits."""
-    return f"{count / _GIB:.3g} GiB" if count >= _GIB else f"{count / 2**20:.3g} MiB"
+    return f"{three_digits(count / _GIB)} GiB" if count >= _GIB else f"{three_digits(count / 2**20)} MiB"
 
 
 def say_memory(memory: Memory, strategy: StrategyName) -> str:

@@ -1,4 +1,4 @@
-"""Ratios in words: how large, how certain, and whether any difference is shown."""
+"""Figures in words: ratios, how large and how certain they are, and whether any difference is shown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,11 @@ if TYPE_CHECKING:
 
 NO_DIFFERENCE = "no difference shown"
 """What is said of a ratio whose 95% interval holds 1."""
+
+
+def three_digits(value: float) -> str:
+    """A number with three digits, or all before its point, never as a power of ten."""
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
 def is_open(ratio: Ratio | None) -> bool:

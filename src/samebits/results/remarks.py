@@ -134,19 +134,23 @@ def say(remark: Label | Note | Reason) -> str:
                 f"statistics of {kept} are kept, so the model differs from single; GroupNorm does not have this"
             )
         case IdleParameters(names=names):
-            return f"no gradient reaches {few(names)}; ddp would refuse this model"
-        case Resumed(steps=steps):
+            return (
+                f"no gradient reaches {few(names)}: ddp would refuse this model, and under dp weight decay changes it"
+            )
+        case Resumed(steps=steps, elsewhere=elsewhere):
             after = ", ".join(map(str, steps))
-            return f"the training was stopped and continued after step {after}; its times are of all parts"
+            parts = "all parts, some of which had another strategy or other devices" if elsewhere else "all parts"
+            return f"the training was stopped and continued after step {after}; its times are of {parts}"
         case Ring():
             return (
                 "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its "
                 "own choice may be faster, with train.ddp.deterministic: false"
             )
         case Prolonged(planned=planned, count=count, prolonged_seconds=seconds, known=known):
-            until = f"until the speed-up was known within {NARROW:.0%}" if known else "as far as allowed"
-            times = f"{count} times in place of {planned}"
-            return f"the host is noisy: slices were timed {times}, {until} ({seconds:.1f} s more)"
+            until = f"until the speed-up was known within {NARROW:.0%}"
+            if not known:
+                until = f"as often as allowed, and the speed-up is not known within {NARROW:.0%}"
+            return f"slices were timed {count} times in place of {planned}, {until} ({seconds:.1f} s more)"
         case Missing(kind=kind):
             return _MISSING[kind]
         case _:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.errors import counted
 from samebits.records.run import Placement
 from samebits.results.memory import say_memory
-from samebits.results.ratios import NO_DIFFERENCE, is_open, times, times_of
+from samebits.results.ratios import NO_DIFFERENCE, is_open, three_digits, times, times_of
 from samebits.results.remarks import LABELS, say, say_not_applied, spoken
 from samebits.results.usage import say_gaps, say_use
 from samebits.results.verdict import ALLOWANCE, GRADES
@@ -31,7 +31,7 @@ def fine_percent(value: float) -> str:
 
 def milliseconds(value: float) -> str:
     """A duration with three digits."""
-    return f"{value:.3g} ms" if value < 1000 else f"{value:.0f} ms"
+    return f"{three_digits(value)} ms"
 
 
 def devices_of(placed: Placement | Row) -> str:
@@ -173,7 +173,7 @@ def say_fastest(comparison: Comparison) -> str:
     }
     if faster := [(row, ratio) for row, ratio in measured if ratio.low > 1]:
         best, ratio = max(faster, key=lambda one: one[1].median)
-        rivals = [row.name for row, other in measured if row is not best and other.high >= ratio.low]
+        rivals = [row.name for row, speedup in measured if row is not best and speedup.high >= ratio.low]
         behind = (
             f"; {_listed(rivals)} {'are' if rivals[1:] else 'is'} not shown to be slower than that" if rivals else ""
         )
@@ -187,6 +187,13 @@ def say_fastest(comparison: Comparison) -> str:
         return f"Fastest here is single-{first[0].numerics}: no other strategy beat one device."
     if not others:
         return f"Fastest here is {first[0].name}: nothing else was trained."
+    unlike = [reason.text for row in others if (reason := row.speedup_unavailable) and reason.kind == "oversubscribed"]
+    if unlike:
+        return f"Which strategy is fastest here was not measured: {unlike[0]}."
+    if len(others) == len(first):
+        return (
+            f"Which strategy is fastest here was not measured: {_listed([row.name for row in others])} used one device."
+        )
     return f"Fastest here is single-{first[0].numerics}: no other strategy could use more than one device."
 
 
@@ -233,9 +240,10 @@ def _lost_parts(step: SliceSteps, row: Row) -> list[tuple[str, float]]:
     several = len(row.devices_by_node) > 1
     alone = step.share if step.together is None else step.together
     within = step.node if step.node is not None else alone if several else step.strategy
+    sent = "communication and waiting" if row.has_ranks else "copies, communication and waiting"
     parts = {
         "is lost as devices slow each other down": alone - step.share,
-        "goes to communication and waiting" + (" inside machines" if several else ""): within - alone,
+        f"goes to {sent}" + (" inside machines" if several else ""): within - alone,
         "goes to the network and to waiting for other machines": step.strategy - within,
     }
     return [(what, lost) for what, lost in parts.items() if 0 < lost < step.strategy]
@@ -259,15 +267,20 @@ def say_sameness(rows: Sequence[Row]) -> str:
     of_losses, of_weights = sentences(worst)
     if worst.grade == "diverged":
         return f"{what}: NO. {name} against {worst.against}: {of_losses}; {of_weights}."
-    losses, begin = worst.losses, f"{what}: yes, within what rounding explains"
-    if losses.largest_relative is None or losses.tolerance is None or losses.grade == "bitwise":
-        return f"{begin}: {name} differs in {of_weights}."
-    weights = worst.weights.largest_relative
+    begin = f"{what}: yes, within what rounding explains"
+    name, losses = max(((name, verdict.losses) for name, verdict in verdicts), key=lambda one: _largest(one[1]))
+    furthest, weights = max(((name, verdict.weights) for name, verdict in verdicts), key=lambda one: _largest(one[1]))
+    if not losses.largest_relative or losses.tolerance is None:
+        return f"{begin}: {furthest} differs in {_say_weights(weights)}."
     return (
         f"{begin}: losses differ by {fine_percent(losses.largest_relative)} at most "
         f"({name}, step {losses.largest_at}, where {fine_percent(losses.tolerance)} passes)"
-        + (f", weights by {fine_percent(weights)}." if weights else ".")
+        + (f", weights by {fine_percent(weights.largest_relative)}." if weights.largest_relative else ".")
     )
+
+
+def _largest(verdict: LossVerdict | WeightsVerdict) -> float:
+    return verdict.largest_relative or 0.0
 
 
 def answers(comparison: Comparison) -> list[str]:
@@ -288,14 +301,22 @@ def say_price(price: Ratio) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """What a reader must know beside the figures: labels, notes, settings that were not applied."""
-    return [*(text for row in comparison.rows for text in row_remarks(row)), *say_gaps(comparison.rows)]
+    first, *_ = by_numerics(comparison.rows).values()
+    lines = [text for row in comparison.rows for text in row_remarks(row, speed_is_said=row in first)]
+    return [*lines, *say_gaps(comparison.rows)]
 
 
-def row_remarks(row: Row) -> list[str]:
-    """The remarks on one run."""
+def row_remarks(row: Row, *, speed_is_said: bool) -> list[str]:
+    """The remarks on one run; with ``speed_is_said`` somebody else says why it has no speed-up."""
     reason = row.speedup_unavailable
-    labels = [label for label in row.labels if reason is None or label.kind != reason.kind]  # the answers say that
-    lines = [f"{row.name}: {spoken(label.kind)}: {label.text}" for label in labels]
+    told = reason is not None and speed_is_said
+    lines = [
+        f"{row.name}: {spoken(label.kind)}: {label.text}"
+        for label in row.labels
+        if not (told and reason and label.kind == reason.kind)
+    ]
+    if reason and not speed_is_said and reason.kind not in {label.kind for label in row.labels}:
+        lines.append(f"{row.name}: no speed-up: {reason.text}")
     lines += [f"{row.name}: {note.text}" for note in row.notes]
     if row.memory is not None:
         lines.append(f"{row.name}: {say_memory(row.memory, row.strategy)}")
@@ -309,4 +330,4 @@ def describe_row(row: Row) -> str:
     if row.verdict:
         lines += [f"Against {row.verdict.against}: **{row.verdict.grade}**."]
         lines += [f"- {sentence}" for sentence in sentences(row.verdict)]
-    return "\n\n".join(lines) + "\n\n" + "\n".join(f"- {remark}" for remark in row_remarks(row))
+    return "\n\n".join(lines) + "\n\n" + "\n".join(f"- {remark}" for remark in row_remarks(row, speed_is_said=True))

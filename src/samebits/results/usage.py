@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from samebits.files import Part
+from samebits.results.ratios import three_digits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -126,8 +127,8 @@ def joules(value: float | None) -> str:
         return "–"
     for unit, size in (("MJ", 1e6), ("kJ", 1e3)):
         if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value:.3g} J"
+            return f"{three_digits(value / size)} {unit}"
+    return f"{three_digits(value)} J"
 
 
 def flops(tera: float, beside: float | None = None) -> str:
@@ -158,7 +159,7 @@ def say_gaps(rows: Iterable[RowUsage]) -> list[str]:
     said: list[str] = []
     for row in rows:
         if row.energy_unavailable:
-            said.append(f"energy: no energy counter can be read here: {row.energy_unavailable}")
+            said.append(f"energy: {row.energy_unavailable}")
         if row.roof_unavailable:
             said.append(f"roof: {row.roof_unavailable}")
         if row.uncounted:

@@ -228,9 +228,7 @@ def compare_weights(reference: Path, weights: Path, tolerance: Tolerance) -> Wei
     limits = tolerance.weights(first)
     largest_in = max(differences, key=differences.__getitem__) if differences else None
     used = {name: value / limits[name] if limits[name] else math.inf for name, value in differences.items()}
-    beyond = max(used, key=used.__getitem__) if used else None
-    if beyond is not None and differences[beyond] <= limits[beyond]:
-        beyond = None
+    beyond = max((name for name in used if differences[name] > limits[name]), key=used.__getitem__, default=None)
     shown = beyond or largest_in
     return WeightsVerdict(
         grade="bitwise" if not differences else "diverged" if beyond else "within tolerance",

@@ -111,9 +111,9 @@ def stale(strategies: Sequence[StrategyName]) -> list[str]:
     try:
         by_stage: dict[str, list[Any]] = json.loads(status.stdout)
     except ValueError:
-        return [f"`dvc status` failed: {last_line(status.stderr)}"]
+        return [f"whether dvc.lock is up to date is not known: `dvc status` failed: {last_line(status.stderr)}"]
     parts = [part for parts in by_stage.values() for part in parts if isinstance(part, dict)]
-    return sorted({name for part in parts for name in _changed(part)})
+    return [f"dvc.lock is older than {name}" for name in sorted({name for part in parts for name in _changed(part)})]
 
 
 def _changed(part: dict[str, Any]) -> Iterator[str]:

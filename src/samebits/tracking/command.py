@@ -79,14 +79,14 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
 
     with scratch_folder() as folder:
         chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
-        explanation = explanation_of(chosen.record, slice_step_ms(chosen.record))
+        explanation = explanation_of(chosen.record, slice_step_ms(chosen.record), chosen.timing.speedup)
     if explanation is None and chosen.record.placement.fallback:
         hint = f"it did what single does: samebits explain runs/single-{chosen.record.numerics}"
         raise UserError(
             f"{run or chosen.folder}: PyTorch ran the plain module, which was not measured again", hint=hint
         )
     if explanation is None:
-        hint = "train in fast numerics, with train.repeats above 1; DVC does so by default"
+        hint = "train in fast numerics, with train.repeats above 1, and with memory to spare for copies of the model"
         raise UserError(f"{run or chosen.folder}: its steps were not divided into parts", hint=hint)
     if as_json:
         data = {"run": chosen.name, **explanation.model_dump(mode="json")}

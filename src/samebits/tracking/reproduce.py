@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
-from samebits.errors import UserError, last_line, printable, reason
+from samebits.errors import HostError, UserError, last_line, printable, reason
 from samebits.files import regular, write_text
+from samebits.params.schema import flatten
 from samebits.records.card import read_card
-from samebits.records.provenance import Provenance, git_state, versions
+from samebits.records.provenance import Provenance, versions
 from samebits.records.run import read_run
 from samebits.results.text import sentences
 from samebits.results.verdict import compare_runs, settings_that_differ
@@ -25,12 +25,12 @@ from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, fetc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import Any
 
     from samebits.records.run import Run
     from samebits.results.verdict import Verdict
 
 _MOST_LINES = 400  # of a patch or of params, for a terminal
+_ABSENT = "(absent)"
 
 REPRODUCES_TAG = "samebits.reproduces"
 """Tag of a run that was made again, with the id of the original."""
@@ -38,9 +38,13 @@ REPRODUCES_TAG = "samebits.reproduces"
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """What became of it: the original, the run that was made again, the verdict, and what differs beside it."""
+    """What became of it: the original, the run that was made again of the same ``commit``, and the verdict.
+
+    ``differences`` are of settings and hosts.
+    """
 
     run_id: str
+    commit: str
     original: Run
     again: Run
     verdict: Verdict
@@ -85,16 +89,22 @@ class Recorded:
         """Its ``params.yaml``, of which the recorded code is to judge the keys. Raises UserError: it is no YAML."""
         try:
             text = regular(self.folder / "params.yaml").read_text(encoding="utf-8")
-            YAML(typ="safe", pure=True).load(text)
+            _values(text)
         except Exception as error:  # noqa: BLE001 - ruamel's constructors raise what they come across, such as KeyError
             what = f"params.yaml of run {self.run_id} cannot be read: {reason(error)}"
             raise UserError(what, hint="see its artifacts in MLflow") from None
         return text
 
     def _changed_params(self) -> list[str]:
-        """How its params differ from those of the commit, with whatever patch."""
-        committed = _git("show", f"{self.commit}:./params.yaml").stdout.splitlines()
-        return list(difflib.unified_diff(committed, self.params().splitlines(), lineterm="", n=0))[2:]
+        """Whose values differ from the commit's, before any patch: comments and order run nothing."""
+        recorded = _values(self.params())
+        try:
+            committed = _values(_git("show", f"{self.commit}:./params.yaml").stdout)
+        except Exception:  # noqa: BLE001 - as in ``params``; a commit may hold anything
+            committed = {}
+        names = [*recorded, *(name for name in committed if name not in recorded)]
+        pairs = {name: (committed.get(name, _ABSENT), recorded.get(name, _ABSENT)) for name in names}
+        return [f"{name}: {then} -> {now}" for name, (then, now) in pairs.items() if then != now]
 
 
 def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: Callable[[str], bool]) -> Reproduction:
@@ -115,6 +125,7 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
         again = train_again(recorded, tree, num_devices=num_devices)
         reproduction = Reproduction(
             run_id=run_id,
+            commit=recorded.commit,
             original=recorded.run,
             again=again,
             verdict=compare_runs(recorded.run, again),
@@ -205,6 +216,8 @@ def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> R
     arguments += ["--no-tracking", "--out-dir", out]
     if record.strategy != "single":
         arguments += ["--num-devices", num_devices or record.placement.num_devices]
+    if len(recorded.run.losses) < record.params.total_steps:
+        arguments += ["--steps", len(recorded.run.losses)]
     run_stage(tree, "train", *arguments)
     return read_run(out)
 
@@ -213,7 +226,7 @@ def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> R
 def log_reproduction(reproduction: Reproduction) -> str:
     """Record the run that was made again with its verdict and return its run id; the original is tagged with both."""
     client, verdict = connect(tracking_uri()), reproduction.verdict
-    tags = {REPRODUCES_TAG: reproduction.run_id, "git_commit": git_state().told, "verdict": verdict.grade}
+    tags = {REPRODUCES_TAG: reproduction.run_id, "git_commit": reproduction.commit, "verdict": verdict.grade}
     run_id = record_all(client, events(reproduction.again, tags))
     description = [f"Run {reproduction.run_id} made again: **{verdict.grade}**.", *sentences(verdict)]
     set_tags(client, run_id, {NOTE_TAG: "\n\n".join(description)})
@@ -222,5 +235,14 @@ def log_reproduction(reproduction: Reproduction) -> str:
     return run_id
 
 
+def _values(text: str) -> dict[str, Any]:
+    """The values of a ``params.yaml`` by their dotted names; whatever else the YAML may hold stands under no name."""
+    tree = YAML(typ="safe", pure=True).load(text)
+    return flatten(tree) if isinstance(tree, dict) else {"": tree}
+
+
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    try:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise HostError(f"git cannot be run: {reason(error)}", hint="install git") from None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from samebits.records.breakdown import Bounds, Breakdown, Phases, Traffic
-    from samebits.records.run import Placement
+    from samebits.records.run import Placement, Ratio
     from samebits.results.comparison import SliceSteps
     from samebits.results.explanation.parts import Parts
 
@@ -70,11 +70,17 @@ class Evidence(Part):
 
 @dataclass(frozen=True)
 class Observed:
-    """All that causes are found in. ``slices`` are paired steps beside one device, if there were any."""
+    """All that causes are found in; ``slices`` are steps paired with one device's, and ``speedup`` what those show."""
 
     breakdown: Breakdown
     placement: Placement
     slices: SliceSteps | None
+    speedup: Ratio | None = None
+
+    @property
+    def one_device_is_faster(self) -> bool:
+        """Whether the paired steps show that."""
+        return self.slices is not None and self.speedup is not None and self.speedup.high < 1
 
     @property
     def turns(self) -> list[Turn]:
@@ -175,25 +181,25 @@ def _of_latency(bounds: Bounds) -> bool:
 def _straggler(observed: Observed) -> list[Cause]:
     """The rank that computes longest, if that is the same one in every turn: luck changes sides."""
     turns, others = observed.turns, observed.breakdown.other_cores
-    if len(turns[0].own_ms) < 2 or (others or 0.0) > QUIET_CORES:
+    if len(turns[0].computing_ms) < 2 or (others or 0.0) > QUIET_CORES:
         return []  # what shares a core with a rank slows it down, too
-    slowest = {turn.own_ms.index(max(turn.own_ms)) for turn in turns}
+    slowest = {turn.computing_ms.index(max(turn.computing_ms)) for turn in turns}
     if len(slowest) > 1:
         return []
     (rank,) = slowest
-    lost = tuple(max(turn.own_ms) - _others(turn.own_ms, rank) for turn in turns)
-    mine = observed.breakdown.ranks[rank].alone
+    lost = tuple(max(turn.computing_ms) - _others(turn.computing_ms, rank) for turn in turns)
+    slowest_phases = observed.breakdown.ranks[rank].alone
     rest = [one.alone for number, one in enumerate(observed.breakdown.ranks) if number != rank]
-    if not mine:
+    if not slowest_phases:
         return []
     differences = {
-        name: fmean(_phase(mine, name)) - fmean(ms for one in rest for ms in _phase(one, name))
+        name: fmean(_phase(slowest_phases, name)) - fmean(ms for one in rest for ms in _phase(one, name))
         for name in ("data", "forward", "backward", "optimizer")
     }
     phase = max(differences, key=lambda name: differences[name])
     shown = (
-        Evidence(name=f"rank {rank} computes", value=median(turn.own_ms[rank] for turn in turns), unit="ms"),
-        Evidence(name="others compute", value=median(_others(turn.own_ms, rank) for turn in turns), unit="ms"),
+        Evidence(name=f"rank {rank} computes", value=median(turn.computing_ms[rank] for turn in turns), unit="ms"),
+        Evidence(name="others compute", value=median(_others(turn.computing_ms, rank) for turn in turns), unit="ms"),
     )
     return [Cause("straggler", lost, shown, rank=rank, phase=phase)]
 
@@ -202,8 +208,8 @@ def _phase(turns: Sequence[Phases], name: str) -> list[float]:
     return [getattr(turn, name) for turn in turns]
 
 
-def _others(own_ms: Sequence[float], rank: int) -> float:
-    return fmean(ms for number, ms in enumerate(own_ms) if number != rank)
+def _others(computing_ms: Sequence[float], rank: int) -> float:
+    return fmean(ms for number, ms in enumerate(computing_ms) if number != rank)
 
 
 def _queued(observed: Observed) -> list[Cause]:
@@ -251,16 +257,18 @@ def _fixed(observed: Observed) -> list[Cause]:
 
 def _small_batch(observed: Observed, parts: Parts) -> list[Cause]:
     """What no smaller share of a batch shortens: what a device's own work has of it, and all-reduces of latency."""
-    if observed.slices is None or observed.devices < 2:
+    if observed.devices < 2:
         return []
-    share, single = observed.slices.share, observed.slices.single
-    named = parts.data + observed.breakdown.reads.ms  # under names of their own, and no smaller for a smaller share
-    lost = max(0.0, share - single / observed.devices - named * (1 - 1 / observed.devices))
-    lost = max(0.0, lost - sum(cause.ms for cause in _own_threads(observed)))  # of each operation, if there are several
-    shown = [
-        Evidence(name="a device's share of the batch, alone", value=share, unit="ms"),
-        Evidence(name="the whole batch on one device", value=single, unit="ms"),
-    ]
+    lost, shown = 0.0, []
+    if observed.slices is not None:
+        share, single = observed.slices.share, observed.slices.single
+        named = parts.data + observed.breakdown.reads.ms  # under names of their own, and no smaller for a smaller share
+        lost = max(0.0, share - single / observed.devices - named * (1 - 1 / observed.devices))
+        lost = max(0.0, lost - sum(cause.ms for cause in _own_threads(observed)))  # of each of several operations
+        shown = [
+            Evidence(name="a device's share of the batch, alone", value=share, unit="ms"),
+            Evidence(name="the whole batch on one device", value=single, unit="ms"),
+        ]
     bounds, traffic = observed.breakdown.bounds, observed.breakdown.traffic
     if traffic and bounds.all_reduces and _of_latency(bounds):
         sending = (parts.communication + (parts.queued if observed.quiet else 0.0)) / _times_reduced(traffic)
@@ -293,7 +301,7 @@ def _contention(observed: Observed) -> list[Cause]:
         Evidence(name="all devices at once, without communication", value=slices.together, unit="ms"),
         Evidence(name="one of them alone", value=slices.share, unit="ms"),
     )
-    if slices.single >= slices.strategy:
+    if not observed.one_device_is_faster:
         return []  # it is lost, and nothing that can be set here would help
     queued = median(_part(observed, "queued"))
     return [Cause("contention", (max(0.0, slices.together - slices.share - queued),), shown)]

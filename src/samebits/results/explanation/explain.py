@@ -12,7 +12,7 @@ from samebits.results.explanation.parts import Parts, mean_parts, plain_ms
 from samebits.results.explanation.remedies import Change, Gain, RemedyKind, remedy_for
 
 if TYPE_CHECKING:
-    from samebits.records.run import RunRecord
+    from samebits.records.run import Ratio, RunRecord
     from samebits.results.comparison import SliceSteps
     from samebits.results.explanation.causes import Cause
 
@@ -51,6 +51,12 @@ class LostTime(Part):
     copies: float
     unexplained: float
 
+    @property
+    def distance_ms(self) -> float:
+        """All that is lost, less what was gained."""
+        names = LostTime.model_fields.keys() - {"ideal_ms"}
+        return float(sum(getattr(self, name) for name in names))
+
 
 AGREE = 1.5
 """Steps of slices and of the profiling pass differ by less than this factor, or the host was another one meanwhile."""
@@ -71,13 +77,14 @@ class Explanation(Part):
     bounds: Bounds
 
 
-def explain(record: RunRecord, slices: SliceSteps | None) -> Explanation | None:
+def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None) -> Explanation | None:
     """The explanation of a run, None if its steps were not divided."""
     if record.breakdown is None:
         return None
     plain = plain_ms(record.breakdown)
-    unsteady = slices.strategy if slices and not _agree(slices, plain) else None
-    observed = Observed(record.breakdown, record.placement, slices if unsteady is None else None)
+    steady = slices is None or (agree(slices.strategy, plain) and _shrinks(slices, record))
+    unsteady = None if slices is None or steady else slices.strategy
+    observed = Observed(record.breakdown, record.placement, slices if steady else None, speedup if steady else None)
     turns = observed.turns
     parts = mean_parts(turns)
     step = fmean(turn.parts.total for turn in turns)
@@ -92,10 +99,16 @@ def explain(record: RunRecord, slices: SliceSteps | None) -> Explanation | None:
     )
 
 
-def _agree(slices: SliceSteps, step_ms: float) -> bool:
-    """Whether slices are of the same host as the profiling pass: a step is as long, and a share of it is no longer."""
-    longest = AGREE * min(slices.strategy, slices.single)
-    return step_ms / AGREE <= slices.strategy <= step_ms * AGREE and slices.share <= longest
+def agree(slices_ms: float, step_ms: float) -> bool:
+    """Whether a step of the slices was about as long as one of the profiling pass."""
+    return step_ms / AGREE <= slices_ms <= step_ms * AGREE
+
+
+def _shrinks(slices: SliceSteps, record: RunRecord) -> bool:
+    """Whether a share of the batch is no longer than the batch; under ``dp`` one alone may be compiled or captured."""
+    train = record.params.train
+    alike = record.placement.has_ranks or not (train.compile or train.cuda_graphs)
+    return slices.share <= AGREE * min(slices.strategy, slices.single) or not alike
 
 
 def _finding(cause: Cause, observed: Observed, step: float) -> ExplainedCause:

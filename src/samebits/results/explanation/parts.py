@@ -48,7 +48,7 @@ class Turn(NamedTuple):
     """What one turn says: its parts, each rank's own computation of a step, and the longest wait for a core, in ms."""
 
     parts: Parts
-    own_ms: tuple[float, ...]
+    computing_ms: tuple[float, ...]
     queued_ms: float
 
 
@@ -66,20 +66,20 @@ def _kept(breakdown: Breakdown) -> list[int]:
 
 def _turn(breakdown: Breakdown, turn: int) -> Turn:
     noted = _means([rank.noted[turn] for rank in breakdown.ranks])
-    own = tuple(_computing(rank, turn) for rank in breakdown.ranks)
+    computing_ms = tuple(_computing(rank, turn) for rank in breakdown.ranks)
     phases = noted.model_dump()
     buffers = communication = waiting = 0.0
     if all(rank.alone for rank in breakdown.ranks):
         alone = _means([rank.alone[turn] for rank in breakdown.ranks])
         between = max(0.0, noted.backward - alone.backward)
-        waiting = min(between, max(own) - fmean(own))
+        waiting = min(between, max(computing_ms) - fmean(computing_ms))
         communication = between - waiting
         phases["backward"] -= between
         if breakdown.traffic and breakdown.traffic.buffer_bytes:
             buffers = max(0.0, noted.forward - alone.forward)
             phases["forward"] -= buffers
     parts = Parts(**phases, buffers=buffers, communication=communication, waiting=waiting)
-    return Turn(parts, own, max(rank.noted[turn].queued for rank in breakdown.ranks))
+    return Turn(parts, computing_ms, max(rank.noted[turn].queued for rank in breakdown.ranks))
 
 
 def _computing(rank: RankPhases, turn: int) -> float:

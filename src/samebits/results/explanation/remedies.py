@@ -25,7 +25,7 @@ RemedyKind = Literal[
     "one_thread",
     "fewer_devices",
     "use_ddp",
-    "nothing",
+    "share_no_device",
 ]
 
 Change = dict[str, float | bool | str]
@@ -97,12 +97,16 @@ def _larger_batch(_: Cause, observed: Observed) -> Remedy:
 
 
 def _fewer_devices(_: Cause, observed: Observed) -> Remedy:
-    """One device, if that is faster."""
-    slices = observed.slices
-    if slices is None or slices.single >= slices.strategy:
-        return Remedy("nothing", {}, None)
-    ratio = slices.strategy / slices.single
-    return Remedy("fewer_devices", {"train.num_devices": 1}, Gain(median=ratio, low=ratio, high=ratio))
+    """One device, which is faster."""
+    speedup = observed.speedup
+    assert speedup is not None, "contention is a cause where one device is shown to be faster"
+    gain = Gain(median=1 / speedup.median, low=1 / speedup.high, high=1 / speedup.low)
+    return Remedy("fewer_devices", {"train.num_devices": 1}, gain)
+
+
+def _share_no_device(_: Cause, __: Observed) -> Remedy:
+    """A worker for each device; what that brings is not known from steps that shared one."""
+    return Remedy("share_no_device", {"train.oversubscribe": False, "train.num_devices": "auto"}, None)
 
 
 def _parts(observed: Observed) -> list[Parts]:
@@ -127,6 +131,6 @@ _REMEDIES: dict[CauseKind, Callable[[Cause, Observed], Remedy]] = {
     "busy_host": _without("free_cores"),
     "own_threads": _without("one_thread"),
     "contention": _fewer_devices,
-    "oversubscribed": _fewer_devices,
+    "oversubscribed": _share_no_device,
     "dp_copies": _without("use_ddp", {"train.strategies": "ddp"}),
 }

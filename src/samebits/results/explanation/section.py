@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from samebits.results.explanation.causes import LEAST_SHARE
 from samebits.results.explanation.words import (
     LOSS_NAMES,
     NOTHING,
@@ -22,7 +21,11 @@ if TYPE_CHECKING:
     from samebits.results.explanation.explain import ExplainedCause, Explanation
 
 
-@dataclass(frozen=True)
+LEAST_SHOWN = 0.02
+"""Of a step: less than that, lost or gained, is left out."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Figure:
     """A figure of evidence: its anchor, what it is, its value in words, and its place in comparison.json."""
 
@@ -78,7 +81,8 @@ def main_row(comparison: Comparison) -> int | None:
     """The run that a reader asks about: of those with most devices that were divided, the one with ranks."""
     divided = [number for number, row in enumerate(comparison.rows) if row.explanation]
     rows = comparison.rows
-    return max(divided, key=lambda n: (rows[n].devices_used, rows[n].slice_step_ms is not None, n), default=None)
+    return max(divided, key=lambda n: (rows[n].devices_used, rows[n].has_ranks, rows[n].slice_step_ms is not None),
+               default=None)  # fmt: skip
 
 
 def say_distance(row: Row, explanation: Explanation) -> str:
@@ -88,27 +92,32 @@ def say_distance(row: Row, explanation: Explanation) -> str:
     losses = explanation.losses
     if losses is None or row.speedup is None:
         return ""
-    lost = {name: getattr(losses, key) for key, name in LOSS_NAMES.items()}
-    distance = sum(lost.values())
+    step = losses.ideal_ms + losses.distance_ms
     text = (
         f"{row.name} has {times_single(row)}, and {row.devices_used} times would be ideal: a step takes "
-        f"{milliseconds(losses.ideal_ms + distance)} in place of {milliseconds(losses.ideal_ms)}."
+        f"{milliseconds(step)} in place of {milliseconds(losses.ideal_ms)}."
     )
-    largest = sorted(((ms, name) for name, ms in lost.items() if ms >= LEAST_SHARE * distance), reverse=True)
+    lost = {name: getattr(losses, key) for key, name in LOSS_NAMES.items()}
+    largest = sorted(((ms, name) for name, ms in lost.items() if ms >= LEAST_SHOWN * step), reverse=True)
+    if losses.distance_ms < LEAST_SHOWN * step or not largest:
+        return text
     parts = ", ".join(f"{milliseconds(ms)} {name}" for ms, name in largest[:3])
-    return f"{text} Of that, {parts}." if distance > 0 and parts else text
+    rest = losses.distance_ms - sum(ms for ms, _ in largest[:3])
+    if abs(rest) >= LEAST_SHOWN * step:
+        parts += f", and {milliseconds(abs(rest))} {'gained' if rest < 0 else 'else'}"
+    return f"{text} Lost: {parts}."
 
 
 def _evidence(finding: ExplainedCause, number: int, path: str) -> tuple[Figure, ...]:
     return tuple(
-        Figure(f"evidence-{number}-{place}", one.name, figure_of(one), f"{path}.evidence[{place}]")
+        Figure(id=f"evidence-{number}-{place}", name=one.name, value=figure_of(one), path=f"{path}.evidence[{place}]")
         for place, one in enumerate(finding.evidence)
     )
 
 
 def _parts(explanation: Explanation, path: str) -> list[Figure]:
     return [
-        Figure(f"part-{key}", f"of a step: {name}", milliseconds(ms), f"{path}.parts.{key}")
+        Figure(id=f"part-{key}", name=f"of a step: {name}", value=milliseconds(ms), path=f"{path}.parts.{key}")
         for key, name, ms in say_parts(explanation.parts)
         if ms >= 0.01 * explanation.step_ms
     ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from samebits.results.explanation.explain import agree
+from samebits.results.ratios import three_digits
 from samebits.results.text import milliseconds
 
 if TYPE_CHECKING:
@@ -77,7 +79,7 @@ _REMEDIES: dict[RemedyKind, str] = {
     "one_thread": "leave out torch.set_num_threads: each worker has its cores already",
     "fewer_devices": "use one device: it is faster here",
     "use_ddp": "use ddp, which copies the model once",
-    "nothing": "nothing that can be set here would help",
+    "share_no_device": "let no two workers share a device (train.oversubscribe: false, train.num_devices: auto)",
 }
 
 
@@ -104,7 +106,7 @@ def figure_of(evidence: Evidence) -> str:
     """A figure of evidence, with its unit."""
     if evidence.unit == "ms":
         return milliseconds(evidence.value)
-    return f"{evidence.value:.3g} {evidence.unit}".strip()
+    return f"{three_digits(evidence.value)} {evidence.unit}".strip()
 
 
 def say_parts(parts: Parts) -> list[tuple[str, str, float]]:
@@ -136,24 +138,26 @@ def say_explanation(name: str, explanation: Explanation, *, bar: Callable[[float
 def say_unsteady(explanation: Explanation) -> str:
     """Why there is no comparison with one device."""
     assert explanation.unsteady_ms is not None
-    return (
-        f"This host was too unsteady to say what is lost against one device: a step took "
-        f"{milliseconds(explanation.unsteady_ms)} beside one device, and {milliseconds(explanation.plain_ms)} a moment "
-        "later. Train again when nothing else runs."
-    )
+    seen = "its share of the batch took one device longer than a whole step does"
+    if not agree(explanation.unsteady_ms, explanation.plain_ms):
+        took = f"{milliseconds(explanation.unsteady_ms)} beside one device"
+        seen = f"a step took {took}, and {milliseconds(explanation.plain_ms)} a moment later"
+    what = "This host was too unsteady to say what is lost against one device"
+    return f"{what}: {seen}. Train again when nothing else runs."
 
 
 def say_losses(explanation: Explanation) -> list[str]:
     """Where the distance from the ideal speed-up goes."""
     losses = explanation.losses
     assert losses
-    distance = sum(getattr(losses, key) for key in LOSS_NAMES)
+    distance = losses.distance_ms
     ideal = f"Ideal would be {milliseconds(losses.ideal_ms)}, one device's time over their number."
     if distance <= 0:
         return [f"{ideal} No step is longer than that."]
-    lines = [f"{ideal} Lost:"]
+    step = losses.ideal_ms + distance
+    lines = [f"{ideal} Lost, of {milliseconds(step)}:"]
     for key, name in LOSS_NAMES.items():
         ms = getattr(losses, key)
-        if abs(ms) >= 0.01 * distance:
-            lines.append(f"  {name:<44} {ms:>8.3g} ms {ms / distance:>5.0%}")
+        if abs(ms) >= 0.01 * step:
+            lines.append(f"  {name:<44} {milliseconds(ms):>9} {ms / step:>4.0%}")
     return lines

@@ -121,7 +121,7 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
 
 
 def _samples_of_one(whole: BatchSplit, devices: int) -> int:
-    return whole.over(ranks=devices).share(devices).samples
+    return whole.over(ranks=devices).share().samples
 
 
 def train(

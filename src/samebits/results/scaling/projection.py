@@ -31,7 +31,7 @@ def fitted(cost_model: Fit) -> Fitted:
 
 
 def project(
-    found: Fit,
+    cost_model: Fit,
     devices: int,
     *,
     scaling: ScalingName,
@@ -48,8 +48,8 @@ def project(
     rows = batch / devices if scaling == "strong" else batch
     step = gradients.model_copy(update={"devices": devices, "rows": rows, "sharing": min(devices, per_host)})
     beyond = network if devices > per_host else None
-    estimate = found.estimate(step, beyond)
-    alone = found.estimate(Step(devices=1, rows=batch)).seconds
+    estimate = cost_model.estimate(step, beyond)
+    alone = cost_model.estimate(Step(devices=1, rows=batch)).seconds
     gain = alone * devices * rows / batch
     return ProjectedPoint(
         scaling=scaling,

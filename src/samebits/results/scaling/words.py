@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.results.ratios import times
+from samebits.results.ratios import three_digits, times
 from samebits.results.scaling.curve import STRONG_AND_WEAK
 from samebits.results.text import milliseconds
 
@@ -47,7 +47,7 @@ def _rows(scaling: Scaling, name: ScalingName) -> Iterator[tuple[str, ...]]:
 
 
 def _step(spread: Spread) -> str:
-    return f"{milliseconds(spread.median)} ({spread.low:.3g}–{spread.high:.3g})"
+    return f"{milliseconds(spread.median)} ({three_digits(spread.low)}–{three_digits(spread.high)})"
 
 
 def _gain(speedup: Spread | None, devices: int) -> tuple[str, str]:
@@ -63,7 +63,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def duration(seconds: float) -> str:
     """Seconds with three digits and a unit that fits."""
     factor, unit = next((one for one in _UNITS if abs(seconds) >= one[0]), _UNITS[-1])
-    return f"{seconds / factor:.3g} {unit}"
+    return f"{three_digits(seconds / factor)} {unit}"
 
 
 def _say_fit(fit: Fitted) -> list[str]:
