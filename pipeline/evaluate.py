@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from samebits.errors import UserError, few
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params
 from samebits.records.run import run_name
@@ -26,7 +27,13 @@ def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) ->
 
     train = params.train
     names = [run_name(strategy, numerics) for numerics in train.numerics for strategy in train.strategies]
-    for folder in runs or [Path("runs") / name for name in names]:
+    folders = [run if run.name not in ("", "..") else run.resolve() for run in runs] or [
+        Path("runs") / name for name in names
+    ]
+    if twice := [folder for folder in folders if [one.name for one in folders].count(folder.name) > 1]:
+        what = f"{few([str(folder) for folder in twice])} would write one file, {twice[0].name}.json"
+        raise UserError(what, hint="evaluate them one by one, each with an --out-dir of its own")
+    for folder in folders:
         file = Path(out_dir) / f"{folder.name}.json"
         evaluation = evaluate_in_worker(params, data_dir=Path(data_dir), run_dir=folder, file=file)
         above = evaluation.above_floor

@@ -154,6 +154,7 @@ def row(strategy: str = "single", *, devices: int = 1, **changes: Any) -> Row:
         "num_devices": devices,
         "devices_used": devices,
         "device_type": "cuda",
+        "has_ranks": strategy == "ddp",
         **timing().model_dump(),
         "speedup_unavailable": None,
         "slice_step_ms": None,

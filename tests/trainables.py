@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import torch
 
 from conftest import small
-from samebits.models.build import build_model
 from samebits.params import parse_params
 from samebits.records.card import read_card
+from samebits.training.models.build import build_model
 from samebits.training.setup import Setup
 from samebits.training.strategies import SingleDeviceStrategy
 from samples import placed

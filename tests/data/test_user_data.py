@@ -15,10 +15,10 @@ from samebits.data.prepare import prepare
 from samebits.data.user import ROWS
 from samebits.errors import UserError
 from samebits.files import sha256, sha256_remembered
-from samebits.models.build import build_model
 from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.training.batches import load_data, model_inputs
+from samebits.training.models.build import build_model
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(50, 3)).astype(np.float32)

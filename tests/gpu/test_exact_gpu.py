@@ -97,7 +97,7 @@ def test_a_checkpoint_goes_on_on_another_device(first, then, optimizer, data_dir
     begun, kept = trainable(params, folder, first), Checkpoints("one", 0, tmp_path)
     losses = steps(begun, 0, 4)
     tensors, state = begun.state_dict()
-    kept.save(4, tensors, CheckpointRecord(state=state, seconds=1.0, resumed=()))
+    kept.save(4, tensors, CheckpointRecord(state=state, seconds=1.0, resumed=(), place="here", elsewhere=False))
     tensors, record = kept.load(4)
     other = trainable(params, folder, then)
     other.load_state_dict(tensors, record.state)

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from conftest import small, wait_for
 from patience import patient
+from samebits.errors import Interrupted
 from samebits.files import sha256
 from samebits.params import parse_params
 from samebits.records.run import Placement
@@ -26,7 +27,7 @@ from slowed import slow_model, slowed
 from trainables import make_trainable
 
 TENSORS = {"model.0": torch.arange(3.0), "random.0.0": torch.zeros(4, dtype=torch.uint8)}
-NOTHING_ELSE = CheckpointRecord(state={}, seconds=0.0, resumed=())
+NOTHING_ELSE = CheckpointRecord(state={}, seconds=0.0, resumed=(), place="here", elsewhere=False)
 
 
 def steps_of(folder):
@@ -36,7 +37,7 @@ def steps_of(folder):
 def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     kept = Checkpoints("a", 0, tmp_path)
     assert kept.steps() == []
-    saved = CheckpointRecord(state={"numerics": {}}, seconds=0.1, resumed=(3,))
+    saved = CheckpointRecord(state={"numerics": {}}, seconds=0.1, resumed=(3,), place="here", elsewhere=False)
     kept.save(7, TENSORS, saved)
     assert kept.steps()[0] == 7
     tensors, record = kept.load(7)
@@ -182,7 +183,7 @@ def after(steps, times=None, **tensors):
     return {"losses": torch.zeros(steps), "step_seconds": torch.zeros(times or steps), **tensors}
 
 
-RECORD = '{"state": {}, "seconds": 1.0, "resumed": []}'
+RECORD = '{"state": {}, "seconds": 1.0, "resumed": [], "place": "here", "elsewhere": false}'
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ RECORD = '{"state": {}, "seconds": 1.0, "resumed": []}'
         (6, after(6), RECORD, "'model.0'"),
         (6, after(5), RECORD, "5 losses and 5 times, and it is named by step 6 of 8"),
         (6, after(6, times=7), RECORD, "6 losses and 7 times, and it is named by step 6 of 8"),
-        (8, after(8), RECORD, "8 losses and 8 times, and it is named by step 8 of 8"),
+        (9, after(9), RECORD, "9 losses and 9 times, and it is named by step 9 of 8"),
         (6, after(6), RECORD.replace("1.0", "Infinity"), "its record: seconds: Input should be a finite number"),
         (6, after(6, step_seconds=torch.full((6,), -1.0)), RECORD, "a time of it is no number of seconds"),
         (6, after(6), RECORD.replace("[]", '["x"]'), "its record: resumed.0: Input should be a valid integer"),
@@ -215,17 +216,54 @@ def test_a_whole_checkpoint_of_something_else_is_set_aside_and_the_one_before_ta
     expected = trained(None)
     stop = SimpleNamespace(armed=False, signum=0)
     first = Checkpoints("a", 0, tmp_path)
-    assert trained(PeriodicCheckpointer(first, 4, stop)) == expected
+    assert trained(PeriodicCheckpointer(first, 4, stop, place="here")) == expected
     assert steps_of(tmp_path) == [4]
     os.close(first._lock)
     crafted(tmp_path / "a", step, tensors, record)
-    checkpointer = PeriodicCheckpointer(Checkpoints("a", 0, tmp_path), 4, stop)
+    checkpointer = PeriodicCheckpointer(Checkpoints("a", 0, tmp_path), 4, stop, place="here")
     assert trained(checkpointer) == expected
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert f"{step:012d}-" in said
     assert f"not a checkpoint of this training, it is set aside: {why}" in said
     assert len(list(tmp_path.glob("a/*.refused"))) == 1
+
+
+@pytest.mark.parametrize(("asked_at", "kept"), [(5, 5), (8, 8)])
+def test_who_asks_to_stop_at_any_step_finds_a_checkpoint_of_it(asked_at, kept, tmp_path, trainable):
+    """Also at the last one, behind which the files are still to be written and the measurement to be made."""
+    resumable = trainable().trainable
+
+    def trained(place, stop):
+        resumable.reset()
+        checkpointer = PeriodicCheckpointer(Checkpoints("a", 0, tmp_path), 0, stop, place=place)
+        try:
+            tracker = NoTracker()
+            tracker.step = lambda step: setattr(stop, "signum", signal.SIGTERM * (step == asked_at and stop.wanted))
+            return loop.train(resumable, 8, step_seconds=9, tracker=tracker, checkpointer=checkpointer)
+        finally:
+            os.close(checkpointer._checkpoints._lock)
+
+    expected = trained("here", SimpleNamespace(armed=False, signum=0, wanted=False)).losses
+    with pytest.raises(Interrupted):
+        trained("here", SimpleNamespace(armed=False, signum=0, wanted=True))
+    assert steps_of(tmp_path) == [kept]
+    for place in ("here", "elsewhere"):
+        training = trained(place, SimpleNamespace(armed=False, signum=0, wanted=False))
+        assert (training.losses, training.resumed, training.elsewhere) == (expected, [kept], place == "elsewhere")
+
+
+def test_a_state_comes_back_in_the_memory_format_of_its_parameter(trainable):
+    """Fused optimizers refuse another one."""
+    made = trainable().trainable
+    first = next(p for p in made.model.parameters() if p.dim() == 2)
+    first.data = first.data.t().contiguous().t()
+    made.step(0, 0.1)
+    tensors, record = made.state_dict()
+    contiguous = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    made.load_state_dict(contiguous, record)
+    (momentum,) = (value for value in made.optimizer.state[first].values() if isinstance(value, torch.Tensor))
+    assert momentum.stride() == first.stride() == (1, first.shape[0])
 
 
 def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path):
@@ -326,7 +364,7 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, th
     assert not (stage.folder / "stopped/run.json").exists()
     found = train(stage, then, numerics, "again")
     record = json.loads((stage.folder / "again/run.json").read_text())
-    assert record["notes"] == [{"kind": "resumed", "steps": [kept[-1]]}]
+    assert record["notes"] == [{"kind": "resumed", "steps": [kept[-1]], "elsewhere": first != then}]
     assert steps_of(stage.folder / ".samebits/resume") == []
     assert found == uninterrupted(stage, then, numerics)
 

@@ -58,6 +58,13 @@ MESSAGES = [
     ),
     (RuntimeError("NCCL Error 2: unhandled system error (run with NCCL_DEBUG=INFO)"), WorkerError, "NCCL failed: NCCL"),
     (RuntimeError("[gloo] Timed out waiting 1000ms for recv operation to complete"), CollectiveError, "waited in vain"),
+    (RuntimeError("Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same"),
+     UserError, "on different devices"),
+    (RuntimeError("Input type (double) and bias type (float) should be the same"), WorkerError, "RuntimeError: Input"),
+    (RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation: x"),
+     UserError, "the model's backward pass failed: one of"),
+    (RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"), UserError, "backward"),
+    (RuntimeError("Failed to find C compiler. Please specify via CC environment variable"), HostError, "a compiler"),
     (ZeroDivisionError("division by zero"), WorkerError, "ZeroDivisionError: division by zero"),
     (UserError("own words", hint="h"), UserError, "own words"),
 ]  # fmt: skip

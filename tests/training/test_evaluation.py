@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 from conftest import MODEL_OF_TASK, small
 from samebits.errors import UserError
-from samebits.files import write_json
-from samebits.models.build import build_model
+from samebits.files import sha256, write_json
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.records.run import Evaluation
 from samebits.training.batches import load_data, model_inputs
 from samebits.training.evaluation import evaluate, evaluate_run
+from samebits.training.models.build import build_model
 from samples import PARAMS, card, run_record
 
 
@@ -102,6 +102,32 @@ def test_weights_that_are_no_file_are_refused(make, message, tmp_path):
         make(tmp_path / "model.safetensors")
     with pytest.raises(UserError, match=rf"model\.safetensors: {message}\. hint: "):
         evaluate_run(PARAMS, data_dir=tmp_path, run_dir=tmp_path, at=lambda phase: None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"train": PARAMS.train.model_copy(update={"precision": "bf16"})},
+            r"run\.json: was made with train\.precision fp32, and the params say bf16\. hint: train again",
+        ),
+        ({}, r"run\.json: trained on other data: SHA-256 0{12}, and data/ holds [0-9a-f]{12}\. hint: train again"),
+    ],
+)
+def test_a_run_of_something_else_is_not_evaluated_as_if_it_were_of_this(changes, message, tmp_path):
+    write_json(tmp_path / "card.json", card().model_dump(mode="json"))
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"weights")
+    data = card() if changes else card().model_copy(update={"sha256": "0" * 64})
+    run_record(weights_sha256=sha256(weights), params=PARAMS, data=data).write(tmp_path / "run.json")
+    with pytest.raises(UserError, match=message):
+        evaluate_run(PARAMS.model_copy(update=changes), data_dir=tmp_path, run_dir=tmp_path, at=lambda phase: None)
+
+
+def test_two_runs_of_one_name_are_not_evaluated_into_one_file(stage):
+    stage.write_params(small())
+    done = stage("evaluate", "a/ddp-fast", "b/ddp-fast")
+    assert (done.returncode, "would write one file, ddp-fast.json" in done.stderr) == (2, True), done.stderr
 
 
 def test_weights_that_overflowed_in_the_last_update_are_named(stage, data_dir):

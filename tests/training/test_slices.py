@@ -2,6 +2,7 @@
 
 import copy
 import math
+import threading
 from functools import partial
 from types import SimpleNamespace
 
@@ -10,17 +11,18 @@ import torch
 from torch import nn
 
 from conftest import small
-from samebits.models.build import build_model
+from samebits.errors import UserError
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.records.run import TwinLoss, relative_difference
 from samebits.training import meters as timing
 from samebits.training.loop import NoTracker, Snapshot, train, warm_up
 from samebits.training.meters import StepClock
+from samebits.training.models.build import build_model
 from samebits.training.prolonging import Prolonging
 from samebits.training.rounding import PERTURBATION, envelope, measure_rounding
 from samebits.training.setup import Setup
-from samebits.training.slices import Slices, make_reference, reference_names, time_slices
+from samebits.training.slices import Slices, copy_of, make_reference, reference_names, time_slices
 from samebits.training.strategies import DataParallelStrategy, DDPStrategy, SingleDeviceStrategy
 from samples import placed, ratio
 from trainables import make_trainable
@@ -57,11 +59,11 @@ def test_ratios_are_taken_within_chunks():
         "strategy": [[1.0, 10.0], [1.0, 1.0]],
         "share": [[1.0, 10.0], [1.5, 1.5]],
     }
-    slices = Slices(4, 2, seconds, None)
+    slices = Slices(steps=4, chunk_steps=2, seconds=seconds)
     assert slices.speedup().median == pytest.approx(6**0.5)  # of 2, 2, 3, 3
     assert slices.speedup().low < 2 < 3 < slices.speedup().high
     assert slices.bound() == ratio(2.0)
-    assert Slices(4, 2, {"strategy": [[1.0, 2.0]]}, None).speedup() is None
+    assert Slices(steps=4, chunk_steps=2, seconds={"strategy": [[1.0, 2.0]]}).speedup() is None
 
 
 @pytest.fixture
@@ -257,6 +259,23 @@ def test_a_snapshot_covers_buffers_that_are_not_saved():
     assert model.running_mean.tolist() == [0, 0, 0]
     assert model.num_batches_tracked == 0
     assert model.weight.grad is None
+
+
+def test_a_model_that_has_other_tensors_by_now_is_named():
+    model = nn.Linear(2, 2)
+    snapshot = Snapshot(model)
+    model.register_buffer("cache", torch.zeros(3))
+    with pytest.raises(UserError, match="forward adds a parameter or buffer to the model"):
+        snapshot.restore()
+
+
+def test_a_model_that_cannot_be_copied_is_named():
+    model = nn.Linear(2, 2)
+    model.lock = threading.Lock()
+    with pytest.raises(
+        UserError, match=r"the model cannot be copied, .*pickle '_thread\.lock' object.* hint: .*train\.rep"
+    ):
+        copy_of(model)
 
 
 def test_the_twin_starts_a_rounding_away_and_leaves_the_training_as_it_was(trainable):

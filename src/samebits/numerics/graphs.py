@@ -77,8 +77,8 @@ class _State:
 
     def _host_draws(self) -> list[object]:
         """Where the generators of the host stand, which a graph does not know."""
-        mine = [torch.default_generator.get_state().numpy().tobytes()] if self._counts_torch else []
-        return [random.getstate(), repr(np.random.get_state()), *mine]  # noqa: NPY002 - the one that a model may use
+        torchs = [torch.default_generator.get_state().numpy().tobytes()] if self._counts_torch else []
+        return [random.getstate(), repr(np.random.get_state()), *torchs]  # noqa: NPY002 - the one that a model may use
 
     def require_graph_safe(self, module: nn.Module) -> None:
         """Raise UserError if the passes since then drew numbers on the host, or put new buffers in place of old."""

@@ -16,6 +16,7 @@ from ruamel.yaml.error import YAMLError
 from samebits.errors import UserError, first_line
 from samebits.params.schema import NumericsName, Params
 from samebits.params.sections import GPTModel
+from samebits.params.split import divides
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -143,15 +144,15 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
     """Settings that are each right and cannot be together; those that the host decides are ``place``'s to find."""
     data, model, train, shards = params.data, params.model, params.train, params.exact.shards
     batch, accum = train.global_batch_size, train.grad_accum_steps
-    if batch % accum:
+    if not divides(accum, batch):
         accepts = f"a divisor of train.global_batch_size = {batch}"
         yield "train.grad_accum_steps", accum, accepts, "change one of them"
     if batch > data.num_samples:
         accepts = f"at most data.num_samples = {data.num_samples}"
         yield "train.global_batch_size", batch, accepts, "lower the batch or raise data.num_samples"
-    if "exact" in train.numerics and batch % shards:
+    if "exact" in train.numerics and not divides(shards, batch):
         accepts = f"a divisor of train.global_batch_size = {batch}"
-        nearest = max(n for n in range(1, shards + 1) if batch % n == 0)
+        nearest = max(n for n in range(1, shards + 1) if divides(n, batch))
         yield "exact.shards", shards, accepts, f"set it to {nearest}, or train.numerics to [fast]"
     if train.schedule.warmup_steps >= max(params.total_steps, 1):
         accepts = f"fewer than the {params.total_steps} steps of the training"

@@ -100,7 +100,7 @@ class Train(Section):
     ddp: DDPOptions = DDPOptions()
     """Flags of DistributedDataParallel."""
     checkpoint_every_steps: NonNegativeInt = 100
-    """Steps between checkpoints from which a stopped training goes on; 0 writes none."""
+    """Steps between checkpoints from which a stopped training goes on; 0 writes one only when it is asked to stop."""
     timeout_s: int = Field(120, ge=1, le=86400)
     """Seconds that a rank waits for the others before it fails."""
     repeats: int = Field(3, ge=1, le=100)

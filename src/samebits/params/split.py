@@ -58,6 +58,11 @@ class BatchSplit:
         return "shards" if self.shards else "samples"
 
     @property
+    def has_halves(self) -> bool:
+        """Whether two devices would have as much to do as each other, so that half of the batch is a batch, too."""
+        return self.units % 2 == 0
+
+    @property
     def rows_per_unit(self) -> int:
         """Samples of a unit."""
         return self.samples // self.shards if self.shards else 1
@@ -93,7 +98,7 @@ class BatchSplit:
     @property
     def rows_of_evaluation(self) -> int:
         """Samples that any device of a training has room for: a shard, or a micro-batch of a single device."""
-        return self.rows_per_unit if self.shards else self.units
+        return max(1, self.rows_per_unit if self.shards else self.units)
 
     def rounded_down(self, samples: int) -> int:
         """The largest batch of at most so many samples that is shared out as this one is, but at least the smallest."""
@@ -118,12 +123,17 @@ class BatchSplit:
         parts = _cut(shards, min(self.grad_accum_steps, len(shards)))
         return tuple(Rows(part.start * size, part.stop * size, part) for part in parts)
 
-    def share(self, devices: int) -> BatchSplit:
-        """What the busiest of so many devices does of this batch, as a batch of its own on one device."""
+    def share(self) -> BatchSplit:
+        """What the busiest device does of this batch, as a batch of its own on one device."""
         if self.shards is None:
             return replace(self, samples=self.rows_per_device * self.grad_accum_steps, ranks=1, devices=1)
-        shards = _ceil(self.shards, devices)
+        shards = sum(_ceil(len(part.shards), self.devices) for part in self.micro_batches())
         return replace(self, samples=self.rows_per_unit * shards, shards=shards, ranks=1, devices=1)
+
+
+def divides(parts: int, samples: int) -> bool:
+    """Whether so many samples can be shared out over equal parts."""
+    return samples % parts == 0
 
 
 def leading(rows: int, shards: range, most: int) -> tuple[int, range]:

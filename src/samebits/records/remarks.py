@@ -98,10 +98,11 @@ class IdleParameters(Part):
 
 
 class Resumed(Part):
-    """The training was stopped and went on, after each of ``steps``."""
+    """The training was stopped and went on, after each of ``steps``; ``elsewhere`` is another strategy or host."""
 
     kind: Literal["resumed"] = "resumed"
     steps: tuple[int, ...]
+    elsewhere: bool = False
 
 
 class Ring(Part):

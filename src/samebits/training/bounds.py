@@ -58,13 +58,13 @@ def _all_reduces(strategy: Strategy, bytes_of_gradients: int) -> tuple[AllReduce
     seconds: dict[int, list[float]] = {}
     spent = 0.0
     for size, tensor in values.items():
-        (once,) = strategy.max_over_ranks([min(_times(partial(strategy.add_up, tensor), strategy.device, 1))])
+        (once,) = strategy.max_over_ranks([min(_times(partial(strategy.all_reduce_, tensor), strategy.device, 1))])
         spent += _TIMES * once
         if spent < _SECONDS or size in (_SIZES[0], bytes_of_gradients):
             seconds[size] = [once]
     for _ in range(_TIMES):
         for size, measured in seconds.items():
-            measured += _times(partial(strategy.add_up, values[size]), strategy.device, 1, warm=False)
+            measured += _times(partial(strategy.all_reduce_, values[size]), strategy.device, 1, warm=False)
     return tuple(
         _all_reduce(values[size].nbytes, min(strategy.max_over_ranks(measured)), strategy.world_size)
         for size, measured in seconds.items()

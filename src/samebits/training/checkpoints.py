@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 FOLDER = Path(".samebits/resume")
 KEPT = 2  # the newest, and the one before in case that is damaged
-_FORMAT = 3
+_FORMAT = 4
 _TIMES, _RANDOM = ("losses", "step_seconds"), "random."  # keys beside those of the state
 _DIGITS = 12  # of a step in a file's name
-_CODE = ("models", "numerics", "params", "training")  # packages that a result is a function of
+_CODE = ("numerics", "params", "training")  # packages that a result is a function of
 _RESULT_OF = {"global_batch_size", "epochs", "optimizer", "schedule", "clip_grad_norm"}
 _FAST_RESULT_OF = _RESULT_OF | {"grad_accum_steps", "precision", "compile", "cuda_graphs", "ddp"}
 
@@ -79,11 +79,16 @@ def identity(
 
 
 class CheckpointRecord(Part):
-    """What a checkpoint holds beside tensors: the rest of the ``state``, and what a ``Training`` has not in tensors."""
+    """What a checkpoint holds beside tensors: the rest of the ``state``, and what a ``Training`` has not in tensors.
+
+    ``place`` names strategy, devices and host that it was written under.
+    """
 
     state: dict[str, Any]
     seconds: NonNegativeFloat
     resumed: tuple[int, ...]
+    place: str
+    elsewhere: bool
 
 
 class Checkpoints:
@@ -211,10 +216,12 @@ class StopRequest:
         os.kill(os.getpid(), self.signum)
 
 
-def _resumed(trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointRecord, step: int) -> Training:
+def _resumed(
+    trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointRecord, *, step: int, place: str
+) -> Training:
     """Put a training where its checkpoint is."""
     losses, step_seconds = (tensors[name].tolist() for name in ("losses", "step_seconds"))
-    if len(losses) != step or len(step_seconds) != step or not step < trainable.total_steps:
+    if len(losses) != step or len(step_seconds) != step or not step <= trainable.total_steps:
         text = f"{len(losses)} losses and {len(step_seconds)} times, and it is named by step {step}"
         raise ValueError(f"{text} of {trainable.total_steps}")
     if not all(math.isfinite(value) and value >= 0 for value in step_seconds):
@@ -225,7 +232,13 @@ def _resumed(trainable: Trainable, tensors: dict[str, Tensor], record: Checkpoin
     streams = [tensors.get(f"{_RANDOM}{trainable.strategy.rank}.{i}") for i in range(count)]
     if all(stream is not None for stream in streams):
         trainable.strategy.set_random_state([stream for stream in streams if stream is not None])
-    return Training(losses=losses, step_seconds=step_seconds, seconds=record.seconds, resumed=list(record.resumed))
+    return Training(
+        losses=losses,
+        step_seconds=step_seconds,
+        seconds=record.seconds,
+        resumed=list(record.resumed),
+        elsewhere=record.elsewhere or record.place != place,
+    )
 
 
 def _from_first_rank(
@@ -245,11 +258,12 @@ def _from_first_rank(
 class PeriodicCheckpointer:
     """Checkpoints after every ``every`` steps, 0 for none, and when somebody asks to stop.
 
-    Every rank has one and calls it at the same steps; rank 0 writes.
+    Every rank has one and calls it at the same steps; rank 0 writes. ``place`` names strategy, devices and host, under
+    which times are comparable.
     """
 
-    def __init__(self, checkpoints: Checkpoints, every: int, stop: StopRequest) -> None:
-        self._checkpoints, self._every, self._stop = checkpoints, every, stop
+    def __init__(self, checkpoints: Checkpoints, every: int, stop: StopRequest, *, place: str) -> None:
+        self._checkpoints, self._every, self._stop, self._place = checkpoints, every, stop, place
         self._complained = False
 
     def resume(self, trainable: Trainable) -> Training | None:
@@ -261,14 +275,14 @@ class PeriodicCheckpointer:
         self._stop.armed = True
         if step >= 0 and strategy.world_size > 1:  # the others may be on machines without that file
             tensors, record = _from_first_rank(strategy, tensors, record)
-            training = training or _resumed(trainable, tensors, record, step)
+            training = training or _resumed(trainable, tensors, record, step=step, place=self._place)
         return training
 
     def _newest(self, trainable: Trainable) -> tuple[Training, dict[str, Tensor], CheckpointRecord] | None:
         for step in self._checkpoints.steps():
             try:
                 tensors, record = self._checkpoints.load(step)
-                return _resumed(trainable, tensors, record, step), tensors, record
+                return _resumed(trainable, tensors, record, step=step, place=self._place), tensors, record
             except Exception as error:  # noqa: BLE001 - whatever somebody wrote there, the training does not end for it
                 self._checkpoints.set_aside(step, error)
                 trainable.reset()
@@ -278,11 +292,14 @@ class PeriodicCheckpointer:
         """The next multiple of ``every``."""
         return (step // self._every + 1) * self._every if self._every else sys.maxsize
 
-    def segment_done(self, trainable: Trainable, so_far: Training) -> None:
-        """Write at a multiple of ``every``, and if any rank was asked to stop, which then raises Interrupted."""
+    def segment_done(self, trainable: Trainable, so_far: Training, *, last: bool) -> None:
+        """Write at a multiple of ``every`` (not if it is the ``last``); if a rank was asked to stop, write and raise.
+
+        Raises Interrupted; a checkpoint of the last step has all of a training but its files.
+        """
         signum = int(trainable.strategy.max_over_ranks([self._stop.signum])[0])
         step = len(so_far.losses)
-        if signum or (self._every and step % self._every == 0):
+        if signum or (not last and self._every and step % self._every == 0):
             self._save(trainable, so_far)
         if signum:
             raise Interrupted(signum)
@@ -303,7 +320,13 @@ class PeriodicCheckpointer:
             tensors |= {f"{_RANDOM}{rank}.{i}": one for rank, one in enumerate(everyone)}
         for name in _TIMES:
             tensors[name] = torch.tensor(getattr(so_far, name), dtype=torch.float64)
-        record = CheckpointRecord(state=state, seconds=so_far.seconds, resumed=tuple(so_far.resumed))
+        record = CheckpointRecord(
+            state=state,
+            seconds=so_far.seconds,
+            resumed=tuple(so_far.resumed),
+            place=self._place,
+            elsewhere=so_far.elsewhere,
+        )
         strategy.first_alone(lambda: self._write(len(so_far.losses), tensors, record))
         strategy.max_over_ranks([0.0])  # all go on at once: the writing is in no step's time
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from samebits.errors import CollectiveError, HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
-from samebits.models.attributes import state, written
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.exact.engine import written_in_forward
 from samebits.numerics.graphs import written_in_forward as not_run_again
 from samebits.records.remarks import BatchNorm, IdleParameters
+from samebits.training.models.attributes import state, written
 
 if TYPE_CHECKING:
     from samebits.numerics.interface import MicroBatch, Numerics
@@ -87,7 +87,8 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
     text = str(error)
     if is_out_of_memory(error):
         return _out_of_memory(text, placement, model)
-    if re.search(r"same device|Input type .* and weight type", text):
+    unlike = re.search(r"Input type \((.*?)\) and (?:weight|bias) type \((.*?)\)", text)
+    if "same device" in text or (unlike and ("cuda" in unlike[1].lower()) != ("cuda" in unlike[2].lower())):
         return UserError(
             f"the model and its batch are on different devices: {_one_line(text)}",
             hint="make tensors in forward with device=x.device, and keep constant tensors with register_buffer",
@@ -96,6 +97,16 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
         return UserError(
             "a parameter got no gradient at some step, and under ddp the ranks wait for it",
             hint="use every parameter at every step, or set its requires_grad to False",
+        )
+    if re.search(r"modified by an inplace operation|does not require grad and does not have a grad_fn", text):
+        return UserError(
+            f"the model's backward pass failed: {_one_line(text)}",
+            hint="look for an operation in place, or a .detach(), between the parameters and the output",
+        )
+    if re.search(r"Failed to find C compiler|[Nn]o working C\+?\+? compiler|InvalidCxxCompiler", text):
+        return HostError(
+            f"train.compile needs a compiler: {_one_line(text)}",
+            hint="install gcc and g++, or set train.compile: false",
         )
     if match := re.search(r"(\S+) does not have a deterministic implementation", text):
         return UserError(

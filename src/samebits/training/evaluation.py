@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -12,6 +12,7 @@ from samebits.errors import UserError, reason
 from samebits.files import sha256
 from samebits.host import count_gpus
 from samebits.numerics.interface import MicroBatch
+from samebits.params.schema import flatten
 from samebits.records.card import read_card
 from samebits.records.run import RECORD, WEIGHTS, Evaluation, RunRecord
 from samebits.training.batches import model_inputs
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from samebits.numerics.interface import Numerics
     from samebits.params import Params
+    from samebits.params.schema import NumericsName
     from samebits.records.card import Card
     from samebits.training.batches import Data
 
@@ -72,6 +74,26 @@ def _require_recorded(weights: Path, record: RunRecord) -> None:
         raise UserError(f"{weights}: {what}", hint=again)
 
 
+def _require_params(file: Path, record: RunRecord, params: Params, card: Card) -> None:
+    """Raise UserError: the run is of other data, or of params under which its model computes something else."""
+    if record.data.sha256 != card.sha256:
+        got = f"SHA-256 {record.data.sha256[:12]}, and data/ holds {card.sha256[:12]}"
+        raise UserError(f"{file}: trained on other data: {got}", hint="train again, or name its --data-dir")
+    made, given = (flatten(_computed_with(one, record.numerics)) for one in (record.params, params))
+    for name in sorted({*made, *given}):
+        if made.get(name) != given.get(name):
+            text = f"{file}: was made with {name} {made.get(name)}, and the params say {given.get(name)}"
+            raise UserError(text, hint="train again, or name its --params")
+
+
+def _computed_with(params: Params, numerics: NumericsName) -> dict[str, Any]:
+    """The params by which a forward pass computes what it does."""
+    train = {"precision": params.train.precision}
+    if numerics == "exact":
+        return {"seed": params.seed, "model": params.model.model_dump(mode="json"), "exact": params.exact.model_dump()}
+    return {"seed": params.seed, "model": params.model.model_dump(mode="json"), "train": train}
+
+
 def evaluate_run(
     params: Params, *, data_dir: Path, run_dir: Path, at: Callable[[Literal["building", "working"]], object]
 ) -> Evaluation:
@@ -86,6 +108,7 @@ def evaluate_run(
     record = RunRecord.read(run_dir / RECORD, made_by="python pipeline/train.py")
     weights = run_dir / WEIGHTS
     _require_recorded(weights, record)
+    _require_params(run_dir / RECORD, record, params, card)
     gpus = min(1, count_gpus())
     placement, split = place("single", params, record.numerics, gpus=gpus, cores=1)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
@@ -97,9 +120,9 @@ def evaluate_run(
     at("working")
     for note in load_weights(model, weights):
         sys.stderr.write(f"{weights}: {note}\n")
-    module = setup.numerics.module(setup.place(model))
-    data = setup.load(data_dir, "test")
     try:
+        module = setup.numerics.module(setup.place(model))
+        data = setup.load(data_dir, "test")
         loss, accuracy = evaluate(
             module, setup.numerics, data, card, batch_size=split.rows_of_evaluation, device=device
         )

@@ -71,9 +71,15 @@ class Snapshot:
         return self._values[: sum(1 for _ in self._model.parameters())]
 
     def restore(self) -> None:
-        """Put the values back in place and drop all gradients."""
+        """Put the values back in place and drop all gradients. Raises UserError: the model has other tensors by now."""
+        tensors = _tensors_of(self._model)
+        if [tensor.shape for tensor in tensors] != [value.shape for value in self._values]:
+            raise UserError(
+                "forward adds a parameter or buffer to the model, or gives one another shape",
+                hint="make them in __init__, in the shape that they keep",
+            )
         with torch.no_grad():
-            for tensor, value in zip(_tensors_of(self._model), self._values, strict=True):
+            for tensor, value in zip(tensors, self._values, strict=True):
                 tensor.copy_(value)
         self._model.zero_grad(set_to_none=True)
 
@@ -102,11 +108,11 @@ class Trainable:
         self.model, self.batches, self.strategy, self.numerics = model, batches, strategy, numerics
         self._params = params
         self.notes: Notes = no_notes
-        self._initial = Snapshot(model)
         module = numerics.module(model)
         if strategy.compiles and numerics.graphs:
             numerics.capture(module, batches.micro_batch(0, 0), batches.micro_batch(1, 0))
         self.module = strategy.wrap(module, reduction=numerics.reduction)
+        self._initial = Snapshot(model)  # ddp has given every rank the weights of rank 0 by now
         if params.train.compile and strategy.compiles:
             self.module = numerics.compile(self.module)
         self.optimizer = numerics.optimizer(model)
@@ -222,8 +228,15 @@ class Trainable:
             kind, number, *name = key.split(".", maxsplit=2)
             if kind == "optimizer":
                 p = parameters[int(number)]
-                on_device = value if name == ["step"] and not self._counts_on_device() else value.to(p.device)
-                self.optimizer.state[p][name[0]] = on_device
+                self.optimizer.state[p][name[0]] = self._placed(value, p, counts=name == ["step"])
+
+    def _placed(self, value: Tensor, parameter: Tensor, *, counts: bool) -> Tensor:
+        """A value of an optimizer's state where the optimizer wants it: in the parameter's own memory format."""
+        if counts:
+            return value.to(parameter.device) if self._counts_on_device() else value
+        if value.shape != parameter.shape:
+            return value.to(parameter.device)
+        return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def _optimized(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -237,13 +250,15 @@ class Trainable:
 class Training:
     """What a training gave: the mean loss over ranks at each step, and this worker's times.
 
-    ``resumed`` lists the steps after which it was continued from a checkpoint.
+    ``resumed`` lists the steps after which it was continued from a checkpoint; with ``elsewhere``, some of it ran under
+    another strategy, or on other devices.
     """
 
     losses: list[float]
     step_seconds: list[float]
     seconds: float
     resumed: list[int] = field(default_factory=list)
+    elsewhere: bool = False
 
 
 def warm_up(trainable: Trainable, steps: int, before_reset: Callable[[], None] = lambda: None) -> float:
@@ -281,6 +296,16 @@ def train(
     if before:
         clock.step_seconds, clock.seconds = list(before.step_seconds), before.seconds
         tracker.losses(1, losses, trainable.rates(0, len(losses)))
+
+    def so_far() -> Training:
+        return Training(
+            losses=losses,
+            step_seconds=clock.step_seconds,
+            seconds=clock.seconds,
+            resumed=resumed,
+            elsewhere=bool(before and before.elsewhere),
+        )
+
     while len(losses) < total_steps:
         start = len(losses)
         stop = min(start + segment, total_steps, checkpointer.next_stop(start) if checkpointer else total_steps)
@@ -294,9 +319,6 @@ def train(
                 f"the loss is {part[bad]} at step {start + bad + 1}, expected a finite number",
                 hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
             )
-        if checkpointer and stop < total_steps:
-            checkpointer.segment_done(
-                trainable,
-                Training(losses=losses, step_seconds=clock.step_seconds, seconds=clock.seconds, resumed=resumed),
-            )
-    return Training(losses=losses, step_seconds=clock.step_seconds, seconds=clock.seconds, resumed=resumed)
+        if checkpointer:
+            checkpointer.segment_done(trainable, so_far(), last=stop == total_steps)
+    return so_far()

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from samebits.models.build import build_model
+import torch
+
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.training.batches import Batches, load_data, on_device
 from samebits.training.diagnosis import trial_step
 from samebits.training.loop import Snapshot, Trainable
+from samebits.training.models.build import build_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import torch
     from torch import nn
 
     from samebits.numerics.interface import Numerics
@@ -53,9 +54,15 @@ class Setup:
         self.numerics.prepare(model)
         return model.to(self.strategy.device)
 
-    def load(self, folder: Path, split: Literal["train", "test"] = "train") -> Data:
-        """A split of the data, on the device if it fits. Raises UserError: see ``load_data``."""
-        return on_device(load_data(folder, self.card, split), self.strategy.device)
+    def load(self, folder: Path, split: Literal["train", "test"] = "train", *, at_least: int = 0) -> Data:
+        """A split of the data, on the device if it fits; over and over if it has fewer samples than ``at_least``.
+
+        Raises UserError: see ``load_data``.
+        """
+        inputs, targets = load_data(folder, self.card, split)
+        if (times := -(-at_least // len(inputs))) > 1:
+            inputs, targets = (torch.cat([tensor] * times)[:at_least] for tensor in (inputs, targets))
+        return on_device((inputs, targets), self.strategy.device)
 
     def batches(self, data: Data) -> Batches:
         """The micro-batches that this rank feeds to the model, out of ``data``."""
@@ -73,6 +80,7 @@ class Setup:
         before_restore: Callable[[], None] = lambda: None,
     ) -> list[ModelNote]:
         """Run the placed model once, before it is wrapped, and leave it as it was; raises what ``trial_step`` does."""
+        model.train()  # as in the training, in whatever mode the factory has left it
         initial = Snapshot(model)
         batch = batches.micro_batch(0, 0)
         graphs = self.strategy.compiles and self.numerics.graphs

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from samebits.errors import UserError, first_line
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.records.remarks import Missing
 from samebits.records.run import Measurement, Repeats, SliceName
@@ -50,7 +51,7 @@ CHUNKS = 8
 WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Slices:
     """Seconds of each chunk by name and repeat (``strategy`` is the slowest rank's), and whether losses repeated.
 
@@ -180,7 +181,7 @@ def make_reference(
     part = Setup(setup.params, numerics, setup.card, split=split, strategy=strategy)
     part.numerics.configure()
     try:
-        model = part.place(copy.deepcopy(untrained))
+        model = part.place(copy_of(untrained))
         reference = part.trainable(model, part.batches(data))
         warm_up(reference, WARM_UP_STEPS[setup.strategy.device.type])
     except Exception as error:
@@ -190,12 +191,23 @@ def make_reference(
     return reference
 
 
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy that shares nothing. Raises UserError: something in the model cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise UserError(
+            f"the model cannot be copied, to be timed beside the training: {first_line(str(error))}",
+            hint="keep what cannot be copied out of it, or set train.repeats to 1, which times nothing",
+        ) from error
+
+
 def _part(name: ReferenceName, setup: Setup, placement: Placement) -> tuple[BatchSplit, Strategy]:
     """What a reference feeds, and under which strategy."""
     strategy = setup.strategy
     match name:
         case "share":
-            return setup.split.share(placement.devices_used), strategy.alone()
+            return setup.split.share(), strategy.alone()
         case "together":
             return setup.split, strategy.alone()
         case "node":
@@ -203,7 +215,7 @@ def _part(name: ReferenceName, setup: Setup, placement: Placement) -> tuple[Batc
         case "traced":
             return setup.split, strategy
         case "half":
-            return setup.split.over(devices=2).share(2), strategy.alone()
+            return setup.split.over(devices=2).share(), strategy.alone()
     return setup.split.over(), SingleDeviceStrategy(strategy.device)
 
 
@@ -237,7 +249,14 @@ def time_slices(
     elif "single" in names and _ratio(seconds, "single", "strategy") is None:
         problem = Missing(kind="one_pair")
     result = prolonging.result() if strategy.rank == 0 else None
-    return Slices(steps, chunk, seconds, first_difference=timed.first_difference, problem=problem, repeats=result)
+    return Slices(
+        steps=steps,
+        chunk_steps=chunk,
+        seconds=seconds,
+        first_difference=timed.first_difference,
+        problem=problem,
+        repeats=result,
+    )
 
 
 class _TimedSlices:
@@ -277,8 +296,15 @@ class _TimedSlices:
         """Seconds of a chunk on this rank, 0 if it does not run here."""
         self._strategy.barrier()
         clock = StepClock(self._strategy.device)
+        if name == "strategy" or name in EVERYWHERE:
+            self._run(name, steps, clock)
+        else:  # the others wait, for longer than a collective may take if need be
+            self._strategy.first_alone(lambda: self._run(name, steps, clock))
+        return clock.seconds
+
+    def _run(self, name: SliceName, steps: range, clock: StepClock) -> None:
         if name not in self._here:
-            return clock.seconds
+            return
         try:
             losses, self._random[name] = _run_steps(self._here[name], self._random[name], steps, clock)
         except Exception as error:
@@ -289,7 +315,6 @@ class _TimedSlices:
         else:
             if name == "strategy":
                 self._look_at(self._here[name].mean_losses(losses), steps)
-        return clock.seconds
 
     def _look_at(self, repeated: list[float], steps: range) -> None:
         """Note the first step that did not repeat."""

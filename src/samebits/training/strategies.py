@@ -110,7 +110,7 @@ class SingleDeviceStrategy:
         """The sum or the maximum over ranks; every rank must call it."""
         return values.clone()
 
-    def add_up(self, values: Tensor) -> None:
+    def all_reduce_(self, values: Tensor) -> None:
         """Put the sum over ranks in place of the values; every rank must call it."""
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
@@ -255,7 +255,7 @@ class DDPStrategy(SingleDeviceStrategy):
         dist.all_reduce(reduced, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM, group=self._group)
         return reduced
 
-    def add_up(self, values: Tensor) -> None:
+    def all_reduce_(self, values: Tensor) -> None:
         """The sum over the process group, in place."""
         dist.all_reduce(values, group=self._group)
 

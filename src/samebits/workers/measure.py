@@ -80,10 +80,12 @@ def measure(
             return measured
         rounding = measure_rounding(trainable, losses, final, seed=params.seed, step_seconds=step_seconds)
         measured = Measurements(slices, rounding)
-        if references.problem is not None and references.problem.kind == "no_memory":
+        if slices.problem is not None and slices.problem.kind == "no_memory":
+            references.release()
             return measured  # there is none for twins either
         make = partial(make_reference, untrained=untrained, data=data, setup=setup, placement=placement)
-        twins = _twins(make, references, setup, placement)
+        if (twins := _twins(make, references, setup, placement)) is None:
+            return measured
         breakdown = break_down(trainable, twins, total_steps=len(losses), step_seconds=step_seconds)
         return Measurements(slices, rounding, breakdown)
     except Exception as error:
@@ -94,14 +96,16 @@ def measure(
         trainable.numerics.configure()  # a reference in other numerics may have been timed last
 
 
-def _twins(make: partial[Trainable | None], references: References, setup: Setup, placement: Placement) -> Twins:
-    """Copies for the profiling pass, made when the references are done with, for which there may be no room beside."""
+def _twins(make: partial[Trainable | None], references: References, setup: Setup, placement: Placement) -> Twins | None:
+    """Copies for the profiling pass, made when the references are done with, for which there may be no room beside.
+
+    None if there is no room on some rank: the one that is traced takes more, and the other ranks would wait for it.
+    """
     alone = references.here.get("together")
     references.release()
     if placement.world_size > 1 and alone is None:
         alone = make("together")
-        if setup.strategy.max_over_ranks([alone is None])[0]:  # all ranks take the same turns
-            alone = None
-    halves = placement.strategy == "single" and setup.split.units % 2 == 0
-    half = make("half") if halves else None
+        if setup.strategy.max_over_ranks([alone is None])[0]:
+            return None
+    half = make("half") if placement.strategy == "single" and setup.split.has_halves else None
     return Twins(alone=alone, half=half, traced=lambda tracer: make("traced", tracer=tracer))

@@ -27,11 +27,11 @@ def require_reach(meeting: Meeting) -> None:
         HostError: one does not reach another; all of them say so.
         SamebitsError: what another machine failed of meanwhile.
     """
-    mine = own_ip(os.environ.get("GLOO_SOCKET_IFNAME") or meeting.address.interface(), meeting.address.ip)
-    with open_port(mine) as server:
-        places = meeting.share("place", [mine, server.getsockname()[1]])
+    source = own_ip(os.environ.get("GLOO_SOCKET_IFNAME") or meeting.address.interface(), meeting.address.ip)
+    with open_port(source) as server:
+        places = meeting.share("place", [source, server.getsockname()[1]])
         others = [place for node, place in enumerate(places) if node != meeting.nodes.rank]
-        problems = meeting.share("problem", next((why for ip, port in others if (why := knock(mine, ip, port))), ""))
+        problems = meeting.share("problem", next((why for ip, port in others if (why := knock(source, ip, port))), ""))
     if problem := next(filter(None, problems), ""):
         raise HostError(problem, hint=OPEN_PORTS)
 

@@ -158,7 +158,7 @@ class _Watch:
                 lost, why = device.unreadable.get("device"), device.unreadable.get("energy_j")
                 return lost or f"GPU {device.index}: {why}"
         if seconds < SHORTEST_ENERGY[placement.device_type]:
-            return f"{seconds:.2g} s are too short for one"
+            return f"a training of {seconds:.2g} s is too short for counters of energy"
         return None
 
 

@@ -97,9 +97,9 @@ def gathered(
         )
 
 
-def _exchange(meeting: Meeting, mine: NodeFacts) -> list[NodeFacts]:
+def _exchange(meeting: Meeting, here: NodeFacts) -> list[NodeFacts]:
     """The facts of every machine, which are the same where they have to be, and which reach each other."""
-    facts = [NodeFacts.model_validate(one) for one in meeting.share("facts", mine.model_dump(mode="json"))]
+    facts = [NodeFacts.model_validate(one) for one in meeting.share("facts", here.model_dump(mode="json"))]
     require_equal(facts)
     require_reach(meeting)
     meeting.close_door()

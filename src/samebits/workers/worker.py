@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +26,7 @@ from samebits.training.placement import not_applied
 from samebits.training.prolonging import notes_of
 from samebits.training.roof import measure_roof
 from samebits.training.setup import Setup
-from samebits.training.slices import NOT_ENDED, WARM_UP_STEPS
+from samebits.training.slices import NOT_ENDED, WARM_UP_STEPS, copy_of
 from samebits.training.strategies import make_strategy
 from samebits.training.trace import write_trace
 from samebits.training.weights import save_weights, weights_digest
@@ -85,6 +84,7 @@ class Prepared:
     host: HostFacts
     nodes: tuple[Node, ...]
     initial_sha256: str
+    model_parameters: int
     checkpointer: PeriodicCheckpointer | None
 
 
@@ -161,8 +161,6 @@ class Worker:
         self._sampler.roof = measure_roof(
             prepared.trainable, self._params.train, self._spec.split.samples, step_seconds
         )
-        if self._spec.trace:
-            write_trace(prepared.trainable, self._spec.out_dir / TRACE, len(trained.training.losses))
         self._at("recording")
         if first:
             timing = self._record(prepared, trained, measured)
@@ -170,6 +168,8 @@ class Worker:
             self._log_result(timing, trained.weights_sha256)
         if prepared.checkpointer:
             prepared.checkpointer.delete()
+        if self._spec.trace:  # last of all, so that nothing is lost if it fails
+            write_trace(prepared.trainable, self._spec.out_dir / TRACE, len(trained.training.losses))
 
     def _prepare(self) -> Prepared:
         spec, setup = self._spec, self._setup
@@ -181,8 +181,9 @@ class Worker:
         self.model = model = setup.build()
         self._at("preparing")
         first = self.strategy.rank == 0
-        untrained = copy.deepcopy(model) if has_twins(self._setup, spec.placement) else None
+        untrained = copy_of(model) if has_twins(self._setup, spec.placement) else None
         initial_sha256 = weights_digest(model) if first else ""
+        model_parameters = sum(p.numel() for p in model.parameters())  # before exact gives tied ones one each
         setup.place(model)
         data = setup.load(spec.data_dir)
         batches = setup.batches(data)
@@ -195,6 +196,7 @@ class Worker:
             host=host,
             nodes=nodes,
             initial_sha256=initial_sha256,
+            model_parameters=model_parameters,
             checkpointer=self._checkpointer(host),
         )
 
@@ -219,7 +221,10 @@ class Worker:
             self._params, spec.numerics, spec.placement, card=self._card, host=host.fingerprint, versions=versions
         )
         every = self._params.train.checkpoint_every_steps
-        return PeriodicCheckpointer(Checkpoints(name, self.strategy.rank, spec.checkpoints), every, self._stop)
+        place = f"{spec.placement.strategy}, {spec.placement.devices_used} devices, {host.fingerprint}"
+        return PeriodicCheckpointer(
+            Checkpoints(name, self.strategy.rank, spec.checkpoints), every, self._stop, place=place
+        )
 
     def _train(self, prepared: Prepared, seconds_of_a_step: float) -> Trained:
         spec, strategy, numerics = self._spec, self.strategy, self._setup.numerics
@@ -234,7 +239,7 @@ class Worker:
             )
         progress.close()
         if training.resumed:
-            self._notes.append(Resumed(steps=tuple(training.resumed)))
+            self._notes.append(Resumed(steps=tuple(training.resumed), elsewhere=training.elsewhere))
         peaks = strategy.all_gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
         weights_sha256 = strategy.first_alone(
             lambda: save_weights(numerics.model_state_dict(model), spec.out_dir / WEIGHTS)
@@ -268,7 +273,7 @@ class Worker:
             arithmetic=trained.arithmetic,
             initial_sha256=prepared.initial_sha256,
             weights_sha256=trained.weights_sha256,
-            model_parameters=sum(p.numel() for p in prepared.trainable.model.parameters()),
+            model_parameters=prepared.model_parameters,
             host=prepared.host,
             nodes=prepared.nodes,
             data=self._card,

@@ -165,7 +165,7 @@ def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]
         assert parameter is not None
         if parameter.dtype != torch.float32:
             raise UserError(f"exact: {place} is {parameter.dtype}, expected float32", hint="build the model in float32")
-        wide = nn.Parameter(parameter.detach().to(torch.float64), requires_grad=parameter.requires_grad)
+        wide = nn.Parameter(parameter.detach().to(torch.float64).contiguous(), requires_grad=parameter.requires_grad)
         groups.setdefault(id(parameter), []).append(wide)
         owner._parameters[name], replaced[place] = wide, parameter
     return list(groups.values()), replaced

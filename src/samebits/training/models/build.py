@@ -11,16 +11,18 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from samebits.errors import UserError, first_line, place_of
-from samebits.models.convnet import ConvNet
-from samebits.models.gpt import GPT
-from samebits.models.mlp import MLP
 from samebits.numerics.initialization import portable_initialization
 from samebits.params import sections
+from samebits.training.models.convnet import ConvNet
+from samebits.training.models.gpt import GPT
+from samebits.training.models.mlp import MLP
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from samebits.records.card import Card
@@ -99,7 +101,18 @@ def _build_user_model(model: sections.UserModel, card: Card) -> nn.Module:
     if not isinstance(built, nn.Module):
         got = type(built).__name__
         raise UserError(f"model.name: {model.name} returned {got}, expected a torch.nn.Module", hint="return the model")
+    if lazy := [name for name, value in _named_tensors(built) if is_lazy(value)]:
+        what = f"model.name: {model.name} returned a model whose {lazy[0]} has no shape yet"
+        raise UserError(what, hint="run one sample through it in the factory, or give sizes in place of Lazy modules")
+    if odd := [name for name, value in built.state_dict().items() if not isinstance(value, Tensor)]:
+        what = f"model.name: {model.name} returned a model whose state_dict holds {odd[0]}, which is no tensor"
+        raise UserError(what, hint="keep it out of get_extra_state: weights are saved as tensors alone")
     return built
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
 
 
 def _check_names(name: str, signature: inspect.Signature, kwargs: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ import pytest
 from torch import nn
 
 from samebits.errors import UserError
-from samebits.models.build import build_model
 from samebits.params import parse_params
+from samebits.training.models.build import build_model
 from samples import card
 
 _NUMBERS = itertools.count()
@@ -16,6 +16,11 @@ PLAIN = "from torch import nn\ndef make(width=4, *, depth=1):\n    return nn.Lin
 WITH_CARD = "from torch import nn\ndef make(card):\n    return nn.Linear(card.input_shape[0], 1)\n"
 FAILING = "def make():\n    1 / 0\n"
 REFUSING = "from samebits.errors import UserError\ndef make():\n    raise UserError('own words', hint='own hint')\n"
+LAZY = "from torch import nn\ndef make():\n    return nn.LazyLinear(3)\n"
+EXTRA = (
+    "from torch import nn\nclass Net(nn.Linear):\n    def get_extra_state(self):\n        return {'epoch': 1}\n"
+    "def make():\n    return Net(2, 2)\n"
+)
 MISTAKES = [
     (FAILING, {}, "model.name: NAME:make raised ZeroDivisionError: division by zero. hint: see NAME.py:2"),
     (REFUSING, {}, "own words. hint: own hint"),
@@ -25,6 +30,12 @@ MISTAKES = [
     (PLAIN, {"wdith": 1}, "model.kwargs.wdith: unknown key, NAME:make takes width, depth. hint: did you mean width?"),
     (PLAIN, {"x": 1}, "model.kwargs.x: unknown key, NAME:make takes width, depth. hint: remove it"),
     ("def make(width):\n    pass\n", {}, "model.kwargs: NAME:make: missing a required argument: 'width'. hint: give"),
+    (LAZY, {}, "model.name: NAME:make returned a model whose weight has no shape yet. hint: run one sample"),
+    (
+        EXTRA,
+        {},
+        "model.name: NAME:make returned a model whose state_dict holds _extra_state, which is no tensor. hint: ",
+    ),
     ("def make():\n    return 3\n", {}, "model.name: NAME:make returned int, expected a torch.nn.Module. hint: "),
 ]
 
