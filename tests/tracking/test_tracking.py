@@ -252,6 +252,16 @@ def test_a_request_whose_answer_is_lost_is_not_made_again(monkeypatch):
     assert asked == ["/api/2.0/mlflow/runs/create"]
 
 
+def test_mlflow_says_nothing_of_what_we_tell(repository):
+    """Its own logger prints tracebacks of a full disk; its import sets the logger's level."""
+    code = (
+        "import logging; from samebits.tracking.store import connect, tracking_uri; connect(tracking_uri());"
+        "print(logging.getLogger('mlflow.store').getEffectiveLevel() == logging.CRITICAL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
+
+
 def test_an_address_that_is_none_is_named(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://[")
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI: http://\[: Invalid IPv6 URL. hint: as in https://"):

@@ -136,6 +136,8 @@ def rehash(path: Path, bench: Bench) -> None:
         split = getattr(card, path.stem).model_copy(update={"sha256": digest})
         signed = signed_card(**{**dict(card), path.stem: split})
         (path.parent / "card.json").write_text(signed.model_dump_json(), encoding="utf-8")
+        tree = {**json.loads(record.read_text(encoding="utf-8")), "data": signed.model_dump(mode="json")}
+        record.write_text(json.dumps(tree), encoding="utf-8")
     else:
         tree = {**json.loads(record.read_text(encoding="utf-8")), "weights_sha256": digest}
         record.write_text(json.dumps(tree), encoding="utf-8")

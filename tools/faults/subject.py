@@ -274,7 +274,7 @@ def _in_use(path: Path) -> bool:
 def check_end(child: Child, codes: set[int]) -> None:
     """A script ended as it may: one of these exit codes, no traceback, nobody of its session alive."""
     printed = child.stderr.read_text(encoding="utf-8")
-    expect("Traceback" not in printed, "a traceback", printed[-2000:])
+    expect("Traceback" not in printed, "a traceback", printed[max(0, printed.find("Traceback") - 500) :][:3000])
     expect(child.code in codes, f"exit code {child.code} in place of {sorted(codes)}", printed[-500:])
     deadline = time.monotonic() + 15
     while left := child.session():
