@@ -64,7 +64,7 @@ FIRST = (
     "doctor/test_doctor.py",
     "test_cli.py",
     "training/test_evaluation.py",
-    "numerics/test_exact_operations.py",
+    "system/test_operations.py",
     "test_architecture.py",
     "host/test_sessions.py",
     "workers/test_breakdown.py",

@@ -56,7 +56,7 @@ GROUPS = {
     "four-gpus": Group(about="the same where NVIDIA's library tells of four GPUs", select=_QUICK, gpus_of="A"),
     "exact": Group(
         about="exact numerics in other environments, every operation and model",
-        select=("-m", _SLOW, "tests/numerics", "tests/rehearsal", *_TWO),
+        select=("-m", _SLOW, "tests/numerics", "tests/rehearsal", "tests/system/test_operations.py", *_TWO),
     ),
     "training": Group(
         about="trainings that are compiled, killed, or away from their server",

@@ -2,8 +2,8 @@
 
     python tests/numerics/operations_probe.py > out.json
 
-Called in several environments by ``test_exact_operations.py``; the golden hashes are in ``golden/operations.txt``. For
-each operation: how many samples were computed, how many were refused and why, a hash over the inputs and one over
+Called in several environments by ``tests/system/test_operations.py``; golden hashes are in ``golden/operations.txt``.
+For each operation: how many samples were computed, how many were refused and why, a hash over the inputs and one over
 results and gradients, and which results are far from PyTorch's own.
 """
 
