@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -212,6 +213,6 @@ def against(
             ratio = ratio_of(seconds["kit"], seconds[loop])
             over[loop] = {"ratio": ratio, "verdict": verdict(ratio)}
             show(f"{name}, kit over {loop}", ratio)
-        middle = {key: 1e3 * sorted(values)[len(values) // 2] / steps for key, values in seconds.items()}
+        middle = {key: 1e3 * statistics.median(values) / steps for key, values in seconds.items()}
         results[name] = {"over": over, "ms_per_step": middle, "steps_per_slice": steps}
     return results

@@ -1057,6 +1057,15 @@ def test_a_run_of_the_first_steps_is_made_again_as_long(steps, arguments, reposi
     assert list(stages[-1][stages[-1].index("--out-dir") + 2 :]) == arguments
 
 
+def test_devices_are_not_asked_of_a_run_that_uses_one(repository, monkeypatch):
+    run_files(repository / "runs/single-fast", run_record())
+    run = SimpleNamespace(run=read_run(repository / "runs/single-fast"))
+    monkeypatch.setattr(reproduce, "fetch_run", lambda run_id, folder: folder)
+    monkeypatch.setattr(reproduce, "read_recorded", lambda run_id, folder: run)
+    with pytest.raises(UserError, match="--num-devices: the run is of single, which uses one device"):
+        reproduce.reproduce("0" * 32, repository, num_devices="2", confirm=lambda text: True)
+
+
 KILLED = """
 import os, signal
 from sqlalchemy import event

@@ -119,6 +119,8 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
     original = scratch / "original"
     original.mkdir()
     recorded = read_recorded(run_id, fetch_run(run_id, original))
+    if num_devices is not None and recorded.run.record.strategy == "single":
+        raise UserError("--num-devices: the run is of single, which uses one device", hint="leave it out")
     if not confirm(recorded.describe()):
         raise UserError("nothing was run", hint="answer y, or give --yes")
     with worktree(recorded, scratch) as tree:
