@@ -650,7 +650,7 @@ def test_a_run_of_another_store_is_not_found(repository, tmp_path):
 def test_telemetry_samples_the_host_and_the_gpus_in_use(repository, monkeypatch):
     asked = []
 
-    def gpu_counters(devices):
+    def gpu_counters(devices, environ):
         asked.append(list(devices))
         return {"gpu_1_utilization_percentage": 50.0}
 
@@ -668,6 +668,22 @@ def test_telemetry_samples_the_host_and_the_gpus_in_use(repository, monkeypatch)
     assert run.data.metrics["system/cpu_utilization_percentage"] >= 0
     assert watching.take() == []
     log.close()
+
+
+@pytest.mark.parametrize("visible", ["2,3", None])
+def test_gpus_are_those_that_the_training_sees_whoever_started_the_sender(visible, repository, monkeypatch):
+    asked = []
+    monkeypatch.setattr(counters, "gpu_counters", lambda devices, environ: asked.append((devices, dict(environ))) or {})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # of the first training
+    log = start("second", device_type="cuda", devices=(0, 1))
+    seen = {"CUDA_VISIBLE_DEVICES": visible} if visible else {}
+    provenance("c0ffee", environment=seen).write(provenance_of(log.path))
+    watching = sender.Sender()
+    watching._watch([log.path])
+    watching._telemetry[log.path].sample()
+    finish(log)
+    watching._watch([])
+    assert asked == [((0, 1), seen)]
 
 
 def test_what_was_sampled_waits_for_a_store_that_is_away_at_the_end(repository, monkeypatch):

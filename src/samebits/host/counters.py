@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from samebits.host.gpus import gpu_counters
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 SAMPLE_VARIABLE = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
 SAMPLE_SECONDS = 10.0
@@ -28,13 +28,15 @@ def sample_seconds() -> float:
 class Counters:
     """What this machine counts, under the names of MLflow's system metrics; ``gpus`` are those in use.
 
+    ``environ`` holds the CUDA_VISIBLE_DEVICES by which they are counted.
+
     Averages and totals are since the object was made, or since the sample before; what cannot be read is left out.
     """
 
-    def __init__(self, gpus: Sequence[int]) -> None:
+    def __init__(self, gpus: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
         import psutil  # here, because one machine alone has its sender sample
 
-        self._gpus = gpus
+        self._gpus, self._environ = gpus, environ
         psutil.cpu_percent()
         self._network = psutil.net_io_counters()
 
@@ -44,7 +46,7 @@ class Counters:
         for read in (_cpu, _memory, _disk, self._sent):
             with suppress(OSError, RuntimeError, AttributeError):  # psutil's, or its None, where a kernel hides one
                 values |= read()
-        return values | gpu_counters(self._gpus)
+        return values | gpu_counters(self._gpus, self._environ)
 
     def _sent(self) -> dict[str, float]:
         import psutil

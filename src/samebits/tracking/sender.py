@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 from samebits.errors import SamebitsError, one_line
 from samebits.host import Counters, sample_seconds
 from samebits.records.log import LOGS, ComparedEvent, StartEvent, all_logs, now_ms, start_of, writer_gone
+from samebits.records.provenance import Provenance, provenance_of
 from samebits.tracking.comparison import log_comparison
 from samebits.tracking.delivery import Delivery, deliver
 from samebits.tracking.recorder import metric
 from samebits.tracking.store import locked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mlflow.entities import Metric
 
@@ -102,10 +103,12 @@ def hand_over(comparison: Comparison, *, reports: Path, runs: Path, wait_seconds
 class Telemetry(threading.Thread):
     """Samples this machine's counters. Not MLflow's own monitor: it ends when the server is away."""
 
-    def __init__(self, gpus: Sequence[int], seconds: float | None = None) -> None:
+    def __init__(
+        self, gpus: Sequence[int], environ: Mapping[str, str] = os.environ, *, seconds: float | None = None
+    ) -> None:
         super().__init__(daemon=True, name="telemetry")
         self._seconds = seconds or sample_seconds()
-        self._counters = Counters(gpus)
+        self._counters = Counters(gpus, environ)
         self._done, self._lock = threading.Event(), threading.Lock()
         self._points: list[Metric] = []
         self._samples = 0
@@ -195,12 +198,20 @@ class Sender:
                 placed = start.placement
                 here = placed.devices[: placed.devices_by_node[0]] if placed.devices_by_node else placed.devices
                 gpus = here if placed.device_type == "cuda" else ()
-                self._telemetry[log] = Telemetry(gpus)
+                self._telemetry[log] = Telemetry(gpus, environment_of(log))
                 self._telemetry[log].start()
         for log in self._telemetry.keys() - set(alive):
             self._telemetry[log].stop()  # what it has sampled is kept until the store has it
         for log in self._telemetry.keys() & self._done:
             del self._telemetry[log]
+
+
+def environment_of(log: Path) -> Mapping[str, str]:
+    """What a training has in its environment, which is not this process's if another training has started it."""
+    try:
+        return Provenance.read(provenance_of(log), made_by="python pipeline/train.py").environment
+    except SamebitsError:
+        return os.environ
 
 
 def _linger_seconds() -> float:
