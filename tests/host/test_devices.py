@@ -91,6 +91,21 @@ def test_a_gpu_that_is_dead_and_chosen_is_named(lines, devices, message, gpu_hos
     assert host.count_present() == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "devices", "uuids"),
+    [
+        ("D", (), None, ["GPU-00000000", "GPU-00000001"]),
+        ("D", (), "1", ["GPU-00000001"]),
+        ("E", (), A_SLICE, [A_SLICE[:12]]),
+        ("A", LOST, "2,3", ["", "GPU-00000003"]),
+    ],
+)
+def test_devices_have_names(name, lines, devices, uuids, gpu_host):
+    gpu_host(name, *lines, **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+    found = host.visible_uuids()
+    assert [uuid[: len(start)] for uuid, start in zip(found, uuids, strict=True)] == uuids
+
+
 def test_gpus_that_cannot_be_counted_are_told(gpu_host):
     gpu_host("A", "count_fails UNKNOWN")
     with pytest.raises(HostError) as caught:

@@ -193,7 +193,7 @@ def test_tf32_needs_a_gpu_that_has_it(tf32, expected):
     assert not_applied(params.train, placement, "fast", tf32=tf32) == expected
 
 
-def nodes(*counts, kind="gpus", wanted=(), machines=()):
+def nodes(*counts, kind="gpus", wanted=(), machines=(), uuids=()):
     """Machines with so many devices each."""
     return [
         Devices(
@@ -202,6 +202,7 @@ def nodes(*counts, kind="gpus", wanted=(), machines=()):
             wanted=wanted[i] if wanted else "auto",
             name=f"n{i}",
             machine=machines[i] if machines else f"machine {i}",
+            uuids=uuids[i] if uuids else (),
         )
         for i, count in enumerate(counts)
     ]
@@ -230,6 +231,18 @@ OVER_NODES = [
         {"oversubscribe": True},
         "exact",
         ((2, 2), (0, 0, 0, 0), "gloo", ["oversubscribed"] * 2, []),
+    ),
+    (
+        nodes(2, 2, machines=("a", "a"), uuids=(("u0", "u1"), ("u2", "u3"))),  # two pods with GPUs of their own
+        {},
+        "exact",
+        ((2, 2), (0, 1, 0, 1), "nccl", [], []),
+    ),
+    (
+        nodes(2, 2, machines=("a", "a"), uuids=(("u0", "u1"), ("u1", "u2"))),  # and two that share one
+        {},
+        "exact",
+        ((2, 2), (0, 1, 0, 1), "gloo", ["oversubscribed"], []),
     ),
     (
         nodes(2, 2, kind="cores", wanted=(2, 2), machines=("a", "a")),

@@ -16,7 +16,14 @@ from samebits.workers.agreement import NodeFacts, node_facts, require_equal
 def facts(name, *, gpus=0, torch="2.13.0", **chosen):
     values = {"commit": "a" * 40, "params seed": 0, **chosen}
     return NodeFacts(
-        name=name, machine=name, gpus=gpus, cores=2, num_devices="auto", chosen=values, installed={"torch": torch}
+        name=name,
+        machine=name,
+        gpus=gpus,
+        uuids=(),
+        cores=2,
+        num_devices="auto",
+        chosen=values,
+        installed={"torch": torch},
     )
 
 

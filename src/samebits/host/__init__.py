@@ -6,7 +6,15 @@ one room that talks to NVML.
 
 from samebits.host.cores import Cores, CoreShares
 from samebits.host.counters import Counters, sample_seconds
-from samebits.host.devices import allowed_gpus, caution, count_gpus, count_present, count_visible, may_share_gpus
+from samebits.host.devices import (
+    allowed_gpus,
+    caution,
+    count_gpus,
+    count_present,
+    count_visible,
+    may_share_gpus,
+    visible_uuids,
+)
 from samebits.host.energy import Rapl
 from samebits.host.facts import HostFacts, boot_id, count_cores, host_facts
 from samebits.host.gpu_meters import TOTALS, GpuMeters, GpuReading
@@ -58,4 +66,5 @@ __all__ = [
     "private_peak",
     "sample_seconds",
     "torch_build",
+    "visible_uuids",
 ]

@@ -185,6 +185,16 @@ def allowed_gpus() -> list[str] | None:
     return [gpu.uuid for gpu in gpus if gpu.uuid] if hides else None
 
 
+def visible_uuids(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The UUIDs of the devices that CUDA_VISIBLE_DEVICES leaves, of GPUs or slices; empty for one without a name."""
+    with nvml() as problem:
+        gpus = [] if problem else listed()
+    return tuple(
+        (gpus[index].uuid or "") if part is None else [*(gpus[index].slices or {})][part]
+        for index, part in visible(gpus, environ.get(VISIBLE))
+    )
+
+
 def count_present() -> int:
     """GPUs that the driver shows to this process before CUDA_VISIBLE_DEVICES is applied, readable or not."""
     with nvml() as problem:

@@ -23,13 +23,17 @@ _TOO_MANY = "lower it, use auto, or set train.oversubscribe: true"
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What one machine has, and how many of its devices are asked for; ``machine`` tells it from others."""
+    """What one machine has, and how many of its devices are asked for; ``machine`` tells it from others.
+
+    Several containers may be of one, each with GPUs of its own, or with the same: ``uuids`` tell, where they are known.
+    """
 
     gpus: int
     cores: int
     wanted: int | Literal["auto"] = "auto"
     name: str = ""
     machine: str = ""
+    uuids: tuple[str, ...] = ()
 
     @property
     def existing(self) -> int:
@@ -151,6 +155,8 @@ def _place_ranks(
         labels.append(OneDevice(strategy=strategy))
     devices = [i % (node.gpus or one) for node, one in zip(nodes, counts, strict=True) for i in range(one)]
     own_gpus = all(0 < one <= node.gpus for node, one in zip(nodes, counts, strict=True))
+    used = [uuid for node, one in zip(nodes, counts, strict=True) for uuid in node.uuids[:one]]
+    own_gpus = own_gpus and len({*used}) == len(used)  # NCCL takes no GPU twice
     backend: Literal["gloo", "nccl"] = "nccl" if own_gpus else "gloo"
     if backend == "nccl" and count > 1 and numerics == "fast":  # sums in exact are the same in any order
         if train.ddp.deterministic:
@@ -179,10 +185,12 @@ def _oversubscribed(nodes: Sequence[Devices], counts: Sequence[int]) -> list[Lab
     for machine in dict.fromkeys(node.machine for node in nodes):
         here = [(node, count) for node, count in zip(nodes, counts, strict=True) if node.machine == machine]
         node = max((node for node, _ in here), key=lambda node: node.existing)
+        named = {uuid for node, _ in here for uuid in node.uuids}
+        existing = len(named) if all(node.uuids for node, _ in here) else node.existing
         total = sum(count for _, count in here)
-        if total > node.existing:
+        if total > existing:
             name = node.name if len(counts) > 1 else None
-            labels.append(Oversubscribed(workers=total, devices=node.existing, device=node.kind, node=name))
+            labels.append(Oversubscribed(workers=total, devices=existing, device=node.kind, node=name))
     return labels
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from samebits.errors import HostError, UserError
 from samebits.files import Part, sha256_tree
-from samebits.host import boot_id, count_cores, count_gpus, torch_build
+from samebits.host import boot_id, count_cores, count_gpus, torch_build, visible_uuids
 from samebits.params import flatten
 from samebits.records.card import read_card
 from samebits.records.provenance import git_changes, git_state
@@ -28,13 +28,15 @@ _HINT = "the machines of a training must have the same"
 class NodeFacts(Part):
     """One machine of a training: its name, the kernel it runs on, its devices, and all that must be equal.
 
-    ``machine`` tells machines apart whose names are the same, or whose kernel is. ``chosen`` is what the user answers
+    ``machine`` tells machines apart whose names are the same, or whose kernel is; of containers on one of those,
+    ``uuids`` tell which GPUs are whose. ``chosen`` is what the user answers
     for, ``installed`` what the host does.
     """
 
     name: str
     machine: str
     gpus: int
+    uuids: tuple[str, ...]
     cores: int
     num_devices: int | Literal["auto"]
     chosen: dict[str, Any]
@@ -56,6 +58,7 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
         name=socket.gethostname(),
         machine=_machine(),
         gpus=count_gpus(),
+        uuids=visible_uuids(),
         cores=count_cores(),
         num_devices=params.train.num_devices,
         chosen={

@@ -79,7 +79,14 @@ def gathered(
         told = {**arguments, "strategy": strategy, "numerics": numerics, "nodes": nodes.count}
         facts = _exchange(meeting, node_facts(params, told, data_dir))
         devices = [
-            Devices(gpus=one.gpus, cores=one.cores, wanted=one.num_devices, name=one.name, machine=one.machine)
+            Devices(
+                gpus=one.gpus,
+                cores=one.cores,
+                wanted=one.num_devices,
+                name=one.name,
+                machine=one.machine,
+                uuids=one.uuids[: one.gpus],
+            )
             for one in facts
         ]
         placement, split = place_over_nodes(strategy, params, numerics, devices)
