@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from conftest import small, wait_for
@@ -264,6 +265,21 @@ def test_a_state_comes_back_in_the_memory_format_of_its_parameter(trainable):
     made.load_state_dict(contiguous, record)
     (momentum,) = (value for value in made.optimizer.state[first].values() if isinstance(value, torch.Tensor))
     assert momentum.stride() == first.stride() == (1, first.shape[0])
+
+
+def test_what_a_crafted_checkpoint_says_moves_no_cursor(tmp_path, capsys):
+    kept = Checkpoints("a", 0, tmp_path)
+    header = json.dumps({"losses": {"dtype": "\x1b[31m", "shape": [], "data_offsets": [0, 0]}}).encode()
+    (tmp_path / "crafted").write_bytes(len(header).to_bytes(8, "little") + header)
+    file = tmp_path / "a" / f"{2:012d}-{sha256(tmp_path / 'crafted')}.safetensors"
+    (tmp_path / "crafted").rename(file)
+    assert kept.steps() == [2]
+    with pytest.raises(SafetensorError) as caught:
+        kept.load(2)
+    kept.set_aside(2, caught.value)
+    said = capsys.readouterr().err
+    assert "unknown variant `\\x1b[31m`" in said
+    assert said.rstrip("\n").isprintable()
 
 
 def test_a_checkpoint_that_was_not_finished_does_not_count(tmp_path):

@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from samebits.errors import Interrupted, first_line
+from samebits.errors import Interrupted, first_line, one_line
 from samebits.files import Part, disk_errors, first_fault, fsync, sha256, sha256_tree
 from samebits.training.loop import Training
 
@@ -178,7 +178,7 @@ class Checkpoints:
 
 
 def _set_aside(checkpoint: Path, why: str) -> None:
-    sys.stderr.write(f"{checkpoint}: not a checkpoint of this training, it is set aside: {why}\n")
+    sys.stderr.write(f"{checkpoint}: not a checkpoint of this training, it is set aside: {one_line(why)}\n")
     with suppress(OSError):
         checkpoint.rename(checkpoint.with_suffix(".refused"))
 
