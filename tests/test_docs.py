@@ -1,6 +1,7 @@
 """The documentation against the code."""
 
 import ast
+import json
 import re
 import runpy
 import shutil
@@ -36,6 +37,12 @@ def test_the_page_of_the_benchmarks_is_what_their_results_say():
     assert made["TARGET"].read_text() == made["page"](), "run `python tools/benchmark_page.py`"
     text = made["QUOTING"].read_text()
     assert made["quoted"](text) == text, "run `python tools/benchmark_page.py`"
+
+
+def test_the_page_of_promises_has_the_figures_of_the_last_campaign():
+    made = runpy.run_path(str(ROOT / "tools/faults/page.py"))
+    campaign = json.loads((ROOT / "benchmarks/results/amd-epyc-2-cores/faults.json").read_text())
+    assert made["quoted"](made["PAGE"].read_text()) == made["table"](campaign), "run `python tools/faults/page.py FILE`"
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler that is called cc")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ def table(campaign: dict[str, Any]) -> str:
     told = f"`make faults MINUTES={campaign['minutes']:g} SEED={campaign['seed']}` on {host['cpu']['model']}, "
     commit = f"commit {campaign['git']['commit'][:12]}{', with changes' if campaign['git']['dirty'] else ''}"
     lines = [f"{told}{host['cpu']['cores']} cores, {commit}:", "", *head, *rows, ""]
+    broken = [failure for area in campaign["areas"].values() for failure in area["failures"]]
+    lines += [f"- What did not hold: `{one['case']}`, {one['what']}." for one in broken] + [""] * bool(broken)
     if figures := campaign["areas"].get("tracking", {}).get("figures"):
         lines += [_TRACKED.format(**figures)]
         times = {name.partition(", ")[2]: value for name, value in figures.items() if name.startswith("times_as_long")}
         if times:
-            told = ", ".join(f"{harm} {value:.2f}" for harm, value in times.items())
-            lines += [f"Trainings took so many times as long as without tracking, by what was done: {told} (medians)."]
+            told = ", ".join(f"{value:.2f} ({harm})" for harm, value in times.items())
+            said = f"Trainings took so many times as long as without tracking, by what was done to the server: {told}."
+            lines += textwrap.wrap(said, 120)
         lines += [""]
     return "\n".join(lines)
 
