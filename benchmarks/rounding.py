@@ -20,8 +20,7 @@ import click
 from safetensors.numpy import load_file, save_file
 
 from common import BATCH, LEARNING_RATE, MLP, ROOT, VECTORS, save, with_out_dir
-from samebits.files import sha256
-from samebits.records.card import read_card, signed_card
+from samebits.records.card import card_for, read_card
 from samebits.records.run import read_run, relative_difference
 from samebits.results.verdict import Tolerance, compare_runs
 
@@ -98,9 +97,7 @@ class Case:
         for tensor in tensors.values():
             tensor[0] = tensor[1]
         save_file(tensors, split)
-        card = read_card(split.with_name("card.json"))
-        train = card.train.model_copy(update={"sha256": sha256(split)})
-        signed = signed_card(**{**dict(card), "train": train})
+        signed = card_for(split, read_card(split.with_name("card.json")))
         split.with_name("card.json").write_text(signed.model_dump_json(), encoding="utf-8")
         self.train("one sample replaced", "single", self.raw)
         names = [path.parent.name for path in sorted(self.folder.glob("*/run.json")) if path.parent.name != "single"]

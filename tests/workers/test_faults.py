@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import needs_root, small
 from samebits.files import sha256, write_json
-from samebits.records.card import signed_card
+from samebits.records.card import card_for, read_card
 from samebits.records.run import read_run
 from samebits.training.slices import WARM_UP_STEPS
 
@@ -87,9 +87,8 @@ def test_data_whose_card_was_written_for_it_is_checked_all_the_same(change, mess
     prepared(stage)
     path = stage.folder / "data/train.safetensors"
     save_file(change(load_file(path)), path)
-    card = json.loads((stage.folder / "data/card.json").read_text())
-    card["train"]["sha256"] = sha256(path)
-    write_json(stage.folder / "data/card.json", signed_card(**card).model_dump(mode="json"))
+    card = card_for(path, read_card(path.with_name("card.json")))
+    write_json(path.with_name("card.json"), card.model_dump(mode="json"))
     done = train(stage, "--no-tracking")
     assert done.returncode == 2
     assert f"data/train.safetensors: {message}" in line_of(done)

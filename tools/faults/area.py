@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class Area(ABC):
         """What is checked once, after all cases."""
         yield from ()
 
-    def figures(self) -> dict[str, float]:
+    def figures(self) -> dict[str, Any]:
         """What was measured beside the count of cases, by its name."""
         return {}
 

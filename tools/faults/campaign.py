@@ -17,6 +17,7 @@ import traceback
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import torch._dynamo  # noqa: F401 - every training that is forked from here would import it, for seconds
@@ -49,7 +50,7 @@ class Result:
     of: int | None = None
     seconds: float = 0.0
     failures: list[dict[str, str]] = field(default_factory=list)
-    figures: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
 
 
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

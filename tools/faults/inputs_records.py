@@ -14,7 +14,8 @@ from ruamel.yaml import YAML
 from faults.inputs_bench import VERDICT, Attempt
 from faults.inputs_template import DP, OTHER, RUN, forget_delivery, own_store
 from faults.inputs_values import changed, damaged, json_of, not_a_file, places, spoil_json, value
-from samebits.records.card import read_card, signed_card
+from samebits.files import sha256
+from samebits.records.card import card_for, read_card
 from samebits.records.log import SCHEMA
 from samebits.records.provenance import provenance_of
 
@@ -129,18 +130,15 @@ def tensors(rng: random.Random, data: bytes, bench: Bench) -> bytes:
 
 def rehash(path: Path, bench: Bench) -> None:
     """Let card and record say that a damaged file is theirs, so that its bytes themselves are looked at."""
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    record = bench.folder / RUN / "run.json"
     if path.parent.name == "data":
-        card = read_card(path.parent / "card.json")
-        split = getattr(card, path.stem).model_copy(update={"sha256": digest})
-        signed = signed_card(**{**dict(card), path.stem: split})
-        (path.parent / "card.json").write_text(signed.model_dump_json(), encoding="utf-8")
-        tree = {**json.loads(record.read_text(encoding="utf-8")), "data": signed.model_dump(mode="json")}
-        record.write_text(json.dumps(tree), encoding="utf-8")
+        card = path.with_name("card.json")
+        changes: dict[str, Any] = {"data": card_for(path, read_card(card)).model_dump(mode="json")}
+        card.write_text(json.dumps(changes["data"]), encoding="utf-8")
     else:
-        tree = {**json.loads(record.read_text(encoding="utf-8")), "weights_sha256": digest}
-        record.write_text(json.dumps(tree), encoding="utf-8")
+        changes = {"weights_sha256": sha256(path)}
+    record = bench.folder / RUN / "run.json"
+    tree = json.loads(record.read_text(encoding="utf-8"))
+    record.write_text(json.dumps({**tree, **changes}), encoding="utf-8")
 
 
 def commands(rng: random.Random, bench: Bench) -> Attempt:

@@ -34,8 +34,7 @@ def table(campaign: dict[str, Any]) -> str:
     lines += [f"- What did not hold: `{one['case']}`, {one['what']}." for one in broken] + [""] * bool(broken)
     if figures := campaign["areas"].get("tracking", {}).get("figures"):
         lines += [_TRACKED.format(**figures)]
-        times = {name.partition(", ")[2]: value for name, value in figures.items() if name.startswith("times_as_long")}
-        if times:
+        if times := figures["times_as_long"]:
             told = ", ".join(f"{value:.2f} ({harm})" for harm, value in times.items())
             said = f"Trainings took so many times as long as without tracking, by what was done to the server: {told}."
             lines += textwrap.wrap(said, 120)

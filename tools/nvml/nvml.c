@@ -32,8 +32,8 @@ enum { HANDLE, UUID, NAME, MEMORY, UTILIZATION, CAPABILITY, CORES, POWER, TEMPER
 static const char *const QUESTION[] = {"handle", "uuid", "name", "memory", "utilization", "capability", "cores",
     "power", "temperature", "clock", "p2p", "nvlink", "mig", "reasons", "energy", "max_clock", "throughput", "fields",
     "processes", "all"};
-/* What nvmlDeviceGetFieldValues is asked for: the last two in KiB, of all links with this scope. */
-enum { PCIE_TX_BYTES = 197, PCIE_RX_BYTES = 198, NVLINK_TX_KIB = 138, NVLINK_RX_KIB = 139 };
+/* What nvmlDeviceGetFieldValues is asked for, in KiB, of all links with this scope. */
+enum { NVLINK_TX_KIB = 138, NVLINK_RX_KIB = 139 };
 static const unsigned ALL_LINKS = 0xffffffff;
 
 typedef struct Device {
@@ -349,10 +349,9 @@ int nvmlDeviceGetFieldValues(Device *device, int number, Field *fields)
     if (error || device->gpu)
         return error ? error : NOT_SUPPORTED;
     for (Field *field = fields; field < fields + number; field++) {
-        int pcie = field->field == PCIE_TX_BYTES || field->field == PCIE_RX_BYTES;
         int nvlink = (field->field == NVLINK_TX_KIB || field->field == NVLINK_RX_KIB) && field->scope == ALL_LINKS;
-        field->error = (pcie && device->pcie) || (nvlink && device->links) ? SUCCESS : NOT_SUPPORTED;
-        field->value = reached(pcie ? device->pcie : device->nvlink);
+        field->error = nvlink && device->links ? SUCCESS : NOT_SUPPORTED;
+        field->value = reached(device->nvlink);
     }
     return SUCCESS;
 }

@@ -1,10 +1,11 @@
 """params.yaml as typed, frozen objects, refused with one clear line where it is wrong."""
 
 from samebits.params.load import load_params, parse_params, require_every_key, require_repository, with_num_devices
-from samebits.params.schema import Params, flatten
+from samebits.params.schema import Params, differences, flatten
 
 __all__ = [
     "Params",
+    "differences",
     "flatten",
     "load_params",
     "parse_params",

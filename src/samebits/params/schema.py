@@ -176,3 +176,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted names whose values are not the same in two nested mappings; a missing one is None."""
+    first, second = flatten(a), flatten(b)
+    names = sorted(first.keys() | second.keys())
+    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}

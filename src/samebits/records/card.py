@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from samebits.errors import UserError
-from samebits.files import Part, read_json
-from samebits.params import flatten
+from samebits.files import Part, read_json, sha256
+from samebits.params import differences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,6 +71,12 @@ def signed_card(**fields: Any) -> Card:
     return card.model_copy(update={"fields_sha256": _digest(card)})
 
 
+def card_for(file: Path, card: Card) -> Card:
+    """The card, signed again, of data of which one ``file`` has other bytes than those that it speaks of."""
+    split = "train" if file.name == card.train.file else "test"
+    return signed_card(**{**dict(card), split: getattr(card, split).model_copy(update={"sha256": sha256(file)})})
+
+
 def read_card(path: Path, params: Params | None = None) -> Card:
     """Read a card.
 
@@ -82,11 +88,8 @@ def read_card(path: Path, params: Params | None = None) -> Card:
     if card.fields_sha256 != _digest(card) or card.sha256 != _digest_of_files(card):
         raise UserError(f"{path}: not as it was written: another SHA-256", hint=hint)
     if params:
-        made_from, expected = flatten(card.made_from), flatten(params.data_identity)
-        for key in sorted(made_from.keys() | expected.keys()):
-            was, now = made_from.get(key), expected.get(key)
-            if was != now:
-                raise UserError(f"{path}: the data were made with {key} = {was}, and params say {now}", hint=hint)
+        for key, (was, now) in differences(card.made_from, params.data_identity).items():
+            raise UserError(f"{path}: the data were made with {key} = {was}, and params say {now}", hint=hint)
     return card
 
 

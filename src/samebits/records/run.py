@@ -6,14 +6,14 @@ import csv
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
 from samebits.errors import UserError, reason
 from samebits.files import Part, Record, regular, write_text
 from samebits.host import HostFacts
-from samebits.params import Params
+from samebits.params import Params, differences
 from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.breakdown import Breakdown
 from samebits.records.card import Card
@@ -22,7 +22,7 @@ from samebits.records.remarks import Fallback, Label, NotAppliedKind, Note, Reas
 from samebits.records.usage import Usage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 WEIGHTS, LOSSES, TIMING, RECORD = "model.safetensors", "losses.csv", "timing.json", "run.json"
@@ -205,7 +205,7 @@ class RunRecord(Record):
     are several. ``memory`` is None where it cannot be told: see ``training.memory``.
     """
 
-    SCHEMA = 6  # names of memory's baseline and of a training's cores
+    SCHEMA = 7  # what a resumed run's times are of, and the rate of PCIe
 
     run: str
     strategy: StrategyName
@@ -303,6 +303,12 @@ def read_run(folder: Path, *, made_by: str = "python pipeline/train.py") -> Run:
     """
     record = RunRecord.read(folder / RECORD, made_by=made_by)
     return Run(folder, record, Timing.read(folder / TIMING, made_by=made_by), read_losses(folder / LOSSES))
+
+
+def require_made_with(file: Path, recorded: Mapping[str, Any], given: Mapping[str, Any], *, hint: str) -> None:
+    """Raise UserError, naming the first, where a run's ``file`` records other values of params than are given."""
+    for name, (before, now) in differences(recorded, given).items():
+        raise UserError(f"{file}: was made with {name} {before}, and the params say {now}", hint=hint)
 
 
 def relative_difference(a: float, b: float) -> float:

@@ -6,7 +6,7 @@ import itertools
 import re
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -18,7 +18,16 @@ from samebits.params import Params, flatten
 from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
-from samebits.records.run import RECORD, Evaluation, EvaluationFigures, Ratio, TimingFigures, read_run, run_name
+from samebits.records.run import (
+    RECORD,
+    Evaluation,
+    EvaluationFigures,
+    Ratio,
+    TimingFigures,
+    read_run,
+    require_made_with,
+    run_name,
+)
 from samebits.results.explanation.explain import Explanation, explain
 from samebits.results.remarks import SpokenRemark, in_words, say_not_applied
 from samebits.results.usage import RowUsage, disturbances, row_usage
@@ -148,7 +157,12 @@ def compare(
         for strategy in train.strategies:
             command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
             run = read_run(runs / run_name(strategy, numerics), made_by=command)
-            _require_params(run, params)
+            require_made_with(
+                run.folder / RECORD,
+                _identity(run.record.params),
+                _identity(params),
+                hint="train again with `dvc repro`, or take the params back",
+            )
             if len(run.losses) != params.total_steps:
                 raise UserError(
                     f"{run.folder / 'losses.csv'}: {len(run.losses)} steps, expected the {params.total_steps} of the "
@@ -178,14 +192,9 @@ _ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoin
 """Params that do not make a run another one, or that an option of its stage may change."""
 
 
-def _require_params(run: Run, params: Params) -> None:
-    """Raise UserError for a run of other params."""
-    made_from, wanted = (flatten(one.model_dump(mode="json")) for one in (run.record.params, params))
-    for name in sorted({*made_from, *wanted}):
-        before, now = made_from.get(name), wanted.get(name)
-        if before != now and not _ANY.match(name):
-            text = f"{run.folder / RECORD}: was made with {name} {before}, and the params say {now}"
-            raise UserError(text, hint="train again with `dvc repro`, or take the params back")
+def _identity(params: Params) -> dict[str, Any]:
+    """The params of which a comparison's runs are, by their dotted names."""
+    return {name: value for name, value in flatten(params.model_dump(mode="json")).items() if not _ANY.match(name)}
 
 
 def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:

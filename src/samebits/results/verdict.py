@@ -11,12 +11,12 @@ import safetensors
 
 from samebits.errors import UserError
 from samebits.files import Part, regular
-from samebits.params import flatten
+from samebits.params import differences
 from samebits.records.run import WEIGHTS as WEIGHTS_FILE
 from samebits.records.run import relative_difference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -239,13 +239,6 @@ def compare_weights(reference: Path, weights: Path, tolerance: Tolerance) -> Wei
         largest_in=largest_in,
         beyond=beyond,
     )
-
-
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted names whose values are not the same in two nested mappings; a missing one is None."""
-    first, second = flatten(a), flatten(b)
-    names = sorted(first.keys() | second.keys())
-    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
 
 
 _SETTINGS: Any = {

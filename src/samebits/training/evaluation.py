@@ -12,9 +12,8 @@ from samebits.errors import UserError, reason
 from samebits.files import sha256
 from samebits.host import count_gpus
 from samebits.numerics.interface import MicroBatch
-from samebits.params.schema import flatten
 from samebits.records.card import read_card
-from samebits.records.run import RECORD, WEIGHTS, Evaluation, RunRecord
+from samebits.records.run import RECORD, WEIGHTS, Evaluation, RunRecord, require_made_with
 from samebits.training.batches import model_inputs
 from samebits.training.diagnosis import explain
 from samebits.training.placement import place
@@ -74,16 +73,13 @@ def _require_recorded(weights: Path, record: RunRecord) -> None:
         raise UserError(f"{weights}: {what}", hint=again)
 
 
-def _require_params(file: Path, record: RunRecord, params: Params, card: Card) -> None:
+def _require_its_own(file: Path, record: RunRecord, params: Params, card: Card) -> None:
     """Raise UserError: the run is of other data, or of params under which its model computes something else."""
     if record.data.sha256 != card.sha256:
         got = f"SHA-256 {record.data.sha256[:12]}, and data/ holds {card.sha256[:12]}"
         raise UserError(f"{file}: trained on other data: {got}", hint="train again, or name its --data-dir")
-    made, given = (flatten(_computed_with(one, record.numerics)) for one in (record.params, params))
-    for name in sorted({*made, *given}):
-        if made.get(name) != given.get(name):
-            text = f"{file}: was made with {name} {made.get(name)}, and the params say {given.get(name)}"
-            raise UserError(text, hint="train again, or name its --params")
+    recorded, given = (_computed_with(one, record.numerics) for one in (record.params, params))
+    require_made_with(file, recorded, given, hint="train again, or name its --params")
 
 
 def _computed_with(params: Params, numerics: NumericsName) -> dict[str, Any]:
@@ -108,7 +104,7 @@ def evaluate_run(
     record = RunRecord.read(run_dir / RECORD, made_by="python pipeline/train.py")
     weights = run_dir / WEIGHTS
     _require_recorded(weights, record)
-    _require_params(run_dir / RECORD, record, params, card)
+    _require_its_own(run_dir / RECORD, record, params, card)
     gpus = min(1, count_gpus())
     placement, split = place("single", params, record.numerics, gpus=gpus, cores=1)
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
