@@ -212,6 +212,12 @@ def test_the_hash_of_a_folder_is_of_its_names_and_bytes(tmp_path):
         (WorkerError("wrong", hint="right it"), 4, "error: wrong. hint: right it\n"),
         (Interrupted(15), 143, "error: stopped by SIGTERM. hint: run the same command again\n"),
         (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C. hint: run the same command again\n"),
+        (
+            MemoryError("Unable to allocate 7.28 TiB for an array with shape (1,) and data type float32"),
+            3,
+            "error: out of memory: Unable to allocate 7.28 TiB for an array with shape (1,) and data type float32. "
+            "hint: free some memory, or lower data.num_samples\n",
+        ),
     ],
 )
 def test_exit_codes(error, code, line, capsys):

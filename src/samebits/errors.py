@@ -198,11 +198,18 @@ def exit_on_error(*, debug: bool = False) -> Iterator[None]:
     try:
         with _interrupted_by_signals():
             yield
-    except WithHint as error:
+    except (WithHint, KeyboardInterrupt, MemoryError) as error:
+        ending = _ending_of(error)
         if debug:
-            sys.stderr.write(without_password(error.traceback or traceback.format_exc()))
-        sys.stderr.write(f"error: {error}\n")
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.stderr.write("error: stopped by Ctrl-C. hint: run the same command again\n")
-        sys.exit(130)
+            sys.stderr.write(without_password(ending.traceback or traceback.format_exc()))
+        sys.stderr.write(f"error: {ending}\n")
+        sys.exit(ending.exit_code)
+
+
+def _ending_of(error: WithHint | KeyboardInterrupt | MemoryError) -> WithHint:
+    """What a program ends with, also for what Python itself raises."""
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted(signal.SIGINT)
+    if isinstance(error, MemoryError):  # NumPy's says how much it asked for
+        return HostError(f"out of memory: {first_line(str(error))}", hint="free some memory, or lower data.num_samples")
+    return error

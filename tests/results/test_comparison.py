@@ -412,6 +412,18 @@ def test_runs_of_other_params_are_not_compared_under_these(changes, message, com
         compare_in(tmp_path, params)
 
 
+def test_runs_of_other_data_are_not_compared(compared, tmp_path):
+    compared()
+    path = tmp_path / "runs/ddp-fast/run.json"
+    record = json.loads(path.read_text())
+    record["data"]["sha256"] = "f" * 64
+    path.write_text(json.dumps(record))
+    with pytest.raises(
+        UserError, match=r"runs/ddp-fast/run\.json: trained on other data: SHA-256 f{12}, single-fast on "
+    ):
+        compare_in(tmp_path)
+
+
 def rows_of(found):
     """Rows by strategy, each with its speed-up or why it has none; single's is 1."""
     for strategy, value in found.items():

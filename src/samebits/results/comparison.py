@@ -19,6 +19,7 @@ from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
 from samebits.records.run import (
+    LOSSES,
     RECORD,
     Evaluation,
     EvaluationFigures,
@@ -157,24 +158,16 @@ def compare(
         for strategy in train.strategies:
             command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
             run = read_run(runs / run_name(strategy, numerics), made_by=command)
-            require_made_with(
-                run.folder / RECORD,
-                _identity(run.record.params),
-                _identity(params),
-                hint="train again with `dvc repro`, or take the params back",
-            )
-            if len(run.losses) != params.total_steps:
-                raise UserError(
-                    f"{run.folder / 'losses.csv'}: {len(run.losses)} steps, expected the {params.total_steps} of the "
-                    "params",
-                    hint="train again with `dvc repro`",
-                )
+            _require_comparable(run, params)
             file = evaluations / f"{run.name}.json"
             evaluation = Evaluation.read(file, made_by="python pipeline/evaluate.py")
             if evaluation.weights_sha256 != run.record.weights_sha256:
                 raise UserError(f"{file}: speaks of other weights", hint="run `python pipeline/evaluate.py`")
             reference = reference or run
             rows.append(_row(run, evaluation, reference))
+            if rows[-1].data_sha256 != rows[0].data_sha256:
+                got = f"SHA-256 {rows[-1].data_sha256[:12]}, {rows[0].name} on {rows[0].data_sha256[:12]}"
+                raise UserError(f"{run.folder / RECORD}: trained on other data: {got}", hint=_AGAIN)
     return Comparison(
         task=params.data.task,
         model=params.model.name,
@@ -188,8 +181,18 @@ def compare(
     )
 
 
+_AGAIN = "train again with `dvc repro`"
 _ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoint_every_steps)(\.|$)")
 """Params that do not make a run another one, or that an option of its stage may change."""
+
+
+def _require_comparable(run: Run, params: Params) -> None:
+    """Raise UserError: a run is of other params, or of another number of steps."""
+    recorded, given = _identity(run.record.params), _identity(params)
+    require_made_with(run.folder / RECORD, recorded, given, hint=f"{_AGAIN}, or take the params back")
+    if len(run.losses) != params.total_steps:
+        got = f"{len(run.losses)} steps, expected the {params.total_steps} of the params"
+        raise UserError(f"{run.folder / LOSSES}: {got}", hint=_AGAIN)
 
 
 def _identity(params: Params) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -80,6 +80,70 @@ def _batch_norm_notes(model: nn.Module, placement: Placement) -> list[BatchNorm]
     return [BatchNorm(devices=placement.devices_used, strategy=placement.strategy)]
 
 
+class _Known(NamedTuple):
+    """An error of PyTorch's: what it says, and ours; {0} is the match, {line} the first line of what it says."""
+
+    pattern: str
+    kind: type[SamebitsError]
+    message: str
+    hint: str
+
+
+_KNOWN = (
+    _Known(
+        r"same device"
+        r"|Input type \([^)]*cuda[^)]*\) and (weight|bias) type \((?![^)]*cuda)"
+        r"|Input type \((?![^)]*cuda)[^)]*\) and (weight|bias) type \([^)]*cuda",
+        UserError,
+        "the model and its batch are on different devices: {line}",
+        "make tensors in forward with device=x.device, and keep constant tensors with register_buffer",
+    ),
+    _Known(
+        r"Expected to have finished reduction",
+        UserError,
+        "a parameter got no gradient at some step, and under ddp the ranks wait for it",
+        "use every parameter at every step, or set its requires_grad to False",
+    ),
+    _Known(
+        r"modified by an inplace operation|does not require grad and does not have a grad_fn",
+        UserError,
+        "the model's backward pass failed: {line}",
+        "look for an operation in place, or a .detach(), between the parameters and the output",
+    ),
+    _Known(
+        r"Failed to find C compiler|[Nn]o working C\+?\+? compiler|InvalidCxxCompiler",
+        HostError,
+        "train.compile needs a compiler: {line}",
+        "install gcc and g++, or set train.compile: false",
+    ),
+    _Known(
+        r"(\S+) does not have a deterministic implementation",
+        UserError,
+        "{0[1]} has no deterministic kernel on this device, so the run could not be repeated",
+        "replace the operation in the model",
+    ),
+    _Known(
+        r"driver version is insufficient|no kernel image|driver .* too old",
+        HostError,
+        "this build of torch does not fit the GPU or its driver: {line}",
+        "see `samebits doctor`; install a newer driver, or a build of torch for this GPU",
+    ),
+    _Known(
+        r"(?s)\A(?!.*[Tt]imed? ?out).*NCCL [Ee]rror",
+        WorkerError,
+        "NCCL failed: {line}",
+        "NCCL_DEBUG=INFO says why; in a container give it shared memory with --shm-size or --ipc=host",
+    ),
+    _Known(
+        r"[Tt]imed? ?out|Connection (closed|reset)|DistBackendError",
+        CollectiveError,
+        "a rank waited in vain for another: {line}",
+        "see which rank failed first; raise train.timeout_s if a step may take that long",
+    ),
+)
+"""The first that matches, from top to bottom."""
+
+
 def explain(error: BaseException, *, placement: Placement, model: nn.Module | None) -> SamebitsError:
     """Name what went wrong in a worker, in words that lead to a remedy."""
     if isinstance(error, SamebitsError):
@@ -87,57 +151,15 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
     text = str(error)
     if is_out_of_memory(error):
         return _out_of_memory(text, placement, model)
-    unlike = re.search(r"Input type \((.*?)\) and (?:weight|bias) type \((.*?)\)", text)
-    if "same device" in text or (unlike and ("cuda" in unlike[1].lower()) != ("cuda" in unlike[2].lower())):
-        return UserError(
-            f"the model and its batch are on different devices: {_one_line(text)}",
-            hint="make tensors in forward with device=x.device, and keep constant tensors with register_buffer",
-        )
-    if "Expected to have finished reduction" in text:
-        return UserError(
-            "a parameter got no gradient at some step, and under ddp the ranks wait for it",
-            hint="use every parameter at every step, or set its requires_grad to False",
-        )
-    if re.search(r"modified by an inplace operation|does not require grad and does not have a grad_fn", text):
-        return UserError(
-            f"the model's backward pass failed: {_one_line(text)}",
-            hint="look for an operation in place, or a .detach(), between the parameters and the output",
-        )
-    if re.search(r"Failed to find C compiler|[Nn]o working C\+?\+? compiler|InvalidCxxCompiler", text):
-        return HostError(
-            f"train.compile needs a compiler: {_one_line(text)}",
-            hint="install gcc and g++, or set train.compile: false",
-        )
-    if match := re.search(r"(\S+) does not have a deterministic implementation", text):
-        return UserError(
-            f"{match[1]} has no deterministic kernel on this device, so the run could not be repeated",
-            hint="replace the operation in the model",
-        )
-    if re.search(r"driver version is insufficient|no kernel image|driver .* too old", text):
-        return HostError(
-            f"this build of torch does not fit the GPU or its driver: {_one_line(text)}",
-            hint="see `samebits doctor`; install a newer driver, or a build of torch for this GPU",
-        )
-    if re.search("NCCL [Ee]rror", text) and not re.search(r"[Tt]imed? ?out", text):
-        return WorkerError(
-            f"NCCL failed: {_one_line(text)}",
-            hint="NCCL_DEBUG=INFO says why; in a container give it shared memory with --shm-size or --ipc=host",
-        )
-    if re.search(r"[Tt]imed? ?out|Connection (closed|reset)|DistBackendError", f"{type(error).__name__} {text}"):
-        return CollectiveError(
-            f"a rank waited in vain for another: {_one_line(text)}",
-            hint="see which rank failed first; raise train.timeout_s if a step may take that long",
-        )
-    command = f"python pipeline/train.py --strategy {placement.strategy} --debug"
-    if place := place_of(error):
-        what = f"{place}: the model raised {type(error).__name__}: {_one_line(text)}"
-        return UserError(what, hint=f"`{command}` shows the traceback")
-    return WorkerError(f"{type(error).__name__}: {_one_line(text)}", hint=f"`{command}` shows the traceback")
-
-
-def _one_line(text: str) -> str:
     line = first_line(text)
-    return line if len(line) <= 300 else line[:297] + "..."
+    line = line if len(line) <= 300 else line[:297] + "..."
+    for known in _KNOWN:
+        if match := re.search(known.pattern, f"{type(error).__name__} {text}"):
+            return known.kind(known.message.format(match, line=line), hint=known.hint)
+    hint = f"`python pipeline/train.py --strategy {placement.strategy} --debug` shows the traceback"
+    if place := place_of(error):
+        return UserError(f"{place}: the model raised {type(error).__name__}: {line}", hint=hint)
+    return WorkerError(f"{type(error).__name__}: {line}", hint=hint)
 
 
 def _out_of_memory(text: str, placement: Placement, model: nn.Module | None) -> HostError:
