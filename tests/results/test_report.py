@@ -99,6 +99,16 @@ def test_plots_are_the_same_bytes_for_the_same_figures(report, tmp_path):
     assert {file: sha256(report / file) for file in files} == {file: sha256(tmp_path / file) for file in files}
 
 
+def test_a_report_of_fewer_runs_leaves_none_of_an_earlier_one(tmp_path):
+    write_report(COMPARISON, tmp_path)
+    own = tmp_path / "plots/mine.svg"
+    own.write_text("not the report's")
+    write_report(comparison(*COMPARISON.rows[:2]), tmp_path)
+    assert own.is_file()
+    assert not list(tmp_path.rglob("*exact*"))
+    assert [path.name for path in sorted(tmp_path.glob("curves/*"))] == ["dp-fast.csv", "single-fast.csv"]
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_plots_name_what_they_show(name, report):
     svg = ElementTree.parse(report / "plots" / f"{name}.svg").getroot()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from samebits.files import write_text
 from samebits.results.explanation.section import why_section
-from samebits.results.plots import TITLES, draw, write_tables
+from samebits.results.plots import TITLES, draw, remove_former, write_tables
 from samebits.results.remarks import LABELS, spoken
 from samebits.results.table import COLUMNS, LEGEND, cells, markdown
 from samebits.results.text import answers, by_numerics, headline, remarks, sentences
@@ -34,6 +34,7 @@ CAPTIONS = {
 
 def write_report(comparison: Comparison, folder: Path) -> None:
     """Write the table, the page, its plots and their tables to ``folder``."""
+    remove_former(folder)
     write_text(folder / "comparison.md", markdown(comparison))
     plots = draw(comparison, folder / "plots")
     write_tables(comparison, folder)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from samebits.files import atomic, write_text
+from samebits.files import atomic, remove, write_text
+from samebits.params.schema import NumericsName, StrategyName
+from samebits.records.run import run_name
 from samebits.results.explanation.words import PART_NAMES, say_parts
 from samebits.results.text import COLOURS, by_numerics
 
@@ -145,6 +148,15 @@ def svg_of(figure: Figure) -> str:
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
+
+
+def remove_former(folder: Path) -> None:
+    """Remove the plots and tables that an earlier report wrote to ``folder``, which may have been of other runs."""
+    runs = list(itertools.product(get_args(StrategyName), get_args(NumericsName)))
+    names = [f"plots/{name}*.{kind}" for name in PLOTS for kind in ("svg", "png")]
+    names += [f"{table}/{run_name(*run)}.csv" for run in runs for table in ("curves", "step_times")]
+    for path in itertools.chain.from_iterable(map(folder.glob, names)):
+        remove(path)
 
 
 def draw(comparison: Comparison, folder: Path) -> dict[str, list[str]]:
