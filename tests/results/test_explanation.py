@@ -34,7 +34,7 @@ def turns(count=TURNS, **phases):
 
 
 def rank(noted, alone=None, *, threads=1):
-    return RankPhases(noted=turns(**noted), alone=turns(**alone) if alone else (), cpu_cores=1.0, threads=threads)
+    return RankPhases(noted=turns(**noted), alone=turns(**alone) if alone else (), threads=threads)
 
 
 def breakdown(*ranks, step=None, half=None, gradient_bytes=4 * MIB, reduced=1, bus=1.0, latency_ms=0.1, buffers=0,
@@ -158,7 +158,7 @@ def test_the_straggler_has_its_rank_and_its_phase():
 def test_a_straggler_is_the_same_rank_in_every_turn_of_a_quiet_host(own, others, named):
     noted = [Phases(**{**SOUND, "backward": 18.0})] * TURNS
     alone = [[Phases(**(SLOW if slow == number else SOUND)) for slow in own] for number in (0, 1)]
-    ranks = [RankPhases(noted=tuple(noted), alone=tuple(one), cpu_cores=1.0, threads=1) for one in alone]
+    ranks = [RankPhases(noted=tuple(noted), alone=tuple(one), threads=1) for one in alone]
     causes = [finding.cause for finding in explained(breakdown(*ranks, other_cores=others), SLICES).findings]
     assert ("straggler" in causes) is named
 
@@ -267,7 +267,7 @@ def test_the_slowest_turns_do_not_count():
     """A turn counts with both of its kinds of steps, or with none."""
     steps = [20.0] * 4 + [500.0, 80.0]
     noted = tuple(Phases(forward=step) for step in steps)
-    one = RankPhases(noted=noted, alone=(), cpu_cores=1.0, threads=1)
+    one = RankPhases(noted=noted, alone=(), threads=1)
     broken = breakdown(one).model_copy(
         update={"noted_ms": tuple(steps), "plain_ms": (21.0, 22.0, 19.0, 18.0, 15.0, 90.0)}
     )

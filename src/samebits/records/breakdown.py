@@ -36,13 +36,11 @@ class Phases(Part):
 class RankPhases(Part):
     """One rank's phases, by turn: in steps as they are (``noted``), and in steps without communication (``alone``).
 
-    ``cpu_cores`` is how many cores' worth of time this process used in the noted turns, ``threads`` how many threads an
-    operation of PyTorch's may use. ``alone`` is empty where a strategy has no ranks.
+    ``threads`` is how many threads an operation of PyTorch's may use. ``alone`` is empty where a strategy has no ranks.
     """
 
     noted: tuple[Phases, ...]
     alone: tuple[Phases, ...] = ()
-    cpu_cores: float
     threads: int
 
 

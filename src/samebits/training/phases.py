@@ -9,7 +9,6 @@ which tells what a step costs whatever its batch is.
 from __future__ import annotations
 
 import os
-import time
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -93,7 +92,6 @@ class _Turns:
         self._clock = PhaseClock(self._strategy.device)
         self._seconds: dict[Turn, list[float]] = {turn: [] for turn in self._subjects}
         self._phases: dict[Turn, list[Phases]] = {"noted": [], "alone": []}
-        self._cpu_seconds = 0.0
         self.shares: CoreShares | None = None
 
     def run(self) -> None:
@@ -118,7 +116,7 @@ class _Turns:
         rates = subject.rates(start, start + self._steps)
         if noted:
             subject.watch(self._clock)
-        clock, before = StepClock(self._strategy.device), time.process_time()
+        clock = StepClock(self._strategy.device)
         if noted:
             self._clock("host")
         with one_thread() if turn == "one thread" else nullcontext():
@@ -126,8 +124,6 @@ class _Turns:
         if noted:
             self._phases[turn].append(self._clock.take(self._steps))
             subject.watch(no_notes)
-        if turn == "noted":
-            self._cpu_seconds += time.process_time() - before
         self._seconds[turn].append(clock.seconds)
 
     def ms(self, turn: Turn) -> tuple[float, ...]:
@@ -141,7 +137,6 @@ class _Turns:
         return RankPhases(
             noted=tuple(self._phases["noted"]),
             alone=tuple(self._phases["alone"]),
-            cpu_cores=self._cpu_seconds / max(sum(self._seconds["noted"]), 1e-9),
             threads=self._threads,
         )
 
