@@ -29,7 +29,12 @@ from samebits.stages import say_what_stays_unused, stage
 @click.option("--num-devices", default=None, help="In place of train.num_devices: auto or a number.")
 @click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
 @click.option("--out-dir", default=None, help="Folder to write.  [default: runs/STRATEGY-NUMERICS]")
-@click.option("--steps", type=click.IntRange(min=1), default=None, help="End after so many steps, or before.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=None,
+    help="End after at most so many steps; no checkpoints are read or written.",
+)
 @click.option("--no-tracking", is_flag=True, help="Leave no trace in MLflow.")
 @click.option("--nodes", type=int, default=None, help="How many machines, if nobody else tells: see the guide.")
 @click.option("--node-rank", type=int, default=None, help="Which of them this is, from 0.")

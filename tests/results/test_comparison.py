@@ -183,9 +183,9 @@ def test_curves_are_short_and_true():
             [
                 "Fastest here is ddp-fast on 4 GPUs: 3.20 times the speed of single (3.10 to 3.30).",
                 "dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40), in slices that took turns: a "
-                "step takes 30.8 ms, on one device 40 ms. Without communication a device needs 11.1 ms for its share, "
-                "which bounds the speed at 3.60 times. Of a step, 64% (19.7 ms) goes to copies, communication and "
-                "waiting.",
+                "step takes 30.8 ms, on one device 40 ms. Alone, without communication, a device needs 11.1 ms for its "
+                "share, which bounds the speed at 3.60 times. Of a step, 64% (19.7 ms) goes to copies, communication "
+                "and waiting.",
                 "Same model in fast numerics: yes, within what rounding explains: losses differ by 0.00067% at most "
                 "(ddp-fast, step 2, where 0.01% passes).",
             ],

@@ -50,7 +50,7 @@ class Schedule(Section):
     name: Literal["constant", "cosine"] = "cosine"
     """Constant, or a half cosine from lr to near zero."""
     warmup_steps: NonNegativeInt = 0
-    """Steps of linear warm-up before it."""
+    """Steps of linear warm-up before it; fewer than the training has."""
 
 
 class DDPOptions(Section):
@@ -80,11 +80,11 @@ class Train(Section):
     oversubscribe: bool = False
     """Let several workers share a device; labelled, and never counted as a speed-up."""
     global_batch_size: PositiveInt = 4096
-    """Samples of one optimizer step over all devices."""
+    """Samples of one optimizer step over all devices; at most data.num_samples."""
     grad_accum_steps: PositiveInt = 1
-    """Micro-batches that a step is made of."""
+    """Micro-batches that a step is made of; divides global_batch_size."""
     epochs: PositiveInt = 2
-    """Passes over the training split."""
+    """Passes over the training split, in whole global batches; what is left over is not used."""
     precision: Precision = "fp32"
     """fp32, or tf32, bf16, fp16 (with a gradient scaler); of fast alone."""
     compile: bool = False
@@ -124,7 +124,7 @@ class Exact(Section):
     """How the exact numerics cut a global batch."""
 
     shards: int = Field(8, ge=1, le=4096)
-    """Logical parts of a global batch, each of which one device takes whole; at least as many as devices."""
+    """Parts of a global batch, which they divide; one device takes each whole, so there are at least as many."""
 
 
 class Tracking(Section):

@@ -28,7 +28,8 @@ CAPTIONS = {
     "step_times": "The share of steps that took at most so long. Steep is regular; a long tail is a busy host.",
     "speedups": "Each point is a median with its 95% interval, filled in fast numerics and hollow in exact; where the "
     "interval holds 1, no difference is shown. The grey bar is what the devices could give at most, the dash what this "
-    "strategy would give if communication cost nothing. A run without a point has no speed-up.",
+    "strategy would give if communication cost nothing and devices did not slow each other down. A run without a point "
+    "has no speed-up.",
 }
 
 

@@ -51,10 +51,10 @@ def _efficiency(row: Row) -> str:
 
 LEGEND = (
     "speed-up: against single on this host, paired slices, median (95% interval; no difference is shown where that "
-    "holds 1); bound: the same if communication cost nothing; efficiency: speed-up over devices; over floor: loss "
-    "above the least that any model can reach; same model: losses and weights against the first run of the same "
-    "numerics; roof: a device's rate against that of a product of matrices of the same precision; energy: of all "
-    "devices, for a million samples"
+    "holds 1); bound: the same if communication cost nothing and devices did not slow each other down; efficiency: "
+    "speed-up over devices; over floor: loss above the least that any model can reach; same model: losses and weights "
+    "against the first run of the same numerics; roof: a device's rate against that of a product of matrices of the "
+    "same precision; energy: of all devices, for a million samples"
 )
 
 

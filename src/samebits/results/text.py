@@ -222,8 +222,8 @@ def say_speed(row: Row) -> str:
     if step is None or row.bound is None:
         return text + "."
     text += (
-        f": a step takes {milliseconds(step.strategy)}, on one device {milliseconds(step.single)}. Without "
-        f"communication a device needs {milliseconds(step.share)} for its share, which bounds the speed at "
+        f": a step takes {milliseconds(step.strategy)}, on one device {milliseconds(step.single)}. Alone, "
+        f"without communication, a device needs {milliseconds(step.share)} for its share, which bounds the speed at "
         f"{times_of(row.bound)}"
     )
     parts = [f"{lost / step.strategy:.0%} ({milliseconds(lost)}) {what}" for what, lost in _lost_parts(step, row)]

@@ -71,7 +71,7 @@ class Slices:
         return _ratio(self.seconds, "single", "strategy")
 
     def bound(self) -> Ratio | None:
-        """What the speed-up would be if communication cost nothing: ``single`` over ``share``."""
+        """The speed-up without communication and contention among devices: ``single`` over ``share``."""
         return _ratio(self.seconds, "single", "share")
 
     def price(self) -> Ratio | None:
