@@ -53,12 +53,6 @@ def test_every_room_stands_in_the_table():
     assert (len(packages) <= 11, len(set(MAY_IMPORT) - packages) <= 5) == (True, True)
 
 
-def test_the_table_of_contributing_is_this_one():
-    rows = re.findall(r"^\| `(\w+)` \| .*\|(.*)\|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-    told = {name: set(re.findall(r"`(\w+)`", allowed)) for name, allowed in rows if name in MAY_IMPORT}
-    assert told == {name: OF_THE_LOOSE.get(name, rooms) for name, rooms in MAY_IMPORT.items() if name != "__init__"}
-
-
 @pytest.mark.parametrize("module", FILES)
 def test_imports_keep_to_the_table(module):
     here = room(module)

@@ -71,6 +71,14 @@ def test_the_tree_of_the_readme_exists():
         assert (folder / line.split()[0]).exists(), line
 
 
+def test_clean_removes_what_the_readme_says():
+    table = (ROOT / "README.md").read_text().partition("| file or folder |")[2].partition("\n\n")[0]
+    written = {name.rstrip("/") for row in table.splitlines()[2:] for name in re.findall("`(.+?)`", row.split("|")[1])}
+    recipe = re.search(r"^clean:.*\n\trm -rf (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
+    assert written - {"mlflow.db", "mlartifacts"} <= {*recipe.split()}
+    assert not {"mlflow.db", "mlartifacts"} & {*recipe.split()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_modules_that_a_page_names_exist(page):
     for name in re.findall(r"`((?:[a-z_-]+/)+[a-z_]+\.py)`", page.read_text()):

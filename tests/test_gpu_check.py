@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, wait_for
 
 sys.path.append(str(ROOT / "tools"))
 import gpu_check
@@ -55,7 +55,16 @@ def test_what_fails_is_kept_without_whose_it_is(tmp_path, monkeypatch):
     assert check.steps["step"]["exit_code"] == 7
     assert check.steps["step"]["said"][-1] == "red"
     assert check.steps["step"]["said"][0] == "~/x http://me:***@host"
-    check.run("hangs", "sh", "-c", "echo here; exec sleep 600", minutes=0.05)  # a shell is there long before
+    communicate, began = subprocess.Popen.communicate, tmp_path / "began"
+
+    def out_of_time(process, timeout=None):
+        if timeout is None:
+            return communicate(process)
+        wait_for(began.exists)
+        raise subprocess.TimeoutExpired("hangs", timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", out_of_time)
+    check.run("hangs", "sh", "-c", f"echo here; touch {began}; exec sleep 3600", minutes=1)
     assert (check.steps["hangs"]["exit_code"], check.steps["hangs"]["said"]) == (124, ["here"])
 
 

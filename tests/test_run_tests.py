@@ -1,12 +1,15 @@
 """What the table of ``make test-all`` counts."""
 
 import json
+import re
+import shlex
 from collections import Counter
 
 import pytest
 from click.testing import CliRunner
 
 import run_tests
+from conftest import ROOT
 from run_tests import GROUPS, Outcome, main, read_outcome
 
 CASES = {
@@ -37,7 +40,14 @@ def test_a_group_of_tests(cases, code, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("areas", "code", "expected"), [([(5, 5), (3, 2)], 1, (7, 1)), ([(5, 5)], 0, (5, 0)), (None, 124, (0, 1))]
+    ("areas", "code", "expected"),
+    [
+        ([(5, 5), (3, 2)], 1, (7, 1)),
+        ([(5, 5)], 0, (5, 0)),
+        (None, 124, (0, 1)),
+        (None, 0, (0, 1)),
+        ([(0, 0)], 0, (0, 1)),
+    ],
 )
 def test_the_campaign_of_faults(areas, code, expected, tmp_path):
     report = tmp_path / "faults"
@@ -48,8 +58,11 @@ def test_the_campaign_of_faults(areas, code, expected, tmp_path):
     assert (outcome.passed, outcome.failed) == expected
 
 
-def test_a_host_whose_gpus_are_shown_runs_what_make_test_runs():
-    assert GROUPS["four-gpus"].select == GROUPS["quick"].select
+def test_the_quick_group_and_a_host_whose_gpus_are_shown_run_what_make_test_runs():
+    text = (ROOT / "Makefile").read_text()
+    two = re.search(r"^TWO := (.*)$", text, re.MULTILINE)[1]
+    command = re.search(r"^test: .*\n.* -m pytest (.*)$", text, re.MULTILINE)[1].replace("$(TWO)", two)
+    assert tuple(shlex.split(command)) == GROUPS["quick"].select == GROUPS["four-gpus"].select
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def main() -> None:
                 missed += 1
                 print(f"{path.relative_to(ROOT)}:{line}: {text.splitlines()[line - 1].strip()}")
     print(f"{total - missed} of {total} handlers of exceptions were reached")
-    sys.exit(missed > 0)
+    sys.exit(missed > 0 or not total)
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ import click
 from samebits.errors import HostError, exit_on_error, without_password
 from samebits.files import write_json
 from samebits.host import count_gpus, driver_facts, torch_build
-from samebits.numerics.environment import prepare_environment
+from samebits.numerics.environment import ENVIRONMENT, prepare_environment
 from samebits.records.provenance import git_state, versions
 from samebits.records.run import read_run
 from samebits.results.comparison import Comparison
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
 ROOT = Path(__file__).resolve().parent.parent
 _LINES = 60  # of what a failed command said
@@ -49,8 +49,9 @@ _FACTS = "from samebits.host import host_facts; print(host_facts().model_dump_js
 class Check:
     """Runs commands, each of which may fail, and keeps what they said."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, set_here: Collection[str] = ()) -> None:
+        """``set_here`` are variables that this process has set for itself."""
+        self.folder, self.set_here = folder, set_here
         self.steps: dict[str, dict[str, Any]] = {}
 
     def run(self, name: str, *command: str, minutes: float, cwd: Path = ROOT, **environ: str) -> str:
@@ -129,7 +130,8 @@ def tests(check: Check) -> None:
     """``tests/gpu``, the golden hashes of the CPU among them."""
     report = check.folder / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}", "tests/gpu"]
-    check.run("tests", *command, minutes=90)
+    unset = [f"--unset={name}" for name in sorted(check.set_here)]  # stages have to set them themselves
+    check.run("tests", "env", *unset, *command, minutes=120)
     if report.exists():
         cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest wrote it
         failed = {f"{case.get('classname')}::{case.get('name')}": said for case in cases if (said := _why(case))}
@@ -210,9 +212,10 @@ def main(only: tuple[str, ...], out: Path, *, without_gpu: bool) -> None:  # noq
     with exit_on_error():
         if not without_gpu and not _has_gpus():
             raise HostError(f"no GPU that torch can use: {_why_none()}", hint="see `samebits doctor`")
+        set_here = ENVIRONMENT.keys() - os.environ.keys()
         prepare_environment()  # for all that is started here
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            check = Check(Path(folder))
+            check = Check(Path(folder), set_here)
             git = git_state()
             for name in only or STEPS:
                 try:

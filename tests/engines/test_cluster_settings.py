@@ -26,6 +26,7 @@ def test_variables_go_before_the_file(tmp_path):
         "SAMEBITS_NODES": "4", "SAMEBITS_SLURM_PARTITION": "gpu", "SAMEBITS_SLURM_TIME": "1:00",
         "SAMEBITS_SLURM_ARGUMENTS": "--qos=high --comment='a b'",
     }  # fmt: skip
+    assert read_cluster(file, {"SAMEBITS_SLURM_ACCOUNT": "team"}).slurm.account == "team"
     slurm = Slurm(partition="gpu", account="ml", time="1:00", arguments=("--qos=high", "--comment=a b"))
     assert read_cluster(file, environ) == Cluster(nodes=4, slurm=slurm)
 

@@ -683,12 +683,13 @@ def test_where_stages_run_on_the_host_no_engine_is_asked():
 
 
 def test_compose_takes_the_gpus_again_once_they_answer(tmp_path):
-    overlay = "docker-compose.yml:docker-compose.cpu.yml"
-    assert compose_environment(tmp_path)["COMPOSE_FILE"] == overlay
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/nvidia-smi").write_text("#!/bin/sh\n")
-    (tmp_path / "bin/nvidia-smi").chmod(0o755)
-    environ = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    overlay, smi = "docker-compose.yml:docker-compose.cpu.yml", tmp_path / "bin/nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text("#!/bin/sh\nexit 9\n")
+    smi.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{smi.parent}:{os.environ['PATH']}"}
+    assert compose_environment(tmp_path, environ)["COMPOSE_FILE"] == overlay
+    smi.write_text("#!/bin/sh\n")
     assert "COMPOSE_FILE" not in compose_environment(tmp_path, environ)
     (tmp_path / ".env").write_text("COMPOSE_FILE=mine.yml\nOTHER=x\n")
     values = compose_environment(tmp_path, environ)

@@ -128,7 +128,8 @@ MORE = "one more than there are"
 @pytest.mark.parametrize("task", list(MODEL_OF_TASK))
 def test_trainings_have_the_bits_of_the_cpu(task, strategy, count, stage, data_dir, of_the_cpu):
     """Also when DataParallel and DistributedDataParallel share GPUs, in numbers that do not divide the shards."""
-    params = stage.write_params(small(task, oversubscribe=True, optimizer={"name": "adamw", "lr": 0.003}))
+    raw = small(task, oversubscribe=True, optimizer={"name": "adamw", "lr": 0.003}) | {"exact": {"shards": 16}}
+    params = stage.write_params(raw)
     data = data_dir(params)
     if task not in of_the_cpu:
         of_the_cpu[task] = train(stage, "single", data, CUDA_VISIBLE_DEVICES="")

@@ -29,6 +29,7 @@ def test_phases_of_one_gpu_add_up_to_its_step(stage, data_dir):
 @pytest.mark.gpus(2)
 def test_ddp_has_buckets_behind_events(stage, data_dir):
     found = divided(stage, data_dir, "ddp", 2)
+    assert found.traffic.buckets
     assert all(bucket.ready_ms < bucket.done_ms for bucket in found.traffic.buckets)
     assert found.bounds.all_reduces[-1].bus_gb_per_s > 0.1
 
@@ -37,4 +38,5 @@ def test_ddp_has_buckets_behind_events(stage, data_dir):
 def test_dp_copies_in_each_step(stage, data_dir):
     found = divided(stage, data_dir, "dp", 2)
     (rank,) = found.ranks
+    assert rank.noted
     assert all(min(turn.scatter, turn.replicate, turn.gather) > 0 for turn in rank.noted)

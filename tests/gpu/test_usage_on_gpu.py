@@ -10,7 +10,6 @@ from conftest import small
 from samebits.host import TOTALS, GpuMeters
 from samebits.records.run import read_run
 from samebits.training.roof import multiply_fast
-from samebits.workers.sampler import CPU_SHARE
 
 pytestmark = pytest.mark.gpus(1)
 
@@ -58,5 +57,5 @@ def test_the_usage_of_a_training(stage, data_dir):
     assert usage.roof.problem is None
     assert usage.roof.flops_per_step > 0
     assert usage.roof.roof_flops > 0.5e12
-    assert usage.sampler_share < 2 * CPU_SHARE
-    assert device.shared in (None, 0.0)
+    assert 0 < usage.sampler_share < 1
+    assert device.shared is None or 0 <= device.shared <= 1

@@ -116,8 +116,10 @@ def test_an_address_is_told_with_the_name_that_it_was_given_by():
 
 
 @pytest.mark.parametrize("master", ["127.0.0.1", "localhost", "::1"])
-def test_the_loopback_interface_serves_where_it_was_meant(master):
-    address = Address.of(Nodes(count=2, master=master))
+def test_the_loopback_interface_serves_where_it_was_meant(master, port):
+    if master == "::1" and ("lo", master) not in addresses.interfaces():
+        pytest.skip("this host's loopback interface has no address of IPv6")
+    address = Address.of(Nodes(count=2, master=master, port=port))
     address.check_mine()
     assert address.interface() == "lo"
     assert ("lo", address.ip) in addresses.interfaces()

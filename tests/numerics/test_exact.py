@@ -95,8 +95,10 @@ def test_the_real_wrappers_give_the_same_bits_with_any_number_of_devices(task, s
 @pytest.mark.slow
 def test_fast_numerics_do_not():
     case = {"model": "mlp", "fast": True, "steps": 20}
-    found = {probe(environ, [case])[0] for environ in FAST_BY_INSTRUCTION_SET if exact_probe.this_cpu_has(environ)}
-    assert len(found) > 1
+    possible = [environ for environ in FAST_BY_INSTRUCTION_SET if exact_probe.this_cpu_has(environ)]
+    if len(possible) < 2:
+        pytest.skip("this CPU has one set of instructions that PyTorch uses")
+    assert len({probe(environ, [case])[0] for environ in possible}) > 1
 
 
 @pytest.mark.parametrize("model", exact_probe.MODELS)

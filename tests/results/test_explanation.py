@@ -340,7 +340,9 @@ def test_the_report_begins_with_the_cause_and_every_figure_is_where_it_says(tmp_
     for figure in section.figures:
         value = eval(f"data{bracketed(figure.path)}", {"data": data})
         shown = value["value"] if isinstance(value, dict) else value
-        assert f"{shown:.3g}".rstrip("0.") in figure.value.replace(",", "") or shown == 0
+        text = f"{shown:.3g}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+        assert text in figure.value.replace(",", ""), figure
         assert figure.path in page
 
 

@@ -80,8 +80,10 @@ def test_refusals_name_the_operation_and_what_to_do(number):
 @pytest.mark.timeout(900)
 def test_every_operation_has_the_same_bits_everywhere():
     """Also those whose samples are not the golden ones on this host."""
-    probes = [probe(number) for number, environ in enumerate(ENVIRONMENTS) if this_cpu_has(environ)]
-    assert len(probes) > 1
+    possible = [number for number, environ in enumerate(ENVIRONMENTS) if this_cpu_has(environ)]
+    if len(possible) < 2:
+        pytest.skip("this CPU has one set of instructions that PyTorch uses")
+    probes = [probe(number) for number in possible]
     names = [name for name in probes[0] if len({found[name].get("inputs") for found in probes}) == 1]
     assert len(names) > FEWEST
     different = [name for name in names if len({found[name].get("hash") for found in probes}) > 1]

@@ -165,6 +165,7 @@ def test_a_half_model_of_what_the_store_refuses_has_failed(repository, monkeypat
 @pytest.mark.parametrize("status", ["FAILED", "KILLED"])
 def test_a_run_that_has_no_weights_has_no_model(status, repository):
     deliver(finish(start("early"), status))
+    assert len(runs()[1]) == 1
     assert models() == []
 
 

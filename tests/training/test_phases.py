@@ -147,6 +147,8 @@ def _queued_on(core, sender):
 
 def test_waiting_for_a_core_is_told_apart():
     """Four processes share one core: each waits for most of the time."""
+    if not os.access("/proc/self/schedstat", os.R_OK):
+        pytest.skip("this kernel does not say how long a thread waits for a core")
     core, context = min(os.sched_getaffinity(0)), multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     done = context.Event()
@@ -154,11 +156,13 @@ def test_waiting_for_a_core_is_told_apart():
     measured = context.Process(target=_queued_on, args=(core, sender))
     for process in (*others, measured):
         process.start()
-    assert receiver.poll(patient(300))
-    queued, seconds = receiver.recv()
-    done.set()
-    for process in (*others, measured):
-        process.join()
+    try:
+        assert receiver.poll(patient(300))
+        queued, seconds = receiver.recv()
+    finally:
+        done.set()
+        for process in (*others, measured):
+            process.join()
     assert seconds / 4 < queued < seconds
 
 
