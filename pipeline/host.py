@@ -7,11 +7,13 @@ Example:
   python pipeline/host.py
 """
 
+import os
 from pathlib import Path
 
 import click
 
 from samebits.data.user import sources
+from samebits.engines.launch import goes_elsewhere
 from samebits.errors import UserError
 from samebits.files import sha256_remembered, sha256_tree, write_json
 from samebits.host import count_cores, count_gpus, host_facts
@@ -35,7 +37,8 @@ def main(params: Params) -> None:
     gpus, cores = count_gpus(), count_cores()
     for strategy in params.train.strategies:  # a count that does not exist is told before anything trains
         for numerics in params.train.numerics:
-            place(strategy, params, numerics, gpus=gpus, cores=cores)
+            if not goes_elsewhere(strategy, os.environ):
+                place(strategy, params, numerics, gpus=gpus, cores=cores)
     write_json(Path("source.json"), {"source": source, "sha256": sha256_tree(Path(source)) if source else None})
     files = sources(params.data) if params.data.task == "file" else {}
     write_json(Path("files.json"), {key: sha256_remembered(file.path, MEMORY) for key, file in files.items()})

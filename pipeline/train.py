@@ -15,6 +15,7 @@ from typing import get_args
 
 import click
 
+from samebits.engines.endings import FOLDER as FOLDER_OF_ENDINGS
 from samebits.errors import from_exit_code
 from samebits.host.rendezvous import find_nodes
 from samebits.numerics.environment import prepare_environment
@@ -92,9 +93,11 @@ def make_data(folder: str) -> None:
     """Run stage prepare on this machine, in a process of its own: what computes cannot be forked from any more."""
     params_file = click.get_current_context().params["params_file"]
     script = Path(__file__).with_name("prepare.py")
-    done = subprocess.run([sys.executable, script, "--params", params_file, "--out-dir", folder], stdout=sys.stderr)
-    if done.returncode:
-        raise from_exit_code(done.returncode, "stage prepare failed on this machine", hint="see above")
+    command = [sys.executable, script, "--params", params_file, "--out-dir", folder]
+    environ = {**os.environ, FOLDER_OF_ENDINGS: ""}  # how this process ends is told there, and not how that one does
+    code = subprocess.run(command, stdout=sys.stderr, env=environ).returncode
+    if code:
+        raise from_exit_code(128 - code if code < 0 else code, "stage prepare failed on this machine", hint="see above")
 
 
 if __name__ == "__main__":

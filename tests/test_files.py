@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -240,6 +241,9 @@ def test_debug_shows_the_traceback(capsys):
         ("sent Authorization: Basic bWU6UzNDUkVUUzNDUkVU", "sent Authorization: Basic ***"),
         ("Bearer S3CRET.S3CRET-S3CRET_S3CRET is not known", "Bearer *** is not known"),
         ("http://db:5000/a@b, Basic authentication", "http://db:5000/a@b, Basic authentication"),
+        ("postgresql://me:S3CRET/S3CRET@db/mlflow", "postgresql://me:***@db/mlflow"),
+        ("http://me:S3CRET@S3CRET@db/a@b", "http://me:***@db/a@b"),
+        ("postgresql://db/mlflow?user=me&Password=S3CRET&x=1", "postgresql://db/mlflow?user=me&Password=***&x=1"),
     ],
 )
 def test_no_error_and_no_traceback_shows_a_password(text, shown, capsys):
@@ -253,6 +257,12 @@ def test_no_error_and_no_traceback_shows_a_password(text, shown, capsys):
 def test_what_is_not_expected_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), exit_on_error():
         1 / 0  # noqa: B018
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_cross_processes(signum):
+    error = from_exit_code(128 + signum, "a stage failed", "see above")
+    assert (type(error), error.exit_code) == (Interrupted, 128 + signum)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(2, UserError), (3, HostError), (4, WorkerError), (9, WorkerError)])

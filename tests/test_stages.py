@@ -113,6 +113,24 @@ def test_what_a_terminal_would_obey_is_written_out(command, above, capsys):
     assert all(line.isprintable() for line in said.splitlines())
 
 
+@stage
+def broken_stage(params):
+    raise KeyError("http://me:S3CRET@host")
+
+
+def test_a_bug_ends_with_4_since_1_is_a_verdict(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text("seed: 0")
+    monkeypatch.setenv("SAMEBITS_RUNTIME", "host")
+    with pytest.raises(SystemExit) as ended:
+        broken_stage.main([], prog_name="x")
+    assert ended.value.code == 4
+    said = capsys.readouterr().err
+    assert "Traceback" in said
+    assert "KeyError: 'http://me:***@host'" in said
+    assert "S3CRET" not in said
+
+
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
 def test_a_signal_that_python_swallows_is_not_lost(name, code):
     script = (

@@ -234,6 +234,7 @@ def reproduce(
         click.echo(what, err=True)
         return yes or agreed("run it?")
 
+    require_repository()
     with scratch_folder(Path(".samebits")) as folder:
         reproduction = train_again(run, folder, num_devices=num_devices, confirm=confirm)
     verdict = reproduction.verdict

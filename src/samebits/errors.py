@@ -51,7 +51,9 @@ class SamebitsError(WithHint, Exception):
 
 def without_password(text: str) -> str:
     """A text in which no address has its password, ``http://user:***@host``, and no header its credentials."""
-    text = re.sub(r"(://[^/\s:@]*):[^/\s@]*@", r"\1:***@", text)
+    # A password up to the last @ before the path; or with slashes in it, as SQLAlchemy takes it, unless it is a port.
+    text = re.sub(r"(://[^/\s:@]*):(?:[^/\s]*|(?!\d+/)[^\s@]*)@", r"\1:***@", text)
+    text = re.sub(r"(?i)([?&](?:password|passwd|pwd|token)=)[^&\s#]*", r"\1***", text)
     return re.sub(r"\b(Basic|Bearer) [\w+/.~=-]{16,}", r"\1 ***", text)
 
 
@@ -155,7 +157,7 @@ _BY_EXIT_CODE: dict[int, type[SamebitsError]] = {2: UserError, 3: HostError, 4: 
 
 def from_exit_code(exit_code: int, message: str, hint: str) -> SamebitsError | Interrupted:
     """Rebuild an error that crossed a process boundary as plain data."""
-    if exit_code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+    if exit_code in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
         return Interrupted(exit_code - 128)
     return _BY_EXIT_CODE.get(exit_code, WorkerError)(message, hint=hint)
 

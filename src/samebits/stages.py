@@ -8,12 +8,13 @@ import io
 import os
 import runpy
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from samebits.errors import UserError, counted, exit_on_error, printable
+from samebits.errors import UserError, WithHint, WorkerError, counted, exit_on_error, printable, without_password
 from samebits.host import caution, count_visible, torch_build
 from samebits.params import load_params
 
@@ -39,6 +40,11 @@ class _Ending(click.Command):
                 sys.exit(error.exit_code)
             except click.Abort:
                 raise KeyboardInterrupt from None
+            except (WithHint, MemoryError):
+                raise
+            except Exception:  # noqa: BLE001 - a bug: Python would end with 1, which a verdict does
+                sys.stderr.write(without_password(traceback.format_exc()))
+                sys.exit(WorkerError.exit_code)
         sys.exit(code if isinstance(code, int) else 0)
 
 

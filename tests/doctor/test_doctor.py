@@ -449,13 +449,13 @@ def test_credentials_are_used_and_never_shown(code, server, ask, monkeypatch):
     server.answer = (code, "{}")
     finding = ask(f"http://me:s3cr%40t@{server.host}")
     assert "s3cr" not in f"{finding.text}{finding.hint}"
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "s3cr@t")
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "you")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "too")
     ask(f"http://{server.host}")
     monkeypatch.delenv("MLFLOW_TRACKING_USERNAME")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "abc")
     ask(f"http://{server.host}")
-    assert [authorization for _, authorization in server.requests] == [BASIC, BASIC, "Bearer abc"]
+    assert [authorization for _, authorization in server.requests] == [BASIC, "Basic eW91OnRvbw==", "Bearer abc"]
 
 
 def test_a_server_is_asked_once_by_a_process_of_its_own(server, monkeypatch):

@@ -1,21 +1,26 @@
 """What an engine refuses: the SDK talks to a socket that answers as an engine would, which no real one does at will."""
 
+import gc
 import json
 import os
+import re
 import signal
 import tempfile
 import threading
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 from types import SimpleNamespace
 
 import pytest
 from docker.context.config import get_context_id
+from docker.models.images import Image
 
 from samebits.doctor.containers import containers
 from samebits.engines.container import _Relay, output
-from samebits.engines.docker import connect
+from samebits.engines.docker import connect, find_image, gpu_request, traits
+from samebits.engines.image import build_image, save_image
 from samebits.engines.spec import ContainerCommand
 from samebits.engines.stage import RUNTIME
 from samebits.errors import HostError
@@ -76,12 +81,16 @@ def engine():
 
 
 def output_of_true(environ, folder, gpus=0):
+    with closing(connect(environ)) as client:
+        return output_of_true_with(client, folder, gpus)
+
+
+def output_of_true_with(client, folder=Path(), gpus=0):
     image = SimpleNamespace(id="sha256:0", tags=["samebits:x"], labels={}, attrs={})
     command = ContainerCommand(
         argv=["true"], cwd=folder, mounts=[folder], tracking_uri="http://mlflow:5000", gpus=gpus, environ={}
     )
-    with closing(connect(environ)) as client:
-        return output(client, image, command)
+    return output(client, image, command)
 
 
 @pytest.mark.parametrize(
@@ -98,6 +107,35 @@ def test_a_container_that_the_engine_does_not_make_is_told(answer, why, engine, 
     assert caught.value.message.startswith("no container could be made: ")
     assert why in caught.value.message
     assert caught.value.hint == "see `docker info`"
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the SDK leaves a build's context open
+@pytest.mark.parametrize("answer", [(500, {"message": "it is ending"}), HANGS_UP])
+@pytest.mark.parametrize(
+    ("request_line", "ask"),
+    [
+        ("GET /info", traits),
+        ("GET /info", gpu_request),
+        ("GET /containers/json", lambda client: output_of_true_with(client)),
+        ("GET /images/samebits:x/json", lambda client: find_image(client, "samebits:x")),
+        ("POST /build", lambda client: build_image(client, "samebits:x", "cpu", base=None, torch_backend=None)),
+        ("GET /images/samebits:x/get", lambda client: save_image(Image(TAGGED, client=client), "samebits:x", FILE)),
+    ],
+)
+def test_an_engine_that_fails_is_the_hosts_fault(request_line, ask, answer, engine, tmp_path, monkeypatch):
+    """None of them may end in a traceback, nor blame a file for it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Dockerfile").touch()
+    environ, _ = engine(**{request_line: [answer]})
+    with closing(connect(environ)) as client, pytest.raises(HostError) as caught:
+        ask(client)
+    assert re.search("it is ending|Remote end closed connection", caught.value.message)
+    assert list(tmp_path.iterdir()) == [tmp_path / "Dockerfile"]
+    del caught
+    gc.collect()
+
+
+TAGGED, FILE = {"Id": "sha256:0", "RepoTags": ["samebits:x"]}, Path("image.tar")
 
 
 @pytest.mark.parametrize(("gpus", "looked_at"), [(0, "engine"), (2, "toolkit")])

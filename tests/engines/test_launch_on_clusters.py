@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from samebits.cli import main
 from samebits.engines import slurm
 from samebits.engines.endings import read_endings
 from samebits.engines.launch import ending_told, launcher, run_in_allocation
-from samebits.errors import HostError, UserError
+from samebits.errors import HostError, Interrupted, UserError
 from samebits.tracking import sender
 
 IMAGE = f"registry.example/samebits@sha256:{'a' * 64}"
@@ -51,6 +52,17 @@ def program(repository, monkeypatch):
         (folder / name).chmod(0o755)
 
     return write
+
+
+@pytest.mark.parametrize(("engine", "code"), [("slurm", 0), ("local", 3)])
+def test_devices_are_counted_where_a_training_goes(engine, code, stage):
+    """A login node has others than the cluster's machines."""
+    text = (ROOT / "params.yaml").read_text()
+    text = re.sub(r"num_devices: \S+", "num_devices: 8", re.sub(r"strategies: .*", "strategies: [single, ddp]", text))
+    (stage.folder / "params.yaml").write_text(text)
+    done = stage("host", SAMEBITS_LAUNCHER=engine, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == code, done.stderr
+    assert ("got 8, this host has" in done.stderr) == bool(code)
 
 
 def launch(*arguments):
@@ -146,6 +158,22 @@ def test_a_launch_waits_and_ends_as_the_machines_do(repository, program, monkeyp
     assert "--wait" in (repository / "arguments.txt").read_text().splitlines()
     environ = (repository / "environ.txt").read_text().splitlines()
     assert "SAMEBITS_LAUNCHER=local" in environ  # where it ends up, it trains
+
+
+def test_a_job_that_sbatch_has_not_numbered_is_cancelled_by_its_name(repository, program, monkeypatch):
+    program("sbatch", "#!/bin/sh\nexec sleep 3600\n")
+    program("scancel", '#!/bin/sh\necho "$@" >> scancelled.txt\n')
+
+    def interrupted(self, seconds=0.0):
+        raise Interrupted(signal.SIGTERM)
+
+    monkeypatch.setattr(slurm._Batch, "wait", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "slurm", *DDP])
+    assert ended.value.code == 143
+    job, *_ = re.findall(r"--job-name=(\S+)", launch("--dry-run", "slurm", *DDP).stdout)
+    (name,) = (repository / "scancelled.txt").read_text().split()
+    assert name.startswith(f"--name={job.rpartition('-')[0]}")
 
 
 ENDS = """#!/bin/sh

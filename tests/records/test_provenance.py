@@ -1,11 +1,16 @@
 """Commit, patch, packages and environment, in real repositories."""
 
+import email
+import json
 import os
 import shutil
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from samebits.records import provenance
 from samebits.records.provenance import capture, environment, git_changes, git_patch, git_state
 
 
@@ -107,7 +112,18 @@ def test_a_patch_has_no_file_whose_name_says_that_it_holds_secrets(name, is_take
     (repository / name).write_text("S3NTINEL\n")
     patch, omitted = git_patch()
     assert (b"S3NTINEL" in patch) == is_taken
-    assert omitted == [] if is_taken else [name]
+    assert omitted == ([] if is_taken else [name])
+
+
+def test_names_that_are_no_text_and_packages_without_a_version_end_nothing(repository, tmp_path, monkeypatch):
+    name = b"caf\xe9.key"
+    Path(os.fsdecode(bytes(repository) + b"/" + name)).write_text("x")
+    facts = [SimpleNamespace(metadata=email.message_from_string(text)) for text in ("Name: Whole\nVersion: 1\n", "")]
+    monkeypatch.setattr(provenance.metadata, "distributions", lambda: facts)
+    capture(tmp_path / "patch").write(tmp_path / "provenance.json")
+    written = json.loads((tmp_path / "provenance.json").read_text())
+    assert written["patch_omits"] == ["caf\\udce9.key"]
+    assert written["packages"] == {"whole": "1"}
 
 
 def test_machines_compare_the_code_that_was_changed(repository):

@@ -44,7 +44,12 @@ class Memory:
 
     def create_run(self, experiment, start_time, tags, run_name):
         info = SimpleNamespace(
-            run_id=f"{len(self.runs):032x}", experiment_id=experiment, name=run_name, began=start_time, end=None
+            run_id=f"{len(self.runs):032x}",
+            experiment_id=experiment,
+            name=run_name,
+            began=start_time,
+            end=None,
+            status="RUNNING",
         )
         data = SimpleNamespace(tags=dict(tags), params={}, metrics={}, points=set(), files=set(), inputs=set())
         self.runs[info.run_id] = SimpleNamespace(info=info, data=data)
@@ -73,7 +78,8 @@ class Memory:
         return []
 
     def set_terminated(self, run_id, status, end_time):
-        self.runs[run_id].info.end = (status, end_time)
+        info = self.runs[run_id].info
+        info.end, info.status = (status, end_time), status
 
     def told(self):
         """All of it, to be compared."""

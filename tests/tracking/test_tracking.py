@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -41,11 +42,11 @@ from samebits.params.schema import Tracking
 from samebits.records import log as events_of_a_log
 from samebits.records.log import LOGS, EndEvent, LossesEvent, line_of
 from samebits.records.provenance import GitState, Provenance, provenance_of
-from samebits.records.run import FILES, read_run
+from samebits.records.run import FILES, TRACE, read_run
 from samebits.results.remarks import SpokenRemark
 from samebits.results.verdict import compare_runs
 from samebits.tracking import comparison as comparing
-from samebits.tracking import delivery, reproduce, sender, store
+from samebits.tracking import delivery, recorder, reproduce, sender, store, ui
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import Delivery, deliver, sync
 from samebits.tracking.recorder import events, record_all
@@ -132,15 +133,19 @@ def test_delivering_again_changes_nothing(repository, lost):
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 2
 
 
-def test_what_the_store_refuses_is_kept_and_told(repository, monkeypatch):
+def test_what_was_refused_is_tried_again_by_hand(repository, monkeypatch):
     path = finish(start("refused"))
     refusal = MlflowException("no such thing", INVALID_PARAMETER_VALUE)
 
     def refuse(*arguments):
         raise refusal
 
-    monkeypatch.setattr(delivery.Recorder, "record", refuse)
-    assert sync() == (0, {path: "no such thing"})
+    with monkeypatch.context() as patch:
+        patch.setattr(delivery.Recorder, "record", refuse)
+        assert sync() == (0, {path: "no such thing"})
+        assert Delivery(path).done  # for the sender, which would try for ever
+        assert sync() == (0, {path: "no such thing"})
+    assert sync() == (1, {})
     assert sync() == (0, {})
 
 
@@ -228,6 +233,66 @@ def test_a_damaged_line_ends_the_run_with_all_that_stands_before_it(repository):
     client, (run,) = runs()
     assert run.info.status == "FAILED"
     assert losses_of(client, run) == [(1, 2.0), (2, 1.0)]
+
+
+def test_a_log_that_is_moved_away_or_is_another_users_holds_up_none(repository, serve, monkeypatch):
+    gone, secret = LOGS / "0-gone.jsonl", finish(start("1-secret"))
+    finish(start("2-sound"))
+    allowed = os.access
+    monkeypatch.setattr(events_of_a_log.os, "access", lambda path, mode: path != secret and allowed(path, mode))
+    assert Delivery(gone).done
+    assert (events_of_a_log.start_of(gone), events_of_a_log.writer_gone(gone)) == (None, True)
+    with monkeypatch.context() as patch:  # it was there when the logs were listed
+        patch.setattr(sender, "all_logs", lambda: [gone, LOGS / "2-sound.jsonl"])
+        serve()
+    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["2-sound"]
+    assert sync() == (0, {})
+
+
+def test_one_logs_own_trouble_does_not_hold_up_those_behind_it(repository, monkeypatch):
+    """As of an artifact that a proxy does not let through: the store itself answers."""
+    first, second = finish(start("1-troubled")), finish(start("2-sound"))
+    record = delivery.Recorder.record
+
+    def trouble(self, *events):
+        if getattr(events[0], "run", None) == "1-troubled":
+            raise OSError("413: too large")
+        return record(self, *events)
+
+    monkeypatch.setattr(delivery.Recorder, "record", trouble)
+    sending = sender.Sender()
+    assert sending._deliver([first, second]) is False
+    assert (Delivery(first).done, Delivery(second).done) == (False, True)
+
+
+@pytest.mark.parametrize("niceness", [0, 15])
+def test_a_sender_is_no_less_nice_than_its_training(niceness, monkeypatch):
+    """And a user who may not lower a niceness has the sender as it is."""
+    asked = []
+
+    def refuse(kind, process, priority):
+        asked.append(priority)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    monkeypatch.setattr(os, "getpriority", lambda kind, process: niceness)
+    sender._lower_priority(2**30)
+    assert asked == [max(10, niceness)]
+
+
+def test_a_servers_login_goes_to_that_server_alone(monkeypatch):
+    names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s3cr%40t@new.example:5000")
+    monkeypatch.setenv(names[0], "mine")
+    monkeypatch.delenv(names[1], raising=False)
+    client = connect("http://me:***@new.example:5000")
+    assert client.tracking_uri == "http://new.example:5000"
+    assert [os.environ.get(name) for name in names] == ["me", "s3cr@t"]
+    connect("http://old.example:5000")
+    assert [os.environ.get(name) for name in names] == ["mine", None]
+    assert connect("http://me:***@new.example:5000") is client
+    assert [os.environ.get(name) for name in names] == ["me", "s3cr@t"]
+    connect("http://old.example:5000")
 
 
 def test_a_request_whose_answer_is_lost_is_not_made_again(monkeypatch):
@@ -367,7 +432,8 @@ def test_a_sender_has_a_low_priority(repository):
     sender.start_sender(log.path)
 
     (process,) = wait_for(lambda: senders(repository, log.path))
-    wait_for(lambda: os.getpriority(os.PRIO_PROCESS, process) == sender.NICENESS)
+    expected = max(sender.NICENESS, os.getpriority(os.PRIO_PROCESS, 0))
+    wait_for(lambda: os.getpriority(os.PRIO_PROCESS, process) == expected)
     group = Path(f"/proc/{process}/autogroup")
     if group.exists():  # else this kernel shares cores out among processes alone
         wait_for(lambda: group.read_text().endswith(f" nice {sender.NICENESS}\n"))
@@ -564,6 +630,24 @@ def test_a_run_that_is_nowhere_is_left_out_of_the_comparison(repository, capsys)
     assert capsys.readouterr().err.startswith("runs/ddp-fast/run.json: no such file")
 
 
+def test_a_run_that_was_cut_off_while_it_was_recorded_again_is_completed(repository, monkeypatch):
+    write_files(repository / "runs" / "ddp-fast", ROW.run)
+    client = connect(tracking_uri())
+    record = partial(
+        comparing._child, client, store.experiment_id(client, "samebits"), ROW, Path("runs"), COMPARISON.params.tracking
+    )
+    with monkeypatch.context() as patch:
+        patch.setattr(recorder.Recorder, "_losses", lambda *_: (_ for _ in ()).throw(OSError("the store went away")))
+        with pytest.raises(OSError, match="went away"):
+            record()
+    (run,) = runs()[1]
+    assert run.info.status == "RUNNING"
+    assert record() == run.info.run_id
+    (run,) = runs()[1]
+    assert run.info.status == "FINISHED"
+    assert losses_of(client, run) == [(1, 2.0), (2, 1.5)]
+
+
 def test_a_key_that_does_not_say_when_a_run_began_leaves_that_to_its_file(repository):
     write_files(repository, "odd")
     os.utime(repository / "run.json", (1000, 1000))
@@ -614,6 +698,13 @@ def test_a_run_without_files_cannot_be_fetched(repository, tmp_path):
     deliver(finish(log))
     with pytest.raises(UserError, match=r"has no model\.safetensors\. hint: choose a training that has ended"):
         find_run_files(runs()[1][0].info.run_id, tmp_path)
+
+
+def test_outside_of_a_repository_no_store_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"has no params\.yaml"):
+        find_run_files("0" * 32, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_name_that_is_too_long_for_a_folder_is_no_run(repository, tmp_path):
@@ -709,6 +800,21 @@ def test_what_was_sampled_waits_for_a_store_that_is_away_at_the_end(repository, 
     assert watching._telemetry == {}
 
 
+def test_the_last_samples_wait_for_a_store_that_fails_just_then(repository, monkeypatch):
+    log = start("last")
+    deliver(log.path)  # it has begun in MLflow
+    watching = sender.Sender()
+    watching._watch([log.path])
+    watching._telemetry[log.path].sample()
+    finish(log)
+    with monkeypatch.context() as patch:
+        patch.setattr(delivery, "send", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        assert watching._deliver([log.path]) is False
+    watching._watch(watching._undelivered())
+    assert watching._deliver([log.path])
+    assert "system/cpu_utilization_percentage" in runs()[1][0].data.metrics
+
+
 def test_telemetry_that_could_not_be_delivered_is_kept(repository, monkeypatch):
     log = start("kept")
     deliver(log.path)
@@ -755,12 +861,13 @@ def finished(folder):
 def test_a_training_is_tracked_by_a_process_of_its_own(stage, data_dir, repository):
     (stage.folder / "mine.py").write_text(MODEL)
     params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
-    done = stage("train", "--strategy", "ddp", "--data-dir", str(data_dir(params)))
+    done = stage("train", "--strategy", "ddp", "--data-dir", str(data_dir(params)), "--trace")
     assert done.returncode == 0, done.stderr
     client, (run,) = finished(stage.folder)
     assert run.info.status == "FINISHED"
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 8
     assert {"host_fingerprint", "data_sha256", "git_commit"} <= set(run.data.tags)
+    assert TRACE in {file.path for file in client.list_artifacts(run.info.run_id)}
 
 
 @pytest.mark.parametrize(
@@ -956,13 +1063,14 @@ def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data
         assert [path for path in files if hidden.encode() in path.read_bytes()] == []
 
 
-def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_terminal_would_hide(tmp_path):
+def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_terminal_would_hide(tmp_path, monkeypatch):
     run_files(tmp_path, run_record())
     params = (ROOT / "params.yaml").read_text().replace("seed: 0", "seed: 9  # \u202e")
     (tmp_path / "params.yaml").write_text(params)
     patch = tmp_path / "git.patch"
     lines = ["+    os.system('\x1b[2K\rharmless')\u202e\tx", *(f"+line {number}" for number in range(500))]
     patch.write_bytes("\n".join(lines).encode())
+    monkeypatch.chdir(ROOT)
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     recorded = Recorded(
         run_id="0" * 32, folder=tmp_path, run=read_run(tmp_path), commit=commit, patch=patch, packages={"torch": "1.0"}
@@ -1112,3 +1220,70 @@ def test_a_store_whose_making_was_killed_is_made_again(tmp_path, monkeypatch):
     assert [one.name for one in client.search_experiments()] == ["Default"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".samebits", "mlflow.db"]
     assert sorted(path.name for path in (tmp_path / ".samebits").iterdir()) == ["store.lock"]
+
+
+def test_the_page_of_a_store_is_served_without_its_address_among_the_arguments(repository, monkeypatch):
+    """They are shown to every user of the host, and a database's address has a password."""
+    ran = []
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:S3CRET@db/mlflow")
+    monkeypatch.setattr(ui.os, "fork", lambda: 1)
+    monkeypatch.setattr(ui.os, "execve", lambda *call: ran.append(call))
+    ui.serve(free_port())
+    ((_, arguments, environ),) = ran
+    assert "S3CRET" not in " ".join(arguments)
+    assert environ["MLFLOW_BACKEND_STORE_URI"] == "postgresql://me:S3CRET@db/mlflow"
+
+
+PARENT = os.getppid()
+
+
+def test_the_address_is_announced_also_where_a_proxy_is_set(monkeypatch, capsys):
+    class Healthy(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which nobody answers
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    tries = iter([PARENT, 0])  # once, and then the server has ended
+    monkeypatch.setattr(ui.os, "getppid", lambda: next(tries))
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
+        ui._announce(server.server_port, PARENT)
+        server.shutdown()
+    assert f"Ready: http://127.0.0.1:{server.server_port}/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_verdict_is_told_also_where_mlflow_is_away_at_the_end(away, repository, monkeypatch, capsys):
+    write_files(repository / "run", ROW.run)
+    run = read_run(repository / "run")
+    recorded = Recorded(run_id="0" * 32, folder=repository, run=run, commit="HEAD", patch=None, packages={})
+
+    def log(reproduction):
+        if away:
+            raise HostError("MLflow cannot be reached", hint="later")
+
+    monkeypatch.setattr(reproduce, "fetch_run", lambda run_id, folder: folder)
+    monkeypatch.setattr(reproduce, "read_recorded", lambda run_id, folder: recorded)
+    monkeypatch.setattr(reproduce, "worktree", lambda recorded, scratch: nullcontext(scratch))
+    monkeypatch.setattr(reproduce, "train_again", lambda *_, **__: run)
+    monkeypatch.setattr(reproduce, "log_reproduction", log)
+    monkeypatch.setattr(Recorded, "describe", lambda _: "")
+    again = reproduce.reproduce("0" * 32, repository, num_devices=None, confirm=lambda _: True)
+    assert again.verdict.grade == "bitwise"
+    said = "the verdict stays untracked: MLflow cannot be reached. hint: later\n" if away else ""
+    assert capsys.readouterr().err == said
+
+
+def test_a_commit_that_is_no_text_can_be_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "i18n.commitEncoding="]
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    message = b"caf\xe9"
+    subprocess.run(["git", *name, "commit", "--quiet", "--allow-empty", "--file=-"], input=message, check=True)
+    assert reproduce._git("show", "--no-patch", "--format=%s", "HEAD").stdout.strip() == "caf\ufffd"

@@ -28,8 +28,9 @@ def make_migrated_store(tmp_path_factory):
 
 @pytest.fixture(name="repository")
 def make_repository(tmp_path, migrated_store, monkeypatch):
-    """A working directory with an empty MLflow store."""
+    """A working directory with params, and with an empty MLflow store."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").touch()
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     shutil.copy(migrated_store, tmp_path)
     return tmp_path

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch._utils import ExceptionWrapper
 
@@ -22,6 +23,22 @@ DATA_PARALLEL = sys.modules["torch.nn.parallel.data_parallel"]  # the package ha
 
 def make(strategy, *, gpus, params=PARAMS):
     return make_strategy(placed(strategy, params, gpus=gpus)[0], params.train)
+
+
+def test_workers_that_torchrun_starts_again_find_nothing_of_those_before(monkeypatch, port):
+    """Its store outlives them, with the keys by which they have told each other of what is done."""
+    kept = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in {**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    for attempt in ("0", "1"):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+        before = kept.num_keys()
+        strategy = DDPStrategy(CPU, "gloo", PARAMS.train)
+        strategy.setup()
+        strategy.first_alone(lambda: None)
+        strategy.close()
+        assert kept.num_keys() > before
 
 
 @pytest.mark.parametrize(

@@ -194,15 +194,18 @@ def disk(tmp_path):
     def mount(name, kib=64, *, read_only=False):
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", folder], check=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", folder]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:  # as of root in most containers
+            pytest.skip("this process may not mount a file system")
         mounted.append(folder)
         if read_only:
             subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
         return folder
 
     yield mount
-    for folder in mounted:
-        subprocess.run(["umount", "--lazy", folder], check=True)  # a sender may be at work in it
+    ended = [subprocess.run(["umount", "--lazy", folder]).returncode for folder in mounted]  # a sender may work there
+    assert not any(ended)
 
 
 @needs_root

@@ -1,5 +1,6 @@
 """Workers that fail, hang or are killed, and signals to the launcher."""
 
+import errno
 import json
 import os
 import re
@@ -265,6 +266,16 @@ def test_a_training_that_was_stopped_says_so_in_its_log(tmp_path, monkeypatch):
     events = [json.loads(line) for line in log.read_text().splitlines()]
     assert [event["event"] for event in events] == ["start", "end"]
     assert events[-1]["status"] == "KILLED"
+
+
+def test_a_run_whose_sender_cannot_be_started_keeps_its_log(tmp_path, monkeypatch, capsys):
+    def refuse(log):
+        raise OSError(errno.EAGAIN, "no more processes")
+
+    log = stopped_training(tmp_path, monkeypatch, refuse)
+    assert [json.loads(line)["event"] for line in log.read_text().splitlines()] == ["start", "end"]
+    said = capsys.readouterr().err
+    assert said.startswith("nobody delivers the training now, `samebits track sync` will: [Errno 11] no more processes")
 
 
 def test_a_signal_while_the_log_begins_ends_the_training(tmp_path, monkeypatch):

@@ -83,12 +83,22 @@ def test_whoever_comes_later_is_sent_away_and_those_that_train_hear_nothing(port
         assert first.reports() == second.reports() == []
 
 
+def test_once_a_thread_has_the_store_the_end_does_not_ask_it(port):
+    """A call of it may never come back where the link is down."""
+    with Meeting(node(0, port), seconds=200) as first:
+        second = Meeting(node(1, port), seconds=200)
+        second.hand_over()
+        second.__exit__(UserError, UserError("a signal", hint=""), None)
+        assert first.reports() == []
+        first.__exit__(UserError, UserError("another", hint=""), None)
+
+
 def test_two_of_one_number_are_told_to_all_before_they_have_met(port):
     with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
         second.join()
         with (
             pytest.raises(UserError, match=r"a node 1 has come to .* already"),
-            Meeting(node(1, port), seconds=9) as same,
+            Meeting(node(1, port), seconds=200) as same,
         ):
             same.join()
         assert [report.message for report in first.reports()] == [

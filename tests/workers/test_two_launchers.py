@@ -45,6 +45,36 @@ def test_a_training_over_two_launchers_has_the_bits_of_one_process(stage, launch
         assert (stage.folder / "out" / name).read_bytes() == (stage.folder / "alone" / name).read_bytes()
 
 
+MAKE_DATA = """
+import runpy, sys
+import click
+
+@click.command()
+@click.argument("script")
+@click.argument("folder")
+@click.option("--params", "params_file", default="params.yaml")
+def main(script, folder, params_file):
+    runpy.run_path(script)["make_data"](folder)
+
+main()
+"""
+
+
+def test_why_no_data_could_be_made_is_told_where_it_happened(stage, monkeypatch):
+    """Beside the ending that a cluster's job reads, which is that of the training."""
+    monkeypatch.chdir(stage.folder)
+    monkeypatch.setenv("SAMEBITS_LAUNCH", "endings")
+    monkeypatch.setenv("SAMEBITS_RUNTIME", "host")
+    stage.write_params(small(numerics=["exact"]))
+    (stage.folder / "taken").write_text("no folder")
+    environ = {**os.environ, "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "localhost"}
+    command = [sys.executable, "-c", MAKE_DATA, stage.script("train"), "taken"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert "error: taken: taken is in the way: File exists" in done.stderr
+    assert "UserError: stage prepare failed on this machine. hint: see above" in done.stderr
+    assert not (stage.folder / "endings/node1.json").exists()
+
+
 @pytest.mark.usefixtures("repo")
 def test_the_doctor_sees_both_and_what_is_between_them(stage, launchers):
     stage.write_params(small())

@@ -14,7 +14,7 @@ from packaging.version import Version
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.doctor.machine import LOW_DISK, MIN_DISK, size
 from samebits.engines.container import output
-from samebits.engines.docker import connect, find_image, gpu_request, toolkit_version
+from samebits.engines.docker import connect, find_image, gpu_request, info_of, toolkit_version
 from samebits.engines.image import facts_of, wanted_image
 from samebits.engines.stage import INSIDE, RUNTIME, Place, command_for
 from samebits.errors import HostError, counted, first_line
@@ -80,7 +80,7 @@ def image(present: Image | None, name: str) -> Finding:
 @check("container disk")
 def engine_disk(client: DockerClient) -> Finding:
     """Room where the engine keeps images."""
-    root = Path(client.info()["DockerRootDir"])
+    root = Path(info_of(client)["DockerRootDir"])
     try:
         free = shutil.disk_usage(root).free
     except OSError as error:  # an engine in a machine of its own

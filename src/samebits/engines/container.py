@@ -11,9 +11,9 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
-from samebits.engines.docker import address_of
+from samebits.engines.docker import address_of, engine_errors
 from samebits.engines.spec import ContainerCommand, create_arguments, sweep
-from samebits.errors import HostError, UserError, first_line
+from samebits.errors import HostError, UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,23 +32,16 @@ def _new_container(client: DockerClient, image: Image, command: ContainerCommand
     from docker.errors import APIError
     from requests import RequestException
 
-    sweep(client)
-    try:
+    with engine_errors("no container could be made"):
+        sweep(client)
         container = client.containers.create(**create_arguments(client, image, command))
-    except (APIError, RequestException) as error:
-        raise HostError(f"no container could be made: {_why(error)}", hint="see `docker info`") from None
+    hint = "`samebits doctor` looks at the toolkit" if command.gpus else "`samebits doctor` looks at the engine"
     try:
-        yield container
-    except (APIError, RequestException) as error:
-        hint = "`samebits doctor` looks at the toolkit" if command.gpus else "`samebits doctor` looks at the engine"
-        raise HostError(f"the container could not be run: {_why(error)}", hint=hint) from None
+        with engine_errors("the container could not be run", hint):
+            yield container
     finally:
         with suppress(APIError, RequestException):
             container.remove(force=True, v=True)
-
-
-def _why(error: Exception) -> str:
-    return first_line(str(getattr(error, "explanation", None) or error))
 
 
 def run(client: DockerClient, image: Image, command: ContainerCommand) -> int:

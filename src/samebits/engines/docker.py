@@ -6,18 +6,37 @@ import os
 import re
 import shutil
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from samebits.errors import HostError, UserError, few, first_line
 from samebits.host import allowed_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from docker import DockerClient as DockerClient
     from docker.models.images import Image as Image
     from docker.types import DeviceRequest
+
+
+@contextmanager
+def engine_errors(what: str = "the container engine fails", hint: str = "see `docker info`") -> Iterator[None]:
+    """Raise HostError for what the engine, or the connection to it, fails of."""
+    from docker.errors import DockerException
+    from requests import RequestException
+
+    try:
+        yield
+    except (DockerException, RequestException) as error:
+        raise HostError(f"{what}: {why(error)}", hint=hint) from None
+
+
+def why(error: Exception) -> str:
+    """What the engine says, in one line."""
+    return first_line(str(getattr(error, "explanation", None) or error))
+
 
 SOCKET = "unix:///var/run/docker.sock"
 _SECONDS = 30
@@ -73,9 +92,15 @@ def address_of(environ: Mapping[str, str] = os.environ) -> str:
     return str(context.Host).removeprefix("http+") if context and context.Host else SOCKET
 
 
+def info_of(client: DockerClient) -> dict[str, Any]:
+    """What the engine says of itself. Raises HostError: it fails."""
+    with engine_errors():
+        return client.info()
+
+
 def traits(client: DockerClient) -> set[str]:
     """What an engine does to processes: ``rootless``, ``userns``, ``selinux`` and others, by its own names."""
-    options = client.info().get("SecurityOptions") or []
+    options = info_of(client).get("SecurityOptions") or []
     return {part.removeprefix("name=") for option in options for part in option.split(",")}
 
 
@@ -90,7 +115,7 @@ def gpu_request(client: DockerClient) -> DeviceRequest | None:
     """
     from docker.types import DeviceRequest
 
-    info, allowed = client.info(), allowed_gpus()
+    info, allowed = info_of(client), allowed_gpus()
     if allowed is not None and not allowed:
         hint = "see what nvidia-smi says, or set SAMEBITS_RUNTIME=host"
         raise HostError("no GPU that this process may use can be read, so a container can be given none", hint=hint)
@@ -116,17 +141,16 @@ def find_image(client: DockerClient, name: str) -> Image | None:
     """
     from docker.errors import APIError, ImageNotFound
 
-    try:
-        return client.images.get(name)
-    except ImageNotFound:
-        return None
-    except APIError as error:
-        why = first_line(str(error.explanation or error))
-        if error.is_client_error():
-            raise UserError(
-                f"{name}: {why}", hint="name an image as registry/name:tag, or unset SAMEBITS_IMAGE"
-            ) from None
-        raise HostError(f"the container engine fails: {why}", hint="see `docker info`") from None
+    with engine_errors():
+        try:
+            return client.images.get(name)
+        except ImageNotFound:
+            return None
+        except APIError as error:
+            if not error.is_client_error():
+                raise
+            hint = "name an image as registry/name:tag, or unset SAMEBITS_IMAGE"
+            raise UserError(f"{name}: {why(error)}", hint=hint) from None
 
 
 def toolkit_version() -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
-from samebits.engines.docker import find_image
+from samebits.engines.docker import engine_errors, find_image
 from samebits.errors import HostError, UserError, first_line, reason
 from samebits.files import Part, atomic, read_json, regular, sha256, write_json
 from samebits.records.provenance import git_state
@@ -69,14 +69,16 @@ def build_image(
         arguments["BASE_IMAGE"] = base
     if torch_backend:
         arguments["TORCH_BACKEND"] = torch_backend
-    events = client.api.build(
-        path=str(Path.cwd()), tag=name, buildargs=arguments, rm=True, forcerm=True, decode=True, use_config_proxy=True
-    )
-    for event in events:
-        sys.stderr.write(event.get("stream") or event.get("status", ""))
-        if "error" in event:
-            hint = "see the lines above; without the network, see docs/guides/containers.md"
-            raise HostError(f"the image could not be built: {str(event['error']).strip()}", hint=hint)
+    hint = "see the lines above; without the network, see docs/guides/containers.md"
+    with engine_errors("the image could not be built", hint):
+        events = client.api.build(
+            path=str(Path.cwd()), tag=name, buildargs=arguments, rm=True, forcerm=True, decode=True,
+            use_config_proxy=True,
+        )  # fmt: skip
+        for event in events:
+            sys.stderr.write(event.get("stream") or event.get("status", ""))
+            if "error" in event:
+                raise HostError(f"the image could not be built: {str(event['error']).strip()}", hint=hint)
 
 
 def require_image(client: DockerClient, name: str, environ: Mapping[str, str] = os.environ) -> Image:
@@ -139,7 +141,8 @@ def save_image(image: Image, name: str, file: Path) -> list[Path]:
 
     The exact image is kept so because registries delete old ones.
     """
-    with atomic(file) as temporary, temporary.open("wb") as stream:
+    failed = engine_errors("the engine does not give the image")
+    with atomic(file) as temporary, temporary.open("wb") as stream, failed:
         for chunk in image.save(named=name if name in image.tags else bool(image.tags)):
             stream.write(chunk)
     facts = facts_of(image)
@@ -178,13 +181,15 @@ def load_image(client: DockerClient, file: Path) -> str:
             f"{file}: SHA-256 {digest[:12]}, expected {record.sha256[:12]}: it is not whole",
             hint="copy it again",
         )
-    try:
-        with file.open("rb") as stream:
+    with file.open("rb") as stream, engine_errors():
+        try:
             images = client.images.load(stream)
-    except DockerException as error:
-        if "no space left" in str(error):
-            raise HostError(f"{file}: the engine has no space left for it", hint="see `docker system df`") from None
-        raise UserError(f"{file}: the engine takes no image from it: {first_line(str(error))}", hint=named) from None
+        except DockerException as error:
+            if "no space left" in str(error):
+                hint = "see `docker system df`"
+                raise HostError(f"{file}: the engine has no space left for it", hint=hint) from None
+            what = f"{file}: the engine takes no image from it: {first_line(str(error))}"
+            raise UserError(what, hint=named) from None
     if [_layers(image) for image in images] != [record.layers]:  # an id depends on the engine's way of keeping images
         raise UserError(f"{file}: holds another image than {record.name}", hint="copy both files again")
     return record.name

@@ -297,6 +297,6 @@ def _reachable(uri: str) -> str:
     if parts.scheme in ("", "file", "sqlite") or host in ("localhost", "::1") or host.startswith("127."):
         hint = "name a server that pods reach, or unset it: runs then go to mlflow.db on the claim"
         raise UserError(f"MLFLOW_TRACKING_URI: {uri} is on this machine, where no pod reaches it", hint=hint)
-    if "@" in parts.netloc:
+    if "@" in parts.netloc or without_password(uri) != uri:
         raise UserError("MLFLOW_TRACKING_URI has a name or a password in it: everybody could read it", hint=_ELSEWHERE)
     return uri

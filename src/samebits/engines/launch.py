@@ -72,6 +72,11 @@ def launcher(environ: Mapping[str, str]) -> Launcher:
     return cast("Launcher", value)
 
 
+def goes_elsewhere(strategy: str | None, environ: Mapping[str, str]) -> bool:
+    """Whether a training of this strategy runs on a cluster's machines. Raises what ``launcher`` does."""
+    return launcher(environ) != "local" and strategy not in _ONE_MACHINE
+
+
 def hand_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, str]) -> bool:
     """Run this stage elsewhere if it belongs there, to its good end; else return False.
 
@@ -80,7 +85,7 @@ def hand_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, s
         HostError: the engine does not take it.
         SamebitsError: what the machines failed of.
     """
-    if launcher(environ) == "local" or strategy in _ONE_MACHINE:
+    if not goes_elsewhere(strategy, environ):
         return False
     from samebits.engines.slurm import run_on_slurm  # here, because every stage asks, and few are handed over
 

@@ -283,6 +283,14 @@ class _Batch(_Running):
                 return
         super().stop(signum)
 
+    def cancel(self) -> None:
+        """As above; a job whose number ``sbatch`` has not said may have been taken all the same, under its name."""
+        if self._process.poll() is None and not self.number():
+            self._process.kill()
+            self._process.wait()
+            _slurm("scancel", f"--name={self.job.name}")
+        super().cancel()
+
     def last_words(self) -> str:
         """The last line that the job wrote to stderr, or else what ``sbatch`` said."""
         written = (self.job.folder / "stderr").read_text(encoding="utf-8", errors="replace")

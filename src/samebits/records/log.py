@@ -152,15 +152,15 @@ def parse_event(line: bytes, log: Path) -> Event:
 
 
 def all_logs() -> list[Path]:
-    """The logs of this repository, by name; a folder or a pipe of such a name is none."""
-    return [path for path in sorted(LOGS.glob("*.jsonl")) if path.is_file()]
+    """The logs of this repository that this user may read, by name; a folder or a pipe of such a name is none."""
+    return [path for path in sorted(LOGS.glob("*.jsonl")) if path.is_file() and os.access(path, os.R_OK)]
 
 
 def start_of(log: Path) -> StartEvent | ComparedEvent | None:
-    """The event that a log begins with; None if it is not written yet, or is damaged or another version's."""
-    with log.open("rb") as stream:
-        line = stream.readline()
-    with suppress(UserError):
+    """The event that a log begins with; None if it is not written yet, is damaged or another version's, or is gone."""
+    with suppress(UserError, FileNotFoundError):
+        with log.open("rb") as stream:
+            line = stream.readline()
         event = parse_event(line, log) if line.endswith(b"\n") else None
         return event if isinstance(event, StartEvent | ComparedEvent) else None
     return None
@@ -236,10 +236,12 @@ class RunLog:
 
 
 def writer_gone(log: Path) -> bool:
-    """Whether no process has the log open for writing any more."""
-    with log.open("rb") as stream:
-        try:
+    """Whether no process has the log open for writing any more, or nobody finds it, since it was moved away."""
+    try:
+        with log.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        pass
     return True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from samebits.errors import first_line
+from samebits.errors import first_line, printable
 from samebits.files import Part, Record, scratch_folder
 from samebits.host import installed
 
@@ -190,12 +190,12 @@ def capture(patch_file: Path) -> Provenance:
             patch_file.write_bytes(text)
             patch = patch_file.name
     facts = [item.metadata for item in metadata.distributions()]  # each time that it is asked, it is read again
-    packages = {(item["Name"] or "").lower(): item["Version"] for item in facts}
+    packages = {item["Name"].lower(): item["Version"] for item in facts if item["Name"] and item["Version"]}
     return Provenance(
         git=git,
         patch=patch,
         patch_problem=problem,
-        patch_omits=tuple(omitted),
+        patch_omits=tuple(map(printable, omitted)),
         packages=dict(sorted(packages.items())),
         environment=environment(),
     )

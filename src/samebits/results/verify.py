@@ -32,7 +32,6 @@ BITS = (WEIGHTS, LOSSES)
 
 QUICK_STEPS = 10
 _DATA = ("data/train.safetensors", "data/card.json")
-_SECONDS_TO_STOP = 40  # for a stage that was interrupted: its launcher gives workers 30 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,7 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
         try:
             code = stage.wait()
         except KeyboardInterrupt:  # a terminal sends Ctrl-C to the stage too
-            code = stage.wait(_SECONDS_TO_STOP) or 128 + signal.SIGINT
+            code = stage.wait() or 128 + signal.SIGINT  # whatever it waits for has an end, or a second Ctrl-C
         finally:
             signal.signal(signal.SIGTERM, before)
     if code:

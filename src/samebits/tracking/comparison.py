@@ -109,7 +109,7 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
 def _child(client: MlflowClient, experiment: str, row: Row, runs: Path, tracking: Tracking) -> str | None:
     """The run of a row, recorded again from its files if MLflow does not have it."""
     known = find_run(client, experiment, row.run)
-    if known is not None:
+    if known is not None and not (known.info.status == "RUNNING" and "restored" in known.data.tags):  # was cut off
         return str(known.info.run_id)
     try:
         run = read_run(runs / row.name)

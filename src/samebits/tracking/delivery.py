@@ -51,14 +51,14 @@ class Delivery:
 
     def __init__(self, log: Path) -> None:
         self._log, self._file = log, log.with_suffix(".state.json")
-        self.state = State()
+        self.state, self._foreign = State(), False
         if self._file.exists():
             try:
                 self.state = State.read(self._file, made_by="samebits track sync")
             except DamagedError:
                 pass  # all is delivered again, which changes nothing
             except UserError as error:  # another version of samebits has it in its care
-                self.state = State(refused=str(error))
+                self.state, self._foreign = State(refused=str(error)), True
 
     @property
     def client(self) -> MlflowClient:
@@ -80,11 +80,20 @@ class Delivery:
             self._set(uri=uri)
             self._save()
 
+    def try_again(self) -> None:
+        """Forget that MLflow, or this version, refused the rest: what was in the way may have been mended."""
+        if self.state.refused is not None and not self._foreign:
+            self._set(refused=None)
+            self._save()
+
     @property
     def done(self) -> bool:
-        """Whether nothing is left to be delivered, or what is left was refused."""
-        whole = self.state.ended and self.state.offset == self._log.stat().st_size
-        return whole or self.state.refused is not None
+        """Whether nothing is left to be delivered, or what is left was refused or has been moved away."""
+        try:
+            size = self._log.stat().st_size
+        except FileNotFoundError:
+            return True
+        return (self.state.ended and self.state.offset == size) or self.state.refused is not None
 
     def _pending(self) -> Iterator[tuple[int, list[Event]]]:
         """Whole lines that were not delivered, with the offset behind them; losses come together, as one call's points.
@@ -188,8 +197,10 @@ def deliver(log: Path, telemetry: Telemetry | None = None) -> bool:
     with locked(log.with_suffix(".lock")):
         delivery = Delivery(log)
         gone = writer_gone(log)  # asked before reading, so that nothing written last is missed
+        if telemetry is not None:  # before the end, after which nobody asks for it
+            delivery.send_telemetry(telemetry)
         delivery.deliver()
-        if telemetry is not None:
+        if telemetry is not None:  # of a run that has just begun
             delivery.send_telemetry(telemetry)
         if gone and not delivery.done:
             delivery.abandon()
@@ -203,11 +214,15 @@ def sync() -> tuple[int, dict[Path, str]]:
     """
     count, problems = 0, {}
     for log in all_logs():
-        if Delivery(log).done or not writer_gone(log):
+        if not writer_gone(log):
             continue
         try:
             with locked(log.with_suffix(".lock")):
-                Delivery(log).aim(without_password(tracking_uri()))
+                delivery = Delivery(log)
+                delivery.try_again()
+                if delivery.done:
+                    continue
+                delivery.aim(without_password(tracking_uri()))
             deliver(log)
         except Exception as error:  # noqa: BLE001 - each log is told of
             problems[log] = one_line(str(error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,7 +134,10 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
             verdict=compare_runs(recorded.run, again),
             differences=settings_that_differ(recorded.run, again),
         )
-        log_reproduction(reproduction)
+        try:
+            log_reproduction(reproduction)
+        except HostError as error:
+            sys.stderr.write(f"the verdict stays untracked: {error}\n")
     return reproduction
 
 
@@ -245,6 +249,6 @@ def _values(text: str) -> dict[str, Any]:
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:
         raise HostError(f"git cannot be run: {reason(error)}", hint="install git") from None

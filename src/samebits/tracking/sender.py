@@ -21,7 +21,7 @@ from samebits.records.provenance import Provenance, provenance_of
 from samebits.tracking.comparison import log_comparison
 from samebits.tracking.delivery import Delivery, deliver
 from samebits.tracking.recorder import metric
-from samebits.tracking.store import locked
+from samebits.tracking.store import answers, locked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +69,8 @@ def taken_over() -> Iterator[None]:
 
 def _lower_priority(process: int) -> None:
     """From its first import on, and as a group: Linux shares cores out among sessions first, then within each."""
-    os.setpriority(os.PRIO_PROCESS, process, NICENESS)
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     with suppress(OSError):
         Path(f"/proc/{process}/autogroup").write_text(str(NICENESS))
 
@@ -174,22 +175,24 @@ class Sender:
     def _deliver(self, logs: list[Path]) -> bool:
         """Deliver what each log has now.
 
-        False if a store was not there, which is then not asked again at once.
+        False if one of them failed, which is then not tried again at once, nor is another one of a store that is away.
         """
-        away = set()
+        away, failed = set[str](), False
         for log in logs:
-            uri = Delivery(log).uri
-            if uri in away:
-                continue
+            uri = None
             try:
-                deliver(log, self._telemetry.get(log))
-            except Exception as error:  # noqa: BLE001 - whatever the store's trouble is, it may pass
-                away.add(uri)
+                uri = Delivery(log).uri
+                if uri not in away:
+                    deliver(log, self._telemetry.get(log))
+            except Exception as error:  # noqa: BLE001 - whatever the trouble is, it may pass
+                failed = True
+                if uri and not answers(uri):
+                    away.add(uri)
                 said = one_line(str(error))  # without a password, which a driver's words may have
                 if self._said.get(log) != said:
                     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {log.name}: {said}\n")
                     self._said[log] = said
-        return not away
+        return not failed
 
     def _watch(self, alive: list[Path]) -> None:
         """Sample the host beside each training that goes on."""

@@ -14,6 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from samebits.errors import HostError, UserError, one_line, without_password
 from samebits.files import scratch_folder
+from samebits.params import require_repository
 from samebits.records.log import LOGS
 from samebits.records.run import FILES, read_run
 
@@ -51,9 +52,24 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-@cache
 def connect(uri: str) -> MlflowClient:
-    """A client of the store; one process at a time may create a fresh SQLite file."""
+    """A client of the store, to be used before the next one is asked for: MLflow has one login for all servers."""
+    _log_in(uri)
+    return _client(uri)
+
+
+def answers(uri: str) -> bool:
+    """Whether the store answers now, whatever it refuses."""
+    try:
+        connect(uri).search_experiments(max_results=1)
+    except Exception:  # noqa: BLE001 - drivers of databases have their own
+        return False
+    return True
+
+
+@cache
+def _client(uri: str) -> MlflowClient:
+    """One process at a time may create a fresh SQLite file."""
     # The sender itself tries again, and asks first: a request whose answer was lost may have made a run.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
@@ -64,7 +80,7 @@ def connect(uri: str) -> MlflowClient:
 
     file = file_of(uri)
     if file is None:
-        return MlflowClient(tracking_uri=_with_password(uri))
+        return MlflowClient(tracking_uri=_address_of(uri))
     with locked(_STORE_LOCK):
         _make_whole(file)
         client = MlflowClient(tracking_uri=uri)
@@ -106,20 +122,40 @@ def address_parts(uri: str) -> SplitResult:
         raise UserError(f"MLFLOW_TRACKING_URI: {uri}: {error}", hint="as in https://mlflow.example:5000") from None
 
 
-def _with_password(uri: str) -> str:
-    """The address in the environment, if ``uri`` is that without its password.
-
-    A server's password goes to MLflow by its own variables: addresses it prints.
-    """
+def _with_password(uri: str) -> SplitResult:
+    """The parts of the address in the environment, if ``uri`` is that without its password; else those of ``uri``."""
     known = tracking_uri()
-    if without_password(known) != uri:
-        return uri
-    parts = address_parts(known)
-    if parts.scheme not in ("http", "https") or not parts.password:
-        return known
-    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username or "")
-    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return address_parts(known if without_password(known) == uri else uri)
+
+
+def _is_login(parts: SplitResult) -> bool:
+    """Whether an address has a password that MLflow takes by variables of its own: addresses it prints."""
+    return parts.scheme in ("http", "https") and bool(parts.password)
+
+
+def _address_of(uri: str) -> str:
+    """The address that MLflow is given."""
+    parts = _with_password(uri)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]) if _is_login(parts) else parts)
+
+
+_borrowed: dict[str, tuple[str | None, str]] = {}
+"""The user's own login, by variable, while that of an address stands in its place, which comes second."""
+
+
+def _log_in(uri: str) -> None:
+    """Let MLflow's variables hold this store's login, which no other server is to see."""
+    for name, (own, lent) in _borrowed.items():
+        if os.environ.get(name) == lent:
+            del os.environ[name]
+            os.environ.update({name: own} if own is not None else {})
+    _borrowed.clear()
+    parts = _with_password(uri)
+    if _is_login(parts):
+        login = {"MLFLOW_TRACKING_USERNAME": parts.username, "MLFLOW_TRACKING_PASSWORD": parts.password}
+        for name, value in login.items():
+            _borrowed[name] = os.environ.get(name), unquote(value or "")
+            os.environ[name] = _borrowed[name][1]
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
@@ -175,6 +211,7 @@ def find_run_files(reference: str, scratch: Path) -> records.Run:
     if not _RUN_ID.fullmatch(reference):
         hint = "give a run's folder such as runs/single-fast, or the id of an MLflow run"
         raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)
+    require_repository()  # elsewhere a store would be made
     return read_run(_download(reference, scratch))
 
 

@@ -150,9 +150,9 @@ def serve(port: int) -> None:
     if os.fork() == 0:
         _announce(port, server)
         os._exit(0)
-    arguments = ["-m", "mlflow", "ui", "--backend-store-uri", uri]
-    arguments += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-    environ = {**os.environ, "PYTHONWARNINGS": "ignore"}  # its libraries' own
+    arguments = ["-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    # PYTHONWARNINGS are its libraries'; the store may have a password, which arguments show to all.
+    environ = {**os.environ, "PYTHONWARNINGS": "ignore", "MLFLOW_BACKEND_STORE_URI": uri}
     environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes for what nobody asks here
     os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
 
@@ -160,9 +160,10 @@ def serve(port: int) -> None:
 def _announce(port: int, server: int) -> None:
     """Print the address below the server's first messages, where a reader looks; end with the server."""
     root = f"http://127.0.0.1:{port}"
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this host's own
     while os.getppid() == server:
         try:
-            with urllib.request.urlopen(f"{root}/health", timeout=5):  # noqa: S310 - this host's own
+            with opener.open(f"{root}/health", timeout=5):
                 click.echo(f"\nReady: {root}{known_link()} (Ctrl-C ends it)", err=True)
                 return
         except OSError:

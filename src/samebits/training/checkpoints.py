@@ -48,7 +48,7 @@ _CODE = ("numerics", "params", "training")  # packages that a result is a functi
 _RESULT_OF = {"global_batch_size", "epochs", "optimizer", "schedule", "clip_grad_norm"}
 _FAST_RESULT_OF = _RESULT_OF | {"grad_accum_steps", "precision", "compile", "cuda_graphs", "ddp"}
 
-GRACE_SECONDS = 10.0  # for the steps that are under way and the checkpoint; the launcher waits 30 s before SIGKILL
+GRACE_SECONDS = 10.0  # for the steps that are under way and the checkpoint; the launcher waits longer before SIGKILL
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
@@ -209,7 +210,10 @@ class DDPStrategy(SingleDeviceStrategy):
         if self._ring:
             _hold_to_ring(os.environ)
         url = os.environ.get(INIT_METHOD, "env://")
-        self._store, *_ = next(rendezvous(url, self.rank, self.world_size))
+        store, *_ = next(rendezvous(url, self.rank, self.world_size))
+        # torchrun keeps its store when it starts workers again, and with it what those before have left there.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store: Any = PrefixStore(f"attempt{attempt}", store)  # Any: its set takes bytes, too
         dist.init_process_group(
             self._backend,
             store=self._store,

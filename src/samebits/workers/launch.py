@@ -136,15 +136,21 @@ def _ended(log: RunLog | None) -> Iterator[None]:
 
 def _log(start: StartEvent, start_sender: Callable[[Path], object]) -> RunLog | None:
     """The log of a training, which is being delivered; None if there can be none, since no training ends for that."""
+    log = None
     try:
         log = RunLog(LOGS / f"{start.run}.jsonl")
         note_provenance(log.path)  # before its first event, so that nobody delivers a run without
         log.append(start)
         log.flush()
-        start_sender(log.path)
-    except (OSError, SamebitsError) as error:
+    except (OSError, ValueError, SamebitsError) as error:
         sys.stderr.write(f"the training goes on untracked: {error}\n")
+        if log:
+            log.close()
         return None
+    try:
+        start_sender(log.path)
+    except OSError as error:
+        sys.stderr.write(f"nobody delivers the training now, `samebits track sync` will: {error}\n")
     return log
 
 

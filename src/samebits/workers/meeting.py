@@ -102,6 +102,7 @@ class Meeting:
         self._looked = time.monotonic()
         self._heard = 0  # beats of nodes that are at work
         self._server, self._is_stranger = None, False
+        self._handed_over = False
         if nodes.rank == 0 and not nodes.served:
             self._check_mine()
             self._server = _serve(self.address.port)
@@ -117,7 +118,7 @@ class Meeting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, WithHint | KeyboardInterrupt):
-            if not isinstance(error, PeerError) and not self._is_stranger:
+            if not (isinstance(error, PeerError) or self._is_stranger or self._handed_over):
                 told = error if isinstance(error, WithHint) else Interrupted(signal.SIGINT)
                 with suppress(RuntimeError):
                     self.report(Report.of(told, self.nodes.rank))
@@ -200,6 +201,10 @@ class Meeting:
             time.sleep(_POLL_SECONDS)
         self._heard, self._deadline = store.add("busy", 0), time.monotonic() + self._seconds  # for what comes next
         return [json.loads(store.get(f"{name}/{k}")) for k in range(nodes.count)]
+
+    def hand_over(self) -> None:
+        """Leave the store to another thread, which tells of failures from here on: a call may not come back."""
+        self._handed_over = True
 
     def report(self, report: Report) -> None:
         """Tell all nodes of a failure, behind those that were told before."""

@@ -107,6 +107,7 @@ class Others:
     def watch(self) -> None:
         """Start the thread that talks with the store; from here on nothing may be forked."""
         self._looked = time.monotonic()
+        self._meeting.hand_over()
         self._thread.start()
 
     def check(self) -> None:

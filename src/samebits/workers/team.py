@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -121,6 +122,6 @@ def environment_of(nodes: Nodes, address: Address) -> dict[str, str]:
         "MASTER_ADDR": address.ip,
         "MASTER_PORT": str(address.port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RESTART_COUNT": os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
         **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
     }

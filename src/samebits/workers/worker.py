@@ -165,11 +165,14 @@ class Worker:
         if first:
             timing = self._record(prepared, trained, measured)
             settle(self._spec.out_dir, FILES)  # before the checkpoint goes, which it could be made from again
-            self._log_result(timing, trained.weights_sha256)
         if prepared.checkpointer:
             prepared.checkpointer.delete()
-        if self._spec.trace:  # last of all, so that nothing is lost if it fails
-            write_trace(prepared.trainable, self._spec.out_dir / TRACE, len(trained.training.losses))
+        try:
+            if self._spec.trace:  # after the record, so that nothing is lost if it fails
+                write_trace(prepared.trainable, self._spec.out_dir / TRACE, len(trained.training.losses))
+        finally:
+            if first:  # from then on the sender takes what files there are
+                self._log_result(timing, trained.weights_sha256)
 
     def _prepare(self) -> Prepared:
         spec, setup = self._spec, self._setup
