@@ -30,6 +30,8 @@ RUN_FILES = {"model.safetensors", "losses.csv", "timing.json", "run.json"}
 MARK = "SAMEBITS_FAULTS"
 """Variable by which every process that a campaign started is known."""
 SENDER = b"samebits.tracking.sender"
+PATIENCE = float(os.environ.get("SAMEBITS_TEST_PATIENCE", "1"))
+"""By which limits are multiplied, on a host that is slow."""
 _SECOND_LOOK_SECONDS = 1.0
 PARAMS: dict[str, Any] = {
     "data": {"task": "vectors", "num_samples": 1024, "test_samples": 64, "kwargs": {"features": 32}},
@@ -85,6 +87,7 @@ class Child:
 
     def wait(self, seconds: float) -> int:
         """The exit code. Raises Broken after so many seconds, and then nothing of it is left."""
+        seconds *= PATIENCE
         deadline = time.monotonic() + seconds
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:

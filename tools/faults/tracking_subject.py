@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from faults.mlflow_server import Server
 from faults.mlflow_store import Store, Totals, check_run, empty_store, events_of, status_of
-from faults.subject import PARAMS, SENDER, Child, Sandbox, check_end, command_of, expect, marked, training
+from faults.subject import PARAMS, PATIENCE, SENDER, Child, Sandbox, check_end, command_of, expect, marked, training
 from samebits.records.log import LOGS, ResultEvent, RunLog, StartEvent
 from samebits.records.run import RECORD, Run, RunRecord, read_run
 from slowed import slow_model
@@ -75,7 +75,7 @@ class Subject:
         alone = self._shared.untracked(tracked.arguments).seconds
         if self._harm is not None:
             self._shared.totals.times_as_long.setdefault(self._harm, []).append(spent / alone)
-        expect(spent < SLOWER_AT_MOST * alone + 10, f"a training of {alone:.1f} s took {spent:.1f} s")
+        expect(spent < SLOWER_AT_MOST * alone + 10 * PATIENCE, f"a training of {alone:.1f} s took {spent:.1f} s")
 
     def logs(self) -> list[Path]:
         """Logs of the trainings, the oldest first."""
@@ -95,7 +95,7 @@ class Subject:
 
     def wait_for_delivery(self, seconds: float = DELIVERY_LIMIT) -> None:
         """Until the sender has delivered everything, or has ended, or so many seconds have passed."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * PATIENCE
         while time.monotonic() < deadline and self.senders():
             states = [log.with_suffix(".state.json") for log in self.logs()]
             with suppress(OSError, ValueError):
