@@ -1287,3 +1287,22 @@ def test_a_commit_that_is_no_text_can_be_shown(tmp_path, monkeypatch):
     message = b"caf\xe9"
     subprocess.run(["git", *name, "commit", "--quiet", "--allow-empty", "--file=-"], input=message, check=True)
     assert reproduce._git("show", "--no-patch", "--format=%s", "HEAD").stdout.strip() == "caf\ufffd"
+
+
+def test_without_git_nothing_can_be_made_again(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(HostError, match=r"git cannot be run: No such file or directory\. hint: install git"):
+        reproduce._git("show")
+
+
+def test_of_a_commit_whose_params_cannot_be_read_all_are_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text("seed: [")
+    for command in ("init --quiet", "add params.yaml", "commit --quiet --message=all"):
+        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *command.split()], check=True)
+    run_files(tmp_path / "run", run_record())
+    (tmp_path / "run/params.yaml").write_text("seed: 9\ntrain: {epochs: 2}\n")
+    recorded = Recorded(
+        run_id="0" * 32, folder=tmp_path / "run", run=read_run(tmp_path / "run"), commit="HEAD", patch=None, packages={}
+    )
+    assert recorded._changed_params() == ["seed: absent -> 9", "train.epochs: absent -> 2"]

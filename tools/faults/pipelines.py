@@ -270,6 +270,7 @@ class Pipelines(Area):
     def _end_second(self, second: Child) -> None:
         refused = second.poll() not in (None, 0)
         second.kill_tree()
+        second.wait(30)  # DVC takes the locks of whatever has its number still, a zombie too, for held
         self._check_second(second, refused=refused)
 
     def _check_second(self, second: Child, *, refused: bool | None = None) -> None:
