@@ -1305,4 +1305,4 @@ def test_of_a_commit_whose_params_cannot_be_read_all_are_shown(tmp_path, monkeyp
     recorded = Recorded(
         run_id="0" * 32, folder=tmp_path / "run", run=read_run(tmp_path / "run"), commit="HEAD", patch=None, packages={}
     )
-    assert recorded._changed_params() == ["seed: absent -> 9", "train.epochs: absent -> 2"]
+    assert recorded._changed_params() == ["seed: (absent) -> 9", "train.epochs: (absent) -> 2"]
