@@ -41,7 +41,7 @@ from samebits.params.split import BatchSplit
 from samebits.records.card import read_card
 from samebits.training.loop import Snapshot, warm_up
 from samebits.training.setup import Setup
-from samebits.training.strategies import SingleDeviceStrategy
+from samebits.training.single import SingleDeviceStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

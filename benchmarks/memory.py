@@ -26,7 +26,7 @@ from samebits.params import parse_params
 from samebits.records.run import read_run
 from samebits.training.meters import peak_gib
 from samebits.training.placement import place
-from samebits.training.strategies import SingleDeviceStrategy
+from samebits.training.single import SingleDeviceStrategy
 from samebits.workers.worker import TrainingSpec, train_as_rank
 
 if TYPE_CHECKING:

@@ -97,7 +97,7 @@ def make_data(folder: str) -> None:
     environ = {**os.environ, FOLDER_OF_ENDINGS: ""}  # how this process ends is told there, and not how that one does
     code = subprocess.run(command, stdout=sys.stderr, env=environ).returncode
     if code:
-        raise from_exit_code(128 - code if code < 0 else code, "stage prepare failed on this machine", hint="see above")
+        raise from_exit_code(code, "stage prepare failed on this machine", hint="see above")
 
 
 if __name__ == "__main__":

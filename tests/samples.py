@@ -154,7 +154,7 @@ def row(strategy: str = "single", *, devices: int = 1, **changes: Any) -> Row:
         "num_devices": devices,
         "devices_used": devices,
         "device_type": "cuda",
-        "has_ranks": strategy == "ddp",
+        "has_ranks": strategy not in ("single", "dp"),
         **timing().model_dump(),
         "speedup_unavailable": None,
         "slice_step_ms": None,

@@ -3,8 +3,10 @@
 import json
 
 import pytest
+from ruamel.yaml import YAML
 
-from faults import subject
+from conftest import ROOT
+from faults import inputs, subject, writes
 from faults.area import Case, Missed
 from faults.campaign import AREAS, Result, attempt, too_few
 from faults.inputs_bench import Bench
@@ -90,3 +92,9 @@ def test_what_a_sender_is_about_to_remove_is_no_leftover(tmp_path, monkeypatch):
     removed.touch()
     monkeypatch.setattr(subject.time, "sleep", lambda _: removed.unlink(missing_ok=True))
     assert box.leftovers() == [str(left)]
+
+
+def test_every_stage_gets_bad_input_and_has_writes_that_fail():
+    stages = YAML(typ="safe").load((ROOT / "dvc.yaml").read_text())["stages"].keys()
+    assert {name for name, *_ in inputs.STAGES} == stages
+    assert {stage.name for stage in writes.STAGES} == stages

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.numerics.exact.operations import EXACT
+from samebits.params.load import FITTING_TASKS
 from samebits.results.remarks import LABELS
 from samebits.results.table import COLUMNS
 from samples import comparison, run_files, run_record
@@ -21,6 +23,15 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_the_rehearsal_counts_the_trainings_and_exact_versions_that_there_are():
+    """The rehearsal itself takes a minute; what it has to reach is known before."""
+    probe = runpy.run_path(str(ROOT / "tests/rehearsal/steps_probe.py"))
+    page = (ROOT / "docs/concepts/rehearsal.md").read_text()
+    assert f"- {len(probe['CASES'])} trainings" in page
+    assert f"All {len(EXACT)} exact versions" in page
+    assert FITTING_TASKS.keys() <= {model["name"] for model, _ in probe["MODELS"].values()}
 
 
 REFERENCE = runpy.run_path(str(ROOT / "tools/reference.py"))

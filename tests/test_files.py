@@ -261,8 +261,9 @@ def test_what_is_not_expected_keeps_its_traceback():
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_signals_cross_processes(signum):
-    error = from_exit_code(128 + signum, "a stage failed", "see above")
-    assert (type(error), error.exit_code) == (Interrupted, 128 + signum)
+    for code in (128 + signum, -signum):
+        error = from_exit_code(code, "a stage failed", "see above")
+        assert (type(error), error.exit_code) == (Interrupted, 128 + signum)
 
 
 @pytest.mark.parametrize(("code", "kind"), [(2, UserError), (3, HostError), (4, WorkerError), (9, WorkerError)])

@@ -9,7 +9,7 @@ from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.training.models.build import build_model
 from samebits.training.setup import Setup
-from samebits.training.strategies import SingleDeviceStrategy
+from samebits.training.single import SingleDeviceStrategy
 from samples import placed
 
 

@@ -156,7 +156,8 @@ _BY_EXIT_CODE: dict[int, type[SamebitsError]] = {2: UserError, 3: HostError, 4: 
 
 
 def from_exit_code(exit_code: int, message: str, hint: str) -> SamebitsError | Interrupted:
-    """Rebuild an error that crossed a process boundary as plain data."""
+    """Rebuild an error that crossed a process boundary as plain data; a negative code is a signal's, as of Popen."""
+    exit_code = 128 - exit_code if exit_code < 0 else exit_code
     if exit_code in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
         return Interrupted(exit_code - 128)
     return _BY_EXIT_CODE.get(exit_code, WorkerError)(message, hint=hint)

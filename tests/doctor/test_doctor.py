@@ -914,9 +914,13 @@ def test_mistakes_that_are_warned_of(doctor):
         ("model", "scale: tensors beside the parameters", 'self.register_buffer("scale", ...)'),
         ("model", "blocks['a'][0]: modules in a plain container", "nn.ModuleList"),
         ("model", "forward writes calls: under dp", "return it from forward"),
-        ("single", "no gradient reaches spare.weight, spare.bias: ddp would refuse", "use it in forward"),
+        (
+            "single",
+            "no gradient reaches spare.weight, spare.bias: ranks, as those of ddp, would wait",
+            "use it in forward",
+        ),
         ("model", "net.py:14: on a GPU, forward would mix", "device=x.device"),
-        ("ddp", "no gradient reaches spare.weight", "leave ddp out"),
+        ("ddp", "no gradient reaches spare.weight", "keep to single and dp"),
     ]
     found = told(findings, "warning")
     assert [name for name, _, _ in found] == [name for name, _, _ in expected], found

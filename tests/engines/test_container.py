@@ -20,6 +20,7 @@ from samebits.doctor import containers
 from samebits.engines import image, spec, stage
 from samebits.engines.docker import SOCKET, address_of, connect, gpu_request
 from samebits.errors import HostError, UserError
+from samebits.host import visible_uuids
 from samebits.host.rendezvous import find_nodes
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
@@ -178,6 +179,7 @@ def test_inside_gpus_are_counted_before_a_choice_among_them(name, given, devices
         ("E", "MIG-00000001-0000-5000-8000-000000000001", 2, "gpu"),
         ("F", None, 2, "gpu"),
         ("F with a lost GPU", "0", 1, "gpu"),  # the other has no name to ask the engine for it
+        ("A with a lost GPU", "0,1", 3, "gpu"),
     ],
 )
 def test_a_container_is_given_all_gpus_unless_they_are_hidden(name, devices, given, lock, gpu_host, monkeypatch):
@@ -556,6 +558,21 @@ def test_gpus_that_are_kept_from_this_process_are_kept_from_a_container(gpu_host
         gpu_request(engine())
     gpu_host("A")
     assert gpu_request(engine()).count == -1
+
+
+def test_a_container_is_given_no_dead_gpu_and_finds_those_that_were_chosen(gpu_host, tmp_path):
+    """The engine may fail to start one with it, and without it the others have other numbers."""
+    gpu_host("A")
+    whole = create_arguments(tmp_path, gpus=4, CUDA_VISIBLE_DEVICES="1,3")["environment"]
+    assert whole["CUDA_VISIBLE_DEVICES"] == "1,3"
+    uuids = visible_uuids({})
+    gpu_host("A", "gpu 2", "fails all GPU_IS_LOST")
+    arguments = create_arguments(tmp_path, gpus=3, CUDA_VISIBLE_DEVICES="1,3")
+    (request,) = arguments["device_requests"]
+    assert request.device_ids == [uuids[0], uuids[1], uuids[3]]
+    assert arguments["environment"]["CUDA_VISIBLE_DEVICES"] == f"{uuids[1]},{uuids[3]}"
+    assert arguments["environment"]["SAMEBITS_HOST_GPUS"] == "3"
+    assert "CUDA_VISIBLE_DEVICES" not in create_arguments(tmp_path, gpus=3)["environment"]
 
 
 @needs_root

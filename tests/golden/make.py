@@ -1,6 +1,7 @@
 """Write golden files again, after a change that is meant to change bits.
 
-python tests/golden/make.py [models] [data] [operations]   (all of them by default, which takes minutes)
+python tests/golden/make.py [models] [data] [operations]   (all of them by default, which takes a minute or two)
+python tests/golden/make.py operations NAME ...            (these lines alone; some have other inputs on each host)
 """
 
 import json
@@ -34,10 +35,15 @@ def data():
         return {task: prepare(parse_params(small(task)), Path(folder)).sha256 for task in MODEL_OF_TASK}
 
 
-def operations():
+def operations(*only):
     """A line for each operation of PyTorch's test database: its name, and hashes of its inputs and results."""
-    hashes = operations_probe.golden(operations_probe.probe_in({}))
-    return "".join(f"{name} {inputs} {results}\n" for name, (inputs, results) in sorted(hashes.items()))
+    lines = (HERE / "operations.txt").read_text().splitlines() if only else []
+    hashes = {name: rest for name, _, rest in (line.partition(" ") for line in lines)}
+    found = operations_probe.golden(operations_probe.probe_in({}, *only))
+    if unknown := [name for name in only if not any(f"{one}.".startswith(f"{name}.") for one in found)]:
+        raise SystemExit(f"PyTorch's database has no {', '.join(unknown)}")
+    hashes |= {name: " ".join(pair) for name, pair in found.items()}
+    return "".join(f"{name} {rest}\n" for name, rest in sorted(hashes.items()))
 
 
 def as_json(hashes):
@@ -51,6 +57,10 @@ FILES = {
 }
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or FILES:
-        file, text = FILES[name]
-        (HERE / file).write_text(text())
+    parts = [part for part in sys.argv[1:] if part in FILES]
+    names = [name for name in sys.argv[1:] if name not in FILES]
+    if names and parts != ["operations"]:
+        raise SystemExit(f"{names[0]}: give models, data or operations; only after operations may other names stand")
+    for part in parts or FILES:
+        file, text = FILES[part]
+        (HERE / file).write_text(text(*names))

@@ -29,10 +29,13 @@ UNINITIALISED = "empty"  # in the name of an operation whose results are whateve
 DIGITS = 12  # of a hash in the golden file
 
 
-def probe_in(environ):
+def probe_in(environ, *names):
     """What this script prints in an environment; the database yields some samples in the order of a set."""
     done = subprocess.run(
-        [sys.executable, __file__], env={**os.environ, "PYTHONHASHSEED": "0", **environ}, capture_output=True, text=True
+        [sys.executable, __file__, *names],
+        env={**os.environ, "PYTHONHASHSEED": "0", **environ},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -18,11 +18,14 @@ import warnings
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import torch
 
 from samebits.numerics.environment import prepare_environment
 from samebits.params import parse_params
+from samebits.params.load import FITTING_TASKS
+from samebits.params.schema import StrategyName
 from samebits.training.loop import warm_up
 from samebits.training.placement import place
 from samebits.training.setup import Setup
@@ -43,13 +46,12 @@ MODELS = {
     "rotary": ({"name": "user_models:decoder", "kwargs": {"rotary": True}, "source": HERE}, SEQUENCES),
     "mixed": ({"name": "user_models:mixed", "source": HERE}, {**SEQUENCES, "num_classes": CLASSES, "target_shape": []}),
 }
-TASKS = {"mlp": "vectors", "wide_mlp": "vectors", "convnet": "images", "gpt": "tokens"}
 BROKEN = {
     how: ({"name": "user_models:broken", "kwargs": {"how": how}, "source": HERE}, {**VECTORS, "input_shape": [3, 8, 8]})
     for how in ("constant on the CPU", "product of integers", "adaptive pooling", "reads a value")
 }
 NUMERICS = ("fast fp32", "fast tf32", "fast bf16", "fast fp16", "exact fp32")
-STRATEGIES = ("single", "dp", "ddp")
+STRATEGIES = get_args(StrategyName)
 OPTIMIZERS = ("sgd", "adamw")
 CASES = [
     f"{model}: {numerics} {strategy} {optimizer}"
@@ -63,7 +65,7 @@ def params_of(model, numerics, strategy, optimizer, precision):
     adamw = optimizer == "adamw"
     return parse_params(
         {
-            "data": {"task": TASKS.get(model[0]["name"], "vectors"), "num_samples": SAMPLES},
+            "data": {"task": FITTING_TASKS.get(model[0]["name"], ("vectors",))[0], "num_samples": SAMPLES},
             "model": model[0],
             "train": {
                 "numerics": [numerics],

@@ -90,7 +90,8 @@ BATCH_NORM = (
         (BatchNorm(devices=2, strategy="dp"), BATCH_NORM.format("the first device")),
         (BatchNorm(devices=2, strategy="ddp"), BATCH_NORM.format("rank 0")),
         (IdleParameters(names=tuple("abcde")),
-         "no gradient reaches a, b, c and 2 more: ddp would refuse this model, and under dp weight decay changes it"),
+         "no gradient reaches a, b, c and 2 more: ranks, as those of ddp, would wait for it, and under dp weight decay "
+         "changes it"),
         (Resumed(steps=(3, 7)),
          "the training was stopped and continued after step 3, 7; its times are of all parts"),
         (Resumed(steps=(3,), elsewhere=True),

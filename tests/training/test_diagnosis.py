@@ -142,7 +142,7 @@ def test_notes(model, placement, notes, trial):
 @pytest.mark.parametrize(
     ("model", "placement", "message"),
     [
-        (idle(), DDP, "no gradient reaches spare.weight, spare.bias; under ddp the ranks would wait"),
+        (idle(), DDP, "no gradient reaches spare.weight, spare.bias; ranks, as those of ddp, would wait"),
         (nn.Linear(128, 9), SINGLE, r"the model returned shape \(256, 9\) for 256 samples, expected \(256, 10\)"),
         (nn.Linear(128, 10).requires_grad_(False), SINGLE, "no parameter that requires a gradient"),
         (nn.Sequential(nn.Linear(128, 10), nn.Flatten(0)), SINGLE, r"returned shape \(2560,\)"),
@@ -155,7 +155,7 @@ def test_refusals(model, placement, message, trial):
 
 
 def test_what_ddp_would_refuse_is_refused_before_single_trains(trial):
-    with pytest.raises(UserError, match=r"leave ddp out of train\.strategies"):
+    with pytest.raises(UserError, match=r"keep to single and dp in train\.strategies"):
         trial(idle(), SINGLE, wants_ranks=True)
 
 

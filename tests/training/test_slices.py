@@ -22,8 +22,9 @@ from samebits.training.models.build import build_model
 from samebits.training.prolonging import Prolonging
 from samebits.training.rounding import PERTURBATION, envelope, measure_rounding
 from samebits.training.setup import Setup
+from samebits.training.single import SingleDeviceStrategy
 from samebits.training.slices import Slices, copy_of, make_reference, reference_names, time_slices
-from samebits.training.strategies import DataParallelStrategy, DDPStrategy, SingleDeviceStrategy
+from samebits.training.strategies import DataParallelStrategy, DDPStrategy
 from samples import placed, ratio
 from trainables import make_trainable
 

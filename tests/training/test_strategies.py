@@ -13,7 +13,8 @@ from samebits.errors import HostError, UserError
 from samebits.params import parse_params
 from samebits.training import strategies
 from samebits.training.placement import place
-from samebits.training.strategies import DataParallelStrategy, DDPStrategy, SingleDeviceStrategy, make_strategy
+from samebits.training.single import SingleDeviceStrategy
+from samebits.training.strategies import DataParallelStrategy, DDPStrategy, make_strategy
 from samples import placed
 
 PARAMS = parse_params({"train": {"oversubscribe": True, "num_devices": 2}})

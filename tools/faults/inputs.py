@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Trial = Callable[[random.Random, Bench], Attempt]
 
-_STAGES = (
+STAGES = (
     ("prepare",),
     ("host",),
     ("train", "--strategy", "single", "--steps", "2", "--no-tracking"),
@@ -99,7 +99,7 @@ class Inputs(Area):
 
 
 def _staged(rng: random.Random, bench: Bench) -> Attempt:
-    what, stage = spoil_params(rng, bench, runs=True), rng.choice(_STAGES)
+    what, stage = spoil_params(rng, bench, runs=True), rng.choice(STAGES)
     return Attempt(f"{stage[0]}: {what}", partial(bench.stage, *stage), REFUSED)
 
 

@@ -280,6 +280,7 @@ SINGLE = Stage("train", "runs/single-exact", ("--strategy", "single", "--numeric
 DDP = Stage("train", "runs/ddp-exact", ("--strategy", "ddp", "--numerics", "exact"), ("data",))
 EVALUATE = Stage("evaluate", "reports/evaluation", needs=("data", "runs"))
 COMPARE = Stage("compare", "reports", ("--no-tracking",), ("host.json", "data", "runs", "reports/evaluation"))
+STAGES = (HOST, PREPARE, SINGLE, DDP, EVALUATE, COMPARE)
 
 
 def small_params() -> dict[str, Any]:
@@ -307,7 +308,7 @@ class Writes(Area):
         self._made = folder / "made"  # by all stages, when nothing happens to them
         self._made.mkdir()
         self._cases: list[tuple[Stage, Operation, Fault]] = []
-        for stage in (HOST, PREPARE, SINGLE, DDP, EVALUATE, COMPARE):
+        for stage in STAGES:
             operations = self._observe(stage)
             choices = self.random(0)
             for operation in operations:

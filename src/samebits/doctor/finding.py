@@ -19,7 +19,7 @@ P = ParamSpec("P")
 class Finding:
     """One line of the doctor's, what to do about it, and the command's exit code because of it, 0 but for a failure.
 
-    ``remark`` is what it says as a record in JSON, where a record says it: two of one remark say the same.
+    ``is_remark``: the text is a remark's on what is trained, which need not be said of each strategy once more.
     """
 
     name: str
@@ -27,11 +27,11 @@ class Finding:
     text: str
     hint: str | None = None
     exit_code: int = 0
-    remark: str | None = None
+    is_remark: bool = False
 
     def as_json(self) -> dict[str, str | int | None]:
         """What a reader gets; whether two say the same is for the doctor alone."""
-        return {name: value for name, value in asdict(self).items() if name != "remark"}
+        return {name: value for name, value in asdict(self).items() if name != "is_remark"}
 
     def __post_init__(self) -> None:
         assert (self.hint is not None) == (self.status in ("warning", "failed"))
@@ -51,9 +51,9 @@ def skipped(text: str, *, name: str = "") -> Finding:
     return Finding(name=name, status="skipped", text=text)
 
 
-def warning(text: str, hint: str, *, name: str = "", remark: str | None = None) -> Finding:
+def warning(text: str, hint: str, *, name: str = "", is_remark: bool = False) -> Finding:
     """A training runs, but not as well as it could."""
-    return Finding(name=name, status="warning", text=text, hint=hint, remark=remark)
+    return Finding(name=name, status="warning", text=text, hint=hint, is_remark=is_remark)
 
 
 def failed(text: str, hint: str, *, name: str = "", exit_code: int = HostError.exit_code) -> Finding:

@@ -58,7 +58,7 @@ def model_findings(
             yield of_error(error, name="data")
             return
         yield finding
-        told: set[str | None] = set()
+        told: set[str] = set()
         for strategy, numerics in _trials(params):
             out = temporary / run_name(strategy, numerics)
             out.mkdir()
@@ -72,8 +72,8 @@ def model_findings(
                 seconds=seconds,
             )
             findings = _try(trial)
-            yield from (finding for finding in findings if finding.remark is None or finding.remark not in told)
-            told |= {finding.remark for finding in findings}
+            yield from (finding for finding in findings if not finding.is_remark or finding.text not in told)
+            told |= {finding.text for finding in findings if finding.is_remark}
             if (strategy, numerics) == ("single", "fast") and findings[-1].status == "failed":
                 strategies = get_args(StrategyName)[1:]
                 yield from (skipped("what fails under single fails here", name=name) for name in strategies)
@@ -130,7 +130,7 @@ def _try(trial: Trial) -> list[Finding]:
 def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
     """What a placement says; another batch would use more devices, and all else is as it has to be."""
     if isinstance(remark, FewerDevices | UnusedDevices):
-        return warning(say(remark), _BATCH_HINT, name=trial.name, remark=remark.model_dump_json())
+        return warning(say(remark), _BATCH_HINT, name=trial.name, is_remark=True)
     return ok(say(remark), name=trial.name)
 
 

@@ -11,7 +11,7 @@ from samebits.doctor.pairs import BYTES, NodePair, measure_pairs
 from samebits.errors import SamebitsError
 from samebits.files import Part, scratch_folder
 from samebits.params import load_params
-from samebits.workers.agreement import NodeFacts, differences, node_facts
+from samebits.workers.agreement import NodeFacts, disagreements, node_facts
 from samebits.workers.meeting import Meeting
 from samebits.workers.processes import Ranks, launch
 from samebits.workers.reach import OPEN_PORTS
@@ -74,7 +74,7 @@ def beside(names: Sequence[str], findings: Sequence[Sequence[Finding]]) -> Itera
 
 
 def _differing(machines: Sequence[NodeFacts]) -> Iterator[Finding]:
-    errors = list(differences(machines))
+    errors = list(disagreements(machines))
     yield from (of_error(error, name="the same") for error in errors)
     if not errors:
         yield ok("commit, changes on top of it, params, image, torch and CUDA", name="the same")

@@ -96,12 +96,12 @@ class Examination:
 
         def look_at_what_was_written() -> None:
             if alone and (names := written(before, state(model))):
-                text = f"forward writes {few(names)}: under dp into copies that are thrown away, under ddp on each rank"
+                text = f"forward writes {few(names)}: under dp into copies that are thrown away, by ranks into one each"
                 self.say(warning(text, "return it from forward, or update it outside forward", name="model"))
 
         look = look_at_what_was_written
         for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
-            self.say(warning(say(note), _NOTE_HINTS[note.kind], name=name, remark=note.model_dump_json()))
+            self.say(warning(say(note), _NOTE_HINTS[note.kind], name=name, is_remark=True))
         trainable = setup.trainable(model, batches)
         trainable.reset()
         rate = params.train.optimizer.lr

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from samebits.engines.docker import gpu_request, toolkit_version, traits
 from samebits.engines.image import facts_of
 from samebits.errors import HostError, UserError
-from samebits.host import boot_id
+from samebits.host import allowed_gpus, boot_id, visible_uuids
+from samebits.host.devices import VISIBLE
 from samebits.tracking.store import address_parts, file_of
 
 if TYPE_CHECKING:
@@ -143,11 +144,19 @@ def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:
         **({"SAMEBITS_CONTAINER_TOOLKIT": toolkit} if toolkit else {}),
         "SAMEBITS_IMAGE": next(iter(image.tags), str(image.id)),
         GPUS: str(command.gpus),
+        **_choice_inside(command),
         **({} if command.gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}),  # where NVIDIA's runtime is the default one
         "MLFLOW_TRACKING_URI": command.tracking_uri,
         "TINI_KILL_PROCESS_GROUP": "1",  # a signal reaches what the command has started, as Ctrl-C on a terminal
         **({"PYTHONPATH": str(source)} if source.is_dir() else {}),
     }
+
+
+def _choice_inside(command: ContainerCommand) -> dict[str, str]:
+    """CUDA_VISIBLE_DEVICES by UUIDs, where GPUs are given by name: then one may have another number inside."""
+    if command.gpus and VISIBLE in command.environ and allowed_gpus() is not None:
+        return {VISIBLE: ",".join(visible_uuids(command.environ))}
+    return {}
 
 
 def _is_passed(name: str, value: str, mounts: Sequence[Path]) -> bool:

@@ -174,15 +174,15 @@ def readable(environ: Mapping[str, str]) -> list[Device]:
 
 
 def allowed_gpus() -> list[str] | None:
-    """The UUIDs of the GPUs that this process may use, if a control group keeps others from it; None if it may use all.
+    """The UUIDs of the GPUs that this process may use, if there are others: kept from it, or dead; None if it is all.
 
-    Who has a process started elsewhere, as an engine does with a container, must name them: that one is kept from none.
-    A GPU that cannot be read has no name here.
+    A control group keeps some from it. Who has a process started elsewhere, as an engine does with a container, must
+    name the rest: that one is kept from none, and would also be given those that cannot be read.
     """
     with nvml() as problem:
         gpus = [] if problem else listed()
-        hides = not problem and len(gpus) < pynvml.nvmlDeviceGetCount()
-    return [gpu.uuid for gpu in gpus if gpu.uuid] if hides else None
+        others = not problem and (len(gpus) < pynvml.nvmlDeviceGetCount() or any(gpu.problem for gpu in gpus))
+    return [gpu.uuid for gpu in gpus if gpu.uuid] if others else None
 
 
 def visible_uuids(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -129,12 +129,13 @@ def require_every_key(params: Params, origin: str) -> None:
                 raise UserError(f"{origin}: {prefix}{name}: missing, and DVC follows every key", hint=hint)
 
 
-_FITTING_TASKS = {
+FITTING_TASKS = {
     "mlp": ("vectors", "regression", "images"),
     "wide_mlp": ("vectors", "regression", "images"),
     "convnet": ("images",),
     "gpt": ("tokens",),
 }
+"""The tasks that each built-in model fits; another program feeds it the first."""
 
 Contradiction = tuple[str, object, str, str]
 """A key, what it is, what it accepts, and a hint."""
@@ -157,8 +158,8 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
     if train.schedule.warmup_steps >= max(params.total_steps, 1):
         accepts = f"fewer than the {params.total_steps} steps of the training"
         yield "train.schedule.warmup_steps", train.schedule.warmup_steps, accepts, "lower it, or train longer"
-    if data.task != "file" and data.task not in _FITTING_TASKS.get(model.name, (data.task,)):
-        fitting = [name for name, tasks in _FITTING_TASKS.items() if data.task in tasks]
+    if data.task != "file" and data.task not in FITTING_TASKS.get(model.name, (data.task,)):
+        fitting = [name for name, tasks in FITTING_TASKS.items() if data.task in tasks]
         accepts = f"{', '.join(fitting)} or your own factory for data.task {data.task}"
         yield "model.name", repr(model.name), accepts, f"set model.name to {fitting[0]}"
     if isinstance(model, GPTModel) and model.kwargs.width % model.kwargs.heads:

@@ -152,22 +152,21 @@ def compare(
     train = params.train
     host_made_by = "python pipeline/host.py"
     host = HostFacts.parse(read_json(host_file, made_by=host_made_by), host_file, made_by=host_made_by)
-    rows = []
+    rows: list[Row] = []
+    first: Run | None = None
     for numerics in train.numerics:
         reference: Run | None = None
         for strategy in train.strategies:
             command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
             run = read_run(runs / run_name(strategy, numerics), made_by=command)
-            _require_comparable(run, params)
+            first = first or run
+            _require_comparable(run, params, first)
             file = evaluations / f"{run.name}.json"
             evaluation = Evaluation.read(file, made_by="python pipeline/evaluate.py")
             if evaluation.weights_sha256 != run.record.weights_sha256:
                 raise UserError(f"{file}: speaks of other weights", hint="run `python pipeline/evaluate.py`")
             reference = reference or run
             rows.append(_row(run, evaluation, reference))
-            if rows[-1].data_sha256 != rows[0].data_sha256:
-                got = f"SHA-256 {rows[-1].data_sha256[:12]}, {rows[0].name} on {rows[0].data_sha256[:12]}"
-                raise UserError(f"{run.folder / RECORD}: trained on other data: {got}", hint=_AGAIN)
     return Comparison(
         task=params.data.task,
         model=params.model.name,
@@ -186,13 +185,17 @@ _ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoin
 """Params that do not make a run another one, or that an option of its stage may change."""
 
 
-def _require_comparable(run: Run, params: Params) -> None:
-    """Raise UserError: a run is of other params, or of another number of steps."""
+def _require_comparable(run: Run, params: Params, first: Run) -> None:
+    """Raise UserError: a run is of other params, of another number of steps, or of other data than the first."""
     recorded, given = _identity(run.record.params), _identity(params)
     require_made_with(run.folder / RECORD, recorded, given, hint=f"{_AGAIN}, or take the params back")
     if len(run.losses) != params.total_steps:
         got = f"{len(run.losses)} steps, expected the {params.total_steps} of the params"
         raise UserError(f"{run.folder / LOSSES}: {got}", hint=_AGAIN)
+    data, expected = run.record.data.sha256, first.record.data.sha256
+    if data != expected:
+        got = f"SHA-256 {data[:12]}, {first.name} on {expected[:12]}"
+        raise UserError(f"{run.folder / RECORD}: trained on other data: {got}", hint=_AGAIN)
 
 
 def _identity(params: Params) -> dict[str, Any]:

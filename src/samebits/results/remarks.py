@@ -135,7 +135,8 @@ def say(remark: Label | Note | Reason) -> str:
             )
         case IdleParameters(names=names):
             return (
-                f"no gradient reaches {few(names)}: ddp would refuse this model, and under dp weight decay changes it"
+                f"no gradient reaches {few(names)}: ranks, as those of ddp, would wait for it, and under dp weight "
+                "decay changes it"
             )
         case Resumed(steps=steps, elsewhere=elsewhere):
             after = ", ".join(map(str, steps))

@@ -98,7 +98,6 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
         finally:
             signal.signal(signal.SIGTERM, before)
     if code:
-        code = 128 - code if code < 0 else code
         raise from_exit_code(code, f"pipeline/{name}.py failed", "see its message above")
 
 

@@ -54,8 +54,9 @@ def locked(path: Path) -> Iterator[None]:
 
 def connect(uri: str) -> MlflowClient:
     """A client of the store, to be used before the next one is asked for: MLflow has one login for all servers."""
-    _log_in(uri)
-    return _client(uri)
+    address, login = _address_and_login(uri)
+    _log_in(login)
+    return _client(address)
 
 
 def answers(uri: str) -> bool:
@@ -80,7 +81,7 @@ def _client(uri: str) -> MlflowClient:
 
     file = file_of(uri)
     if file is None:
-        return MlflowClient(tracking_uri=_address_of(uri))
+        return MlflowClient(tracking_uri=uri)
     with locked(_STORE_LOCK):
         _make_whole(file)
         client = MlflowClient(tracking_uri=uri)
@@ -122,40 +123,35 @@ def address_parts(uri: str) -> SplitResult:
         raise UserError(f"MLFLOW_TRACKING_URI: {uri}: {error}", hint="as in https://mlflow.example:5000") from None
 
 
-def _with_password(uri: str) -> SplitResult:
-    """The parts of the address in the environment, if ``uri`` is that without its password; else those of ``uri``."""
+def _address_and_login(uri: str) -> tuple[str, dict[str, str]]:
+    """The address that MLflow is given, and a login by its variables, since it prints addresses.
+
+    A password that ``uri`` has lost on its way through a log is taken from the environment's address.
+    """
     known = tracking_uri()
-    return address_parts(known if without_password(known) == uri else uri)
-
-
-def _is_login(parts: SplitResult) -> bool:
-    """Whether an address has a password that MLflow takes by variables of its own: addresses it prints."""
-    return parts.scheme in ("http", "https") and bool(parts.password)
-
-
-def _address_of(uri: str) -> str:
-    """The address that MLflow is given."""
-    parts = _with_password(uri)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]) if _is_login(parts) else parts)
+    whole = known if without_password(known) == uri else uri
+    parts = address_parts(whole)
+    if parts.scheme not in ("http", "https") or not parts.password:
+        return whole, {}
+    login = {"MLFLOW_TRACKING_USERNAME": parts.username, "MLFLOW_TRACKING_PASSWORD": parts.password}
+    address = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return address, {name: unquote(value or "") for name, value in login.items()}
 
 
 _borrowed: dict[str, tuple[str | None, str]] = {}
 """The user's own login, by variable, while that of an address stands in its place, which comes second."""
 
 
-def _log_in(uri: str) -> None:
-    """Let MLflow's variables hold this store's login, which no other server is to see."""
+def _log_in(login: Mapping[str, str]) -> None:
+    """Let MLflow's variables hold this login, if it is one, which no other server is to see."""
     for name, (own, lent) in _borrowed.items():
         if os.environ.get(name) == lent:
             del os.environ[name]
             os.environ.update({name: own} if own is not None else {})
     _borrowed.clear()
-    parts = _with_password(uri)
-    if _is_login(parts):
-        login = {"MLFLOW_TRACKING_USERNAME": parts.username, "MLFLOW_TRACKING_PASSWORD": parts.password}
-        for name, value in login.items():
-            _borrowed[name] = os.environ.get(name), unquote(value or "")
-            os.environ[name] = _borrowed[name][1]
+    for name, value in login.items():
+        _borrowed[name] = os.environ.get(name), value
+        os.environ[name] = value
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:

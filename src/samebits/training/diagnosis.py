@@ -36,12 +36,12 @@ def trial_step(
 ) -> list[ModelNote]:
     """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
 
-    ``wants_ranks``: the model is to be trained under ``ddp`` too, so that what ddp refuses is refused now. ``graphs``:
-    so is what CUDA graphs would not run again. The caller restores weights, buffers and random streams.
+    ``wants_ranks``: the model is to be trained by several ranks too, so that what they refuse is refused now.
+    ``graphs``: so is what CUDA graphs would not run again. The caller restores weights, buffers and random streams.
 
     Raises:
-        UserError: the output does not fit the task, a parameter gets no gradient, which ``ddp`` refuses, or forward
-            writes something, which ``exact`` and CUDA graphs refuse.
+        UserError: the output does not fit the task, a parameter gets no gradient, for which ranks would wait, or
+            forward writes something, which ``exact`` and CUDA graphs refuse.
     """
     batch = batch.head(placement.rows_per_device)
     rows = len(batch.inputs)
@@ -67,8 +67,8 @@ def trial_step(
     if idle:
         if wants_ranks or placement.has_ranks:
             raise UserError(
-                f"no gradient reaches {few(idle)}; under ddp the ranks would wait for it at the next step",
-                hint="use it in forward, set its requires_grad to False, or leave ddp out of train.strategies",
+                f"no gradient reaches {few(idle)}; ranks, as those of ddp, would wait for it at the next step",
+                hint="use it in forward, set its requires_grad to False, or keep to single and dp in train.strategies",
             )
         notes.append(IdleParameters(names=tuple(idle)))
     return notes
@@ -101,7 +101,7 @@ _KNOWN = (
     _Known(
         r"Expected to have finished reduction",
         UserError,
-        "a parameter got no gradient at some step, and under ddp the ranks wait for it",
+        "a parameter got no gradient at some step, and the ranks wait for it",
         "use every parameter at every step, or set its requires_grad to False",
     ),
     _Known(

@@ -18,7 +18,7 @@ from samebits.training.batches import model_inputs
 from samebits.training.diagnosis import explain
 from samebits.training.placement import place
 from samebits.training.setup import Setup
-from samebits.training.strategies import SingleDeviceStrategy
+from samebits.training.single import SingleDeviceStrategy
 from samebits.training.weights import load_weights
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from samebits.training.loop import warm_up
 from samebits.training.meters import StepClock
 from samebits.training.prolonging import Prolonging
 from samebits.training.setup import Setup
-from samebits.training.strategies import SingleDeviceStrategy
+from samebits.training.single import SingleDeviceStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -94,12 +94,12 @@ def _machine() -> str:
 
 
 def require_equal(nodes: Sequence[NodeFacts]) -> None:
-    """Raise the first of the differences."""
-    for error in differences(nodes):
+    """Raise the first of the disagreements."""
+    for error in disagreements(nodes):
         raise error
 
 
-def differences(nodes: Sequence[NodeFacts]) -> Iterator[UserError | HostError]:
+def disagreements(nodes: Sequence[NodeFacts]) -> Iterator[UserError | HostError]:
     """What a machine has otherwise than node 0, each thing once and with both values.
 
     A HostError is of the software or of what the host has, a UserError of all else.
