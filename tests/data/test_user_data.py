@@ -133,6 +133,8 @@ def save_tensor(path, kind, bits):
 NAN, INFINITE = X.copy(), X.astype(np.float64)
 NAN[7, 1] = np.nan
 INFINITE[40, 0] = 1e39
+WIDE = np.ones(X.shape, dtype=np.uint64)
+WIDE[9, 0] = 2**63
 MISTAKES = [
     ({}, {"inputs": "z.npy"}, "data.kwargs.inputs: z.npy: no such file. hint: give the path from"),
     ({}, {"inputs": "all.safetensors"}, "got no name of a tensor, accepts images, labels. hint: write all.safetens"),
@@ -153,6 +155,7 @@ MISTAKES = [
     ({}, {"inputs": "F8_E4M3.safetensors:x"}, "F8_E4M3.safetensors: x holds F8_E4M3, expected numbers of NumPy's"),
     ({}, {"inputs": "F4.safetensors:x"}, "F4.safetensors: x holds F4, expected numbers of NumPy's"),
     ({}, {"split": "scalar.npy"}, "data.kwargs.split: expected 50 zeros and ones"),
+    ({"x": WIDE}, {}, "data.kwargs.inputs: x.npy: row 9 holds an integer beyond 2**63 - 1"),
     ({"x": NAN}, {}, "data.kwargs.inputs: x.npy: row 7 holds a value that is not finite"),
     ({"x": INFINITE}, {}, "data.kwargs.inputs: x.npy: row 40 holds a value that is not finite"),
     ({"x": X.astype(complex)}, {}, "data.kwargs.inputs: x.npy holds complex128, expected numbers"),

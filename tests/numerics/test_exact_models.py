@@ -358,9 +358,54 @@ class Borrows(nn.Module):
         return y + self.body(self.again(y))
 
 
-def test_a_parameter_that_is_used_from_beside_the_model_is_refused():
+class Remembers(nn.Module):
+    """Looks at a weight through a list, and lets no gradient pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(192, TOKENS)
+        self.known = [self.body.weight.detach()]
+
+    def forward(self, x):
+        return self.body(x.flatten(1)) + x.flatten(1) @ self.known[0].T
+
+
+@pytest.mark.parametrize("factory", [Borrows, Remembers])
+def test_a_parameter_that_is_used_from_beside_the_model_is_refused(factory):
     with pytest.raises(UserError, match=r"exact: body\.weight: forward uses it from beside the model"):
-        train(Borrows, images(), classes())
+        train(factory, images(), classes())
+
+
+@pytest.mark.parametrize("hook", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_parameter_whose_gradient_has_a_hook_is_refused(hook):
+    def hooked():
+        model = Calls(torch.relu)
+        getattr(model.body.weight, hook)(lambda _: None)
+        return model
+
+    with pytest.raises(UserError, match=r"exact: body\.weight has a hook for its gradient, expected none"):
+        train(hooked, images(), classes())
+
+
+class Clamps(nn.Module):
+    """Writes to the batch that it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(192, TOKENS)
+
+    def forward(self, x):
+        return self.body(x.clamp_(-1.0, 1.0).flatten(1))
+
+
+def test_forward_may_write_to_its_input_however_many_shards_there_are():
+    assert train(Clamps, images(), classes()) == train(Clamps, images(), classes(), 4)
+
+
+def test_a_generator_of_the_models_own_is_refused_in_forward():
+    own = torch.Generator().manual_seed(1)
+    with pytest.raises(UserError, match="draws from a generator of the model's own follow from how often it has drawn"):
+        train(lambda: Calls(lambda x: x + torch.rand(x.shape, generator=own)), images(), classes())
 
 
 class Upsampling(nn.Module):

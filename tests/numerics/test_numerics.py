@@ -78,12 +78,30 @@ def test_initialization_is_portable_and_repeatable():
     assert first[0].abs().max() <= 5**-0.5
 
 
-def test_a_generator_of_the_factorys_own_is_not_asked():
+def drawn_by_a_generator(seed, of_params=0):
+    with portable_initialization(of_params):
+        own = torch.Generator().manual_seed(seed)
+        return [*torch.rand(3, generator=own).tolist(), *torch.empty(3).normal_(generator=own).tolist()]
+
+
+def test_what_a_generator_of_the_factorys_own_draws_follows_from_its_seed():
+    drawn = drawn_by_a_generator(7)
+    assert drawn == drawn_by_a_generator(7, of_params=1) != drawn_by_a_generator(8)
+    assert len({*drawn}) == 6
     with portable_initialization(0):
-        own = torch.rand(3, generator=torch.Generator()), torch.empty(3).normal_(generator=torch.Generator())
+        assert torch.rand(3, generator=torch.default_generator).tolist() != drawn[:3]
+        torch.rand(3, generator=torch.Generator().manual_seed(7))
+        after = torch.rand(3)
     with portable_initialization(0):
-        none = torch.rand(3), torch.empty(3).normal_()
-    assert [tensor.tolist() for tensor in own] == [tensor.tolist() for tensor in none]
+        torch.rand(3)
+        assert torch.equal(torch.rand(3), after)  # PyTorch's own goes on as if there were no other
+
+
+def test_integers_of_too_wide_a_range_are_refused():
+    with portable_initialization(0):
+        assert torch.randint(2**31, (1000,)).max() > 2**30
+        with pytest.raises(UserError, match=r"torch\.randint: got a range of 2,147,483,649, accepts at most 2\*\*31"):
+            torch.randint(-1, 2**31, (3,))
 
 
 def test_initialization_does_not_touch_the_global_generator():

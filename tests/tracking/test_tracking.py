@@ -1055,7 +1055,8 @@ def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data
         for process in senders(stage.folder):
             os.kill(process, signal.SIGTERM)
         wait_for(lambda: not senders(stage.folder), seconds=900)
-    assert "somebody:***@127.0.0.1" in said
+    assert f"127.0.0.1:{port}" in said
+    assert ("somebody:***@127.0.0.1" in said) is (status == 401)  # whose words are passed on
     files = [path for path in stage.folder.rglob("*") if path.is_file()]
     assert len(files) > 20
     for hidden in (SECRET, base64.b64encode(f"somebody:{SECRET}".encode()).decode()):

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -96,6 +97,43 @@ def test_what_ddp_hands_to_its_wrapper(monkeypatch):
         "bucket_cap_mb": 7,
         "forward_sync_buffers": True,
     }
+
+
+class Branches(nn.Module):
+    """Takes its second layer or not, as its input says."""
+
+    def __init__(self):
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.always(x)
+        return self.sometimes(y) if x[0, 0] > 0 else y
+
+
+def test_gradients_that_ddp_has_not_reduced_are_an_error_also_after_the_last_step(monkeypatch, port):
+    """PyTorch says it at the next forward pass; also one micro-batch of several may have left the layer out."""
+    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    strategy = DDPStrategy(CPU, "gloo", PARAMS.train)
+    strategy.setup()
+    try:
+        for signs in ([1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0]):
+            module = strategy.wrap(Branches())
+            for _ in range(2):  # of the warm-up: buckets are made anew after the first
+                module(torch.ones(2, 4)).sum().backward()
+            strategy.require_reduced(module)
+            for number, sign in enumerate(signs):
+                with nullcontext() if number == len(signs) - 1 else strategy.no_sync(module):
+                    module(torch.full((2, 4), sign)).sum().backward()
+            if signs[-1] > 0:
+                strategy.require_reduced(module)
+                continue
+            with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+                strategy.require_reduced(module)
+    finally:
+        strategy.close()
 
 
 class SplitInTwo(nn.Module):

@@ -79,12 +79,16 @@ def normalised(source: Source, start: int, rows: NDArray[Any], *, integers: bool
     """Rows as they are stored: float32, 64-bit integers, or (without ``integers``) bytes as they are.
 
     Raises:
-        UserError: a value is not finite, or the type is not a number's; ``start`` is the first row's number.
+        UserError: a value is not finite or too large, or the type is no number's; ``start`` is the first row's number.
     """
     kind = rows.dtype.kind
     if kind == "u" and rows.dtype.itemsize == 1 and not integers:
         return rows
     if kind in "iub":
+        if rows.dtype == np.uint64 and rows.size and rows.max() > np.iinfo(np.int64).max:
+            row = start + int(np.argmax((rows > np.iinfo(np.int64).max).reshape(len(rows), -1).any(axis=1)))
+            hint = "save smaller integers, or float32"
+            raise UserError(f"{source.key}: {source.path}: row {row} holds an integer beyond 2**63 - 1", hint=hint)
         return rows.astype("<i8")
     if kind != "f":
         raise UserError(f"{source.key}: {source.path} holds {rows.dtype}, expected numbers", hint="convert it")

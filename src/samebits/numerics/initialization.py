@@ -18,7 +18,7 @@ from samebits.errors import UserError
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.elementary import erf
 from samebits.numerics.portable import elementary
-from samebits.numerics.portable.random import Stream, derive
+from samebits.numerics.portable.random import MOST, Stream, derive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,13 +42,35 @@ class _PortableDraws(EagerDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if is_draw(func):
-            return answer(func, args, kwargs, lambda tensor, fill: fill(self._stream, tensor))
+            own = generator_of(kwargs)
+            stream = self._stream if own is None else _stream_of(own)
+            return answer(func, args, kwargs, lambda tensor, fill: fill(stream, tensor))
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise UserError(
                 f"model.name: the factory calls {func.name()}, whose draws differ between hosts",
                 hint="initialise with torch.nn.init's uniform, normal, trunc_normal, kaiming or xavier functions",
             )
         return func(*args, **kwargs)
+
+
+def generator_of(kwargs: dict[str, Any]) -> torch.Generator | None:
+    """The generator that a random call names, if that is not PyTorch's own."""
+    named: torch.Generator | None = kwargs.get("generator")
+    return None if named is None or named._cdata == torch.default_generator._cdata else named  # type: ignore[attr-defined]
+
+
+def _stream_of(generator: torch.Generator) -> Stream:
+    """A stream that follows from where a generator stands, which goes on by a few draws.
+
+    A CPU's are integers of a Mersenne Twister, which every host draws alike.
+    """
+    if generator.device.type != "cpu":
+        raise UserError(
+            f"model.name: the factory draws from a generator on {generator.device}, expected one on the CPU",
+            hint="use torch.Generator() without a device",
+        )
+    with torch._C._DisableTorchDispatch():
+        return Stream(0, "a generator", *torch.randint(2**31, (4,), generator=generator).tolist())
 
 
 def _fill(tensor: Tensor, draw: Callable[[int], NDArray[np.generic]]) -> Tensor:
@@ -98,6 +120,8 @@ def _erf(x: SupportsFloat | SupportsIndex) -> float:
 def _randint(stream: Stream, tensor: Tensor, *args: Any) -> Tensor:
     bounds = [value for value in args if isinstance(value, int)]
     low, high = bounds if len(bounds) == 2 else (0, bounds[0])
+    if high - low > MOST:
+        raise UserError(f"torch.randint: got a range of {high - low:,}, accepts at most 2**31", hint="make it smaller")
     return _fill(tensor, lambda n: stream.below(high - low, n) + low)
 
 

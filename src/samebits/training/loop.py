@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from samebits.errors import UserError
+from samebits.errors import UserError, few
 from samebits.numerics.portable.elementary import cos_pi
 from samebits.training.meters import StepClock
 from samebits.training.notes import no_notes
@@ -116,10 +116,15 @@ class Trainable:
         if params.train.compile and strategy.compiles:
             self.module = numerics.compile(self.module)
         self.optimizer = numerics.optimizer(model)
+        self._trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.module.train()
 
     def step(self, step: int, rate: float) -> Tensor:
-        """Make one optimizer step, counted from 0, and return this worker's part of the loss without waiting for it."""
+        """Make one optimizer step, counted from 0, and return this worker's part of the loss without waiting for it.
+
+        Raises:
+            UserError: a parameter got no gradient, and there are several ranks.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         loss = self._accumulate_grads(step)
@@ -147,6 +152,13 @@ class Trainable:
                 self.numerics.backward(loss)
                 self.notes("host")
             losses.append(loss.detach())
+        if self.strategy.world_size > 1 and any(p.grad is None for _, p in self._trained):
+            # DDP has not reduced what shares a bucket with it, and says so at the next forward pass, if there is one.
+            idle = few([name for name, p in self._trained if p.grad is None])
+            raise UserError(
+                f"no gradient reaches {idle} at step {step + 1}, and the ranks wait for it",
+                hint="use every parameter at every step, or set its requires_grad to False",
+            )
         return losses[0] if count == 1 else torch.stack(losses).sum()
 
     def watch(self, notes: Notes) -> None:
@@ -321,4 +333,5 @@ def train(
             )
         if checkpointer:
             checkpointer.segment_done(trainable, so_far(), last=stop == total_steps)
+    trainable.strategy.require_reduced(trainable.module)
     return so_far()

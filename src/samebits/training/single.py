@@ -88,6 +88,9 @@ class SingleDeviceStrategy:
         """A block in which gradients are added up locally; the last backward pass of a step stays outside."""
         return nullcontext()
 
+    def require_reduced(self, module: nn.Module) -> None:
+        """Raise RuntimeError: the last backward pass left gradients that were not combined over the ranks."""
+
     def all_reduce(self, values: Tensor, *, maximum: bool = False) -> Tensor:  # noqa: ARG002
         """The sum or the maximum over ranks; every rank must call it."""
         return values.clone()

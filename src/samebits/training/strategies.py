@@ -129,6 +129,10 @@ class DDPStrategy(SingleDeviceStrategy):
         context: AbstractContextManager[Any] = module.no_sync()  # type: ignore[operator]
         return context
 
+    def require_reduced(self, module: nn.Module) -> None:
+        """Have the wrapper say now what it would say at the next forward pass, where none follows."""
+        module.reducer._rebuild_buckets()  # type: ignore[operator,union-attr]  # which begins with that check
+
     def all_reduce(self, values: Tensor, *, maximum: bool = False) -> Tensor:
         """The sum or the maximum over the process group."""
         reduced = values.clone()

@@ -16,7 +16,7 @@ from samebits.errors import UserError
 from samebits.numerics.dispatch import EagerDispatchMode, storage_of
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
-from samebits.numerics.initialization import answer, bernoulli, is_draw
+from samebits.numerics.initialization import answer, bernoulli, generator_of, is_draw
 from samebits.numerics.portable.random import Stream
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ class Engine(EagerDispatchMode):
     ``draws`` answers random operations of a forward pass; without it they are refused. ``during`` is what a refusal
     names where no module's ``forward`` runs. ``defer`` is given each refusal that only values on a GPU decide, with the
     truth value that decides it; without it the GPU is asked at once, and is waited for. ``kept`` are tensors that
-    nothing may write to, by name.
+    nothing may write to, by name, and ``replaced`` parameters that nothing may read, since others are trained in their
+    place.
     """
 
     def __init__(
@@ -69,10 +70,12 @@ class Engine(EagerDispatchMode):
         during: str = "the backward pass",
         defer: Defer | None = None,
         kept: Mapping[str, Tensor] = MappingProxyType({}),
+        replaced: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         super().__init__()
         self._draws, self._during, self._defer = draws, during, defer
         self._kept = {storage_of(tensor): name for name, tensor in kept.items()}
+        self._replaced = {storage_of(tensor): name for name, tensor in replaced.items()}
 
     def __enter__(self) -> Self:
         torch.set_flush_denormal(False)  # a library that was compiled for speed may have set it in this thread
@@ -83,6 +86,8 @@ class Engine(EagerDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         packet = func.overloadpacket
+        if self._replaced:
+            self._check_read((args, kwargs))
         for place in _places_written(func):
             self._check_written(kwargs.get(place) if isinstance(place, str) else args[place], func)
         version = EXACT.get(packet)
@@ -119,6 +124,14 @@ class Engine(EagerDispatchMode):
             raise self._refusal(func, f"{what} does not fit into {target.dtype} of shape {tuple(target.shape)}")
         return target.copy_(result)
 
+    def _check_read(self, tensors: object) -> None:
+        for tensor in (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
+            if name := self._replaced.get(storage_of(tensor)):
+                raise UserError(
+                    f"exact: {name}: forward uses it from beside the model, where it is not trained",
+                    hint="read the parameter from its module in forward, as in self.layer.weight",
+                )
+
     def _check_written(self, tensors: object, func: Any) -> None:
         """Refuse to write to what is kept, or to one element several times, which kernels do in any order."""
         for tensor in (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
@@ -151,6 +164,8 @@ class Engine(EagerDispatchMode):
             return grad.mul(noise) if noise.is_floating_point() else grad.mul(noise).mul(scale)
         if self._draws is None:
             raise self._refusal(func, "random numbers are drawn in the forward pass alone")
+        if generator_of(kwargs) is not None:
+            raise self._refusal(func, "draws from a generator of the model's own follow from how often it has drawn")
         if func.overloadpacket is aten.native_dropout:
             x, p, train = args
             if train is False:

@@ -66,7 +66,7 @@ class ExactModule(nn.Module):
         outputs = []
         for shard, part in zip(shards, inputs.unbind(0), strict=True):
             with self._entered(values), self._engine(step, [shard], self._kept(values)), _OneForm():
-                outputs.append(logits_of(self.model(part)))
+                outputs.append(logits_of(self.model(part.clone())))  # forward may write to its input
         after = self._written(values)
         for name in before | after:
             if before.get(name) != after.get(name):
@@ -75,8 +75,13 @@ class ExactModule(nn.Module):
 
     def _engine(self, step: int, shards: Sequence[int], kept: Mapping[str, Tensor] = MappingProxyType({})) -> Engine:
         """What sees each operation; a forward pass without gradients has no end of a step to defer anything to."""
-        defer = self._numerics.windows.defer if torch.is_grad_enabled() else None
-        return Engine(Draws(self._numerics.seed, step, shards), defer=defer, kept=kept)
+        numerics, trains = self._numerics, torch.is_grad_enabled()
+        return Engine(
+            Draws(numerics.seed, step, shards),
+            defer=numerics.windows.defer if trains else None,
+            kept=kept,
+            replaced=numerics.replaced if trains else {},
+        )
 
     def _kept(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Buffers and parameters, to which ``.data`` leads past what counts their versions.
@@ -154,7 +159,7 @@ def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]
     sums them.
 
     Raises:
-        UserError: a parameter is not float32.
+        UserError: a parameter is not float32, or has a hook for its gradient, which another one would not have.
     """
     groups: dict[int, list[nn.Parameter]] = {}
     replaced: dict[str, Tensor] = {}
@@ -165,6 +170,9 @@ def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]
         assert parameter is not None
         if parameter.dtype != torch.float32:
             raise UserError(f"exact: {place} is {parameter.dtype}, expected float32", hint="build the model in float32")
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            hint = "do in forward what the hook does, or train with numerics fast alone"
+            raise UserError(f"exact: {place} has a hook for its gradient, expected none", hint=hint)
         wide = nn.Parameter(parameter.detach().to(torch.float64).contiguous(), requires_grad=parameter.requires_grad)
         groups.setdefault(id(parameter), []).append(wide)
         owner._parameters[name], replaced[place] = wide, parameter

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.autograd.function import once_differentiable
 
-from samebits.errors import UserError, few
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum
@@ -53,7 +52,7 @@ class ExactNumerics(Numerics):
         self.seed, self.shards, self.samples, self.independent = seed, shards, samples, independent
         self._targets = samples * math.prod(target_shape)
         self._groups: list[list[nn.Parameter]] = []
-        self._replaced: dict[str, Tensor] = {}
+        self.replaced: dict[str, Tensor] = {}
         self.windows = Windows()
 
     def configure(self) -> None:
@@ -68,7 +67,7 @@ class ExactNumerics(Numerics):
     def prepare(self, model: nn.Module) -> None:
         """Give the model float64 parameters; see ``widen``."""
         require_plain(model)
-        self._groups, self._replaced = widen(model)
+        self._groups, self.replaced = widen(model)
         if "torch._dynamo" in sys.modules and not self._train.compile:
             torch.compiler.set_stance("force_eager")  # for functions that the model compiles
 
@@ -117,15 +116,9 @@ class ExactNumerics(Numerics):
         """Whether the gradients stand; if not, the step is to be made again. Every rank must call it.
 
         Raises:
-            UserError: a parameter was used that is not the model's any more, or a magnitude is infinite or NaN.
+            UserError: a magnitude is infinite or NaN.
         """
-        stray = [place for place, parameter in self._replaced.items() if parameter.grad is not None]
-        if stray:
-            raise UserError(
-                f"exact: {few(stray)}: forward uses it from beside the model, where it is not trained",
-                hint="read the parameter from its module in forward, as in self.layer.weight",
-            )
-        self._replaced.clear()  # the first step has shown it
+        self.replaced.clear()  # the first step has shown that forward reads none of them
         return self.windows.settle(all_reduce_max, self._device)
 
     def step(self, optimizer: SGD | AdamW) -> None:

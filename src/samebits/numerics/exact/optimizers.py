@@ -93,7 +93,10 @@ class _Exact:
         if self._clip is None:
             return None
         squares = []
-        for sums in filter(None, map(_sums, self._tied)):
+        for group in self._tied:
+            if not (sums := _sums(group)):  # no gradient is one of zeros, and the order of the sum is the model's
+                squares.append(group[0].new_zeros(1))
+                continue
             g = self._gradient(sums, None).to(torch.float64)
             squares.append(fixed_order_sum(g.mul_(g), (0,)))
         norm = elementary.sqrt(fixed_order_sum(torch.cat(squares), (0,))).to(torch.float32)

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+MOST = 2**31
+"""The largest range that integers are drawn from."""
+
+
 def derive(seed: int, *purpose: str | int) -> int:
     """A 128-bit key for one purpose under one seed; different purposes give independent streams."""
     text = "/".join(str(part) for part in (seed, *purpose))
@@ -39,7 +43,8 @@ class Stream:
         return words.view(np.uint8)[:count]
 
     def below(self, bound: int, count: int) -> NDArray[np.int64]:
-        """``count`` integers from 0 to ``bound`` - 1, bound at most 2**31, by multiply and shift."""
+        """``count`` integers from 0 to ``bound`` - 1, bound at most ``MOST``, by multiply and shift."""
+        assert bound <= MOST
         high = self.raw(count) >> np.uint64(32)
         return ((high * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
 

@@ -1,0 +1,34 @@
+"""The loop: what a step makes of a model under a strategy."""
+
+import pytest
+import torch
+
+from samebits.errors import UserError
+from samebits.training.loop import NoTracker, train
+from trainables import make_trainable
+
+
+def test_a_step_without_a_gradient_for_each_parameter_is_an_error_where_there_are_ranks(data_dir):
+    """DDP has reduced nothing that shares a bucket with it, and would say so at the next step, if there were one."""
+    made = make_trainable(data_dir).trainable
+    made.reset()
+    spare = torch.nn.Parameter(torch.ones(1))
+    made._trained.append(("spare", spare))
+    made.step(0, 0.1)
+    made.strategy.world_size = 2
+    with pytest.raises(UserError, match="no gradient reaches spare at step 2, and the ranks wait for it"):
+        made.step(1, 0.1)
+    made._trained.pop()
+    made.step(1, 0.1)
+
+
+def test_a_training_ends_with_what_a_next_step_would_have_said(data_dir, monkeypatch):
+    def unfinished(module):
+        assert module is made.module
+        raise RuntimeError("Expected to have finished reduction in the prior iteration")
+
+    made = make_trainable(data_dir).trainable
+    made.reset()
+    monkeypatch.setattr(made.strategy, "require_reduced", unfinished)
+    with pytest.raises(RuntimeError, match="finished reduction"):
+        train(made, 8, step_seconds=1, tracker=NoTracker())
