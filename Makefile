@@ -36,7 +36,7 @@ $(BENCH_STAMP): $(BENCH_LOCK) requirements.uv.lock pyproject.toml
 	@sh tools/install.sh "$(PYTHON)" "$(BENCH_LOCK)" .venv-bench
 	@touch $@
 
-repro: $(STAMP)  ## run the pipeline: prepare, train, evaluate, compare
+repro: $(STAMP)  ## run the pipeline, and print what it found
 	@# Who imports torch first compiles it, for seconds: another core can, while DVC starts and the data are made.
 	@export $(RUN); [ -e .venv/.compiled ] || { touch .venv/.compiled; python -c 'import torch._dynamo' & }; dvc repro
 	@echo && sed '/^|/,$$d' reports/comparison.md

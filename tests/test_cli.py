@@ -78,7 +78,7 @@ def test_compare_says_what_differs(runs):
 MISTAKES = [
     (("compare", "nothing", "single"), 2, "nothing: no such folder, and not a run id"),
     (("compare", "single", "."), 2, "run.json: no such file. hint: run `python pipeline/train.py` first"),
-    (("report", "single/run.json"), 2, "single/run.json: schema 7; this version reads schema 5"),
+    (("report", "single/run.json"), 2, "single/run.json: schema 8; this version reads schema 5"),
     (("track", "sync"), 2, "has no params.yaml. hint: run this at the root of the repository"),
     (("ui",), 2, "has no params.yaml"),
 ]

@@ -3,7 +3,7 @@
 It prints, as a table in Markdown, how many of a hundred 95% intervals hold the truth, and half the width of the middle
 one in percent of the ratio: for the kit's, and for others that it was chosen from. A measurement is simulated as the
 kit takes it: repeats of eight chunks, in each of which four slices take turns. ``--prolonged`` goes on from two repeats
-until the interval is narrow enough, as a training does.
+until the interval is narrow enough, as a training does. ``--repeats 1`` has other numbers of repeats.
 """
 
 from __future__ import annotations
@@ -194,11 +194,11 @@ def prolonged(host: Host, *, trials: int) -> tuple[float, float, float]:
     return *_judged(found), sum(counts) / trials
 
 
-def table(trials: int) -> Iterator[str]:
+def table(trials: int, counts: Sequence[int] = (PLANNED, 4, 8)) -> Iterator[str]:
     """Coverage and half width of each estimator, by host and repeats."""
     yield from _head("host", "repeats", *ESTIMATORS)
     for host in HOSTS:
-        for repeats in (PLANNED, 4, 8):
+        for repeats in counts:
             cells = [coverage(host, one, repeats=repeats, trials=trials) for one in ESTIMATORS.values()]
             yield _row(host.name, str(repeats), *(f"{held:.0%}, ±{width:.1%}" for held, width in cells))
 
@@ -225,8 +225,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=1000, help="measurements of each host")
     parser.add_argument("--prolonged", action="store_true", help="measurements that go on until they are narrow")
+    parser.add_argument("--repeats", type=int, nargs="+", default=(PLANNED, 4, 8), help="of a measurement")
     arguments = parser.parse_args()
-    for line in (table_prolonged if arguments.prolonged else table)(arguments.trials):
+    trials = arguments.trials
+    for line in table_prolonged(trials) if arguments.prolonged else table(trials, arguments.repeats):
         print(line, flush=True)
 
 

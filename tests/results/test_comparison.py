@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from samebits.results.text import (
     answers,
     describe_run,
     fine_percent,
+    headline,
     notes_of,
     remarks,
     row_remarks,
@@ -324,7 +326,7 @@ OTHER_WEIGHTS = '{"schema": 1, "eval_loss": 1, "accuracy": null, "floor": null, 
         (
             "runs/dp-fast/run.json",
             "{}",
-            r"run\.json: no schema, so it is foreign or older; this version reads schema 7",
+            r"run\.json: no schema, so it is foreign or older; this version reads schema 8",
         ),
         ("runs/dp-fast/timing.json", '{"schema": 2}', r"timing\.json: schema 2; this version reads schema 1"),
         ("runs/dp-fast/timing.json", '{"schema": 1}', r"timing\.json: training_seconds: Field required"),
@@ -496,6 +498,34 @@ def test_the_largest_difference_of_all_runs_is_said():
 
     said = say_sameness([row(), against_single("dp", 1e-7, 0.002), against_single("ddp", 3e-3, 0.001)])
     assert said.endswith("losses differ by 0.3% at most (ddp-fast, step 2, where 1% passes), weights by 0.2%.")
+    said = say_sameness([row(), against_single("dp", 0.0, 0.002)])
+    assert said.endswith("losses are the same; dp-fast differs in 1 of 1 tensors, weights by 0.2% at most.")
+
+
+@pytest.mark.parametrize(
+    ("numerics", "devices", "said"),
+    [
+        ("fast", 2, "yes, bit by bit, under every strategy."),
+        ("fast", 1, "yes, bit by bit, but no strategy used more than one device."),
+        ("exact", 1, "yes, bit by bit, under every strategy, and so on any host."),
+    ],
+)
+def test_the_same_bits_of_one_device_say_nothing_of_strategies(numerics, devices, said):
+    losses = {"grade": "bitwise", "tolerance": None, "steps": 2, "largest_relative": 0.0, "largest_at": None,
+              "first_difference": None, "measured": False, "first_beyond": None, "values": None,
+              "problem": None}  # fmt: skip
+    weights = {"grade": "bitwise", "tolerance": 0.01, "tensors": 1, "different": 0, "largest_relative": 0.0,
+               "largest_in": None}  # fmt: skip
+    verdict = {"grade": "bitwise", "against": "single-fast", "losses": losses, "weights": weights}
+    rows = [row(numerics=numerics), row("ddp", numerics=numerics, devices=devices, verdict=verdict)]
+    assert say_sameness(rows).endswith(said)
+
+
+def test_the_gpus_of_a_host_are_counted_by_name():
+    gpus = [SimpleNamespace(name=name) for name in ("RTX 3090", "GTX 1080", "RTX 3090")]
+    found = sample(row())
+    unlike = found.model_copy(update={"host": found.host.model_copy(update={"gpus": gpus})})
+    assert "; 2 x RTX 3090 and 1 x GTX 1080; torch" in headline(unlike)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from samebits.records.remarks import (
     Prolonged,
     Reason,
     Resumed,
+    Unrepeated,
 )
 from samebits.records.run import read_run
 from samebits.results import remarks
@@ -97,6 +98,9 @@ BATCH_NORM = (
         (Resumed(steps=(3,), elsewhere=True),
          "the training was stopped and continued after step 3; its times are of all parts, some of which had another "
          "strategy or other devices"),
+        (Unrepeated(),
+         "slices were timed once, so the interval does not hold how far such measurements differ; raise train.repeats "
+         "or train.prolong_s"),
         (Prolonged(count=5, planned=2, known=True, prolonged_seconds=6.04),
          "slices were timed 5 times in place of 2, until the speed-up was known within 5% (6.0 s more)"),
         (Prolonged(count=5, planned=2, known=False, prolonged_seconds=6.04),

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from samebits.records.remarks import Oversubscribed
 from samebits.records.usage import CoreUsage, Interval, Roof, Usage
 from samebits.results.page import render
 from samebits.results.table import COLUMNS, cells, markdown, show
@@ -68,6 +69,13 @@ def test_devices_share_the_rate():
     one = record(used(roof=Roof(flops_per_step=4096e9)), strategy="ddp", gpus=0)
     assert one.placement.devices_used == 2
     assert row_usage(one, timing(samples_per_sec=1000.0)).tflops == 0.5
+
+
+def test_workers_that_share_a_device_have_its_rate_together():
+    one = record(used(roof=Roof(flops_per_step=4096e9)), strategy="ddp", gpus=0)
+    label = Oversubscribed(workers=2, devices=1, device="CPU core")
+    shared = one.model_copy(update={"placement": one.placement.model_copy(update={"labels": (label,)})})
+    assert row_usage(shared, timing(samples_per_sec=1000.0)).tflops == 1.0
 
 
 @pytest.mark.parametrize(

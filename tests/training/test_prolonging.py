@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from samebits.records.remarks import Prolonged
+from samebits.records.remarks import Prolonged, Unrepeated
 from samebits.records.run import Repeats
 from samebits.training import slices as timing
 from samebits.training.loop import NoTracker, train
@@ -23,6 +23,8 @@ WIDE, NARROW = ratio(2.0, 1.8, 2.2), ratio(2.0, 1.92, 2.08)
     [
         (NARROW, {}, "narrow"),
         (NARROW, {"limit": 0.0}, "narrow"),
+        (NARROW, {"count": 1}, None),  # what differs between repeats is not in it
+        (NARROW, {"count": 1, "limit": 0.0}, "off"),
         (WIDE, {}, None),
         (WIDE, {"limit": 0.0}, "off"),
         (WIDE, {"spent": 7.9}, None),
@@ -63,6 +65,12 @@ def asked(planned, limit, known, *, seconds=2.0):
 def test_a_measurement_is_prolonged_until_it_is_narrow_or_the_limit_spent(planned, limit, known, expected):
     found = asked(planned, limit, known).model_dump()
     assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_an_interval_of_one_repeat_is_noted():
+    once = Repeats(planned=1, count=1, prolonged_seconds=0.0, half_width=0.01, stopped="off")
+    assert notes_of(once) == [Unrepeated()]
+    assert notes_of(once.model_copy(update={"half_width": None, "stopped": "no_ratio"})) == []
 
 
 @pytest.mark.parametrize(

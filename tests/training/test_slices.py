@@ -16,6 +16,7 @@ from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.records.run import TwinLoss, relative_difference
 from samebits.training import meters as timing
+from samebits.training import slices as slices_module
 from samebits.training.loop import NoTracker, Snapshot, train, warm_up
 from samebits.training.meters import StepClock
 from samebits.training.models.build import build_model
@@ -125,6 +126,27 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
         "strategy": [8, 8], "single": [8, 8], "share": [8, 8], "together": [8, 8]
     }  # fmt: skip
     assert slices.speedup().low > 0
+
+
+@pytest.mark.parametrize(("lacks", "names"), [("single", ("share", "together")), ("share", ()), ("together", ())])
+def test_a_reference_with_the_whole_batch_that_does_not_fit_leaves_the_others(lacks, names, trainable, monkeypatch):
+    """Also what a batch is too large for on one device is divided into its parts, and weak scaling is timed."""
+    made = trainable(repeats=3, prolong_s=0.0)
+    two, split = placed("ddp", parse_params(small(num_devices=2, oversubscribe=True)), gpus=0)
+    setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.strategy)
+    real = slices_module.make_reference
+    monkeypatch.setattr(slices_module, "make_reference", lambda name, **kw: None if name == lacks else real(name, **kw))
+    untrained = build_model(made.params.model, made.card, made.params.seed)
+    references = slices_module.make_references(untrained, made.data, setup, two)
+    assert (references.names, tuple(references.here), references.problem.kind) == (names, names, "no_memory")
+    if names:
+        made.trainable.reset()
+        losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+        slices = slices_module.measure_slices(made.trainable, references, losses, made.params.train, step_seconds=0.05)
+        assert (slices.problem.kind, slices.speedup(), slices.bound()) == ("no_memory", None, None)
+        assert slices.seconds.keys() == {"strategy", *names}
+    else:
+        assert references.here == {}
 
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -9,7 +9,7 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 
-from conftest import MODEL_OF_TASK, small
+from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.cli import main
 from samebits.files import sha256
 from samebits.params import parse_params
@@ -265,13 +265,9 @@ def test_more_devices_than_there_are(stage, data_dir):
 
 def test_wrong_parameters_end_before_anything_is_made(stage):
     (stage.folder / "params.yaml").write_text("train: {epochs: 0}\n")
-    for name, arguments in (
-        ("prepare", ()),
-        ("train", ("--strategy", "single")),
-        ("evaluate", ()),
-        ("compare", ()),
-    ):
-        done = stage(name, *arguments)
+    stages = {file.stem for file in (ROOT / "pipeline").glob("*.py")} - {"host"}  # which asks the host alone
+    for name in sorted(stages):
+        done = stage(name, *(["--strategy", "single"] if name == "train" else []))
         assert done.returncode == 2
         assert done.stderr.startswith("error: params.yaml: train.epochs: got 0")
         assert len(done.stderr.splitlines()) == 1

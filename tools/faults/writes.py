@@ -455,6 +455,7 @@ def _arm(folder: Path, trace: Path, number: int = -1, fault: Fault = NO_FAULT) -
 
 
 def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         shutil.copytree(source, target, dirs_exist_ok=True)
     else:

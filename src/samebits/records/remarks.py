@@ -121,6 +121,12 @@ class Prolonged(Part):
     known: bool
 
 
+class Unrepeated(Part):
+    """Slices were timed once, which does not tell how far such measurements differ."""
+
+    kind: Literal["unrepeated"] = "unrepeated"
+
+
 class Missing(Part):
     """Why a figure is missing, where nothing else is to be said."""
 
@@ -133,7 +139,7 @@ ModelNote = BatchNorm | IdleParameters
 Label = Annotated[Fallback | Oversubscribed | OneDevice | UnusedDevices | AnyOrder, Field(discriminator="kind")]
 """What a reader must know of a result."""
 
-Note = Annotated[FewerDevices | ModelNote | Resumed | Ring | Prolonged, Field(discriminator="kind")]
+Note = Annotated[FewerDevices | ModelNote | Resumed | Ring | Prolonged | Unrepeated, Field(discriminator="kind")]
 """What a reader may want to know of a training."""
 
 Reason = Annotated[Fallback | Oversubscribed | OneDevice | Missing, Field(discriminator="kind")]

@@ -205,7 +205,7 @@ class RunRecord(Record):
     are several. ``memory`` is None where it cannot be told: see ``training.memory``.
     """
 
-    SCHEMA = 7  # what a resumed run's times are of, and the rate of PCIe
+    SCHEMA = 8  # slices that were timed once
 
     run: str
     strategy: StrategyName

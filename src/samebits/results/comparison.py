@@ -302,7 +302,7 @@ def curve(run: Run) -> Curve:
 def slice_step_ms(record: RunRecord) -> SliceSteps | None:
     """Milliseconds of a step in the paired slices; None where nothing was paired."""
     measurement = record.measurement
-    if "share" not in measurement.chunk_seconds:
+    if not {"single", "share"} <= measurement.chunk_seconds.keys():
         return None
     medians = {
         name: 1e3 * median(sum(chunks) for chunks in repeats) / measurement.slice_steps

@@ -27,8 +27,8 @@ CAPTIONS = {
     "add up to the step.",
     "step_times": "The share of steps that took at most so long. Steep is regular; a long tail is a busy host.",
     "speedups": "Each point is a median with its 95% interval, filled in fast numerics and hollow in exact; where the "
-    "interval holds 1, no difference is shown. The grey bar is what the devices could give at most, the dash what this "
-    "strategy would give if communication cost nothing and devices did not slow each other down. A run without a point "
+    "interval holds 1, no difference is shown. The grey bar is the number of devices, the dash what this strategy "
+    "would give if communication cost nothing and devices did not slow each other down. A run without a point "
     "has no speed-up.",
 }
 
@@ -59,6 +59,8 @@ def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
         tables=[list(zip(COLUMNS, *map(cells, rows), strict=True)) for rows in by_numerics(comparison.rows).values()],
         legend=LEGEND,
         allowance=ALLOWANCE,
+        fast=any(row.verdict and row.numerics == "fast" for row in comparison.rows),
+        twins=any(row.verdict and row.verdict.losses.measured for row in comparison.rows),
         remarks=remarks(comparison),
         labels={spoken(kind): text for kind, text in LABELS.items() if kind in labels},
         verdicts=[(row.name, row.verdict, sentences(row.verdict)) for row in comparison.rows if row.verdict],

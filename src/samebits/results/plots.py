@@ -88,7 +88,7 @@ def step_times(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def speedups(axes: Axes, rows: Sequence[Row]) -> None:
-    """What did the devices buy? The bar is all that they have, the dash the bound without communication."""
+    """What did the devices buy? The bar is their number, the dash the bound without communication."""
     shown = [(row, row.speedup) for row in rows if row.speedup]
     first = {row.numerics: row for row, _ in reversed(shown)}
     axes.barh([row.name for row in rows], [row.devices_used for row in rows], color="0.9", label="devices")

@@ -19,6 +19,7 @@ from samebits.records.remarks import (
     Prolonged,
     Resumed,
     Ring,
+    Unrepeated,
     UnusedDevices,
 )
 from samebits.records.statistics import NARROW
@@ -42,7 +43,7 @@ LabelKind = Literal[
 ]
 """Those that a training gives itself, and those that only a comparison can."""
 
-NoteKind = Literal["fewer_devices", "batch_norm", "idle_parameters", "resumed", "ring", "prolonged"]
+NoteKind = Literal["fewer_devices", "batch_norm", "idle_parameters", "resumed", "ring", "prolonged", "unrepeated"]
 
 LABELS: dict[LabelKind, str] = {
     "fallback": "PyTorch ran the plain module, as `single` does. Nothing was parallel, no speed-up is claimed, and no "
@@ -146,6 +147,11 @@ def say(remark: Label | Note | Reason) -> str:
             return (
                 "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its "
                 "own choice may be faster, with train.ddp.deterministic: false"
+            )
+        case Unrepeated():
+            return (
+                "slices were timed once, so the interval does not hold how far such measurements differ; raise "
+                "train.repeats or train.prolong_s"
             )
         case Prolonged(planned=planned, count=count, prolonged_seconds=seconds, known=known):
             until = f"until the speed-up was known within {NARROW:.0%}"

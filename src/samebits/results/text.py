@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -152,9 +153,9 @@ def by_numerics(rows: Iterable[Row]) -> dict[str, list[Row]]:
 def headline(comparison: Comparison) -> str:
     """What was compared, and where."""
     host = comparison.host
-    device = (
-        f"{len(host.gpus)} x {host.gpus[0].name}" if host.gpus else f"{host.cpu.model}, {host.cpu.cores} cores, no GPU"
-    )
+    gpus = Counter(gpu.name for gpu in host.gpus)
+    device = " and ".join(f"{count} x {name}" for name, count in gpus.items())
+    device = device or f"{host.cpu.model}, {host.cpu.cores} cores, no GPU"
     return (
         f"{comparison.model} on {comparison.task}, global batch {comparison.global_batch_size}, "
         f"{comparison.steps} steps; {device}; torch {host.torch}"
@@ -180,7 +181,8 @@ def say_fastest(comparison: Comparison) -> str:
         missing = f" {_listed([*unknown])} had no speed-up measured." if unknown else ""
         return f"Fastest here is {best.name} on {devices_of(best)}: {times_single(best)}{behind}.{missing}"
     if undecided := [f"{row.name}, {_times_single(ratio)}" for row, ratio in measured if is_open(ratio)]:
-        return f"None is shown to be faster here than one device: {NO_DIFFERENCE} for {_listed(undecided)}."
+        missing = f" {_listed([*unknown])} had no speed-up measured." if unknown else ""
+        return f"None is shown to be faster here than one device: {NO_DIFFERENCE} for {_listed(undecided)}.{missing}"
     if unknown:
         return f"Which strategy is fastest here was not measured: {next(iter(unknown.values()))}."
     if measured:
@@ -262,8 +264,11 @@ def say_sameness(rows: Sequence[Row]) -> str:
     what = f"Same model in {rows[0].numerics} numerics"
     name, worst = max(verdicts, key=lambda item: GRADES.index(item[1].grade))
     if worst.grade == "bitwise":
-        where = ", and so on any host" if rows[0].numerics == "exact" else ""
-        return f"{what}: yes, bit by bit, under every strategy{where}."
+        if rows[0].numerics == "exact":
+            return f"{what}: yes, bit by bit, under every strategy, and so on any host."
+        if all(row.devices_used == 1 for row in rows):
+            return f"{what}: yes, bit by bit, but no strategy used more than one device."
+        return f"{what}: yes, bit by bit, under every strategy."
     of_losses, of_weights = sentences(worst)
     if worst.grade == "diverged":
         return f"{what}: NO. {name} against {worst.against}: {of_losses}; {of_weights}."
@@ -271,12 +276,17 @@ def say_sameness(rows: Sequence[Row]) -> str:
     name, losses = max(((name, verdict.losses) for name, verdict in verdicts), key=lambda one: _largest(one[1]))
     furthest, weights = max(((name, verdict.weights) for name, verdict in verdicts), key=lambda one: _largest(one[1]))
     if not losses.largest_relative or losses.tolerance is None:
-        return f"{begin}: {furthest} differs in {_say_weights(weights)}."
+        place = f"{weights.different} of {weights.tensors} tensors"
+        return f"{begin}: losses are the same; {furthest} differs in {place}, weights by {_percent_of(weights)}."
     return (
         f"{begin}: losses differ by {fine_percent(losses.largest_relative)} at most "
         f"({name}, step {losses.largest_at}, where {fine_percent(losses.tolerance)} passes)"
         + (f", weights by {fine_percent(weights.largest_relative)}." if weights.largest_relative else ".")
     )
+
+
+def _percent_of(weights: WeightsVerdict) -> str:
+    return f"{fine_percent(weights.largest_relative)} at most" if weights.largest_relative else "the sign of zeros"
 
 
 def _largest(verdict: LossVerdict | WeightsVerdict) -> float:

@@ -54,7 +54,9 @@ def row_usage(record: RunRecord, timing: Timing) -> RowUsage:
     joules, roof, tflops = usage.training.energy_j, usage.roof, None
     if roof and roof.flops_per_step:
         steps_per_second = timing.samples_per_sec / record.params.train.global_batch_size
-        tflops = roof.flops_per_step * steps_per_second / record.placement.devices_used / 1e12
+        labels = record.placement.labels
+        shared = sum(label.workers - label.devices for label in labels if label.kind == "oversubscribed")
+        tflops = roof.flops_per_step * steps_per_second / (record.placement.devices_used - shared) / 1e12
     best = roof.roof_flops / 1e12 if roof and roof.roof_flops else None
     return RowUsage(
         energy_j_per_million_samples=1e6 * joules / usage.samples if joules is not None and usage.samples else None,

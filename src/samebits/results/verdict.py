@@ -228,7 +228,9 @@ def compare_weights(reference: Path, weights: Path, tolerance: Tolerance) -> Wei
     limits = tolerance.weights(first)
     largest_in = max(differences, key=differences.__getitem__) if differences else None
     used = {name: value / limits[name] if limits[name] else math.inf for name, value in differences.items()}
-    beyond = max((name for name in used if differences[name] > limits[name]), key=used.__getitem__, default=None)
+    # Where nothing is allowed, bytes are compared: zeros of either sign differ by nothing, and are not the same bits.
+    outside = [name for name in used if differences[name] > limits[name] or not limits[name]]
+    beyond = max(outside, key=used.__getitem__, default=None)
     shown = beyond or largest_in
     return WeightsVerdict(
         grade="bitwise" if not differences else "diverged" if beyond else "within tolerance",

@@ -100,15 +100,19 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
 
 
 def _default_run() -> str:
-    """The folder of the fast run with most devices; among equals ddp's."""
+    """The folder of the fast run with most devices; among equals the one with ranks, of one device ``single``'s."""
     from samebits.records.run import RECORD, RunRecord
 
     require_repository()
     records = [RunRecord.read(file, made_by="dvc repro") for file in sorted(Path("runs").glob(f"*-fast/{RECORD}"))]
     if not records:
         raise UserError("runs: there is no run in fast numerics", hint="run `make repro`, or name a RUN")
-    most = max(records, key=lambda record: (record.placement.devices_used, record.placement.has_ranks))
-    return f"runs/{most.name}"
+
+    def order(record: RunRecord) -> tuple[int, bool]:
+        placed = record.placement
+        return placed.devices_used, placed.has_ranks if placed.devices_used > 1 else placed.strategy == "single"
+
+    return f"runs/{max(records, key=order).name}"
 
 
 @click.group()

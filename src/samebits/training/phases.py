@@ -8,6 +8,7 @@ which tells what a step costs whatever its batch is.
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -61,6 +62,8 @@ def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_sec
     strategy = trainable.strategy
     everyone = strategy.gather_bytes(turns.here().model_dump_json().encode())
     ranks = tuple(RankPhases.model_validate_json(rank) for rank in everyone)
+    shares = turns.shares
+    (others,) = strategy.max_over_ranks([shares.others if shares else math.inf])  # of the busiest machine
     return Breakdown(
         steps=steps,
         plain_ms=turns.ms("plain"),
@@ -71,7 +74,7 @@ def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_sec
         reads=reads,
         bounds=measure_bounds(trainable, turns.ms("half") if twins.half else None),
         cores=count_cores(),
-        other_cores=turns.shares.others if turns.shares else None,
+        other_cores=others if math.isfinite(others) else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from samebits.records.remarks import Prolonged
+from samebits.records.remarks import Prolonged, Unrepeated
 from samebits.records.run import Repeats
 from samebits.records.statistics import NARROW
 
@@ -23,7 +23,7 @@ def why_stop(ratio: Ratio | None, *, count: int, spent: float, longest: float, l
     ``ratio`` is None while there are too few pairs to tell an interval. ``spent`` of the ``limit`` are the seconds that
     prolonging has taken; the next repeat is expected to take as long as the ``longest``.
     """
-    if ratio is not None and ratio.half_width <= NARROW:
+    if ratio is not None and ratio.half_width <= NARROW and count > 1:  # what differs between repeats is not in one
         return "narrow"
     if not limit:
         return "off"
@@ -32,8 +32,10 @@ def why_stop(ratio: Ratio | None, *, count: int, spent: float, longest: float, l
     return "limit" if spent + longest > limit else None
 
 
-def notes_of(repeats: Repeats | None) -> list[Prolonged]:
-    """That a measurement was prolonged, if it was."""
+def notes_of(repeats: Repeats | None) -> list[Prolonged | Unrepeated]:
+    """That a measurement was prolonged, or that its interval comes from one repeat."""
+    if repeats is not None and repeats.count == 1 and repeats.half_width is not None:
+        return [Unrepeated()]
     if repeats is None or repeats.count == repeats.planned:
         return []
     known, seconds = repeats.stopped == "narrow", repeats.prolonged_seconds

@@ -108,7 +108,7 @@ def reference_names(placement: Placement, numerics: NumericsName) -> tuple[Slice
 
 @dataclass
 class References:
-    """Warm references that run on this rank, and the names of all; ``problem`` says why there are none."""
+    """Warm references that run on this rank, and the names of all; ``problem`` says why some or all are missing."""
 
     names: tuple[SliceName, ...] = ()
     here: dict[SliceName, Trainable] = field(default_factory=dict)
@@ -124,21 +124,25 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
     """What a training is timed beside. Every rank must call it.
 
     ``untrained`` is the model as it was built, None on a rank that has no reference. A reference that does not fit on
-    the device is said, not fatal.
+    the device is said, not fatal; the others stay if it is ``single``, which has the whole batch on one device.
     """
     if setup.params.train.repeats == 1:
         return References(problem=Missing(kind="one_repeat"))
-    references = References(reference_names(placement, setup.numerics.name))
+    references = References()
     strategy = setup.strategy
-    for name in references.names:
+    for name in reference_names(placement, setup.numerics.name):
         make = partial(make_reference, name, untrained=untrained, data=data, setup=setup, placement=placement)
         reference = make() if name in EVERYWHERE else strategy.first_alone(make)
         if reference is not None:
             references.here[name] = reference
         lacks = reference is None and (strategy.rank == 0 or name in EVERYWHERE)
-        if strategy.max_over_ranks([lacks])[0]:
+        if not strategy.max_over_ranks([lacks])[0]:
+            references.names += (name,)
+            continue
+        references.problem = Missing(kind="no_memory")
+        if name != "single":
             references.release()
-            return References(problem=Missing(kind="no_memory"))
+            return References(problem=references.problem)
     return references
 
 

@@ -80,7 +80,7 @@ def measure(
             return measured
         rounding = measure_rounding(trainable, losses, final, seed=params.seed, step_seconds=step_seconds)
         measured = Measurements(slices, rounding)
-        if slices.problem is not None and slices.problem.kind == "no_memory":
+        if slices.problem is not None and slices.problem.kind == "no_memory" and "share" not in slices.seconds:
             references.release()
             return measured  # there is none for twins either
         make = partial(make_reference, untrained=untrained, data=data, setup=setup, placement=placement)

@@ -1,10 +1,13 @@
 """Which trainings a scaling curve is made of, the points they give, and what is said and drawn of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from conftest import small
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
+from samebits.records.breakdown import Breakdown, Bucket, Traffic
 from samebits.records.remarks import Missing, Oversubscribed
 from samebits.records.run import read_run
 from samebits.results import remarks
@@ -46,12 +49,27 @@ def test_numbers_of_devices_that_are_none_are_refused(text):
 
 @pytest.mark.parametrize(
     ("count", "devices", "projected"),
-    [(1, (1,), (2, 4, 8)), (2, (1, 2), (4, 8, 16)), (7, (1, 2, 4), (8, 16, 32)), (100, (1, 2, 4, 8, 16, 32, 64), ())],
+    [(2, (1, 2), (4, 8, 16)), (7, (1, 2, 4), (8, 16, 32)), (100, (1, 2, 4, 8, 16, 32, 64), ())],
 )
 def test_what_is_measured_and_projected_unless_it_is_said(count, devices, projected, cores):
     cores(count)
     assert measure.default_devices(PARAMS) == devices
     assert measure.default_projections(PARAMS, devices) == projected
+
+
+@pytest.mark.parametrize(
+    ("count", "batch", "error", "message"),
+    [
+        (1, 64, HostError, "this host has 1 CPU core, expected 2 devices or more to scale over. hint: train.oversub"),
+        (4, 63, UserError, "the 63 samples of a micro-batch divide by none of 2, 4, ... up to 4 devices. hint: change"),
+    ],
+)
+def test_what_nothing_can_be_scaled_over_is_said(count, batch, error, message, cores):
+    cores(count)
+    params = PARAMS.model_copy(update={"train": PARAMS.train.model_copy(update={"global_batch_size": batch})})
+    with pytest.raises(error) as caught:
+        measure.default_devices(params)
+    assert str(caught.value).startswith(message)
 
 
 def test_gpus_come_before_cores(cores):
@@ -225,8 +243,8 @@ def test_a_curve_finds_what_was_planted(tmp_path):
     projected = next(one for one in found.projections if (one.devices, one.scaling) == (16, "strong"))
     assert projected.step_ms.median == pytest.approx(1e3 * costs(BY, beyond).seconds)
     assert found.notes == (
-        "beyond the 4 of this host, projections are of one host with so many devices and the same links: --network "
-        "says what is between hosts",
+        "beyond the 4 of this host, projections are of several hosts like it, joined by links as fast as those inside: "
+        "--network says what is between hosts",
     )
 
 
@@ -235,6 +253,40 @@ def test_two_devices_alone_do_not_tell_latency_from_bandwidth(tmp_path):
     (note,) = found.notes
     assert note.startswith("the points do not tell latency from bandwidth")
     assert "held out: nothing, since that takes two numbers of devices above 1" in say(found)
+
+
+def test_what_costs_nothing_is_not_called_unknown(tmp_path):
+    """A host whose messages take no time, or whose gradients none at all: nothing more need be measured."""
+    for free in ({"latency": 0.0}, {"latency": 0.0, "per_byte": 0.0}):
+        by = BY.model_copy(update=free)
+        found = curve(pairs_of(tmp_path, 2, 4, by=by), network=parse_network("1Gb/s,1us"))
+        assert found.notes == (), free
+
+
+def test_what_was_measured_is_not_projected_too(tmp_path):
+    found = curve(pairs_of(tmp_path, 2, 4), projected=(1, 2, 3, 4, 8), network=parse_network("1Gb/s,1us"))
+    assert {one.devices for one in found.projections} == {3, 8}
+
+
+def test_what_is_sent_is_what_was_traced(tmp_path):
+    _, run = run_of(tmp_path, "strong", 2)
+    assert measure.gradients_of(run).bytes == 4 * run.record.model_parameters
+    bucket = Bucket(size_bytes=8, ready_ms=1.0, done_ms=2.0)
+    traffic = Traffic(buckets=(bucket, bucket), gradient_bytes=16, buffer_bytes=0)
+    divided = Breakdown.model_construct(traffic=traffic)
+    traced = replace(run, record=run.record.model_copy(update={"breakdown": divided}))
+    assert measure.gradients_of(traced) == Step(devices=1, rows=0, bytes=16, messages=2)
+
+
+def test_weak_scaling_is_known_where_one_device_has_no_room_for_the_whole_batch(tmp_path):
+    training, run = run_of(tmp_path, "weak", 2)
+    chunks = {name: of for name, of in run.record.measurement.chunk_seconds.items() if name != "single"}
+    measurement = run.record.measurement.model_copy(update={"chunk_seconds": chunks})
+    changed = {"measurement": measurement, "speedup_unavailable": Missing(kind="no_memory")}
+    without = replace(run, record=run.record.model_copy(update=changed))
+    found = measure.points_of([run_of(tmp_path, "strong", 2), (training, without)], BATCH)
+    assert found.notes == []
+    assert [one.speedup is None for one in found.measured if one.scaling == "weak"] == [False, False]
 
 
 def test_every_projection_is_called_one(tmp_path):

@@ -97,8 +97,10 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
         if bits_of_products(max(weight.shape)) < FEWEST_BITS:
-            what = f"{max(weight.shape):,} inputs or outputs, expected at most 2**21"
-            raise UserError(f"exact: {place} has {what}", hint="make samples or layers smaller")
+            raise UserError(
+                f"exact: {place} has {max(weight.shape):,} inputs or outputs, expected at most 2**21",
+                hint="make samples or layers smaller",
+            )
         with below():
             rounded = scope.rounded.rounded(place, weight)
             rows = x.reshape(-1, x.shape[-1])

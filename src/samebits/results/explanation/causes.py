@@ -61,7 +61,7 @@ LATENCY_TIMES = 3
 
 
 class Evidence(Part):
-    """A figure, with its unit, and where it stands in the run's ``run.json`` or row of ``comparison.json``."""
+    """A figure, with its unit."""
 
     name: str
     value: float
@@ -70,12 +70,18 @@ class Evidence(Part):
 
 @dataclass(frozen=True)
 class Observed:
-    """All that causes are found in; ``slices`` are steps paired with one device's, and ``speedup`` what those show."""
+    """All that causes are found in; ``slices`` are steps paired with one device's, and ``speedup`` what those show.
+
+    ``batches`` are the whole global batches in the data, and ``graphs`` whether CUDA graphs are asked for, which
+    accumulation turns off.
+    """
 
     breakdown: Breakdown
     placement: Placement
     slices: SliceSteps | None
     speedup: Ratio | None = None
+    batches: int | None = None
+    graphs: bool = False
 
     @property
     def one_device_is_faster(self) -> bool:
@@ -88,11 +94,21 @@ class Observed:
         return turns_of(self.breakdown)
 
     @property
+    def oversubscribed(self) -> bool:
+        """Whether several workers share a device."""
+        return any(label.kind == "oversubscribed" for label in self.placement.labels)
+
+    @property
+    def share_gpus(self) -> bool:
+        """Whether they share a GPU."""
+        return self.oversubscribed and self.placement.device_type == "cuda"
+
+    @property
     def quiet(self) -> bool:
-        """Whether no other process, and no thread beyond the cores, took a core."""
+        """Whether no other process, no other worker, and no second thread of the model took a device's core."""
         others = self.breakdown.other_cores
-        several = any(label.kind == "oversubscribed" for label in self.placement.labels)
-        return not several and not self.breakdown.one_thread_ms and others is not None and others < BUSY_CORES
+        shared = self.oversubscribed or bool(self.breakdown.one_thread_ms)
+        return not shared and others is not None and others < BUSY_CORES
 
     @property
     def devices(self) -> int:
@@ -139,7 +155,7 @@ def _own_phase(kind: CauseKind, part: str, what: str) -> Callable[[Observed], li
 def _communication(observed: Observed) -> list[Cause]:
     """Communication that is not hidden, under the name of what is behind it."""
     traffic, bounds = observed.breakdown.traffic, observed.breakdown.bounds
-    if traffic is None:
+    if traffic is None or observed.share_gpus:
         return []
     lost = _part(observed, "communication")
     if observed.quiet:  # then what has a rank wait for a core are the threads that send
@@ -181,7 +197,7 @@ def _of_latency(bounds: Bounds) -> bool:
 def _straggler(observed: Observed) -> list[Cause]:
     """The rank that computes longest, if that is the same one in every turn: luck changes sides."""
     turns, others = observed.turns, observed.breakdown.other_cores
-    if len(turns[0].computing_ms) < 2 or (others or 0.0) > QUIET_CORES:
+    if len(turns[0].computing_ms) < 2 or others is None or others > QUIET_CORES:
         return []  # what shares a core with a rank slows it down, too
     slowest = {turn.computing_ms.index(max(turn.computing_ms)) for turn in turns}
     if len(slowest) > 1:
@@ -194,7 +210,7 @@ def _straggler(observed: Observed) -> list[Cause]:
         return []
     differences = {
         name: fmean(_phase(slowest_phases, name)) - fmean(ms for one in rest for ms in _phase(one, name))
-        for name in ("data", "forward", "backward", "optimizer")
+        for name in ("data", "forward", "backward", "optimizer", "host")
     }
     phase = max(differences, key=lambda name: differences[name])
     shown = (
@@ -217,7 +233,10 @@ def _queued(observed: Observed) -> list[Cause]:
     others = observed.breakdown.other_cores
     lost = tuple(turn.queued_ms for turn in observed.turns)
     shown = [Evidence(name="waiting for a core", value=median(lost), unit="ms")]
-    if any(label.kind == "oversubscribed" for label in observed.placement.labels):
+    if observed.share_gpus:  # whose queues nobody sees: what they take shows as communication and waiting
+        lost = tuple(turn.parts.communication + turn.parts.waiting for turn in observed.turns)
+        shown = [Evidence(name="communication and waiting", value=median(lost), unit="ms")]
+    if observed.oversubscribed:
         return [Cause("oversubscribed", lost, tuple(shown))]
     if others is None or others < BUSY_CORES:
         return []
@@ -316,7 +335,7 @@ def _dp_copies(observed: Observed) -> list[Cause]:
 def _device_reads(observed: Observed) -> list[Cause]:
     reads = observed.breakdown.reads
     shown = (
-        Evidence(name="reads of the device in a forward pass", value=reads.count, unit=""),
+        Evidence(name="reads of the device in the forward passes of a step", value=reads.count, unit=""),
         Evidence(name="what they take", value=reads.ms, unit="ms"),
     )
     return [Cause("device_reads", (reads.ms,), shown)]

@@ -84,7 +84,14 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
     plain = plain_ms(record.breakdown)
     steady = slices is None or (agree(slices.strategy, plain) and _shrinks(slices, record))
     unsteady = None if slices is None or steady else slices.strategy
-    observed = Observed(record.breakdown, record.placement, slices if steady else None, speedup if steady else None)
+    observed = Observed(
+        record.breakdown,
+        record.placement,
+        slices if steady else None,
+        speedup if steady else None,
+        batches=record.params.data.num_samples // record.params.train.global_batch_size,
+        graphs=record.params.train.cuda_graphs,
+    )
     turns = observed.turns
     parts = mean_parts(turns)
     step = fmean(turn.parts.total for turn in turns)

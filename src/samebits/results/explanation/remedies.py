@@ -67,10 +67,22 @@ def _without(kind: RemedyKind, change: Change | None = None) -> Callable[[Cause,
     return remedy
 
 
-def _accumulate(_: Cause, observed: Observed) -> Remedy:
-    """Several micro-batches to an all-reduce and to a step of the optimizer."""
-    gains = [TIMES * p.total / (p.total + (TIMES - 1) * _of_a_batch(p, observed)) for p in _parts(observed)]
-    return Remedy("accumulate", {"train.grad_accum_steps": TIMES, "train.global_batch_size": TIMES}, _gain(gains))
+def _accumulate(cause: Cause, observed: Observed) -> Remedy:
+    """Several micro-batches to an all-reduce and to a step of the optimizer; CUDA graphs do not go with them."""
+    if observed.graphs:
+        return _larger_batch(cause, observed)
+    times, change = _enlarged(observed)
+    gains = [times * p.total / (p.total + (times - 1) * _of_a_batch(p, observed)) for p in _parts(observed)]
+    return Remedy("accumulate", {"train.grad_accum_steps": times, **change}, _gain(gains))
+
+
+def _enlarged(observed: Observed) -> tuple[int, Change]:
+    """How much larger a batch is to be, as far as the data have samples for it; or more of them, if for none."""
+    if observed.batches is None or observed.batches >= TIMES:
+        return TIMES, {"train.global_batch_size": TIMES}
+    if observed.batches > 1:
+        return observed.batches, {"train.global_batch_size": observed.batches}
+    return TIMES, {"train.global_batch_size": TIMES, "data.num_samples": TIMES}
 
 
 def _of_a_batch(parts: Parts, observed: Observed) -> float:
@@ -81,11 +93,11 @@ def _of_a_batch(parts: Parts, observed: Observed) -> float:
 
 def _larger_batch(_: Cause, observed: Observed) -> Remedy:
     """More samples in a step: what does not depend on their number is shared by more of them."""
-    change: Change = {"train.global_batch_size": TIMES}
+    times, change = _enlarged(observed)
     half, slices = observed.breakdown.bounds.half_ms, observed.slices
     if half is not None:
         pairs = zip(half, observed.breakdown.plain_ms, strict=True)
-        gains = [TIMES * whole / (whole + 2 * (TIMES - 1) * max(0.0, whole - h)) for h, whole in pairs]
+        gains = [times * whole / (whole + 2 * (times - 1) * max(0.0, whole - h)) for h, whole in pairs]
         return Remedy("larger_batch", change, _gain(gains))
     if slices is None:
         return Remedy("larger_batch", change, None)
@@ -93,7 +105,7 @@ def _larger_batch(_: Cause, observed: Observed) -> Remedy:
     fixed = max(0.0, devices * slices.share - slices.single) / (devices - 1)
     growing = max(0.0, slices.share - fixed)  # communication does not grow, either
     steps = [turn.parts.total for turn in observed.turns]
-    return Remedy("larger_batch", change, _gain([TIMES * s / (s + (TIMES - 1) * growing) for s in steps]))
+    return Remedy("larger_batch", change, _gain([times * s / (s + (times - 1) * growing) for s in steps]))
 
 
 def _fewer_devices(_: Cause, observed: Observed) -> Remedy:
@@ -102,6 +114,11 @@ def _fewer_devices(_: Cause, observed: Observed) -> Remedy:
     assert speedup is not None, "contention is a cause where one device is shown to be faster"
     gain = Gain(median=1 / speedup.median, low=1 / speedup.high, high=1 / speedup.low)
     return Remedy("fewer_devices", {"train.num_devices": 1}, gain)
+
+
+def _use_ddp(_: Cause, __: Observed) -> Remedy:
+    """What ddp sends in their place is not known from a step under dp."""
+    return Remedy("use_ddp", {"train.strategies": "ddp"}, None)
 
 
 def _share_no_device(_: Cause, __: Observed) -> Remedy:
@@ -132,5 +149,5 @@ _REMEDIES: dict[CauseKind, Callable[[Cause, Observed], Remedy]] = {
     "own_threads": _without("one_thread"),
     "contention": _fewer_devices,
     "oversubscribed": _share_no_device,
-    "dp_copies": _without("use_ddp", {"train.strategies": "ddp"}),
+    "dp_copies": _use_ddp,
 }

@@ -78,11 +78,18 @@ def why_section(comparison: Comparison) -> WhySection | None:
 
 
 def main_row(comparison: Comparison) -> int | None:
-    """The run that a reader asks about: of those with most devices that were divided, the one with ranks."""
+    """The run that a reader asks about: of those with most devices that were divided, the one with ranks.
+
+    With one device it is ``single``, which alone has tried half of the batch.
+    """
     divided = [number for number, row in enumerate(comparison.rows) if row.explanation]
-    rows = comparison.rows
-    return max(divided, key=lambda n: (rows[n].devices_used, rows[n].has_ranks, rows[n].slice_step_ms is not None),
-               default=None)  # fmt: skip
+
+    def order(number: int) -> tuple[int, bool, bool]:
+        row = comparison.rows[number]
+        first = row.has_ranks if row.devices_used > 1 else row.strategy == "single"
+        return row.devices_used, first, row.slice_step_ms is not None
+
+    return max(divided, key=order, default=None)
 
 
 def say_distance(row: Row, explanation: Explanation) -> str:

@@ -57,19 +57,20 @@ _CAUSES: dict[CauseKind, str] = {
     "data": "The devices wait for their input",
     "device_reads": "The forward pass reads values of the device into Python, and waits for each",
     "busy_host": "Other processes use the cores of this host",
-    "own_threads": "The model's operations use more threads than there are cores",
+    "own_threads": "The model's operations use more threads than the one that a device has here",
     "contention": "Devices slow each other down without any communication: they share memory, caches or power",
     "oversubscribed": "Several workers share a device",
     "dp_copies": "DataParallel copies the model and the batch in each step",
 }
 
-_PASSES = {"forward": "forward pass", "backward": "backward pass"}
+_PASSES = {"forward": "forward pass", "backward": "backward pass", "host": "Python"}
 
 _REMEDIES: dict[RemedyKind, str] = {
     "accumulate": "let each step do {grad_accum_steps:g} times the samples in as many micro-batches "
-    "(train.grad_accum_steps and train.global_batch_size, both {grad_accum_steps:g} times as large)",
+    "(train.grad_accum_steps and train.global_batch_size, both {grad_accum_steps:g} times as large), and adapt the "
+    "learning rate",
     "larger_batch": "make train.global_batch_size {global_batch_size:g} times as large, and adapt the learning rate",
-    "sync_once": "let all backward passes but the last of a step run under no_sync",
+    "sync_once": "report it: all backward passes but the last of a step are to run under no_sync",
     "keep_buffers": "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
     "balance_ranks": "give that rank the same work and the same device as the others; "
     "`python pipeline/train.py --trace` shows what it does",
@@ -93,6 +94,8 @@ def cause_of(finding: ExplainedCause) -> str:
 def advice_of(finding: ExplainedCause) -> str:
     """The next step, and what it should bring."""
     text = _REMEDIES[finding.remedy].format(**{key.rpartition(".")[2]: by for key, by in finding.change.items()})
+    if more := finding.change.get("data.num_samples"):
+        text += f"; that takes {more:g} times the samples"
     gain = finding.gain
     if gain is None:
         return f"Next: {text}."

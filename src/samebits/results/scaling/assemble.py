@@ -43,7 +43,7 @@ def assemble(
             cost_model, devices, scaling=scaling, batch=batch, gradients=gradients, per_host=per_host, network=network
         )
         for scaling in STRONG_AND_WEAK
-        for devices in sorted({*projected})
+        for devices in sorted({*projected} - {one.devices for one in measured if one.counts})
         if cost_model
     ]
     if not cost_model:
@@ -77,12 +77,12 @@ def _caution(cost_model: Fit, network: Network | None, per_host: int, most: int)
     notes = []
     if most > per_host and network is None:
         notes.append(
-            f"beyond the {per_host} of this host, projections are of one host with so many devices and the same links: "
-            "--network says what is between hosts"
+            f"beyond the {per_host} of this host, projections are of several hosts like it, joined by links as fast as "
+            "those inside: --network says what is between hosts"
         )
     within = [cost_model.range_of(name) for name in ("per_byte", "latency")]
-    if any(high > _APART * low for low, high in within) and any(high for _, high in within):
-        notes.append(
-            "the points do not tell latency from bandwidth, so both are in the ranges: measure more numbers of devices"
-        )
+    if all(high > _APART * low for low, high in within):  # either may be nothing, or all of it
+        text = "the points do not tell latency from bandwidth, so both are in the ranges"
+        several = {point.devices for point in cost_model.points if point.bytes}
+        notes.append(f"{text}: measure more numbers of devices" if len(several) < 2 < per_host else text)
     return notes

@@ -70,9 +70,23 @@ def describe(training: PlannedTraining, run: Run) -> str:
 
 
 def default_devices(params: Params) -> tuple[int, ...]:
-    """1, 2, 4 ... as far as this host has devices and the batch divides."""
-    most, whole = count_gpus() or count_cores(), BatchSplit.of(params, "fast")
-    return tuple(n for n in (2**i for i in range(20)) if n <= most and whole.over(ranks=n).even)
+    """1, 2, 4 ... as far as this host has devices and the batch divides.
+
+    Raises:
+        HostError: this host has one device.
+        UserError: the batch divides by none of these numbers.
+    """
+    gpus, whole = count_gpus(), BatchSplit.of(params, "fast")
+    most = gpus or count_cores()
+    if most < 2:
+        text = f"this host has {counted(most, 'GPU' if gpus else 'CPU core')}, expected 2 devices or more to scale over"
+        hint = "train.oversubscribe: true with --devices 1,2 lets workers share it, and nothing is projected from that"
+        raise HostError(text, hint=hint)
+    counts = tuple(n for n in (2**i for i in range(20)) if n <= most and whole.over(ranks=n).even)
+    if len(counts) < 2:
+        text = f"the {whole.units} samples of a micro-batch divide by none of 2, 4, ... up to {most} devices"
+        raise UserError(text, hint="change train.global_batch_size, or name numbers with --devices")
+    return counts
 
 
 def default_projections(params: Params, devices: Sequence[int]) -> tuple[int, ...]:
@@ -169,7 +183,10 @@ class Points(NamedTuple):
 
 
 def gradients_of(run: Run) -> Step:
-    """What a step of a run sends: float32 gradients, a message for each bucket that they fill."""
+    """What a step of a run sends: as it was traced, or float32 gradients, a message for each bucket that they fill."""
+    traffic = run.record.breakdown.traffic if run.record.breakdown else None
+    if traffic is not None and traffic.buckets:
+        return Step(devices=1, rows=0, bytes=traffic.gradient_bytes, messages=len(traffic.buckets))
     size = 4 * run.record.model_parameters
     bucket = run.record.params.train.ddp.bucket_cap_mb * _MIB
     return Step(devices=1, rows=0, bytes=size, messages=max(1, math.ceil(size / bucket)))
@@ -232,7 +249,7 @@ def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -
         collected.points.extend(points.values())
     if training.kind == "few":
         return
-    if label is None and "share" not in points:
+    if label is None and _ANCHORS[training.kind] not in measurement.chunk_seconds:
         reason = record.speedup_unavailable
         collected.notes.append(
             f"{training.kind}, {devices} devices: {say(reason) if reason else 'no slice was paired'}"
