@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from samebits.files import Part
 from samebits.records.breakdown import Bounds
-from samebits.results.explanation.causes import CauseKind, Evidence, Observed, find_causes
+from samebits.results.explanation.causes import CauseKind, Evidence, find_causes
+from samebits.results.explanation.observed import Observed
 from samebits.results.explanation.parts import Parts, mean_parts, plain_ms
 from samebits.results.explanation.remedies import Change, Gain, RemedyKind, remedy_for
 

@@ -10,7 +10,8 @@ from samebits.files import Part
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from samebits.results.explanation.causes import Cause, CauseKind, Observed
+    from samebits.results.explanation.causes import Cause, CauseKind
+    from samebits.results.explanation.observed import Observed
     from samebits.results.explanation.parts import Parts
 
 RemedyKind = Literal[
