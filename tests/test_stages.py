@@ -10,7 +10,8 @@ import pytest
 from conftest import ROOT, small
 from patience import patient
 from samebits import cli
-from samebits.stages import say_what_stays_unused, stage
+from samebits.errors import UserError
+from samebits.stages import Group, say_what_stays_unused, stage
 
 
 @pytest.mark.parametrize(
@@ -146,3 +147,29 @@ def test_a_signal_that_python_swallows_is_not_lost(name, code):
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=patient(120)
     )
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        (UserError("--it: got 3, accepts 4", hint="take 4"), 2, "error: --it: got 3, accepts 4. hint: take 4\n"),
+        (MemoryError("no room"), 3, "error: out of memory: no room. hint: "),
+        (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C. hint: "),
+        (KeyError("a bug"), 4, "Traceback (most recent call last)"),
+    ],
+)
+def test_what_happens_while_options_are_read_ends_as_in_a_stage(raised, code, said, capsys):
+    """Click would say "Aborted!", or let Python end with 1, which is a verdict's."""
+
+    def read(context, parameter, value):
+        raise raised
+
+    @click.group(cls=Group, invoke_without_command=True)
+    @click.option("--it", callback=read)
+    def command(it):
+        raise AssertionError
+
+    with pytest.raises(SystemExit) as ended:
+        command(["--it", "3"])
+    err = capsys.readouterr().err
+    assert (ended.value.code, err.lstrip("\n").startswith(said)) == (code, True), err  # click ends the line of a ^C
