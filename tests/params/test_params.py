@@ -58,7 +58,7 @@ BAD = [
     ({"model": 3}, "model: got 3: Input should be a valid dictionary"),
     (
         {"model": {"name": "resnet"}},
-        "model.name: got 'resnet': Input should be one of 'mlp', ",
+        f"model.name: got 'resnet': Input should be one of {', '.join(map(repr, FITTING_TASKS))}, 'package.module:",
     ),
     ({"model": {"name": "a/b:c", "source": "x"}}, "model.name: got 'a/b:c': Input should be one of 'mlp', "),
     ({"model": {"name": "a.b:c"}}, "model.source: got nothing: Field required. hint: for a built-in model null; for y"),
@@ -66,7 +66,7 @@ BAD = [
     ({"model": {"name": "mlp", "source": "x.py"}}, "model.source: got 'x.py': Input should be None. hint: for a built"),
     ({"model": {"kwargs": {"hidden": [1, "a"]}}}, "model.kwargs.hidden.1: got 'a': Input should be a valid integer"),
     ({"model": {"kwargs": {"hidden": ["1"]}}}, "model.kwargs.hidden.0: got '1': Input should be a valid integer"),
-    ({"model": {"name": "gpt"}}, "model.name: got 'gpt', accepts mlp, "),
+    ({"model": {"name": "gpt"}}, "model.name: got 'gpt', accepts mlp, wide_mlp or your own"),
     ({"data": {"num_samples": 5}}, "train.global_batch_size: got 4096, accepts at most data.num_samples = 5"),
     ({"train": {"grad_accum_steps": 3}}, "train.grad_accum_steps: got 3, accepts a divisor"),
     (
