@@ -78,6 +78,14 @@ class Placement(Part):
         return self.devices_used > 1 and not any(label.kind in self.NOT_A_SPEEDUP for label in self.labels)
 
 
+def precedence(devices_used: int, strategy: StrategyName, *, has_ranks: bool) -> tuple[int, bool]:
+    """Of several runs, the largest is the one that a reader asks about: most devices, then ranks.
+
+    With one device it is ``single``, which alone has tried half of the batch.
+    """
+    return devices_used, has_ranks if devices_used > 1 else strategy == "single"
+
+
 class Node(Part):
     """One of several machines: its name, a name for the kernel that it runs on, and its stable facts."""
 

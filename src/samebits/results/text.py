@@ -172,16 +172,15 @@ def say_fastest(comparison: Comparison) -> str:
         for row in others
         if (reason := row.speedup_unavailable) and reason.kind not in Placement.NOT_A_SPEEDUP
     }
+    missing = f" {_listed([*unknown])} had no speed-up measured." if unknown else ""
     if faster := [(row, ratio) for row, ratio in measured if ratio.low > 1]:
         best, ratio = max(faster, key=lambda one: one[1].median)
         rivals = [row.name for row, speedup in measured if row is not best and speedup.high >= ratio.low]
         behind = (
             f"; {_listed(rivals)} {'are' if rivals[1:] else 'is'} not shown to be slower than that" if rivals else ""
         )
-        missing = f" {_listed([*unknown])} had no speed-up measured." if unknown else ""
         return f"Fastest here is {best.name} on {devices_of(best)}: {times_single(best)}{behind}.{missing}"
     if undecided := [f"{row.name}, {_times_single(ratio)}" for row, ratio in measured if is_open(ratio)]:
-        missing = f" {_listed([*unknown])} had no speed-up measured." if unknown else ""
         return f"None is shown to be faster here than one device: {NO_DIFFERENCE} for {_listed(undecided)}.{missing}"
     if unknown:
         return f"Which strategy is fastest here was not measured: {next(iter(unknown.values()))}."

@@ -100,8 +100,8 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
 
 
 def _default_run() -> str:
-    """The folder of the fast run with most devices; among equals the one with ranks, of one device ``single``'s."""
-    from samebits.records.run import RECORD, RunRecord
+    """The folder of the run in fast numerics that a reader asks about."""
+    from samebits.records.run import RECORD, RunRecord, precedence
 
     require_repository()
     records = [RunRecord.read(file, made_by="dvc repro") for file in sorted(Path("runs").glob(f"*-fast/{RECORD}"))]
@@ -110,7 +110,7 @@ def _default_run() -> str:
 
     def order(record: RunRecord) -> tuple[int, bool]:
         placed = record.placement
-        return placed.devices_used, placed.has_ranks if placed.devices_used > 1 else placed.strategy == "single"
+        return precedence(placed.devices_used, placed.strategy, has_ranks=placed.has_ranks)
 
     return f"runs/{max(records, key=order).name}"
 

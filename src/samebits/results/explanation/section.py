@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from samebits.records.run import precedence
 from samebits.results.explanation.words import (
     LOSS_NAMES,
     NOTHING,
@@ -78,16 +79,12 @@ def why_section(comparison: Comparison) -> WhySection | None:
 
 
 def main_row(comparison: Comparison) -> int | None:
-    """The run that a reader asks about: of those with most devices that were divided, the one with ranks.
-
-    With one device it is ``single``, which alone has tried half of the batch.
-    """
+    """The run that a reader asks about, of those that were divided."""
     divided = [number for number, row in enumerate(comparison.rows) if row.explanation]
 
-    def order(number: int) -> tuple[int, bool, bool]:
+    def order(number: int) -> tuple[tuple[int, bool], bool]:
         row = comparison.rows[number]
-        first = row.has_ranks if row.devices_used > 1 else row.strategy == "single"
-        return row.devices_used, first, row.slice_step_ms is not None
+        return precedence(row.devices_used, row.strategy, has_ranks=row.has_ranks), row.slice_step_ms is not None
 
     return max(divided, key=order, default=None)
 

@@ -78,7 +78,7 @@ def _say_fit(fit: Fitted) -> list[str]:
         (by.overlap, f"{by.overlap:.0%} of what can be hidden behind backward is"),
     ]
     said = ", ".join(text for value, text in parts if value)
-    errors = f"{fit.points} points, errors of {fit.scatter:.1%}, {fit.largest_residual:.1%} at most"
+    errors = f"{fit.points} points, typical error {fit.scatter:.1%}, largest {fit.largest_residual:.1%}"
     return [f"fit: {said} ({errors})"]
 
 
