@@ -63,7 +63,7 @@ class DDPOptions(Section):
     bucket_cap_mb: int = Field(25, ge=1, le=1024)
     """Size of a communication bucket in MiB."""
     forward_sync_buffers: bool = True
-    """Give every rank the buffers of rank 0, such as BatchNorm's averages, before each forward pass."""
+    """Give every rank rank 0's buffers before each forward pass; else each keeps its own, and rank 0's are saved."""
     deterministic: bool = True
     """Hold NCCL to its ring algorithm, so that runs repeat bit by bit; false lets it choose, which may be faster."""
 
