@@ -244,6 +244,7 @@ def test_wrong_params_and_damaged_data(tmp_path):
     (tmp_path / "params.yaml").write_text("sed: 0\n")
     (found,) = memory.memory_findings(tmp_path / "params.yaml", data_dir=tmp_path)
     assert (found.status, found.name) == ("skipped", "memory")
+    assert found.text == f"{tmp_path / 'params.yaml'} is wrong, as its line says"
     (tmp_path / "params.yaml").write_text("seed: 0\n")
     (tmp_path / "card.json").write_text("{")
     (found,) = memory.memory_findings(tmp_path / "params.yaml", data_dir=tmp_path)

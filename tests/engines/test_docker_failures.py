@@ -1,6 +1,7 @@
 """What an engine refuses: the SDK talks to a socket that answers as an engine would, which no real one does at will."""
 
 import gc
+import hashlib
 import json
 import os
 import re
@@ -20,10 +21,10 @@ from docker.models.images import Image
 from samebits.doctor.containers import containers
 from samebits.engines.container import _Relay, output
 from samebits.engines.docker import connect, find_image, gpu_request, traits
-from samebits.engines.image import build_image, save_image
+from samebits.engines.image import build_image, load_image, save_image
 from samebits.engines.spec import ContainerCommand
 from samebits.engines.stage import RUNTIME
-from samebits.errors import HostError
+from samebits.errors import HostError, UserError
 
 HANGS_UP = None
 ANSWERS = {
@@ -136,6 +137,39 @@ def test_an_engine_that_fails_is_the_hosts_fault(request_line, ask, answer, engi
 
 
 TAGGED, FILE = {"Id": "sha256:0", "RepoTags": ["samebits:x"]}, Path("image.tar")
+NO_SPACE = {"message": "write /x: no space left on device"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "said"),
+    [
+        ((500, NO_SPACE), HostError, "has no space left for it. hint: see `docker system df`"),
+        ((200, {"errorDetail": NO_SPACE}), HostError, "has no space left for it. hint: see `docker system df`"),
+        (
+            (200, {"errorDetail": {"message": "bad tar\nmore"}}),
+            UserError,
+            "takes no image from it: bad tar. hint: name",
+        ),
+    ],
+)
+def test_an_engine_that_takes_no_image_says_whose_fault_it_is(answer, kind, said, engine, tmp_path):
+    file = tmp_path / "kit.tar"
+    file.write_bytes(b"an archive")
+    record = {"name": "kit", "id": "sha256:1", "digest": None, "base": None, "layers": ["sha256:2"]}
+    record["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (tmp_path / "kit.tar.json").write_text(json.dumps(record))
+    environ, _ = engine(**{"POST /images/load": [answer]})
+    with closing(connect(environ)) as client, pytest.raises(kind) as caught:
+        load_image(client, file)
+    assert str(caught.value).startswith(f"{file}: the engine {said}")
+
+
+def test_what_can_be_no_images_name_is_the_users_fault(engine):
+    environ, _ = engine(**{"GET /images/Kit:/json": [(400, {"message": "invalid reference format"})]})
+    with closing(connect(environ)) as client, pytest.raises(UserError) as caught:
+        find_image(client, "Kit:")
+    assert caught.value.message == "Kit:: invalid reference format"
+    assert caught.value.hint == "name an image as registry/name:tag, or unset SAMEBITS_IMAGE"
 
 
 @pytest.mark.parametrize(("gpus", "looked_at"), [(0, "engine"), (2, "toolkit")])

@@ -176,7 +176,7 @@ def test_the_end_of_a_run_that_was_refused_may_be_refused_too(refusal, told, rep
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b'{"event":"start","time_ms":1,"run":"old","crc32":"1fc800a6"}', "Field required"),
+        (b'{"event":"start","time_ms":1,"run":"old","crc32":"1fc800a6"}', "version cannot read: Field required"),
         (b'{"event":"unheard of","crc32":"bf87f38c"}', "does not match any of the expected tags"),
         (b'{"event":"start","time_ms":1,"run":"old"}', "a damaged line, or another version's"),
         (b"nonsense", "a damaged line, or another version's"),
