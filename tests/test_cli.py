@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -73,6 +74,38 @@ def test_compare_says_what_differs(runs):
     assert found["differences"]["strategy"] == ["single", "ddp"]
     assert found["losses"]["measured"] is True
     assert set(Rounding.model_fields) == set(json.loads((runs / "single/run.json").read_text())["rounding"])
+
+
+def test_explain(runs, tmp_path):
+    """By its folder, by JSON beside another run, and without a name: then it is the run with most devices."""
+    text = samebits(runs, "explain", "ddp").stdout
+    assert re.match(r"ddp-fast: a step takes [\d.]+ ms\n(  .*\n)*  backward pass ", text), text
+    found = json.loads(samebits(runs, "explain", "ddp", "--against", "single", "--json").stdout)
+    assert (found["run"], found["against"]["run"]) == ("ddp-fast", "single-fast")
+    assert (found["against"]["samples"], found["against"]["batch_grew"]) == (1, False)
+    against = samebits(runs, "explain", "ddp", "--against", "single").stdout
+    assert against.startswith(text.rstrip())
+    assert re.search(r"\n\nAgainst single-fast, a step takes [\d.]+ times .*, for as many samples: ", against)
+
+    (tmp_path / "params.yaml").touch()
+    for name, folder in (("single", "single-fast"), ("ddp", "ddp-fast")):
+        shutil.copytree(runs / name, tmp_path / "runs" / folder)
+    assert samebits(tmp_path, "explain").stdout == text
+    shutil.rmtree(tmp_path / "runs/ddp-fast")
+    assert samebits(tmp_path, "explain").stdout.startswith("single-fast: a step takes ")
+
+
+def test_a_run_that_was_not_divided_has_no_explanation(runs, tmp_path):
+    shutil.copytree(runs / "single", tmp_path / "single")
+    record = json.loads((tmp_path / "single/run.json").read_text())
+    (tmp_path / "single/run.json").write_text(json.dumps({**record, "breakdown": None}))
+    done = samebits(tmp_path, "explain", "single")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "error: single: its steps were not divided into parts. hint: train in fast numerics" in done.stderr
+    (tmp_path / "params.yaml").touch()
+    done = samebits(tmp_path, "explain")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: runs: there is no run in fast numerics. hint: run `make repro`, or name a RUN\n"
 
 
 MISTAKES = [
