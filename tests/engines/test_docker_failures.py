@@ -19,7 +19,7 @@ from docker.context.config import get_context_id
 from docker.models.images import Image
 
 from samebits.doctor.containers import containers
-from samebits.engines.container import _Relay, output
+from samebits.engines.container import _Relay, output, run_at_terminal
 from samebits.engines.docker import connect, find_image, gpu_request, traits
 from samebits.engines.image import build_image, load_image, save_image
 from samebits.engines.spec import ContainerCommand
@@ -170,6 +170,21 @@ def test_what_can_be_no_images_name_is_the_users_fault(engine):
         find_image(client, "Kit:")
     assert caught.value.message == "Kit:: invalid reference format"
     assert caught.value.hint == "name an image as registry/name:tag, or unset SAMEBITS_IMAGE"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind", "message"),
+    [
+        (False, UserError, "a shell needs a terminal. hint: `samebits container run COMMAND` does without"),
+        (True, HostError, "the docker command is not installed. hint: install it, or use `samebits container run`"),
+    ],
+)
+def test_a_shell_that_cannot_be_is_told_before_a_container_is_made(terminal, kind, message, monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: terminal))
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(kind) as caught:
+        run_at_terminal(None, None, None)
+    assert str(caught.value) == message
 
 
 @pytest.mark.parametrize(("gpus", "looked_at"), [(0, "engine"), (2, "toolkit")])

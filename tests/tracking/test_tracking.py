@@ -1120,6 +1120,54 @@ def test_a_patch_that_is_no_file_is_none(make, tmp_path):
         reproduce.read_recorded("0" * 32, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("git", "message"),
+    [
+        (GitState(commit=None, dirty=False, problem="no git here"), "has no commit: no git here. hint: "),
+        (GitState(commit="1" * 40, dirty=False), "commit 1{40} is not in this repository. hint: git fetch, or"),
+    ],
+)
+def test_a_run_whose_commit_is_not_here_cannot_be_made_again(git, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    provenance("0" * 40).model_copy(update={"git": git}).write(tmp_path / "provenance.json")
+    with pytest.raises(UserError, match=message):
+        reproduce.read_recorded("0" * 32, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("commit", "patch", "message"),
+    [
+        ("HEAD", "nonsense", "the patch does not apply: .*hint: compare it by hand"),
+        ("nowhere", None, "git worktree failed: .*hint: see `git worktree list`"),
+    ],
+)
+def test_a_worktree_that_cannot_be_made_is_said_and_leaves_nothing(commit, patch, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for command in ("init --quiet", "commit --quiet --allow-empty --message=all"):
+        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *command.split()], check=True)
+    if patch:
+        Path("git.patch").write_text(patch)
+    recorded = SimpleNamespace(commit=commit, patch=Path("git.patch") if patch else None)
+    with pytest.raises(UserError, match=message), reproduce.worktree(recorded, tmp_path):
+        raise AssertionError("there is a worktree")
+    assert not (tmp_path / "worktree").exists()
+    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
+    assert len(listed.splitlines()) == 1
+
+
+def test_other_data_than_the_recorded_are_not_trained_on(repository, monkeypatch):
+    run_files(repository / "run", run_record())
+    run = SimpleNamespace(run=read_run(repository / "run"))
+    stages = []
+    monkeypatch.setattr(reproduce, "run_stage", lambda tree, name, *arguments: stages.append(name))
+    others = {"file": "test.safetensors", "num_samples": 8, "sha256": "0" * 64, "floor": 1.9, "teacher_loss": 1.9}
+    monkeypatch.setattr(reproduce, "read_card", lambda file: card(test=others))
+    message = r"the data are not those of the run: SHA-256 .*, expected .*\. hint: get the files"
+    with pytest.raises(UserError, match=message):
+        reproduce.train_again(run, repository, num_devices=None)
+    assert stages == ["prepare"]
+
+
 def test_data_of_a_recorded_run_are_linked_within_its_tree_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tree, outside = tmp_path / "tree", tmp_path / "outside"
