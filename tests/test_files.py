@@ -164,7 +164,14 @@ def test_what_killed_writers_left_goes_and_what_others_write_stays(tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "no such file"), ("{", "cannot be read"), ("\xff", "cannot be"), ("[" * 100_000, "cannot be read")],
+    [
+        (None, "no such file"),
+        ("{", "cannot be read"),
+        ("\xff", "cannot be"),
+        ("[" * 100_000, "cannot be read"),
+        ("[" * 300 + "]" * 300, "cannot be read: nested too deeply"),
+        ('{"a":' * 300 + "1" + "}" * 300, "cannot be read: n"),
+    ],
 )
 def test_a_missing_or_damaged_file_names_the_command_that_makes_it(text, message, tmp_path):
     if text is not None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _SCRATCH = "samebits-scratch-"
 _UNFINISHED = ".samebits.tmp"
+_DEEPEST = 128  # levels of a JSON file, since pydantic writes 255 at most
 
 
 @contextmanager
@@ -210,12 +211,22 @@ def read_json(path: Path, *, made_by: str) -> Any:
         DamagedError: it holds no JSON.
     """
     try:
-        return json.loads(regular(path).read_text(encoding="utf-8"))
+        value = json.loads(regular(path).read_text(encoding="utf-8"))
+        _require_shallow(value)
+        return value
     except FileNotFoundError:
         raise UserError(f"{path}: no such file", hint=f"run `{made_by}` first") from None
     except (OSError, ValueError, RecursionError) as error:
         hint = f"delete it and run `{made_by}` again"
         raise DamagedError(f"{path}: cannot be read: {reason(error)}", hint=hint) from None
+
+
+def _require_shallow(value: object, levels: int = _DEEPEST) -> None:
+    if not levels:
+        raise RecursionError("nested too deeply")
+    if isinstance(value, dict | list):
+        for child in value.values() if isinstance(value, dict) else value:
+            _require_shallow(child, levels - 1)
 
 
 def first_fault(error: ValidationError) -> str:

@@ -109,6 +109,7 @@ LAUGHS = "a: &a [1]\n" + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for 
         ("seed: " + "9" * 5000, "params.yaml: a value cannot be read: Exceeds the limit"),
         ("[" * 100_000, "params.yaml: nested too deeply. hint: check its brackets"),
         ("{" * 100_000, "params.yaml: nested too deeply. hint: check its brackets"),
+        ("{a: " * 300 + "1" + "}" * 300, "params.yaml: nested too deeply. hint: check its brackets"),
         ("seed: &a [*a]\n", "params.yaml: a value cannot be read: an alias stands inside of what it stands for"),
         ("seed: !!python/object/apply:os.system [exit]\n", "not valid YAML: could not determine a constructor"),
         ("\x00", "not valid YAML"),

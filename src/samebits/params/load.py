@@ -60,10 +60,13 @@ def load_params(path: Path | str) -> Params:
 
 
 _MOST_VALUES = 100_000
+_DEEPEST = 64  # levels, of which a record that holds params has a few more, and can write no more than 255
 
 
 def _refuse_what_cannot_be_told(raw: object) -> None:
     """Raise ValueError for values that YAML can write and no message, record or command line can.
+
+    RecursionError says that they are nested too deeply.
 
     They are integers of thousands of digits in another base, halves of a character, aliases of themselves, and aliases
     of aliases: each counts here as what it stands for, which a few lines can make billions of.
@@ -73,6 +76,8 @@ def _refuse_what_cannot_be_told(raw: object) -> None:
     def visit(value: object, above: frozenset[int]) -> None:
         if next(counter) > _MOST_VALUES:
             raise ValueError(f"more than {_MOST_VALUES} of them, each alias counted as what it stands for")
+        if len(above) > _DEEPEST:
+            raise RecursionError
         if isinstance(value, str | int):
             str(value).encode()
         elif isinstance(value, dict | list | tuple | set):
