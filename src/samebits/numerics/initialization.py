@@ -106,7 +106,7 @@ def bernoulli(stream: Stream, tensor: Tensor, p: float = 0.5) -> Tensor:
 
 
 def _erfinv(_: Stream, tensor: Tensor) -> Tensor:
-    """erfinv(x) = quantile((1 + x) / 2) / sqrt 2; ``trunc_normal_`` calls it, and its kernel differs between hosts."""
+    """erfinv(x) = quantile((1 + x) / 2) / sqrt 2, for factories that make normal draws by it; its kernels differ."""
     x = tensor.detach().to("cpu", torch.float64).reshape(-1).numpy()
     p = np.clip(np.multiply(np.add(x, 1.0), 0.5), 2.0**-53, 1.0 - 2.0**-53)
     values = np.multiply(elementary.normal_quantile(p), float(np.sqrt(0.5)))
