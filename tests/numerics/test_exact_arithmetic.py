@@ -308,7 +308,8 @@ def test_subnormal_numbers_count_whatever_a_library_has_set():
         torch.set_flush_denormal(False)
 
 
-def test_a_norm_does_not_tell_no_gradient_from_one_of_zeros(monkeypatch):
+@pytest.mark.parametrize(("optimizer", "settings"), [(SGD, {"momentum": 0.9}), (AdamW, {})])
+def test_a_norm_does_not_tell_no_gradient_from_one_of_zeros(optimizer, settings, monkeypatch):
     """DataParallel makes zeros of it, and a sum by halving has another order with a term more."""
     terms = []
 
@@ -322,7 +323,7 @@ def test_a_norm_does_not_tell_no_gradient_from_one_of_zeros(monkeypatch):
         for p in parameters:
             p.grad = torch.ones(1, dtype=torch.float64)
         parameters[1].grad = idle
-        SGD([[p] for p in parameters], lr=0.1, terms=1, clip=0.1, weight_decay=0.0, momentum=0.9).step()
+        optimizer([[p] for p in parameters], lr=0.1, terms=1, clip=0.1, weight_decay=0.0, **settings).step()
         assert terms[-1] == len(parameters)
 
 
