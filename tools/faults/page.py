@@ -1,6 +1,6 @@
-"""Put the figures of a campaign into the page of promises.
+"""Put the figures of campaigns into the page of promises: the whole one, then those of one part (ONLY=writes).
 
-python tools/faults/page.py benchmarks/results/HOST/faults.json
+python tools/faults/page.py benchmarks/results/HOST/faults.json benchmarks/results/HOST/faults-writes.json
 """
 
 from __future__ import annotations
@@ -19,15 +19,21 @@ _TRACKED = (
 _BEGIN, _END = "<!-- faults -->\n", "<!-- /faults -->"
 
 
-def table(campaign: dict[str, Any]) -> str:
-    """The figures in Markdown, with the host that they were taken on."""
+def tables(campaigns: list[dict[str, Any]]) -> str:
+    """The figures in Markdown, a table for each campaign, with the host that they were taken on."""
+    return "\n".join(map(_table, campaigns))
+
+
+def _table(campaign: dict[str, Any]) -> str:
     host = campaign["host"]
     rows = [
         f"| {name} | {area['tried']:,}{_of(area)} {area['unit']} | {area['held']:,} | {area['seconds'] / 60:.0f} min |"
         for name, area in campaign["areas"].items()
     ]
     head = ["| faults | tried | held | time |", "| --- | --- | --- | --- |"]
-    told = f"`make faults MINUTES={campaign['minutes']:g} SEED={campaign['seed']}` on {host['cpu']['model']}, "
+    kinds = [name for name in campaign["areas"] if name != "processes"]  # those are counted in every campaign
+    only = f"ONLY={kinds[0]} " if len(kinds) == 1 else ""
+    told = f"`make faults {only}MINUTES={campaign['minutes']:g} SEED={campaign['seed']}` on {host['cpu']['model']}, "
     commit = f"commit {campaign['git']['commit'][:12]}{', with changes' if campaign['git']['dirty'] else ''}"
     lines = [f"{told}{host['cpu']['cores']} cores, {commit}:", "", *head, *rows, ""]
     broken = [failure for area in campaign["areas"].values() for failure in area["failures"]]
@@ -51,12 +57,12 @@ def quoted(page: str) -> str:
     return page.partition(_BEGIN)[2].partition(_END)[0]
 
 
-def main(results: Path) -> None:
+def main(*results: Path) -> None:
     """Rewrite the page."""
     page = PAGE.read_text(encoding="utf-8")
-    new = table(json.loads(results.read_text(encoding="utf-8")))
+    new = tables([json.loads(path.read_text(encoding="utf-8")) for path in results])
     PAGE.write_text(page.replace(_BEGIN + quoted(page) + _END, _BEGIN + new + _END), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*map(Path, sys.argv[1:]))
