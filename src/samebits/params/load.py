@@ -66,10 +66,9 @@ _DEEPEST = 64  # levels, of which a record that holds params has a few more, and
 def _refuse_what_cannot_be_told(raw: object) -> None:
     """Raise ValueError for values that YAML can write and no message, record or command line can.
 
-    RecursionError says that they are nested too deeply.
-
     They are integers of thousands of digits in another base, halves of a character, aliases of themselves, and aliases
     of aliases: each counts here as what it stands for, which a few lines can make billions of.
+    RecursionError says that they are nested too deeply.
     """
     counter = itertools.count(1)
 
