@@ -11,7 +11,7 @@ from faults.area import Case, Missed
 from faults.campaign import AREAS, Result, attempt, too_few
 from faults.inputs_bench import Bench
 from faults.inputs_records import _signed
-from faults.kills import STEPS, _is_told
+from faults.kills import STEPS, _is_told, one_of
 from faults.subject import Broken, Sandbox
 from samebits.records.log import EndEvent, LossesEvent, line_of, parse_event
 
@@ -65,6 +65,16 @@ def test_a_fault_that_came_too_late_is_not_counted(raised, counts):
 def test_a_killed_rank_has_to_be_named_with_its_place(told, is_told):
     assert _is_told("the worker of rank 1 was ended by SIGKILL", told) is is_told
     assert _is_told("", told)
+
+
+@pytest.mark.parametrize(
+    ("position", "living", "ranks", "named"),
+    [(1, 4, 4, {1}), (1, 3, 4, {1, 2}), (0, 1, 4, {0, 1, 2, 3}), (2, 3, 4, {2, 3}), (0, 1, 1, {0}), (1, 5, 4, {1})],
+)
+def test_a_killed_worker_is_any_that_may_stand_there(position, living, ranks, named):
+    pattern = f"the worker of rank {one_of(position, living, ranks)} was ended by SIGKILL"
+    told = {rank for rank in range(8) if _is_told(pattern, f"the worker of rank {rank} was ended by SIGKILL at step 1")}
+    assert told == named
 
 
 def test_a_campaign_of_an_hour_that_tries_too_little_has_failed():

@@ -62,7 +62,8 @@ class Kills(Area):
     def case(self, number: int) -> Case:
         """Somebody is killed at some moment."""
         choose = self.random(number)
-        arguments = training(*choose.choice(PLACES), choose.choice(NUMERICS))
+        place = choose.choice(PLACES)
+        arguments = training(*place, choose.choice(NUMERICS))
         target, part, rank = choose.choice(TARGETS), choose.random(), choose.randrange(4)
         tracked = target == "sender" or choose.random() < 0.25
         signum = choose.choice([signal.SIGTERM, signal.SIGINT])
@@ -78,7 +79,7 @@ class Kills(Area):
             while time.monotonic() < deadline and child.poll() is None:
                 time.sleep(0.002)
             running = child.poll() is None
-            named, hit = self._disturb(child, target, rank, signum)
+            named, hit = self._disturb(child, target, rank, place[1], signum)
             child.wait(TIMEOUT_SECONDS + 10 if named and target == "stopped rank" else 60)
             check_end(child, {0, *_codes(target, signum)})
             done = child.code == 0
@@ -105,8 +106,11 @@ class Kills(Area):
             return self._sandbox.start("train", *arguments, environ=self._tracked)
         return self._sandbox.start("train", *arguments, "--no-tracking")
 
-    def _disturb(self, child: Child, target: Target, rank: int, signum: signal.Signals) -> tuple[str, bool]:
-        """Do it; what the training then has to say of a rank that it happened to, and whether there was anybody."""
+    def _disturb(self, child: Child, target: Target, rank: int, ranks: int, signum: signal.Signals) -> tuple[str, bool]:
+        """Do it; what the training then has to say of a rank that it happened to, and whether there was anybody.
+
+        That is a pattern: the first workers of ``ranks`` may have ended before.
+        """
         workers = child.workers()
         match target:
             case "tree":
@@ -119,7 +123,7 @@ class Kills(Area):
                     with suppress(ProcessLookupError):
                         os.kill(workers[rank], signal.SIGKILL if target == "rank" else signal.SIGSTOP)
                     how = "ended by SIGKILL" if target == "rank" else "stopped, as by SIGSTOP or SIGTTOU"
-                    return f"the worker of rank {rank} was {how}", True
+                    return f"the worker of rank {one_of(rank, len(workers), ranks)} was {how}", True
                 return "", False
             case "sender":
                 senders = marked(self._sandbox.mark)
@@ -162,6 +166,11 @@ class Kills(Area):
         ended = sum(status_of(log) == "FINISHED" for log in (self._sandbox.folder / LOGS).glob("*.jsonl"))
         seen_in = f"{finished} in MLflow, {ended} in local logs, {self._finished} ended well"
         expect(self._finished <= ended == finished, "finished runs", seen_in)
+
+
+def one_of(position: int, living: int, ranks: int) -> str:
+    """A pattern for the ranks that may stand at a position among those that live, of so many at first."""
+    return f"(?:{'|'.join(map(str, range(position, position + 1 + max(0, ranks - living))))})"
 
 
 def _is_told(named: str, said: str) -> bool:
