@@ -160,6 +160,8 @@ MISTAKES = [
     ({"x": INFINITE}, {}, "data.kwargs.inputs: x.npy: row 40 holds a value that is not finite"),
     ({"x": X.astype(complex)}, {}, "data.kwargs.inputs: x.npy holds complex128, expected numbers"),
     ({"x": X[:, 0]}, {}, "data.kwargs.inputs: shape is (50,), expected (samples, ...)"),
+    ({"x": X[:, :0]}, {}, "data.kwargs.inputs: shape is (50, 0), which holds no values. hint: each sample has to"),
+    ({"y": np.zeros((50, 0), np.int64)}, {}, "data.kwargs.targets: shape is (50, 0), which holds no values"),
     ({"y": Y[:49]}, {}, "data.kwargs.targets: 49 rows for 50 of inputs"),
     ({"y": Y - 1}, {}, "expected classes from 0 on. hint: count classes from 0"),
     ({}, {"classes": 3}, "expected classes from 0 to 2"),

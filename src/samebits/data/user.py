@@ -161,6 +161,10 @@ class UserData:
         if self.targets.shape[:1] != (rows,):
             got = self.targets.shape[0] if self.targets.shape else 0
             raise UserError(f"data.kwargs.targets: {got} rows for {rows} of inputs", hint="give one target per sample")
+        for source in (self.inputs, self.targets):
+            if 0 in source.shape:
+                hint = "each sample has to have a value"
+                raise UserError(f"{source.key}: shape is {source.shape}, which holds no values", hint=hint)
         self._chosen = self._choose(rows)
         first_input, first_target = self.inputs.read(0, 1), self.targets.read(0, 1)
         self.input_dtype = normalised(self.inputs, 0, first_input[:0], integers=False).dtype.name
