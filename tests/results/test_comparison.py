@@ -6,10 +6,13 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
 
+from generated import changed, refusal
 from samebits.errors import UserError
 from samebits.files import write_json, write_text
 from samebits.params import parse_params
+from samebits.records.breakdown import Phases
 from samebits.records.remarks import AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.records.run import Measurement, Node, Repeats, Run, read_losses, read_run
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
@@ -332,7 +335,8 @@ OTHER_WEIGHTS = '{"schema": 1, "eval_loss": 1, "accuracy": null, "floor": null, 
         ("runs/dp-fast/timing.json", '{"schema": 1}', r"timing\.json: training_seconds: Field required"),
         ("runs/dp-fast/run.json", "[1]", r"run\.json: no schema"),
         ("runs/dp-fast/losses.csv", "step\n1\n", r"losses\.csv: cannot be read"),
-        ("runs/dp-fast/losses.csv", "step,loss\n1,2\n", r"losses\.csv: 1 steps, expected the 2 of the params"),
+        ("runs/dp-fast/losses.csv", "step,loss\n1,2\n", r"losses\.csv: 1 steps, expected the 2 that run\.json has"),
+        ("runs/dp-fast/losses.csv", "step,loss\n", r"losses\.csv: 0 steps, expected the 2 that run\.json has times of"),
         (
             "runs/dp-fast/losses.csv",
             "step,loss\n1,2\n2,nan\n",
@@ -356,6 +360,106 @@ def test_what_is_missing_names_its_command(file, text, message, compared, tmp_pa
     elif text:
         (tmp_path / file).write_text(text)
     with pytest.raises(UserError, match=message):
+        compare_in(tmp_path)
+
+
+TURN = Phases(forward=6.0, backward=12.0).model_dump()
+TWIN = {"perturbation": 1e-7, "steps": 2, "losses": [{"step": 1, "difference": 1e-7}], "weights": {"weight": 1e-7}}
+DIVIDED = {
+    "breakdown": {
+        "steps": 4,
+        "plain_ms": [18.0] * 3,
+        "noted_ms": [18.0] * 3,
+        "one_thread_ms": [17.0] * 3,
+        "ranks": [{"noted": [TURN] * 3, "alone": [TURN] * 3, "threads": 2}] * 2,
+        "bounds": {"copy_gb_per_s": 20.0, "optimizer_floor_ms": 0.1, "half_ms": [9.0] * 3},
+        "cores": 2,
+        "other_cores": 0.1,
+    },
+    "usage": {"samples": 128, "training": {"seconds": 1.0, "energy_j": 9.0}, "sampler_share": 0.01},
+    "rounding": TWIN,
+    "speedup": ratio(1.3, 1.2, 1.4),
+    "bound": ratio(3.6),
+}
+
+
+def change_of(*path, value):
+    """A function that gives a part of a tree another value."""
+
+    def change(tree):
+        for key in path[:-1]:
+            tree = tree[key]
+        tree[path[-1]] = value(tree[path[-1]]) if callable(value) else value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("run.json", change_of("measurement", "step_ms", value=[1.0]), r"losses\.csv: 2 steps, expected the 1"),
+        ("run.json", change_of("measurement", "chunk_seconds", "share", value=[]), r"\.share: .* at least 1"),
+        ("run.json", change_of("measurement", "chunk_seconds", "share", value=[[]]), r"run\.json: .*share.*at least 1"),
+        ("run.json", change_of("measurement", "slice_steps", value=0), r"run\.json: measurement: .* without a step"),
+        (
+            "run.json",
+            change_of("measurement", "chunk_seconds", value=lambda chunks: {"single": chunks["single"]}),
+            r"run\.json: measurement: .* without the strategy's own",
+        ),
+        ("run.json", change_of("placement", "devices_used", value=0), r"run\.json: placement\.devices_used: .* than 0"),
+        ("run.json", change_of("breakdown", "noted_ms", value=[18.0]), r"breakdown: .*1 turns beside 3 of plain_ms"),
+        ("run.json", change_of("breakdown", "ranks", 1, "alone", value=[TURN]), r"breakdown: .*1 turns beside 3"),
+        ("run.json", change_of("breakdown", "ranks", 1, "noted", value=[]), r"breakdown: .*0 turns beside 3"),
+        ("run.json", change_of("breakdown", "bounds", "half_ms", value=[9.0]), r"breakdown: .*1 turns beside 3"),
+        ("run.json", change_of("breakdown", "bounds", "half_ms", value=[]), r"\.half_ms: .* at least 1"),
+        ("run.json", change_of("breakdown", "plain_ms", value=[0.0] * 3), r"breakdown\.plain_ms\.0: .* greater than 0"),
+        ("run.json", change_of("breakdown", "ranks", value=[]), r"breakdown\.ranks: .* at least 1"),
+        ("run.json", change_of("rounding", "weights", "weight", value=1e308), r"rounding\.weights\.weight: .* 2\.01"),
+        ("run.json", change_of("usage", "training", "energy_j", value=1e308), r"none can be computed: energy_j_per_mi"),
+        ("timing.json", change_of("samples_per_sec_spread", "low", value=0), r"timing\.json: samples_per_sec_spread"),
+    ],
+)  # fmt: skip
+def test_figures_that_do_not_fit_each_other_are_refused(file, change, message, compared, tmp_path):
+    compared(**DIVIDED)
+    compare_in(tmp_path)
+    path = tmp_path / "runs/dp-fast" / file
+    tree = json.loads(path.read_text())
+    change(tree)
+    path.write_text(json.dumps(tree))
+    with pytest.raises(UserError, match=message):
+        compare_in(tmp_path)
+
+
+RECORDS = ["runs/dp-fast/run.json", "runs/dp-fast/timing.json", "reports/evaluation/dp-fast.json"]
+
+
+@pytest.mark.parametrize("file", RECORDS)
+def test_whatever_a_record_says_its_row_is_made_or_refused(file, compared, tmp_path):
+    """A reader of one record learns of faults in it; that figures fit each other shows where they meet."""
+    compared(**DIVIDED)
+    path = tmp_path / file
+
+    @given(changed(json.loads(path.read_text())))
+    @settings(max_examples=200, deadline=None)
+    def look(tree):
+        path.write_text(json.dumps(tree), errors="surrogatepass")
+
+        def read():
+            answers(compare_in(tmp_path))
+
+        assert refusal(read).isprintable()
+
+    look()
+
+
+def test_runs_of_fewer_steps_are_not_compared_under_these_params(compared, tmp_path):
+    compared()
+    run = tmp_path / "runs/dp-fast"
+    tree = json.loads((run / "run.json").read_text())
+    tree["measurement"]["step_ms"] = [1.0]
+    (run / "run.json").write_text(json.dumps(tree))
+    (run / "losses.csv").write_text("step,loss\n1,2\n")
+    with pytest.raises(UserError, match=r"losses\.csv: 1 steps, expected the 2 of the params"):
         compare_in(tmp_path)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from samebits.files import Part
 
@@ -98,7 +100,7 @@ class Bounds(Part):
     copy_gb_per_s: float
     host_to_device_gb_per_s: float | None = None
     optimizer_floor_ms: float
-    half_ms: tuple[float, ...] | None = None
+    half_ms: Annotated[tuple[float, ...], Field(min_length=1)] | None = None
 
 
 class Breakdown(Part):
@@ -110,13 +112,21 @@ class Breakdown(Part):
     worth of time other processes used meanwhile, None where it cannot be read.
     """
 
-    steps: int
-    plain_ms: tuple[float, ...]
+    steps: PositiveInt
+    plain_ms: tuple[PositiveFloat, ...] = Field(min_length=1)
     noted_ms: tuple[float, ...]
     one_thread_ms: tuple[float, ...] = ()
-    ranks: tuple[RankPhases, ...]
+    ranks: tuple[RankPhases, ...] = Field(min_length=1)
     traffic: Traffic | None = None
     reads: Reads = Reads()
     bounds: Bounds
-    cores: int
+    cores: PositiveInt
     other_cores: float | None
+
+    @model_validator(mode="after")
+    def _every_turn_is_whole(self) -> Self:
+        some = (self.one_thread_ms, self.bounds.half_ms, *(rank.alone for rank in self.ranks))
+        for taken in (self.noted_ms, *(rank.noted for rank in self.ranks), *filter(None, some)):
+            if len(taken) != len(self.plain_ms):
+                raise ValueError(f"{len(taken)} turns beside {len(self.plain_ms)} of plain_ms")
+        return self

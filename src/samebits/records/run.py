@@ -6,9 +6,10 @@ import csv
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from samebits.errors import UserError, reason
 from samebits.files import Part, Record, regular, write_text
@@ -46,10 +47,10 @@ class Placement(Part):
 
     strategy: StrategyName
     device_type: Literal["cpu", "cuda"]
-    num_devices: int = 1
-    devices_used: int = 1
-    rows_per_device: int
-    world_size: int = 1
+    num_devices: PositiveInt = 1
+    devices_used: PositiveInt = 1
+    rows_per_device: PositiveInt
+    world_size: PositiveInt = 1
     devices: tuple[int, ...] = (0,)
     devices_by_node: tuple[int, ...] = ()
     backend: Literal["gloo", "nccl"] | None = None
@@ -97,9 +98,9 @@ class Node(Part):
 class Spread(Part):
     """A median between two values: of speeds the smallest and the largest, of a ``Ratio`` the ends of an interval."""
 
-    median: float
-    low: float
-    high: float
+    median: PositiveFloat
+    low: PositiveFloat
+    high: PositiveFloat
 
 
 class Ratio(Spread):
@@ -119,11 +120,14 @@ class Ratio(Spread):
         return (self.high - self.low) / 2 / self.median
 
 
+_Difference = Annotated[float, Field(ge=0.0, le=2.01)]  # |a - b| over the larger of them, rounded
+
+
 class TwinLoss(Part):
     """How far the twin's losses were from the training's, up to and at a step (from 1): a relative difference."""
 
-    step: int
-    difference: float
+    step: PositiveInt
+    difference: _Difference
 
 
 class Rounding(Part):
@@ -136,7 +140,7 @@ class Rounding(Part):
     perturbation: float
     steps: int
     losses: tuple[TwinLoss, ...]
-    weights: dict[str, float] | None
+    weights: dict[str, _Difference] | None
 
 
 class Arithmetic(Part):
@@ -168,17 +172,26 @@ class Repeats(Part):
     stopped: StopKind
 
 
+_Chunks = Annotated[tuple[float, ...], Field(min_length=1)]
+
+
 class Measurement(Part):
     """Times as they were taken: of each step in ms, and of the slices in seconds, by name, repeat and chunk.
 
     ``repeats`` is None where no slice was timed.
     """
 
-    step_ms: tuple[float, ...]
-    slice_steps: int
-    chunk_steps: int
-    chunk_seconds: dict[SliceName, tuple[tuple[float, ...], ...]]
+    step_ms: tuple[float, ...] = Field(min_length=1)
+    slice_steps: NonNegativeInt
+    chunk_steps: NonNegativeInt
+    chunk_seconds: dict[SliceName, Annotated[tuple[_Chunks, ...], Field(min_length=1)]]
     repeats: Repeats | None = None
+
+    @model_validator(mode="after")
+    def _slices_are_of_the_strategy(self) -> Self:
+        if self.chunk_seconds and not (self.slice_steps and "strategy" in self.chunk_seconds):
+            raise ValueError("chunk_seconds of slices without a step, or without the strategy's own")
+        return self
 
 
 class TimingFigures(Part):
@@ -307,10 +320,15 @@ def read_run(folder: Path, *, made_by: str = "python pipeline/train.py") -> Run:
     """Read a run's files, the weights aside.
 
     Raises:
-        UserError: a file is missing or damaged, or of another version; the hint names ``made_by``.
+        UserError: a file is missing or damaged, or of another version or number of steps; the hint names ``made_by``.
     """
     record = RunRecord.read(folder / RECORD, made_by=made_by)
-    return Run(folder, record, Timing.read(folder / TIMING, made_by=made_by), read_losses(folder / LOSSES))
+    run = Run(folder, record, Timing.read(folder / TIMING, made_by=made_by), read_losses(folder / LOSSES))
+    timed, steps = len(record.measurement.step_ms), len(run.losses)
+    if timed != steps:
+        got = f"{steps} steps, expected the {timed} that {RECORD} has times of"
+        raise UserError(f"{folder / LOSSES}: {got}", hint=f"run `{made_by}` again")
+    return run
 
 
 def require_made_with(file: Path, recorded: Mapping[str, Any], given: Mapping[str, Any], *, hint: str) -> None:

@@ -9,10 +9,10 @@ from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from samebits.errors import UserError, counted, few
-from samebits.files import Part, Record, read_json
+from samebits.files import Part, Record, first_fault, read_json
 from samebits.host import HostFacts
 from samebits.params import Params, flatten
 from samebits.params.schema import NumericsName, StrategyName
@@ -166,7 +166,11 @@ def compare(
             if evaluation.weights_sha256 != run.record.weights_sha256:
                 raise UserError(f"{file}: speaks of other weights", hint="run `python pipeline/evaluate.py`")
             reference = reference or run
-            rows.append(_row(run, evaluation, reference))
+            try:
+                rows.append(_row(run, evaluation, reference))
+            except ValidationError as error:  # what is computed from them is too large for a number
+                got = f"figures from which none can be computed: {first_fault(error)}"
+                raise UserError(f"{run.folder / RECORD}: {got}", hint=_AGAIN) from None
     return Comparison(
         task=params.data.task,
         model=params.model.name,

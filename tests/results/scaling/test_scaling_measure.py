@@ -156,7 +156,7 @@ def run_of(folder, kind, devices, *, speed=1.0, oversubscribed=False, by=BY, pro
         params=PARAMS,
         placement=placement.model_copy(update={"labels": labels}),
         speedup_unavailable=problem,
-        measurement={"step_ms": [1.0], "slice_steps": 6, "chunk_steps": 4, "chunk_seconds": chunks},
+        measurement={"step_ms": [1.0, 1.0], "slice_steps": 6, "chunk_steps": 4, "chunk_seconds": chunks},
     )
     run_files(folder / training.name, record)
     return training, read_run(folder / training.name)
