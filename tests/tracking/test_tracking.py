@@ -1221,8 +1221,10 @@ def test_a_run_that_was_made_again_is_of_the_commit_of_the_original(repository):
 @pytest.mark.parametrize(("steps", "arguments"), [(2, ["--steps", 2]), (None, [])])
 def test_a_run_of_the_first_steps_is_made_again_as_long(steps, arguments, repository, monkeypatch):
     record = run_record()
-    losses = (1.0,) * (steps or record.params.total_steps)
-    run_files(repository / "runs/single-fast", record, losses=losses)
+    count = steps or record.params.total_steps
+    measurement = record.measurement.model_copy(update={"step_ms": (1.0,) * count})
+    record = record.model_copy(update={"measurement": measurement})
+    run_files(repository / "runs/single-fast", record, losses=(1.0,) * count)
     recorded = Recorded(
         run_id="0" * 32, folder=repository, run=read_run(repository / "runs/single-fast"), commit="HEAD", patch=None,
         packages={},
