@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 
 from generated import changed, refusal
@@ -13,8 +14,9 @@ from samebits.errors import UserError
 from samebits.files import write_json, write_text
 from samebits.params import parse_params
 from samebits.records.breakdown import Phases
+from samebits.records.measurement import Measurement, Repeats
 from samebits.records.remarks import AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
-from samebits.records.run import Measurement, Node, Repeats, Run, read_losses, read_run
+from samebits.records.run import Node, Run, read_losses, read_run
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
 from samebits.results.ratios import gain, three_digits, times, times_of
 from samebits.results.remarks import NOT_APPLIED, SpokenRemark, say
@@ -32,6 +34,7 @@ from samebits.results.text import (
     say_sameness,
     say_speed,
 )
+from samebits.tracking.command import explain
 from samples import comparison as sample
 from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing
 
@@ -398,8 +401,13 @@ def change_of(*path, value):
     ("file", "change", "message"),
     [
         ("run.json", change_of("measurement", "step_ms", value=[1.0]), r"losses\.csv: 2 steps, expected the 1"),
-        ("run.json", change_of("measurement", "chunk_seconds", "share", value=[]), r"\.share: .* at least 1"),
-        ("run.json", change_of("measurement", "chunk_seconds", "share", value=[[]]), r"run\.json: .*share.*at least 1"),
+        (
+            "run.json",
+            change_of("measurement", "chunk_seconds", "share", value=[]),
+            r"measurement: .*of share: expected 1 repeats of 2 chunks each",
+        ),
+        ("run.json", change_of("measurement", "chunk_seconds", "share", value=[[]]), r"of share: expected 1 repeat"),
+        ("run.json", change_of("measurement", "chunk_seconds", "share", value=[[1.0]]), r"of share: expected 1 re"),
         ("run.json", change_of("measurement", "slice_steps", value=0), r"run\.json: measurement: .* without a step"),
         (
             "run.json",
@@ -417,6 +425,7 @@ def change_of(*path, value):
         ("run.json", change_of("rounding", "weights", "weight", value=1e308), r"rounding\.weights\.weight: .* 2\.01"),
         ("run.json", change_of("usage", "training", "energy_j", value=1e308), r"none can be computed: energy_j_per_mi"),
         ("timing.json", change_of("samples_per_sec_spread", "low", value=0), r"timing\.json: samples_per_sec_spread"),
+        ("timing.json", change_of("step_time_ms", value=0), r"timing\.json: step_time_ms: .* greater than 0"),
     ],
 )  # fmt: skip
 def test_figures_that_do_not_fit_each_other_are_refused(file, change, message, compared, tmp_path):
@@ -428,6 +437,19 @@ def test_figures_that_do_not_fit_each_other_are_refused(file, change, message, c
     path.write_text(json.dumps(tree))
     with pytest.raises(UserError, match=message):
         compare_in(tmp_path)
+
+
+def test_an_explanation_is_made_or_refused(compared, tmp_path):
+    compared(**DIVIDED)
+    path = tmp_path / "runs/dp-fast/run.json"
+    said = CliRunner().invoke(explain, [str(path.parent), "--against", str(tmp_path / "runs/single-fast")])
+    assert said.exit_code == 0
+    tree = json.loads(path.read_text())
+    tree["breakdown"]["ranks"][0]["noted"] = [dict.fromkeys(TURN, 1e308)] * 3
+    path.write_text(json.dumps(tree))
+    error = CliRunner().invoke(explain, [str(path.parent)]).exception
+    assert isinstance(error, UserError)
+    assert "run.json: figures from which none can be computed: " in str(error)
 
 
 RECORDS = ["runs/dp-fast/run.json", "runs/dp-fast/timing.json", "reports/evaluation/dp-fast.json"]

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from samebits.records.measurement import Repeats
 from samebits.records.remarks import Prolonged, Unrepeated
-from samebits.records.run import Repeats
 from samebits.training import slices as timing
 from samebits.training.loop import NoTracker, train
 from samebits.training.prolonging import MOST_REPEATS, Prolonging, notes_of, why_stop

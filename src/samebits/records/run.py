@@ -6,10 +6,10 @@ import csv
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from samebits.errors import UserError, reason
 from samebits.files import Part, Record, regular, write_text
@@ -18,6 +18,7 @@ from samebits.params import Params, differences
 from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.breakdown import Breakdown
 from samebits.records.card import Card
+from samebits.records.measurement import Measurement
 from samebits.records.memory import Memory
 from samebits.records.remarks import Fallback, Label, NotAppliedKind, Note, Reason
 from samebits.records.usage import Usage
@@ -150,59 +151,15 @@ class Arithmetic(Part):
     below_window: float
 
 
-SliceName = Literal["strategy", "single", "share", "together", "node", "fast"]
-
-
-StopKind = Literal["narrow", "limit", "off", "most", "no_ratio"]
-
-
-class Repeats(Part):
-    """How many repeats of the slices were timed, and why no more.
-
-    After those that were ``planned`` came others, in ``prolonged_seconds``. ``half_width`` is that of the speed-up's
-    interval over its median, in the end. ``stopped`` says what ended it: the interval was ``narrow``; the ``limit``
-    that the params set was spent, or the next repeat would have passed it; they turn it ``off``; or there is
-    ``no_ratio`` to narrow.
-    """
-
-    planned: int
-    count: int
-    prolonged_seconds: float
-    half_width: float | None
-    stopped: StopKind
-
-
-_Chunks = Annotated[tuple[float, ...], Field(min_length=1)]
-
-
-class Measurement(Part):
-    """Times as they were taken: of each step in ms, and of the slices in seconds, by name, repeat and chunk.
-
-    ``repeats`` is None where no slice was timed.
-    """
-
-    step_ms: tuple[float, ...] = Field(min_length=1)
-    slice_steps: NonNegativeInt
-    chunk_steps: NonNegativeInt
-    chunk_seconds: dict[SliceName, Annotated[tuple[_Chunks, ...], Field(min_length=1)]]
-    repeats: Repeats | None = None
-
-    @model_validator(mode="after")
-    def _slices_are_of_the_strategy(self) -> Self:
-        if self.chunk_seconds and not (self.slice_steps and "strategy" in self.chunk_seconds):
-            raise ValueError("chunk_seconds of slices without a step, or without the strategy's own")
-        return self
-
-
 class TimingFigures(Part):
     """Times of a training, those in ms of a step; ``peak_memory_gib`` by device, None where it cannot be read."""
 
-    training_seconds: float
-    samples_per_sec: float
+    training_seconds: PositiveFloat
+    samples_per_sec: PositiveFloat
     samples_per_sec_spread: Spread
-    step_time_ms: float
-    step_time_p5_ms: float
-    step_time_p95_ms: float
+    step_time_ms: PositiveFloat
+    step_time_p5_ms: PositiveFloat
+    step_time_p95_ms: PositiveFloat
     speedup: Ratio | None
     bound: Ratio | None
     price: Ratio | None

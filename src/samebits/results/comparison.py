@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -35,9 +36,10 @@ from samebits.results.usage import RowUsage, disturbances, row_usage
 from samebits.results.verdict import Verdict, compare_runs
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from samebits.records.run import Node, Run, RunRecord, StopKind
+    from samebits.records.measurement import StopKind
+    from samebits.records.run import Node, Run, RunRecord
 
 NOISY_SPREAD = 0.15  # of samples per second between repeats
 MAX_POINTS = 100  # of a curve: each is the mean of a group of steps, whose batches differ
@@ -166,11 +168,8 @@ def compare(
             if evaluation.weights_sha256 != run.record.weights_sha256:
                 raise UserError(f"{file}: speaks of other weights", hint="run `python pipeline/evaluate.py`")
             reference = reference or run
-            try:
+            with figures_computed(run):
                 rows.append(_row(run, evaluation, reference))
-            except ValidationError as error:  # what is computed from them is too large for a number
-                got = f"figures from which none can be computed: {first_fault(error)}"
-                raise UserError(f"{run.folder / RECORD}: {got}", hint=_AGAIN) from None
     return Comparison(
         task=params.data.task,
         model=params.model.name,
@@ -185,6 +184,19 @@ def compare(
 
 
 _AGAIN = "train again with `dvc repro`"
+
+
+@contextmanager
+def figures_computed(run: Run) -> Iterator[None]:
+    """Raise UserError where what is computed in the block from a run's figures is too large for a number."""
+    try:
+        yield
+    except (ValidationError, OverflowError) as error:
+        wrong = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        got = f"figures from which none can be computed: {wrong}"
+        raise UserError(f"{run.folder / RECORD}: {got}", hint=_AGAIN) from None
+
+
 _ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoint_every_steps)(\.|$)")
 """Params that do not make a run another one, or that an option of its stage may change."""
 

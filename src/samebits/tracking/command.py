@@ -72,14 +72,16 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
       samebits explain runs/ddp-fast
       samebits explain runs/ddp-fast --against 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b
     """
-    from samebits.results.comparison import slice_step_ms
+    from samebits.results.comparison import figures_computed, slice_step_ms
     from samebits.results.explanation.against import change, say_change
     from samebits.results.explanation.explain import explain as explanation_of
     from samebits.results.explanation.words import say_explanation
 
     with scratch_folder() as folder:
         chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
-        explanation = explanation_of(chosen.record, slice_step_ms(chosen.record), chosen.timing.speedup)
+        with figures_computed(chosen):
+            explanation = explanation_of(chosen.record, slice_step_ms(chosen.record), chosen.timing.speedup)
+            beside = change(chosen, others[0]) if others else None
     if explanation is None and chosen.record.placement.fallback:
         hint = f"it did what single does: samebits explain runs/single-{chosen.record.numerics}"
         raise UserError(
@@ -90,8 +92,8 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
         raise UserError(f"{run or chosen.folder}: its steps were not divided into parts", hint=hint)
     if as_json:
         data = {"run": chosen.name, **explanation.model_dump(mode="json")}
-        if others:
-            data["against"] = {"run": others[0].name, **change(chosen, others[0]).model_dump(mode="json")}
+        if beside:
+            data["against"] = {"run": others[0].name, **beside.model_dump(mode="json")}
         click.echo(json.dumps(data, indent=2))
         return
     click.echo(say_explanation(chosen.name, explanation))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from samebits.records.measurement import Repeats
 from samebits.records.remarks import Prolonged, Unrepeated
-from samebits.records.run import Repeats
 from samebits.records.statistics import NARROW
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from samebits.records.run import Ratio, StopKind
+    from samebits.records.measurement import StopKind
+    from samebits.records.run import Ratio
 
 MOST_REPEATS = 100  # of slices so short that the limit would allow thousands
 

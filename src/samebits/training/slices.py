@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Literal
 
 from samebits.errors import UserError, first_line
 from samebits.numerics.allocators import is_out_of_memory
+from samebits.records.measurement import Measurement, Repeats, SliceName
 from samebits.records.remarks import Missing
-from samebits.records.run import Measurement, Repeats, SliceName
 from samebits.records.statistics import paired_ratio
 from samebits.training.loop import warm_up
 from samebits.training.meters import StepClock

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.params import Params
-    from samebits.records.run import Measurement, Run, SliceName
+    from samebits.records.measurement import Measurement, SliceName
+    from samebits.records.run import Run
 
 REPEATS = 5  # the training, then four times its slices
 LEARNING_RATE = 1e-4  # nothing diverges, whatever the batch; only time is looked at
