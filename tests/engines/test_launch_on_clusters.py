@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -255,7 +256,14 @@ printf '{"schema": 1, "exit_code": 0, "message": "", "hint": ""}' > "$SAMEBITS_L
 
 
 def test_what_a_jobs_sender_leaves_behind_is_delivered_from_here(repository, program, monkeypatch):
-    """It ends with its job where Slurm keeps the job's processes in a control group."""
+    """It ends with its job where Slurm keeps the job's processes in a control group; a job may end at once."""
+
+    class Ended(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            self.wait()
+
+    monkeypatch.setattr(slurm.subprocess, "Popen", Ended)
     program("sbatch", LOGS)
     (repository / ".samebits/runs").mkdir(parents=True)
     (repository / ".samebits/runs/older.jsonl").touch()

@@ -121,8 +121,8 @@ def run_on_slurm(job: Handover) -> None:
     """
     make_folder(job.folder)
     job = replace(job, environ={**job.environ, **image_variables(job.cluster.slurm)})
-    running = _Step(job) if job.is_step else _Batch(job)
-    with taken_over():
+    with taken_over():  # from before the start: a short job's log may be there at once
+        running = _Step(job) if job.is_step else _Batch(job)
         try:
             code = running.wait()
         except (Interrupted, KeyboardInterrupt) as error:
