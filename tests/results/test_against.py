@@ -34,6 +34,6 @@ def test_a_longer_step_is_no_slower_training_where_it_has_more_samples(samples, 
     found = change(after, before)
     assert (found.samples, found.step, found.samples_per_second) == pytest.approx(ratios)
     assert found.batch_grew is batch_grew
-    text = say_change(after, before)
+    text = say_change(found, after, before)
     assert text.startswith("Against ddp-fast, a step takes ")
     assert re.search(said, text), text

@@ -386,70 +386,65 @@ DIVIDED = {
 }
 
 
-def change_of(*path, value):
-    """A function that gives a part of a tree another value."""
-
-    def change(tree):
-        for key in path[:-1]:
-            tree = tree[key]
-        tree[path[-1]] = value(tree[path[-1]]) if callable(value) else value
-
-    return change
+def rewrite(file, *places, value):
+    """Give a part of a JSON file another value."""
+    tree = part = json.loads(file.read_text())
+    for key in places[:-1]:
+        part = part[key]
+    part[places[-1]] = value
+    file.write_text(json.dumps(tree))
 
 
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    ("file", "places", "value", "message"),
     [
-        ("run.json", change_of("measurement", "step_ms", value=[1.0]), r"losses\.csv: 2 steps, expected the 1"),
-        (
-            "run.json",
-            change_of("measurement", "chunk_seconds", "share", value=[]),
-            r"measurement: .*of share: expected 1 repeats of 2 chunks each",
-        ),
-        ("run.json", change_of("measurement", "chunk_seconds", "share", value=[[]]), r"of share: expected 1 repeat"),
-        ("run.json", change_of("measurement", "chunk_seconds", "share", value=[[1.0]]), r"of share: expected 1 re"),
-        ("run.json", change_of("measurement", "slice_steps", value=0), r"run\.json: measurement: .* without a step"),
-        (
-            "run.json",
-            change_of("measurement", "chunk_seconds", value=lambda chunks: {"single": chunks["single"]}),
-            r"run\.json: measurement: .* without the strategy's own",
-        ),
-        ("run.json", change_of("placement", "devices_used", value=0), r"run\.json: placement\.devices_used: .* than 0"),
-        ("run.json", change_of("breakdown", "noted_ms", value=[18.0]), r"breakdown: .*1 turns beside 3 of plain_ms"),
-        ("run.json", change_of("breakdown", "ranks", 1, "alone", value=[TURN]), r"breakdown: .*1 turns beside 3"),
-        ("run.json", change_of("breakdown", "ranks", 1, "noted", value=[]), r"breakdown: .*0 turns beside 3"),
-        ("run.json", change_of("breakdown", "bounds", "half_ms", value=[9.0]), r"breakdown: .*1 turns beside 3"),
-        ("run.json", change_of("breakdown", "bounds", "half_ms", value=[]), r"\.half_ms: .* at least 1"),
-        ("run.json", change_of("breakdown", "plain_ms", value=[0.0] * 3), r"breakdown\.plain_ms\.0: .* greater than 0"),
-        ("run.json", change_of("breakdown", "ranks", value=[]), r"breakdown\.ranks: .* at least 1"),
-        ("run.json", change_of("rounding", "weights", "weight", value=1e308), r"rounding\.weights\.weight: .* 2\.01"),
-        ("run.json", change_of("usage", "training", "energy_j", value=1e308), r"none can be computed: energy_j_per_mi"),
-        ("timing.json", change_of("samples_per_sec_spread", "low", value=0), r"timing\.json: samples_per_sec_spread"),
-        ("timing.json", change_of("step_time_ms", value=0), r"timing\.json: step_time_ms: .* greater than 0"),
+        ("run", "measurement step_ms", [1.0], r"losses\.csv: 2 steps, expected the 1"),
+        ("run", "measurement chunk_seconds share", [], r"measurement: .*of share: expected 1 repeats of 2 chunks each"),
+        ("run", "measurement chunk_seconds share", [[]], r"of share: expected 1 repeat"),
+        ("run", "measurement chunk_seconds share", [[1.0]], r"of share: expected 1 repeat"),
+        ("run", "measurement slice_steps", 0, r"run\.json: measurement: .* without a step"),
+        ("run", "measurement chunk_seconds", {"single": [[0.1, 0.3]]}, r"measurement: .* without the strategy's own"),
+        ("run", "placement devices_used", 0, r"run\.json: placement\.devices_used: .* than 0"),
+        ("run", "breakdown noted_ms", [18.0], r"breakdown: .*1 turns beside 3 of plain_ms"),
+        ("run", "breakdown ranks 1 alone", [TURN], r"breakdown: .*1 turns beside 3"),
+        ("run", "breakdown ranks 1 noted", [], r"breakdown: .*0 turns beside 3"),
+        ("run", "breakdown bounds half_ms", [9.0], r"breakdown: .*1 turns beside 3"),
+        ("run", "breakdown bounds half_ms", [], r"\.half_ms: .* at least 1"),
+        ("run", "breakdown plain_ms", [0.0] * 3, r"breakdown\.plain_ms\.0: .* greater than 0"),
+        ("run", "breakdown ranks", [], r"breakdown\.ranks: .* at least 1"),
+        ("run", "rounding weights weight", 1e308, r"rounding\.weights\.weight: .* 2\.01"),
+        ("run", "usage training energy_j", 1e308, r"runs/dp-fast: figures from which none .*: energy_j_per_million"),
+        pytest.param("run", "usage samples", 10**400, r"dp-fast: figures from .* computed: int too large", id="large"),
+        ("timing", "samples_per_sec_spread low", 0, r"timing\.json: samples_per_sec_spread"),
+        ("timing", "step_time_ms", 0, r"timing\.json: step_time_ms: .* greater than 0"),
     ],
-)  # fmt: skip
-def test_figures_that_do_not_fit_each_other_are_refused(file, change, message, compared, tmp_path):
+)
+def test_figures_that_do_not_fit_each_other_are_refused(file, places, value, message, compared, tmp_path):
     compared(**DIVIDED)
     compare_in(tmp_path)
-    path = tmp_path / "runs/dp-fast" / file
-    tree = json.loads(path.read_text())
-    change(tree)
-    path.write_text(json.dumps(tree))
+    keys = (int(key) if key.isdigit() else key for key in places.split())
+    rewrite(tmp_path / f"runs/dp-fast/{file}.json", *keys, value=value)
     with pytest.raises(UserError, match=message):
         compare_in(tmp_path)
 
 
-def test_an_explanation_is_made_or_refused(compared, tmp_path):
+@pytest.mark.parametrize(
+    ("file", "places", "value", "named"),
+    [
+        ("dp-fast/run.json", ("breakdown", "ranks", 0, "noted"), [dict.fromkeys(TURN, 1e308)] * 3, ("dp-fast",)),
+        ("single-fast/timing.json", ("step_time_ms",), 5e-324, ("dp-fast", "single-fast")),
+    ],
+)
+def test_an_explanation_is_made_or_refused(file, places, value, named, compared, tmp_path):
     compared(**DIVIDED)
-    path = tmp_path / "runs/dp-fast/run.json"
-    said = CliRunner().invoke(explain, [str(path.parent), "--against", str(tmp_path / "runs/single-fast")])
-    assert said.exit_code == 0
-    tree = json.loads(path.read_text())
-    tree["breakdown"]["ranks"][0]["noted"] = [dict.fromkeys(TURN, 1e308)] * 3
-    path.write_text(json.dumps(tree))
-    error = CliRunner().invoke(explain, [str(path.parent)]).exception
+    runs = tmp_path / "runs"
+    asked = [str(runs / "dp-fast"), "--against", str(runs / "single-fast")]
+    assert CliRunner().invoke(explain, asked).exit_code == 0
+    rewrite(runs / file, *places, value=value)
+    error = CliRunner().invoke(explain, asked).exception
     assert isinstance(error, UserError)
-    assert "run.json: figures from which none can be computed: " in str(error)
+    folders = ", ".join(str(runs / name) for name in named)
+    assert str(error).startswith(f"{folders}: figures from which none can be computed: ")
 
 
 RECORDS = ["runs/dp-fast/run.json", "runs/dp-fast/timing.json", "reports/evaluation/dp-fast.json"]
@@ -477,9 +472,7 @@ def test_whatever_a_record_says_its_row_is_made_or_refused(file, compared, tmp_p
 def test_runs_of_fewer_steps_are_not_compared_under_these_params(compared, tmp_path):
     compared()
     run = tmp_path / "runs/dp-fast"
-    tree = json.loads((run / "run.json").read_text())
-    tree["measurement"]["step_ms"] = [1.0]
-    (run / "run.json").write_text(json.dumps(tree))
+    rewrite(run / "run.json", "measurement", "step_ms", value=[1.0])
     (run / "losses.csv").write_text("step,loss\n1,2\n")
     with pytest.raises(UserError, match=r"losses\.csv: 1 steps, expected the 2 of the params"):
         compare_in(tmp_path)
@@ -542,10 +535,7 @@ def test_runs_of_other_params_are_not_compared_under_these(changes, message, com
 
 def test_runs_of_other_data_are_not_compared(compared, tmp_path):
     compared()
-    path = tmp_path / "runs/ddp-fast/run.json"
-    record = json.loads(path.read_text())
-    record["data"]["sha256"] = "f" * 64
-    path.write_text(json.dumps(record))
+    rewrite(tmp_path / "runs/ddp-fast/run.json", "data", "sha256", value="f" * 64)
     with pytest.raises(
         UserError, match=r"runs/ddp-fast/run\.json: trained on other data: SHA-256 f{12}, single-fast on "
     ):

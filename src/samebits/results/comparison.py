@@ -185,18 +185,6 @@ def compare(
 
 _AGAIN = "train again with `dvc repro`"
 
-
-@contextmanager
-def figures_computed(run: Run) -> Iterator[None]:
-    """Raise UserError where what is computed in the block from a run's figures is too large for a number."""
-    try:
-        yield
-    except (ValidationError, OverflowError) as error:
-        wrong = first_fault(error) if isinstance(error, ValidationError) else str(error)
-        got = f"figures from which none can be computed: {wrong}"
-        raise UserError(f"{run.folder / RECORD}: {got}", hint=_AGAIN) from None
-
-
 _ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoint_every_steps)(\.|$)")
 """Params that do not make a run another one, or that an option of its stage may change."""
 
@@ -217,6 +205,17 @@ def _require_comparable(run: Run, params: Params, first: Run) -> None:
 def _identity(params: Params) -> dict[str, Any]:
     """The params of which a comparison's runs are, by their dotted names."""
     return {name: value for name, value in flatten(params.model_dump(mode="json")).items() if not _ANY.match(name)}
+
+
+@contextmanager
+def figures_computed(*runs: Run) -> Iterator[None]:
+    """Raise UserError, naming the runs' folders, where what the block computes of them is too large for a number."""
+    try:
+        yield
+    except (ValidationError, OverflowError) as error:
+        wrong = first_fault(error) if isinstance(error, ValidationError) else str(error)
+        folders = ", ".join(str(run.folder) for run in runs)
+        raise UserError(f"{folders}: figures from which none can be computed: {wrong}", hint=_AGAIN) from None
 
 
 def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:

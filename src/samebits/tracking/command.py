@@ -81,6 +81,7 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
         chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
         with figures_computed(chosen):
             explanation = explanation_of(chosen.record, slice_step_ms(chosen.record), chosen.timing.speedup)
+        with figures_computed(chosen, *others):
             beside = change(chosen, others[0]) if others else None
     if explanation is None and chosen.record.placement.fallback:
         hint = f"it did what single does: samebits explain runs/single-{chosen.record.numerics}"
@@ -97,8 +98,8 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
         click.echo(json.dumps(data, indent=2))
         return
     click.echo(say_explanation(chosen.name, explanation))
-    if others:
-        click.echo(f"\n{say_change(chosen, others[0])}")
+    if beside:
+        click.echo(f"\n{say_change(beside, chosen, others[0])}")
 
 
 def _default_run() -> str:

@@ -39,9 +39,8 @@ def change(run: Run, before: Run) -> Change:
     )
 
 
-def say_change(run: Run, before: Run) -> str:
-    """The change in one sentence."""
-    one = change(run, before)
+def say_change(one: Change, run: Run, before: Run) -> str:
+    """The change from the run ``before`` to ``run`` in one sentence."""
     steps = f"{milliseconds(run.timing.step_time_ms)} in place of {milliseconds(before.timing.step_time_ms)}"
     text = f"Against {before.name}, a step takes {one.step:.2f} times as long ({steps})"
     if one.samples == 1:
