@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 import pytest
+from hypothesis import settings
 from ruamel.yaml import YAML
 
 import nvml
@@ -41,6 +42,10 @@ for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "DVC_NO_ANALYTICS"):
 for signum in {signal.SIGINT, signal.SIGHUP}:
     if signal.getsignal(signum) == signal.SIG_IGN:  # in a job in the background: its programs would ignore it too
         signal.signal(signum, signal.SIG_DFL)
+
+settings.register_profile("repeatable", deadline=None, derandomize=True)  # a change is judged, and not the day's luck
+settings.register_profile("searching", deadline=None)
+settings.load_profile("repeatable")
 
 pytest_plugins = ["running"]
 ROOT = Path(__file__).resolve().parent.parent

@@ -49,10 +49,10 @@ class Group:
     gpus_of: str | None = None
 
 
-_QUICK = ("-m", "not slow and not container", *_TWO)  # rehearsals are slow
+_QUICK = ("-m", "not slow and not container", *_TWO, "--hypothesis-profile=searching")  # rehearsals are slow
 
 GROUPS = {
-    "quick": Group(about="what `make test` runs", select=_QUICK),
+    "quick": Group(about="what `make test` runs, where it makes up its cases with others", select=_QUICK),
     "four-gpus": Group(about="the same where NVIDIA's library tells of four GPUs", select=_QUICK, gpus_of="A"),
     "exact": Group(
         about="exact numerics in other environments, every operation and model",

@@ -35,7 +35,7 @@ def factors(draw):
     return torch.from_numpy(a), torch.from_numpy(b)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 @given(factors())
 def test_a_product_is_as_near_as_its_bits_promise(given_factors):
     a, b = given_factors
@@ -48,7 +48,7 @@ def test_a_product_is_as_near_as_its_bits_promise(given_factors):
             assert abs(Fraction(found[i, j].item()) - truth) <= inner * unit * (1 + unit / 2) * sizes[0] * sizes[1]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(factors(), st.randoms())
 def test_neither_order_nor_company_changes_a_product(given_factors, random):
     a, b = given_factors
@@ -66,7 +66,7 @@ def test_what_is_not_finite_stays_in_its_row():
     assert found.isfinite().all(dim=1).tolist() == [True, False, True]
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 @given(arrays(np.float64, st.integers(1, 200), elements=st.floats(-1e150, 1e150)))
 def test_a_sum_in_a_fixed_order_is_as_near_as_a_pairwise_one(values):
     found = fixed_order_sum(torch.from_numpy(values.copy()), (0,)).item()
@@ -117,7 +117,7 @@ def worst_ulps(name, values):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40)
 @given(values=st.lists(st.one_of(FLOATS, st.floats(-20, 20, width=32)), min_size=1, max_size=40))
 def test_functions_are_within_one_ulp(name, values):
     error, where = worst_ulps(name, values)

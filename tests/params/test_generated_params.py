@@ -14,7 +14,7 @@ DEFAULT = YAML(typ="safe").load((ROOT / "params.yaml").read_text())
 
 
 @given(TREES | changed(DEFAULT))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_tree_is_params_or_refused(tree):
     if line := refusal(lambda: parse_params(tree)):
         assert line.isprintable()
@@ -25,7 +25,7 @@ def test_a_tree_is_params_or_refused(tree):
 
 
 @given(st.text(max_size=60) | st.binary(max_size=60) | TREES.map(json.dumps) | changed(DEFAULT).map(json.dumps))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_a_file_is_params_or_refused(tmp_path_factory, content):
     file = tmp_path_factory.getbasetemp() / "generated.yaml"
     file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))

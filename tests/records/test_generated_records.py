@@ -37,7 +37,7 @@ def test_a_file_is_read_or_refused(name, tmp_path):
     trees = TREES | changed(json.loads(file.read_text())) if whole is not None else TREES
 
     @given(trees.map(json.dumps) | st.text(max_size=40) | st.binary(max_size=40))
-    @settings(max_examples=100, deadline=None)
+    @settings(max_examples=100)
     def look(content):
         file.write_bytes(content if isinstance(content, bytes) else content.encode(errors="surrogatepass"))
         line = refusal(lambda: read(file))
@@ -60,6 +60,6 @@ def signed(tree):
 
 
 @given(st.one_of(*map(changed, LINES)).map(signed) | TREES.map(signed) | st.binary(max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_a_line_of_a_log_is_an_event_or_refused(line):
     assert refusal(lambda: parse_event(line, Path("x.jsonl"))).isprintable()

@@ -129,4 +129,6 @@ class Breakdown(Part):
         for taken in (self.noted_ms, *(rank.noted for rank in self.ranks), *filter(None, some)):
             if len(taken) != len(self.plain_ms):
                 raise ValueError(f"{len(taken)} turns beside {len(self.plain_ms)} of plain_ms")
+        if len({bool(rank.alone) for rank in self.ranks}) > 1:
+            raise ValueError("some ranks have turns alone, and some have none")
         return self
