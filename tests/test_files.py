@@ -171,6 +171,9 @@ def test_what_killed_writers_left_goes_and_what_others_write_stays(tmp_path):
         ("[" * 100_000, "cannot be read"),
         ("[" * 300 + "]" * 300, "cannot be read: nested too deeply"),
         ('{"a":' * 300 + "1" + "}" * 300, "cannot be read: n"),
+        (f'{{"a": {2**63}}}', "cannot be read: an integer of 19 digits, expected one of 64 bits"),
+        (f"[-{10**400}]", "cannot be read: an integer of 401 digits"),
+        ("9" * 5000, "cannot be read: "),
     ],
 )
 def test_a_missing_or_damaged_file_names_the_command_that_makes_it(text, message, tmp_path):

@@ -211,7 +211,7 @@ def read_json(path: Path, *, made_by: str) -> Any:
         DamagedError: it holds no JSON.
     """
     try:
-        value = json.loads(regular(path).read_text(encoding="utf-8"))
+        value = json.loads(regular(path).read_text(encoding="utf-8"), parse_int=_integer)
         _require_shallow(value)
         return value
     except FileNotFoundError:
@@ -219,6 +219,13 @@ def read_json(path: Path, *, made_by: str) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         hint = f"delete it and run `{made_by}` again"
         raise DamagedError(f"{path}: cannot be read: {reason(error)}", hint=hint) from None
+
+
+def _integer(digits: str) -> int:
+    """Raise ValueError: more than any count or size is, and more than a float may be able to hold."""
+    if abs(number := int(digits)) >= 2**63:
+        raise ValueError(f"an integer of {len(digits.lstrip('-'))} digits, expected one of 64 bits")
+    return number
 
 
 def _require_shallow(value: object, levels: int = _DEEPEST) -> None:
