@@ -177,6 +177,26 @@ def test_a_job_that_sbatch_has_not_numbered_is_cancelled_by_its_name(repository,
     assert name.startswith(f"--name={job.rpartition('-')[0]}")
 
 
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_signal_while_a_job_is_started_cancels_it(moment, signum, repository, program, monkeypatch):
+    class Signalled(subprocess.Popen):
+        def __init__(self, command, **options):
+            if moment == "before":
+                signal.raise_signal(signum)
+            super().__init__(command, **options)
+            if moment == "after":
+                signal.raise_signal(signum)
+
+    program("sbatch", "#!/bin/sh\nexec sleep 3600\n")
+    monkeypatch.setattr(slurm.subprocess, "Popen", Signalled)
+    monkeypatch.setattr(slurm, "_slurm", lambda *command: (repository / "scancelled.txt").write_text(" ".join(command)))
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "slurm", *DDP])
+    assert ended.value.code == 128 + signum
+    assert (repository / "scancelled.txt").read_text().startswith("scancel --name=samebits-")
+
+
 ENDS = """#!/bin/sh
 echo "Submitted batch job 17"
 {does}

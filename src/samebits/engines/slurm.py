@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
@@ -22,7 +22,7 @@ from samebits.files import make_folder, sha256_remembered
 from samebits.tracking.sender import taken_over
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from samebits.engines.settings import Cluster, Slurm
 
@@ -124,6 +124,7 @@ def run_on_slurm(job: Handover) -> None:
     with taken_over():  # from before the start: a short job's log may be there at once
         running = _Step(job) if job.is_step else _Batch(job)
         try:
+            running.start()
             code = running.wait()
         except (Interrupted, KeyboardInterrupt) as error:
             signum = error.signum if isinstance(error, Interrupted) else int(signal.SIGINT)
@@ -165,6 +166,22 @@ def _raise_cause(folder: Path, code: int | None, last_words: str) -> None:
     raise WorkerError(text, hint=f"see {folder}, `sacct`, and what the machines' own logs say")
 
 
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Have what ends this process wait for the end of the block, so that it knows what it has started."""
+    ending, came = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), list[int]()
+    handlers = {signum: handler for signum in ending if callable(handler := signal.getsignal(signum))}
+    for signum in handlers:
+        signal.signal(signum, lambda signum, _: came.append(signum))
+    try:
+        yield
+    finally:
+        for signum, handler in handlers.items():
+            signal.signal(signum, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
 class _Running:
     """A command of Slurm's that goes on as long as the machines do; what they write is shown meanwhile.
 
@@ -172,22 +189,38 @@ class _Running:
     """
 
     def __init__(self, job: Handover, said: str, *, stdout: bool, shown: Mapping[str, BinaryIO]) -> None:
-        self.job, self._said = job, job.folder / said
+        self.job, self._said, self._stdout = job, job.folder / said, stdout
         self._shown = [_Tail(job.folder / name, to) for name, to in shown.items()]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said.touch()
+
+    def start(self) -> None:
+        """Start the command. Raises HostError: it is not installed."""
         try:
-            with self._said.open("wb") as stream:
+            with _signals_held(), self._said.open("wb") as stream:
                 # A session of its own, since srun kills its tasks where a terminal's Ctrl-C reaches it twice.
                 self._process = subprocess.Popen(
-                    job.submission(),
+                    self.job.submission(),
                     stdin=subprocess.DEVNULL,
-                    stdout=stream if stdout else None,
+                    stdout=stream if self._stdout else None,
                     stderr=stream,
-                    env=job.environ,
+                    env=self.job.environ,
                     start_new_session=True,
                 )
         except FileNotFoundError:
             hint = "start this on a login node, or unset SAMEBITS_LAUNCHER"
-            raise HostError(f"{job.submission()[0]} is not here", hint=hint) from None
+            raise HostError(f"{self.job.submission()[0]} is not here", hint=hint) from None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the command was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the command, whatever becomes of its job."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
 
     def number(self) -> str | None:
         """Slurm's name for it; None as long as it has none."""
@@ -195,6 +228,7 @@ class _Running:
 
     def wait(self, seconds: float = math.inf) -> int | None:
         """Show what is written until it ends, and give its exit code; None if it goes on for longer."""
+        assert self._process, "it was started"
         deadline = time.monotonic() + seconds
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
             self.look()
@@ -215,12 +249,11 @@ class _Running:
 
     def cancel(self) -> None:
         """Take the job or step out of the queue, and end the command that waits for it."""
-        if self._process.poll() is None:
+        if self.goes_on:
             if number := self.number():
                 _slurm("scancel", number)
                 self.wait(_STOP_SECONDS)
-            self._process.kill()
-            self._process.wait()
+            self.kill()
 
     def said(self) -> str:
         """The command's own words."""
@@ -278,16 +311,14 @@ class _Batch(_Running):
         if number := self.number():
             _slurm("scancel", "--state=PENDING", number)
             if not _slurm("squeue", "--noheader", f"--jobs={number}"):
-                self._process.kill()  # it asks after its job only now and then
-                self._process.wait()
+                self.kill()  # it asks after its job only now and then
                 return
         super().stop(signum)
 
     def cancel(self) -> None:
         """As above; a job whose number ``sbatch`` has not said may have been taken all the same, under its name."""
-        if self._process.poll() is None and not self.number():
-            self._process.kill()
-            self._process.wait()
+        if self.goes_on and not self.number():
+            self.kill()
             _slurm("scancel", f"--name={self.job.name}")
         super().cancel()
 
