@@ -70,8 +70,8 @@ def sender_of(folder: Path) -> psutil.Process:
 
 
 def beside(bench: Bench, epochs: int, way: str) -> dict[str, Any]:
-    """What the sender costs a training while it delivers, and what its start costs."""
-    segments, turns = train_in_turns(bench, epochs, way)
+    """What the sender costs a training while it delivers, and how much of a core its start takes."""
+    segments, turns, start_seconds = train_in_turns(bench, epochs, way)
     per_step = [
         statistics.mean(within) if (within := seconds_per_step(segments, began, ended)) else None
         for began, ended in itertools.pairwise(turns[1:])
@@ -79,11 +79,8 @@ def beside(bench: Bench, epochs: int, way: str) -> dict[str, Any]:
     pairs = [(off, on) for off, on in zip(per_step[::2], per_step[1::2], strict=False) if off and on]
     ratio = ratio_of([on for _, on in pairs], [off for off, _ in pairs])
     show(f"a step with the sender beside it, {way}", ratio)
-    alone = statistics.median(off for off, _ in pairs)
-    early = [segment for segment in segments if segment.ended <= turns[1]]
-    lost = sum(segment.ended - segment.began - segment.steps * alone for segment in early)
-    print(f"lost in the first {READY_SECONDS:.0f} s, in which the sender starts, {way}: {lost:.2f} s")
-    return {"ratio": ratio, "verdict": verdict(ratio), "lost_at_start_seconds": lost}
+    print(f"CPU seconds of the sender's first {READY_SECONDS:.0f} s, {way}: {start_seconds:.2f}")
+    return {"ratio": ratio, "verdict": verdict(ratio), "start_cpu_seconds": start_seconds}
 
 
 def seconds_per_step(segments: list[Segment], began: float, ended: float) -> list[float]:
@@ -92,22 +89,24 @@ def seconds_per_step(segments: list[Segment], began: float, ended: float) -> lis
     return [(segment.ended - segment.began) / segment.steps for segment in within]
 
 
-def train_in_turns(bench: Bench, epochs: int, way: str) -> tuple[list[Segment], list[float]]:
-    """Train with a sender that is stopped and goes on in turns; the segments, and when a turn began.
+def train_in_turns(bench: Bench, epochs: int, way: str) -> tuple[list[Segment], list[float], float]:
+    """Train with a sender that is stopped and goes on in turns.
 
-    The first turn lasts until the sender is ready, and in the next it is stopped.
+    The first turn lasts until the sender is ready, and in the next it is stopped. Gives the segments, when each turn
+    began, and the CPU seconds that the sender had used by the end of the first.
     """
     folder, arguments, environ = bench.command(epochs, way)
     command = subprocess.Popen([PYTHON, *arguments], cwd=folder, env=environ, stdout=subprocess.DEVNULL)
     log = wait_for_log(folder)
-    turns, sender = [time.time()], sender_of(folder)
+    turns, sender, start_seconds = [time.time()], sender_of(folder), 0.0
     while command.poll() is None:
         time.sleep(READY_SECONDS if len(turns) == 1 else TURN_SECONDS)
         sender.suspend() if len(turns) % 2 else sender.resume()
+        start_seconds = start_seconds or sum(sender.cpu_times()[:2])  # user and system
         turns.append(time.time())
     sender.resume()
     wait_for_delivery(folder)
-    return segments_of(log), turns
+    return segments_of(log), turns, start_seconds
 
 
 @click.command(help=__doc__)
