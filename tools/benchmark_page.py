@@ -93,10 +93,10 @@ def tracking(result: Result) -> Iterator[str]:
 
 def sender(result: Result) -> Iterator[str]:
     """Ratios of steps with and without the sender beside them."""
-    yield from table("store", "a step, over one without the sender", "lost at its start", "pairs of turns")
+    yield from table("store", "a step, over one without the sender", "CPU time of its start", "pairs of turns")
     for way, entry in result["stores"].items():
         count = entry["ratio"]["rounds"]
-        yield row(way, ratio(entry), f"{entry['lost_at_start_seconds']:.1f} s", str(count))
+        yield row(way, ratio(entry), f"{entry['start_cpu_seconds']:.1f} s", str(count))
 
 
 def rounding(result: Result) -> Iterator[str]:
@@ -282,7 +282,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "sender": (
         "The sender beside a training",
         "Within one training of `mlp`, some 600 steps a second, the sender is stopped and goes on in turns of ten\n"
-        "seconds, which are compared. Its start, mostly the import of MLflow, is given in seconds of the training.",
+        "seconds, which are compared. Its start, mostly the import of MLflow, is given in seconds of a core.",
         sender,
     ),
     "rounding": (
