@@ -172,9 +172,9 @@ def test_a_job_that_sbatch_has_not_numbered_is_cancelled_by_its_name(repository,
     with pytest.raises(SystemExit) as ended:
         main(["launch", "slurm", *DDP])
     assert ended.value.code == 143
-    job, *_ = re.findall(r"--job-name=(\S+)", launch("--dry-run", "slurm", *DDP).stdout)
-    (name,) = (repository / "scancelled.txt").read_text().split()
-    assert name.startswith(f"--name={job.rpartition('-')[0]}")
+    named = r"name=samebits-\d{8}-\d{6}-[0-9a-f]{6}"
+    assert re.search(rf"--job-{named} ", launch("--dry-run", "slurm", *DDP).stdout)
+    assert re.fullmatch(rf"--{named}\n", (repository / "scancelled.txt").read_text())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
