@@ -12,6 +12,7 @@ import exact_probe
 from samebits.errors import UserError
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
+from samebits.numerics.interface import MicroBatch
 from samebits.numerics.portable.random import Stream
 from samebits.params import parse_params
 
@@ -275,6 +276,35 @@ class Counts(nn.Module):
 def test_state_that_is_written_in_forward_is_refused(in_place):
     with pytest.raises(UserError, match=r"exact: model\.seen: written in forward, so its value depends on how"):
         train(lambda: Counts(in_place), images(), classes())
+
+
+class TwoNames(nn.Module):
+    """A bias under two names, of which forward reads one, as in heads of BERT, BART and T5."""
+
+    def __init__(self, *, both=False):
+        super().__init__()
+        self.decoder = nn.Linear(192, TOKENS)
+        self.bias = self.decoder.bias
+        self.both = both
+
+    def forward(self, x):
+        out = self.decoder(x.flatten(1))
+        return out + self.bias if self.both else out
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_parameter_under_two_names_is_one_that_gets_one_gradient(both):
+    numerics = ExactNumerics(TRAIN, CPU, "cross_entropy", (), seed=0, shards=1, samples=SAMPLES, independent=False)
+    model = TwoNames(both=both)
+    numerics.prepare(model)
+    module = numerics.module(model)
+    batch = MicroBatch(images(), classes(), 0)
+    numerics.backward(numerics.loss(numerics.forward(module, batch), batch.targets))
+    assert [name for name, p in module.named_parameters() if p.grad is None] == []
+    assert model.bias is model.decoder.bias
+    assert train(lambda: TwoNames(both=both), images(), classes(), 4) == train(
+        lambda: TwoNames(both=both), images(), classes()
+    )
 
 
 class Own(nn.Module):

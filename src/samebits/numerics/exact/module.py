@@ -40,10 +40,10 @@ class ExactModule(nn.Module):
         super().__init__()
         self.model = model
         self.module_paths = {id(module): f"model.{path}" if path else "model" for path, module in model.named_modules()}
-        self._places = parameter_places(model)
+        self._ties = _tied_places(model)
         self._numerics = numerics
         kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
-        numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._places for kind in kinds)])
+        numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
         self._weights = WeightCache()
 
     def forward(self, inputs: Tensor, shards: range, step: int) -> Tensor:
@@ -103,33 +103,33 @@ class ExactModule(nn.Module):
         return state
 
     def _by_place(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter under each of its names; a replica has tensors in their place."""
-        for place, owner, name in self._owners():
+        """Each parameter under the first of its names; a replica has tensors in their place."""
+        for place in self._ties:
+            owner, name = self._owner(place)
             yield place, getattr(owner, name)
 
-    def _owners(self) -> Iterator[tuple[str, nn.Module, str]]:
-        for place in self._places:
-            path, _, name = place.rpartition(".")
-            yield place, self.model.get_submodule(path), name
+    def _owner(self, place: str) -> tuple[nn.Module, str]:
+        path, _, name = place.rpartition(".")
+        return self.model.get_submodule(path), name
 
     @contextmanager
     def _entered(self, values: dict[str, Tensor]) -> Iterator[None]:
         """Let the model see float32 parameters, whose gradients reach the float64 ones."""
         originals = []
-        for place, owner, name in self._owners():
-            parameter = getattr(owner, name)
-            windows, shards = self._numerics.windows, self._numerics.shards
+        windows, shards = self._numerics.windows, self._numerics.shards
+        for place, parameter in list(self._by_place()):
             entered = _Entry.apply(parameter, values[place], windows, shards, place)  # type: ignore[no-untyped-call]
-            holder: dict[str, Any] = owner._parameters if name in owner._parameters else owner.__dict__
-            originals.append((holder, name, parameter))
-            holder[name] = entered
+            for owner, name in map(self._owner, self._ties[place]):
+                holder: dict[str, Any] = owner._parameters if name in owner._parameters else owner.__dict__
+                originals.append((place, holder, name, parameter))
+                holder[name] = entered
         try:
             yield
-            for (holder, name, _), (place, value) in zip(originals, values.items(), strict=True):
-                if storage_of(holder[name]) != storage_of(value):  # ``.data`` was assigned
+            for place, holder, name, _ in originals:
+                if storage_of(holder[name]) != storage_of(values[place]):  # ``.data`` was assigned
                     raise written_in_forward(f"model.{place}")
         finally:
-            for holder, name, parameter in originals:
+            for _, holder, name, parameter in originals:
                 holder[name] = parameter
 
 
@@ -150,19 +150,29 @@ def parameter_places(model: nn.Module) -> list[str]:
     ]
 
 
-def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]]:
-    """Give a model float64 parameters with the same values, each of its own; those that were one come in one group.
+def _tied_places(model: nn.Module) -> dict[str, list[str]]:
+    """The paths of each parameter, all of them by the first."""
+    ties: dict[int, list[str]] = {}
+    for place in parameter_places(model):
+        path, _, name = place.rpartition(".")
+        ties.setdefault(id(model.get_submodule(path)._parameters[name]), []).append(place)
+    return {places[0]: places for places in ties.values()}
+
+
+def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]]:
+    """Give a model float64 parameters with the same values, in groups of those that were one.
 
     The second value is the parameters that were replaced, by place: nothing may use them any more.
 
-    A tied parameter is several here, because its uses are summed over samples on grids that differ; the optimizer
-    sums them.
+    With ``apart`` a tied parameter is one for each of its names, because its uses are summed over samples on grids that
+    differ; the optimizer sums them. Otherwise it stays one, so that a name that forward never reads waits for no
+    gradient.
 
     Raises:
         UserError: a parameter is not float32, or has a hook for its gradient, which another one would not have.
     """
     groups: dict[int, list[nn.Parameter]] = {}
-    replaced: dict[str, Tensor] = {}
+    replaced: dict[str, Tensor] = {}  # it keeps what is replaced alive, and with it each id
     for place in parameter_places(model):
         path, _, name = place.rpartition(".")
         owner = model.get_submodule(path)
@@ -173,9 +183,11 @@ def widen(model: nn.Module) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             hint = "do in forward what the hook does, or train with numerics fast alone"
             raise UserError(f"exact: {place} has a hook for its gradient, expected none", hint=hint)
-        wide = nn.Parameter(parameter.detach().to(torch.float64).contiguous(), requires_grad=parameter.requires_grad)
-        groups.setdefault(id(parameter), []).append(wide)
-        owner._parameters[name], replaced[place] = wide, parameter
+        group = groups.setdefault(id(parameter), [])
+        if apart or not group:
+            wide = parameter.detach().to(torch.float64).contiguous()
+            group.append(nn.Parameter(wide, requires_grad=parameter.requires_grad))
+        owner._parameters[name], replaced[place] = group[-1], parameter
     return list(groups.values()), replaced
 
 

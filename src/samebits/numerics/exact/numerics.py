@@ -67,7 +67,7 @@ class ExactNumerics(Numerics):
     def prepare(self, model: nn.Module) -> None:
         """Give the model float64 parameters; see ``widen``."""
         require_plain(model)
-        self._groups, self.replaced = widen(model)
+        self._groups, self.replaced = widen(model, apart=self.independent)
         if "torch._dynamo" in sys.modules and not self._train.compile:
             torch.compiler.set_stance("force_eager")  # for functions that the model compiles
 
