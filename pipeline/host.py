@@ -12,16 +12,19 @@ from pathlib import Path
 
 import click
 
+from samebits.data.prepare import prepare
 from samebits.data.user import sources
 from samebits.engines.launch import goes_elsewhere
-from samebits.errors import UserError
-from samebits.files import sha256_remembered, sha256_tree, write_json
+from samebits.errors import SamebitsError, UserError
+from samebits.files import scratch_folder, sha256_remembered, write_json
 from samebits.host import count_cores, count_gpus, host_facts
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, require_every_key
 from samebits.stages import say_what_stays_unused, stage
+from samebits.training.models.sources import find_sources, is_known, recalled
 from samebits.training.placement import place
 
+SAMPLES = 8  # of a batch that a user's model is run with, to see what it reads
 MEMORY = Path(".samebits/hashes.json")
 
 
@@ -39,10 +42,30 @@ def main(params: Params) -> None:
         for numerics in params.train.numerics:
             if not goes_elsewhere(strategy, os.environ):
                 place(strategy, params, numerics, gpus=gpus, cores=cores)
-    write_json(Path("source.json"), {"source": source, "sha256": sha256_tree(Path(source)) if source else None})
+    write_json(Path("source.json"), sources_of(params))
     files = sources(params.data) if params.data.task == "file" else {}
     write_json(Path("files.json"), {key: sha256_remembered(file.path, MEMORY) for key, file in files.items()})
     write_json(Path("host.json"), host_facts().model_dump(mode="json"))
+
+
+def sources_of(params: Params) -> dict[str, object]:
+    """What the user's model is made of; it is run once, with a small batch, where that is not known yet."""
+    model = params.model
+    sources = find_sources(model, recalled(model))
+    if sources and not is_known(model, sources):
+        from samebits.workers.discover import discover  # importing torch takes seconds
+
+        with scratch_folder() as folder:
+            few_samples = params.data.model_copy(update={"num_samples": SAMPLES, "test_samples": SAMPLES})
+            small = params.model_copy(update={"data": few_samples})
+            try:
+                prepare(small, folder)
+                discover(small, folder)
+            except SamebitsError as error:  # training says it, with its hint
+                click.echo(f"{model.name} could not be run to see what else it reads: {error.message}", err=True)
+        sources = find_sources(model, recalled(model))
+    found = sources.model_dump(mode="json") if sources else {}
+    return {"source": model.source, "sha256": sources.digest if sources else None, **found}
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +47,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path):
     assert all(torch.equal(tensors[name], value) for name, value in TENSORS.items())
 
 
-def test_the_identity_is_that_of_the_data_too():
+def test_the_identity_is_that_of_data_sources_and_folder_too():
     """Of two data sets of the same params, as a user's own files may be, each has checkpoints of its own."""
     made = partial(
         checkpoints.identity,
@@ -55,9 +56,14 @@ def test_the_identity_is_that_of_the_data_too():
         host="here",
         versions={},
     )
+    usual = {"card": card(), "source": None, "folder": Path("runs/a")}
+    other = {"card": card().model_copy(update={"sha256": "0" * 64}), "source": "0" * 64, "folder": Path("tried")}
     for numerics in ("exact", "fast"):
-        assert made(numerics, card=card()) == made(numerics, card=card())
-        assert made(numerics, card=card()) != made(numerics, card=card().model_copy(update={"sha256": "0" * 64}))
+        assert made(numerics, **usual) == made(numerics, **{**usual, "folder": Path.cwd() / "runs/a"})
+        assert (
+            len({made(numerics, **{**usual, name: value}) for name, value in other.items()} | {made(numerics, **usual)})
+            == 4
+        )
 
 
 def test_a_disk_that_is_full_and_read_only_too_is_told_to_be_full(tmp_path, monkeypatch):
@@ -378,8 +384,8 @@ def test_a_training_that_was_stopped_ends_with_the_same_bits(numerics, first, th
     kept = steps_of(stage.folder / ".samebits/resume")
     assert kept
     assert not (stage.folder / "stopped/run.json").exists()
-    found = train(stage, then, numerics, "again")
-    record = json.loads((stage.folder / "again/run.json").read_text())
+    found = train(stage, then, numerics, "stopped")
+    record = json.loads((stage.folder / "stopped/run.json").read_text())
     assert record["notes"] == [{"kind": "resumed", "steps": [kept[-1]], "elsewhere": first != then}]
     assert steps_of(stage.folder / ".samebits/resume") == []
     assert found == uninterrupted(stage, then, numerics)
@@ -415,6 +421,17 @@ def test_a_disk_may_take_longer_than_a_collective(stage):
     assert done.returncode == 0, done.stderr
     step_ms = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())["measurement"]["step_ms"]
     assert max(step_ms) < 20_000  # none has the writing in it
+
+
+def test_a_run_into_another_folder_goes_on_from_no_stop_of_this_one(stage):
+    prepare(stage, shards=1)
+    assert stop(stage, "single", "exact", signal.SIGKILL) == -signal.SIGKILL
+    command = ["train", "--strategy", "single", "--numerics", "exact", "--no-tracking"]
+    for folder, notes in (("tried", 0), ("stopped", 1)):
+        done = stage(*command, "--out-dir", folder)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((stage.folder / folder / "run.json").read_text())["notes"]
+        assert [note["kind"] for note in found] == ["resumed"] * notes
 
 
 def test_other_params_do_not_go_on_from_a_checkpoint(stage):

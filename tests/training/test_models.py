@@ -83,7 +83,7 @@ def test_a_module_of_pythons_makes_no_model(name, build):
 
 def test_the_source_must_hold_the_factory(build, tmp_path):
     (tmp_path / "other.py").touch()
-    with pytest.raises(UserError, match=r"model\.source: other\.py does not hold .*\.py\. hint: name the file"):
+    with pytest.raises(UserError, match=r"model\.source: other\.py does not hold .*\.py\. hint: remove mo"):
         build(PLAIN, source="other.py")
     with pytest.raises(UserError, match=r"model\.source: nowhere\.py: no such file or folder\. hint: "):
         build(PLAIN, source="nowhere.py")

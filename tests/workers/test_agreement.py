@@ -90,7 +90,7 @@ def described(tmp_path, data_dir, monkeypatch):
     [
         ({"seed": 1}, UserError, "data"),
         ({"steps": 7}, UserError, "--steps"),
-        ({"model": "def make(): 1"}, UserError, "model.source"),
+        ({"model": "def make(): 1"}, UserError, "model: mine.py"),
         ({"torch": "2.12.0+cpu"}, HostError, "torch"),
         ({"cuda": "13.0"}, HostError, "CUDA"),
         ({"SAMEBITS_IMAGE": "kit.sif"}, HostError, "image"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -64,7 +65,8 @@ def left(rng: random.Random, bench: Bench) -> Attempt:
     params = load_params(bench.folder / "params.yaml")
     placement, _ = place("single", params, "fast", gpus=count_gpus(), cores=count_cores())
     card, versions = read_card(bench.folder / "data/card.json"), {"torch": str(torch.__version__)}
-    name = identity(params, "fast", placement, card=card, host=host_facts().fingerprint, versions=versions)
+    host = host_facts().fingerprint
+    name = identity(params, "fast", placement, card=card, host=host, versions=versions, source=None, folder=Path(RUN))
     folder = bench.folder / FOLDER / name
     folder.mkdir(parents=True)
     good = (bench.folder / RUN / "model.safetensors").read_bytes()

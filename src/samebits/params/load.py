@@ -173,7 +173,7 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
 
 _DISCRIMINATORS = {"data": "task", "model": "name"}
 _HINTS = {
-    "model.source": "for a built-in model null; for your factory its file or folder, so that an edit retrains",
+    "model.source": "leave it null: what your factory imports is found by itself",
 }
 
 

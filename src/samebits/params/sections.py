@@ -222,14 +222,14 @@ class GPTModel(_Builtin):
 
 
 class UserModel(Section):
-    """A factory of the user's own; ``source`` is its file or folder."""
+    """A factory of the user's own; what it imports is found, and ``source`` adds a file or folder to it."""
 
     name: str
     """package.module:factory, importable from the repository's root."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """What the factory is called with; it also gets ``card=`` if it has such a parameter."""
-    source: str
-    """File or folder of the factory, so that an edit retrains."""
+    source: str | None = None
+    """Null, or a file or folder that holds the factory, all of whose files retrain when they are edited."""
 
 
 FACTORY = "package.module:factory"

@@ -53,18 +53,28 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
 def identity(
-    params: Params, numerics: NumericsName, placement: Placement, *, card: Card, host: str, versions: dict[str, str]
+    params: Params,
+    numerics: NumericsName,
+    placement: Placement,
+    *,
+    card: Card,
+    host: str,
+    versions: dict[str, str],
+    source: str | None,
+    folder: Path,
 ) -> str:
-    """A digest of everything that the result of a training is a function of.
+    """A digest of everything that the result of a training is a function of, and of the folder that it is written to.
 
-    Under ``exact`` that is neither strategy nor devices nor host; under ``fast`` it is all of them.
+    Under ``exact`` that is neither strategy nor devices nor host; under ``fast`` it is all of them. ``source`` is the
+    digest of what a user's model is made of. Another folder is another training: it goes on from no stop of this one.
     """
     package = Path(__file__).parent.parent
     facts: dict[str, Any] = {
         "format": _FORMAT,
         "code": {name: sha256_tree(package / name) for name in _CODE},
         "versions": versions,
-        "source": sha256_tree(Path(params.model.source)) if params.model.source else None,
+        "source": source,
+        "folder": os.path.relpath(folder),
         "seed": params.seed,
         "data": card.sha256,
         "model": params.model.model_dump(mode="json"),

@@ -8,10 +8,12 @@ import torch
 
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
+from samebits.params.sections import UserModel
 from samebits.training.batches import Batches, load_data, on_device
 from samebits.training.diagnosis import trial_step
 from samebits.training.loop import Snapshot, Trainable
 from samebits.training.models.build import build_model
+from samebits.training.models.sources import Watched, find_sources, recalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from samebits.records.remarks import ModelNote
     from samebits.records.run import Placement
     from samebits.training.batches import Data
+    from samebits.training.models.sources import Sources
     from samebits.training.strategies import Strategy
 
 
@@ -38,6 +41,7 @@ class Setup:
     ) -> None:
         self.params, self.card, self.split, self.strategy = params, card, split, strategy
         self.numerics = make_numerics(params, numerics, card, split=split, device=strategy.device)
+        self.watched = Watched()
 
     def enter_process(self) -> None:
         """Make this process the strategy's worker, with the switches of the numerics and the seed's random streams."""
@@ -47,7 +51,12 @@ class Setup:
 
     def build(self) -> nn.Module:
         """The untrained model on the CPU, as its factory made it. Raises UserError: see ``build_model``."""
-        return build_model(self.params.model, self.card, self.params.seed, self.numerics.construction())
+        with self.watched.opening():
+            return build_model(self.params.model, self.card, self.params.seed, self.numerics.construction())
+
+    def sources(self) -> Sources | None:
+        """What a user's model is made of, as far as it has run here by now."""
+        return find_sources(self.params.model, {**recalled(self.params.model), **self.watched.files()})
 
     def place(self, model: nn.Module) -> nn.Module:
         """Make a model one that these numerics train, on the strategy's device."""
@@ -84,9 +93,10 @@ class Setup:
         initial = Snapshot(model)
         batch = batches.micro_batch(0, 0)
         graphs = self.strategy.compiles and self.numerics.graphs
-        notes = trial_step(
-            model, self.numerics, batch, card=self.card, placement=placement, wants_ranks=wants_ranks, graphs=graphs
-        )
+        with self.watched.opening():
+            notes = trial_step(
+                model, self.numerics, batch, card=self.card, placement=placement, wants_ranks=wants_ranks, graphs=graphs
+            )
         before_restore()
         initial.restore()
         return notes
@@ -113,5 +123,5 @@ def make_numerics(
         seed=params.seed,
         shards=split.shards,
         samples=split.samples,
-        independent=params.model.source is None,
+        independent=not isinstance(params.model, UserModel),
     )

@@ -14,6 +14,7 @@ from samebits.host import boot_id, count_cores, count_gpus, torch_build, visible
 from samebits.params import flatten
 from samebits.records.card import read_card
 from samebits.records.provenance import git_changes, git_state
+from samebits.training.models.sources import find_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
         UserError: the data card cannot be read.
         HostError: a GPU cannot be read.
     """
-    git, build, source = git_state(), torch_build(), params.model.source
+    git, build, sources = git_state(), torch_build(), find_sources(params.model)
     values = {key: value for key, value in flatten(params.model_dump(mode="json")).items() if key not in _BY_NODE}
     return NodeFacts(
         name=socket.gethostname(),
@@ -67,13 +68,14 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
             "commit": git.told,
             "changes on top of the commit": git_changes(git),
             "samebits": sha256_tree(Path(__file__).parent.parent)[:_HASH_DIGITS],
-            "model.source": sha256_tree(Path(source))[:_HASH_DIGITS] if source else None,
+            **{f"model: {name}": found[:_HASH_DIGITS] for name, found in (sources.files if sources else {}).items()},
             "data": read_card(data_dir / "card.json", params).sha256[:_HASH_DIGITS] if data_dir else None,
         },
         installed={
             "image": os.environ.get("SAMEBITS_IMAGE_ID") or os.environ.get("SAMEBITS_IMAGE") or None,
             "torch": build.version,
             "CUDA": build.cuda,
+            **(sources.packages if sources else {}),
         },
     )
 

@@ -167,6 +167,8 @@ class Worker:
             settle(self._spec.out_dir, FILES)  # before the checkpoint goes, which it could be made from again
         if prepared.checkpointer:
             prepared.checkpointer.delete()
+        if first:
+            self._setup.watched.remember(self._params.model)
         try:
             if self._spec.trace:  # after the record, so that nothing is lost if it fails
                 write_trace(prepared.trainable, self._spec.out_dir / TRACE, len(trained.training.losses))
@@ -219,9 +221,16 @@ class Worker:
         spec = self._spec
         if spec.checkpoints is None:
             return None
-        versions = {"torch": str(torch.__version__)}
+        sources = self._setup.sources()
         name = identity(
-            self._params, spec.numerics, spec.placement, card=self._card, host=host.fingerprint, versions=versions
+            self._params,
+            spec.numerics,
+            spec.placement,
+            card=self._card,
+            host=host.fingerprint,
+            versions={"torch": str(torch.__version__)},
+            source=sources.digest if sources else None,
+            folder=spec.out_dir,
         )
         every = self._params.train.checkpoint_every_steps
         place = f"{spec.placement.strategy}, {spec.placement.devices_used} devices, {host.fingerprint}"

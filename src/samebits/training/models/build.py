@@ -77,7 +77,7 @@ def _check_data(model: sections.Model, card: Card) -> None:
 
 
 def _build_user_model(model: sections.UserModel, card: Card) -> nn.Module:
-    factory = _import_factory(model.name, Path(model.source))
+    factory = _import_factory(model.name, Path(model.source) if model.source else None)
     kwargs: dict[str, Any] = dict(model.kwargs)
     try:
         signature = inspect.signature(factory)
@@ -126,9 +126,9 @@ def _check_names(name: str, signature: inspect.Signature, kwargs: dict[str, Any]
         raise UserError(f"model.kwargs.{key}: unknown key, {name} takes {accepts}", hint=hint)
 
 
-def _import_factory(name: str, source: Path) -> Any:
+def _import_factory(name: str, source: Path | None) -> Any:
     """Import ``package.module:factory`` with the working directory on the path, and check where it came from."""
-    if not source.exists():
+    if source and not source.exists():
         hint = "give the path from the repository's root"
         raise UserError(f"model.source: {source}: no such file or folder", hint=hint)
     module_name, _, attribute = name.partition(":")
@@ -149,7 +149,7 @@ def _import_factory(name: str, source: Path) -> Any:
         hint = "write package.module:factory as seen from the repository's root"
         raise UserError(f"model.name: {name} cannot be imported: {error}", hint=hint) from error
     file = Path(module.__file__ or "").resolve()
-    if not file.is_relative_to(source.resolve()):
-        hint = "name the file or folder that the factory is imported from, so that an edit retrains"
+    if source and not file.is_relative_to(source.resolve()):
+        hint = "remove model.source, or name the file or folder that the factory is imported from"
         raise UserError(f"model.source: {source} does not hold {file}", hint=hint)
     return factory

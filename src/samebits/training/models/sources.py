@@ -1,0 +1,309 @@
+"""The files and packages that a user's model is made of, so that an edit of any of them trains again.
+
+Imports are followed through the text of each file, also those inside functions; what a process has imported or opened
+by other means is added once it has run. Nothing is imported here, and torch is not needed.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
+from pathlib import Path
+from pkgutil import get_importer
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from pydantic import TypeAdapter
+
+from samebits.errors import HostError, UserError, few
+from samebits.files import Part, read_json, sha256, write_json
+from samebits.params.sections import UserModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from samebits.params.sections import Model
+
+_KIT = Path(__file__).resolve().parents[2]
+_SYSTEM = tuple(
+    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
+    | {Path(folder).resolve() for folder in (sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/etc", "/usr")}
+)
+_MEMORY = Path(".samebits/sources.json")
+_OF_TOOLS = {".git", ".dvc", ".samebits", "__pycache__"}
+
+
+class Sources(Part):
+    """SHA-256 of each file by its path from the root, or by its module's name elsewhere; versions of packages."""
+
+    files: dict[str, str]
+    packages: dict[str, str]
+
+    @property
+    def digest(self) -> str:
+        """One hash of all of it."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def find_sources(model: Model, ran: Mapping[str, Path] = MappingProxyType({})) -> Sources | None:
+    """What a user's model is made of; None for a built-in one.
+
+    ``ran`` are files by name that a process has imported or opened besides, as ``Watched`` gives them.
+    """
+    if not isinstance(model, UserModel):
+        return None
+    files = {**_given(model.source), **ran}
+    todo = [model.name.partition(":")[0]]
+    for name, path in files.items():
+        todo += _imports(path, name.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    packages = _follow(todo, files)
+    hashes = {name: sha256(path) for name, path in sorted(files.items()) if path.is_file()}
+    return Sources(files=hashes, packages=_versions(packages))
+
+
+class _Memory(Part):
+    """What was found by running a model: files by name, and the digest of all its sources then."""
+
+    files: dict[str, str]
+    digest: str
+
+
+def recalled(model: Model) -> dict[str, Path]:
+    """The files that earlier runs of this model on this machine have found."""
+    memory = _memories().get(model.name)
+    return {name: Path(path) for name, path in memory.files.items() if Path(path).is_file()} if memory else {}
+
+
+def is_known(model: Model, sources: Sources) -> bool:
+    """Whether a run of the model has found these sources, as they are now."""
+    memory = _memories().get(model.name)
+    return memory is not None and memory.digest == sources.digest
+
+
+def remember(model: Model, ran: Mapping[str, Path]) -> None:
+    """Keep what a run of the model has imported and opened, for the next search for its sources."""
+    files = {**recalled(model), **ran}
+    sources = find_sources(model, files)
+    assert sources is not None, "a built-in model has no sources"
+    one = _Memory(files={name: str(path) for name, path in files.items()}, digest=sources.digest)
+    with suppress(UserError, HostError):  # then it is found again
+        write_json(_MEMORY, {name: m.model_dump() for name, m in {**_memories(), model.name: one}.items()})
+
+
+def _memories() -> dict[str, _Memory]:
+    try:
+        return TypeAdapter(dict[str, _Memory]).validate_python(read_json(_MEMORY, made_by="nothing"))
+    except ValueError:  # missing or damaged: what is forgotten is found again
+        return {}
+
+
+class Watched:
+    """What this process imports and opens for a user's model, from when it is made."""
+
+    def __init__(self) -> None:
+        self._before = set(sys.modules)
+        self._opened: set[str] = set()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """A block in which the model's own code runs, and whose files are the model's."""
+        _hear_of_files()
+        _LISTENING.append(self._opened)
+        try:
+            yield
+        finally:
+            _LISTENING.remove(self._opened)
+
+    def files(self) -> dict[str, Path]:
+        """Files by name: the modules of the user's own, and what was read below the root."""
+        found = {}
+        for name, module in list(sys.modules.items()):
+            path = _file_of(getattr(module, "__spec__", None))
+            if path and name != "__main__" and is_own(path) and (name not in self._before or _below_root(path)):
+                found[_named(path, name)] = path
+        return found | {_named(path, path.name): path for path in self._data() if _below_root(path)}
+
+    def remember(self, model: Model) -> None:
+        """Keep what no earlier run of a user's model on this machine has found; say so, since it was not watched."""
+        if not isinstance(model, UserModel):
+            return
+        before = recalled(model)
+        if new := {name: path for name, path in self.files().items() if name not in before}:
+            known = find_sources(model, before)
+            late = [name for name in new if known is not None and name not in known.files]
+            remember(model, new)
+            if late:
+                text = f"{few(late)}: first read in this training; an edit of it trains again from now on"
+                sys.stderr.write(f"{text}. hint: import it at the top of one of the model's files\n")
+
+    def unseen(self) -> list[str]:
+        """Files that were read elsewhere, whose edits nobody sees."""
+        root = Path.cwd().resolve()
+        return [str(path) for path in self._data() if not (path.is_relative_to(root) or _in_system(path))]
+
+    def _data(self) -> list[Path]:
+        paths = map(Path, sorted(self._opened))
+        return [path for path in paths if path.suffix not in {".py", ".pyc"} and path.is_file()]
+
+
+def is_own(path: Path) -> bool:
+    """Whether a module's file is the user's: neither Python's, nor an installed package's, nor this kit's."""
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    stages = path.parent.name == "pipeline" and path.parent.parent == _KIT.parent.parent
+    return not (installed or stages or path.is_relative_to(_KIT) or (_in_system(path) and not _below_root(path)))
+
+
+# -- what is opened --------------------------------------------------------------------------------------------
+
+_LISTENING: list[set[str]] = []
+
+
+@cache
+def _hear_of_files() -> None:
+    """Have Python tell of each file that it opens; such a hook stays for as long as the process."""
+
+    def hook(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and _LISTENING and isinstance(arguments[0], str | os.PathLike):
+            mode, flags = arguments[1], arguments[2]
+            writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if not writes and not (isinstance(mode, str) and set(mode) & set("wax+")):
+                for opened in _LISTENING:
+                    opened.add(os.path.abspath(arguments[0]))  # noqa: PTH100 - no link is followed, nothing is read
+
+    sys.addaudithook(hook)
+
+
+# -- imports in the text -----------------------------------------------------------------------------------------
+
+
+def _follow(modules: list[str], files: dict[str, Path]) -> set[str]:
+    """Add the files of modules, of the packages that they are in, and of all that they import; give the packages."""
+    packages: set[str] = set()
+    seen: set[str] = set()
+    while modules:
+        name = modules.pop()
+        top = name.partition(".")[0]
+        if name in seen or top in sys.stdlib_module_names:
+            continue
+        for found, path in _located(name):
+            if not is_own(path):
+                packages |= {top} - {_KIT.name}
+            elif found not in seen:
+                files[_named(path, found)] = path
+                modules += _imports(path, found)
+            seen.add(found)
+        seen.add(name)
+    return packages
+
+
+def _imports(path: Path, module: str) -> list[str]:
+    """What a file names in its imports, wherever they stand in it; some of it are functions, and no modules."""
+    if path.suffix != ".py":
+        return []
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []  # whoever imports it will say so
+    parts = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            base = [*above, *([node.module] if node.module else [])]
+            found += [".".join(base), *(".".join([*base, alias.name]) for alias in node.names)]
+    return [name for name in found if name]
+
+
+def _located(name: str) -> list[tuple[str, Path]]:
+    """The files of a dotted name and of the packages before it, as far as there are any; nothing is imported."""
+    found: list[tuple[str, Path]] = []
+    where: list[str] | None = None
+    parts = name.split(".")
+    for count in range(1, len(parts) + 1):
+        prefix = ".".join(parts[:count])
+        spec = _spec(prefix, where)
+        if spec is None:
+            break
+        if path := _file_of(spec):
+            found.append((prefix, path))
+        if spec.submodule_search_locations is None:
+            break
+        where = list(spec.submodule_search_locations)
+    return found
+
+
+def _spec(name: str, where: list[str] | None) -> ModuleSpec | None:
+    """As ``PathFinder.find_spec``, which wants the packages above a namespace to be imported."""
+    portions: list[str] = []
+    for entry in [str(Path.cwd()), *sys.path] if where is None else where:
+        finder = get_importer(entry)
+        spec = finder.find_spec(name) if finder else None
+        if spec is not None and spec.loader is not None:
+            return spec
+        portions += (spec and spec.submodule_search_locations) or []
+    if portions:
+        namespace = ModuleSpec(name, None, is_package=True)
+        namespace.submodule_search_locations = portions
+        return namespace
+    if where is None:
+        hooks = (finder for finder in sys.meta_path if finder is not PathFinder)  # as of editable installations
+        return next((spec for hook in hooks if (spec := hook.find_spec(name, None))), None)
+    return None
+
+
+def _file_of(spec: ModuleSpec | None) -> Path | None:
+    origin = spec.origin if spec is not None and spec.has_location else None
+    return Path(origin).resolve() if origin else None
+
+
+def _given(source: str | None) -> dict[str, Path]:
+    """The files of ``model.source``, which are the model's whether it imports them or not."""
+    if source is None:
+        return {}
+    path = Path(source).resolve()
+    inside = [path] if path.is_file() else [one for one in sorted(path.rglob("*")) if one.is_file()]
+    return {_named(one, one.name): one for one in inside if not _OF_TOOLS & {*one.relative_to(path).parts}}
+
+
+def _below_root(path: Path) -> bool:
+    """Whether a file is below the root, and neither git's, DVC's, this kit's nor an environment's."""
+    root = Path.cwd().resolve()
+    parts = path.relative_to(root).parts if path.is_relative_to(root) else (".git",)
+    return not (_OF_TOOLS & {*parts} or any(part.startswith(".venv") for part in parts))
+
+
+def _in_system(path: Path) -> bool:
+    return any(path.is_relative_to(folder) for folder in _SYSTEM)
+
+
+def _named(path: Path, name: str) -> str:
+    """A file's path from the root; of one that lies elsewhere ``name``, which no host has otherwise."""
+    root = Path.cwd().resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
+
+
+@cache
+def _distributions() -> Mapping[str, list[str]]:
+    return packages_distributions()
+
+
+def _versions(packages: set[str]) -> dict[str, str]:
+    versions = {}
+    for package in sorted(packages):
+        for name in [package, *_distributions().get(package, [])][-1:]:
+            try:
+                versions[name] = version(name)
+            except PackageNotFoundError:
+                versions[name] = "unknown"
+    return versions

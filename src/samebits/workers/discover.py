@@ -1,0 +1,69 @@
+"""Run a user's model once, to see what it imports and opens while it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.errors import few
+from samebits.records.card import read_card
+from samebits.training.models.sources import remember
+from samebits.training.placement import place
+from samebits.training.setup import Setup
+from samebits.training.single import SingleDeviceStrategy
+from samebits.workers.processes import launch
+from samebits.workers.rank import run_rank
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import nn
+
+    from samebits.params import Params
+    from samebits.params.split import BatchSplit
+    from samebits.workers.rank import Reporter
+
+_SECONDS = 120
+
+
+def discover(params: Params, data_dir: Path) -> None:
+    """Build the model and make one step with the samples of ``data_dir``, on the CPU; keep what that reads.
+
+    Raises SamebitsError: it cannot be built, or run.
+    """
+    train = params.train.model_copy(update={"global_batch_size": params.data.num_samples, "grad_accum_steps": 1})
+    params = params.model_copy(update={"train": train.model_copy(update={"compile": False, "num_devices": "auto"})})
+    placement, split = place("single", params, "fast", gpus=0, cores=1)
+
+    def work(reporter: Reporter) -> None:
+        os.dup2(2, 1)  # what a model prints is no answer of this command
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        signal.alarm(_SECONDS)  # ends a model that never comes back
+        run_rank(lambda: _Look(params, split, data_dir), placement, reporter)
+
+    launch(work, 1)
+
+
+class _Look:
+    """The one rank of it."""
+
+    def __init__(self, params: Params, split: BatchSplit, data_dir: Path) -> None:
+        self.strategy = SingleDeviceStrategy(torch.device("cpu"))
+        self.model: nn.Module | None = None
+        self._params, self._data_dir = params, data_dir
+        self._setup = Setup(params, "fast", read_card(data_dir / "card.json"), split=split, strategy=self.strategy)
+
+    def run(self) -> None:
+        """Build, make a step, and keep what was read."""
+        setup, model = self._setup, self._params.model
+        placement, _ = place("single", self._params, "fast", gpus=0, cores=1)
+        setup.enter_process()
+        self.model = setup.place(setup.build())
+        setup.try_step(self.model, setup.batches(setup.load(self._data_dir)), placement, wants_ranks=False)
+        remember(model, setup.watched.files())
+        if unseen := setup.watched.unseen():
+            sys.stderr.write(f"{model.name} reads {few(unseen)}, which nobody watches: an edit of it trains nothing\n")
