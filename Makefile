@@ -18,6 +18,8 @@ TWO := -n 2 --dist loadscope --no-loadscope-reorder
 LOCKING := $(COMPILE) pyproject.toml --extra dev
 # Where Python may not keep its bytecode, every stage compiles torch again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
+# A user's model may look at the order of a set; stages begin again where this is not so.
+export PYTHONHASHSEED := 0
 
 .PHONY: help repro verify up test test-all coverage faults gpu-check rehearse screenshots bench docs lint audit sbom format ui lock clean
 .DEFAULT_GOAL := help

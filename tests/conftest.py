@@ -190,7 +190,8 @@ class StageServer:
 
     def __init__(self) -> None:
         command = [sys.executable, str(Path(__file__).with_name("stage_server.py"))]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        environ = {**os.environ, "PYTHONHASHSEED": "0"}  # as a stage would have it: it cannot begin again as itself
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
 
     def run(self, request: dict[str, Any]) -> int:
         assert self._process.stdin

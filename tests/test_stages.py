@@ -173,3 +173,20 @@ def test_what_happens_while_options_are_read_ends_as_in_a_stage(raised, code, sa
         command(["--it", "3"])
     err = capsys.readouterr().err
     assert (ended.value.code, err.lstrip("\n").startswith(said)) == (code, True), err  # click ends the line of a ^C
+
+
+def test_a_users_model_sees_sets_in_one_order(stage, data_dir):
+    (stage.folder / "mine.py").write_text(
+        "import sys, torch\n"
+        "def make():\n"
+        "    print('order', hash('a'), list({'one', 'two', 'three', 'four', 'five'}))\n"
+        "    return torch.nn.Linear(128, 10)\n"
+    )
+    params = stage.write_params(small(model={"name": "mine:make"}))
+    arguments = ["--strategy", "single", "--no-tracking", "--steps", "1", "--data-dir", str(data_dir(params))]
+    seen = set()
+    for seed in ("1", "2"):
+        done = stage.fresh("train", *arguments, PYTHONHASHSEED=seed)
+        seen |= {line for line in done.stdout.splitlines() if line.startswith("order")}
+        assert done.returncode == 0, done.stderr
+    assert len(seen) == 1

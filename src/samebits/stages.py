@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import click
 from samebits.errors import UserError, WithHint, WorkerError, counted, exit_on_error, printable, without_password
 from samebits.host import caution, count_visible, torch_build
 from samebits.params import load_params
+from samebits.params.sections import UserModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -66,6 +68,7 @@ def stage(function: Callable[..., None]) -> click.Command:
             from samebits.engines.launch import ending_told, hand_over
             from samebits.engines.stage import delivered, enter
 
+            _hold_hash_seed(params_file)
             gc.disable()  # it walks through all that torch brings, again and again, for seconds; workers have their own
             with ending_told(os.environ), delivered(os.environ):
                 if hand_over(sys.argv, options.get("strategy"), os.environ):
@@ -80,6 +83,16 @@ def stage(function: Callable[..., None]) -> click.Command:
         click.Option(["--debug"], is_flag=True, help="Show tracebacks."),
     ]
     return command
+
+
+def _hold_hash_seed(params_file: str) -> None:
+    """Begin again where a user's model could see sets in another order each time: Python asks for the seed but once."""
+    if not sys.flags.hash_randomization:
+        return
+    with suppress(UserError):  # which the stage itself says
+        if isinstance(load_params(params_file).model, UserModel):
+            os.environ["PYTHONHASHSEED"] = "0"
+            os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
 
 
 def options_of(script: str, arguments: Sequence[str]) -> dict[str, Any]:

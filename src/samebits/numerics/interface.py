@@ -142,6 +142,10 @@ class Numerics(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to what ``state_dict`` gave."""
 
+    def fingerprint(self, module: nn.Module, batch: MicroBatch, *, backwards: bool = False) -> dict[int, bytes]:  # noqa: ARG002
+        """What each shard of a batch gives, fed in order or ``backwards``; nothing where that is not to be asked."""
+        return {}
+
     def arithmetic(self) -> Arithmetic | None:
         """What a record of the training says of its arithmetic; None where there is nothing to say."""
         return None

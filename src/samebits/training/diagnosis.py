@@ -12,7 +12,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from samebits.errors import CollectiveError, HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
 from samebits.numerics.allocators import is_out_of_memory
-from samebits.numerics.exact.engine import written_in_forward
 from samebits.numerics.graphs import written_in_forward as not_run_again
 from samebits.records.remarks import BatchNorm, IdleParameters
 from samebits.training.models.attributes import state, written
@@ -41,18 +40,17 @@ def trial_step(
 
     Raises:
         UserError: the output does not fit the task, a parameter gets no gradient, for which ranks would wait, or
-            forward writes something, which ``exact`` and CUDA graphs refuse.
+            forward writes something, which ``exact`` and CUDA graphs refuse; or depends on what came before, which
+            ``exact`` refuses.
     """
     batch = batch.head(placement.rows_per_device)
     rows = len(batch.inputs)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
-    exact = numerics.name == "exact"
-    before = state(model) if exact or graphs else {}
-    outputs = numerics.forward(numerics.module(model), batch)
+    before = state(model) if graphs else {}
+    module = numerics.module(model)
+    outputs = numerics.forward(module, batch)
     paths = written(before, state(model)) if before else []
-    if exact and paths:
-        raise written_in_forward(f"model.{few(paths)}")
     if graphs and (paths := [path for path in paths if path not in dict(model.named_buffers())]):  # these may be
         raise not_run_again(f"model.{path}" for path in paths)
     expected = (rows, *card.output_shape)
@@ -62,6 +60,7 @@ def trial_step(
             hint="end the model with one output per class of data/card.json",
         )
     numerics.backward(numerics.loss(outputs, batch.targets))
+    require_same_again(numerics, module, batch)
     notes: list[ModelNote] = [*_batch_norm_notes(model, placement)]
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
@@ -72,6 +71,26 @@ def trial_step(
             )
         notes.append(IdleParameters(names=tuple(idle)))
     return notes
+
+
+def require_same_again(numerics: Numerics, module: nn.Module, batch: MicroBatch) -> dict[int, bytes]:
+    """Feed some shards twice, the second time in reverse order and with other threads; what each of them gave.
+
+    Raises UserError: one of them gave something else.
+    """
+    first = numerics.fingerprint(module, batch)
+    require_alike(first, numerics.fingerprint(module, batch, backwards=True), "the shards come in reverse order")
+    return first
+
+
+def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) -> None:
+    """Raise UserError: a shard gave other bits."""
+    if unlike := [shard for shard, found in first.items() if second[shard] != found]:
+        raise UserError(
+            f"exact: shard {unlike[0]} gives other bits when {when}: forward depends on more than parameters, samples "
+            "and draws",
+            hint="see docs/concepts/exact.md for what that may be, or train with numerics fast alone",
+        )
 
 
 def _batch_norm_notes(model: nn.Module, placement: Placement) -> list[BatchNorm]:

@@ -13,6 +13,7 @@ import torch
 
 from samebits.errors import UserError, few
 from samebits.numerics.portable.elementary import cos_pi
+from samebits.training.diagnosis import require_same_again
 from samebits.training.meters import StepClock
 from samebits.training.notes import no_notes
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from samebits.training.notes import Notes
     from samebits.training.strategies import Strategy
 
+_ASKED_EVERY = 4  # times as many steps as when it was asked last whether the model does the same again
 SEGMENT_SECONDS = 0.5  # how often losses are handed to the tracker
 
 
@@ -108,7 +110,7 @@ class Trainable:
         self.model, self.batches, self.strategy, self.numerics = model, batches, strategy, numerics
         self._params = params
         self.notes: Notes = no_notes
-        module = numerics.module(model)
+        module = self._unwrapped = numerics.module(model)
         if strategy.compiles and numerics.graphs:
             numerics.capture(module, batches.micro_batch(0, 0), batches.micro_batch(1, 0))
         self.module = strategy.wrap(module, reduction=numerics.reduction)
@@ -160,6 +162,10 @@ class Trainable:
                 hint="use every parameter at every step, or set its requires_grad to False",
             )
         return losses[0] if count == 1 else torch.stack(losses).sum()
+
+    def require_same_again(self, step: int) -> None:
+        """Feed some of a step's samples twice, outside of any time. Raises UserError: see ``diagnosis``."""
+        require_same_again(self.numerics, self._unwrapped, self.batches.micro_batch(step, 0))
 
     def watch(self, notes: Notes) -> None:
         """Have each step say what it does."""
@@ -318,6 +324,7 @@ def train(
             elsewhere=bool(before and before.elsewhere),
         )
 
+    asked = len(losses)
     while len(losses) < total_steps:
         start = len(losses)
         stop = min(start + segment, total_steps, checkpointer.next_stop(start) if checkpointer else total_steps)
@@ -331,6 +338,9 @@ def train(
                 f"the loss is {part[bad]} at step {start + bad + 1}, expected a finite number",
                 hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
             )
+        if stop == total_steps or stop >= _ASKED_EVERY * max(asked, 1):
+            trainable.require_same_again(start)
+            asked = stop
         if checkpointer:
             checkpointer.segment_done(trainable, so_far(), last=stop == total_steps)
     trainable.strategy.require_reduced(trainable.module)

@@ -10,7 +10,7 @@ from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.params.sections import UserModel
 from samebits.training.batches import Batches, load_data, on_device
-from samebits.training.diagnosis import trial_step
+from samebits.training.diagnosis import require_alike, trial_step
 from samebits.training.loop import Snapshot, Trainable
 from samebits.training.models.build import build_model
 from samebits.training.models.sources import Watched, find_sources, recalled
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from samebits.numerics.interface import Numerics
+    from samebits.numerics.interface import MicroBatch, Numerics
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.params.split import BatchSplit
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from samebits.training.batches import Data
     from samebits.training.models.sources import Sources
     from samebits.training.strategies import Strategy
+
+
+_MOST_AGAIN = 2**26  # parameters of a model that is built twice
+_AGAIN = "the model is built a second time, as by another process"
 
 
 class Setup:
@@ -92,6 +96,7 @@ class Setup:
         model.train()  # as in the training, in whatever mode the factory has left it
         initial = Snapshot(model)
         batch = batches.micro_batch(0, 0)
+        self._require_built_alike(model, batch)
         graphs = self.strategy.compiles and self.numerics.graphs
         with self.watched.opening():
             notes = trial_step(
@@ -100,6 +105,24 @@ class Setup:
         before_restore()
         initial.restore()
         return notes
+
+    def _require_built_alike(self, model: nn.Module, batch: MicroBatch) -> None:
+        """Under ``exact``, build a user's model a second time, whose objects lie elsewhere in memory, and compare.
+
+        Only where there surely is room for it, and where the factory makes another one. Raises UserError: it gives
+        other bits.
+        """
+        large = sum(p.numel() for p in model.parameters()) > _MOST_AGAIN
+        if large or self.numerics.name != "exact" or not isinstance(self.params.model, UserModel):
+            return
+        other = make_numerics(self.params, "exact", self.card, split=self.split, device=self.strategy.device)
+        again = self.build()
+        if {id(p) for p in model.parameters()} & {id(p) for p in again.parameters()}:
+            return
+        other.prepare(again)
+        again.to(self.strategy.device).train()
+        alike = other.fingerprint(other.module(again), batch)
+        require_alike(alike, self.numerics.fingerprint(self.numerics.module(model), batch), _AGAIN)
 
     def trainable(self, model: nn.Module, batches: Batches) -> Trainable:
         """The placed model under the strategy, with its optimizer."""

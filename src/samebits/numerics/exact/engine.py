@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from samebits.errors import UserError
 from samebits.numerics.dispatch import EagerDispatchMode, storage_of
+from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
 from samebits.numerics.initialization import answer, bernoulli, generator_of, is_draw
@@ -42,14 +43,16 @@ class Draws:
 
     def __init__(self, seed: int, step: int, shards: Sequence[int]) -> None:
         self._seed, self._step, self._shards = seed, step, shards
-        self._count = 0
+        self.count = 0
+        """How many draws there have been."""
 
     def fill(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
         """Call ``fill`` on each shard's part of a tensor, with the stream of this draw."""
-        self._count += 1
+        self.count += 1
         parts = tensor.chunk(len(self._shards)) if len(self._shards) > 1 else (tensor,)
-        for shard, part in zip(self._shards, parts, strict=True):
-            fill(Stream(self._seed, "forward draws", self._step, shard, self._count), part)
+        with unguarded():  # NumPy's generators ask the system for entropy, whatever they are seeded with
+            for shard, part in zip(self._shards, parts, strict=True):
+                fill(Stream(self._seed, "forward draws", self._step, shard, self.count), part)
         return tensor
 
 
@@ -79,6 +82,11 @@ class Engine(EagerDispatchMode):
 
     def __enter__(self) -> Self:
         torch.set_flush_denormal(False)  # a library that was compiled for speed may have set it in this thread
+        if (threads := torch.get_num_threads()) > 1 and _any_flushes(threads):
+            raise UserError(
+                "exact: a thread of OpenMP takes the smallest numbers for zero, as a library has set it",
+                hint="leave torch.set_flush_denormal and compilers' fast-math alone, or torch.set_num_threads at 1",
+            )
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     def __torch_dispatch__(
@@ -93,7 +101,8 @@ class Engine(EagerDispatchMode):
         version = EXACT.get(packet)
         if version is None:
             if packet in FREE or func.is_view or func.namespace in _NO_ARITHMETIC:
-                return func(*args, **kwargs)
+                result = func(*args, **kwargs)
+                return result.zero_() if packet in _UNWRITTEN else result
             if func.namespace in _COLLECTIVES:
                 if self._draws is not None:
                     raise self._refusal(func, "in forward its result depends on what other ranks have")
@@ -186,9 +195,22 @@ class Engine(EagerDispatchMode):
         elif bool(wrong):
             raise self._refusal(func, why)
 
+    def place(self) -> str:
+        """Where the pass is: the module whose forward runs, or what runs instead."""
+        return _module() or f"in {self._during}"
+
     def _refusal(self, func: Any, why: str) -> UserError:
         name = func.name().removeprefix("aten::")
-        return UserError(f"exact: {_module() or f'in {self._during}'}: {name}: {why}", hint=_HINT)
+        return UserError(f"exact: {self.place()}: {name}: {why}", hint=_HINT)
+
+
+_GRAIN = 2**15  # elements of which PyTorch gives each thread so many at least
+
+
+def _any_flushes(threads: int) -> bool:
+    """Whether any of the threads that share an operation takes subnormal numbers for zero."""
+    with below():
+        return not torch.full((_GRAIN * threads,), 2.0**-140).mul_(torch.ones(())).all()
 
 
 def written_in_forward(name: str) -> UserError:
@@ -219,6 +241,9 @@ def _overlaps_itself(x: Tensor) -> bool:
     return False
 
 
+_UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,
+              aten.new_empty_strided}  # fmt: skip
+"""What they give holds whatever was in memory before; here it holds zeros, whoever reads it."""
 _DROPOUT = {aten.native_dropout, aten.native_dropout_backward}
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -17,8 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from samebits.errors import UserError
 from samebits.numerics.dispatch import storage_of
+from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
 from samebits.numerics.exact.grid import bits_of_sum
+from samebits.numerics.exact.kept import IteratorHeldError, Kept, bits
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
 from samebits.numerics.interface import logits_of
@@ -45,6 +46,7 @@ class ExactModule(nn.Module):
         kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
         numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
         self._weights = WeightCache()
+        self._kept: dict[bool, Kept] = {}
 
     def forward(self, inputs: Tensor, shards: range, step: int) -> Tensor:
         """Run the model on every shard, each as if it were alone."""
@@ -62,16 +64,55 @@ class ExactModule(nn.Module):
 
     def _run_each(self, inputs: Tensor, shards: range, step: int) -> Tensor:
         values = {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
-        before = self._written(values)
+        versions = {place: value._version for place, value in values.items()}
+        mode = self.model.training
+        if getattr(self, "_is_replica", False):  # whose modules live for one step
+            self._kept = {}
+        self._require_kept(mode)
         outputs = []
         for shard, part in zip(shards, inputs.unbind(0), strict=True):
-            with self._entered(values), self._engine(step, [shard], self._kept(values)), _OneForm():
+            engine = self._engine(step, [shard], self._guarded(values))
+            with self._entered(values), engine, _OneForm(), guarded(engine):
                 outputs.append(logits_of(self.model(part.clone())))  # forward may write to its input
-        after = self._written(values)
-        for name in before | after:
-            if before.get(name) != after.get(name):
-                raise written_in_forward(name)
+        for place, value in values.items():
+            if value._version != versions[place]:
+                raise written_in_forward(f"model.{place}")
+        self._require_kept(mode)
         return torch.stack(outputs)
+
+    def fingerprint(
+        self, inputs: Tensor, shards: range, step: int, slopes_of: Callable[[Tensor, int], Tensor], *, backwards: bool
+    ) -> dict[int, bytes]:
+        """A digest of each shard's outputs, gradients and number of draws; with ``backwards`` the last shard is first.
+
+        ``slopes_of`` gives the loss's gradients for the outputs of the shard at a place.
+        """
+        values = {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
+        parts = list(enumerate(zip(shards, inputs.unbind(0), strict=True)))
+        found = {}
+        for index, (shard, part) in reversed(parts) if backwards else parts:
+            digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
+            engine = Engine(draws, kept=self._guarded(values))
+            with torch.enable_grad(), self._entered(values), engine, _OneForm():
+                with guarded(engine):
+                    outputs = logits_of(self.model(part.clone()))
+                entered = [tensor for _, tensor in self._by_place() if tensor.requires_grad]
+                slopes = slopes_of(outputs.detach(), index)
+                grads = torch.autograd.grad(outputs, entered, slopes, allow_unused=True)
+            for tensor in (outputs, *(grad for grad in grads if grad is not None)):
+                digest.update(bits(tensor.cpu()))
+            found[shard] = digest.digest() + bytes(str(draws.count), "ascii")
+        return found
+
+    def _require_kept(self, mode: bool) -> None:
+        """Refuse a model that has changed anything beside its parameters since it was first looked at in this mode."""
+        if mode not in self._kept:
+            try:
+                self._kept[mode] = Kept(self.model)
+            except IteratorHeldError as error:
+                raise written_in_forward(f"{error}, an iterator") from None
+        elif name := self._kept[mode].changed():
+            raise written_in_forward(name)
 
     def _engine(self, step: int, shards: Sequence[int], kept: Mapping[str, Tensor] = MappingProxyType({})) -> Engine:
         """What sees each operation; a forward pass without gradients has no end of a step to defer anything to."""
@@ -83,7 +124,7 @@ class ExactModule(nn.Module):
             replaced=numerics.replaced if trains else {},
         )
 
-    def _kept(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _guarded(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Buffers and parameters, to which ``.data`` leads past what counts their versions.
 
         Not those of BatchNorm, which is refused in words of its own.
@@ -93,14 +134,6 @@ class ExactModule(nn.Module):
             if not isinstance(module, _NormBase):
                 tensors |= {f"{path}.{name}".lstrip("."): t for name, t in module.named_buffers(recurse=False)}
         return {f"model.{name}": tensor for name, tensor in tensors.items()}
-
-    def _written(self, values: dict[str, Tensor]) -> dict[str, object]:
-        """What forward must leave as it is: buffers, parameters, and generators that count their draws."""
-        state: dict[str, object] = {f"model.{name}": (id(t), t._version) for name, t in self.model.named_buffers()}
-        state |= {f"model.{place}": value._version for place, value in values.items()}
-        state["Python's random numbers"] = random.getstate()
-        state["NumPy's random numbers"] = _numpy_state()
-        return state
 
     def _by_place(self) -> Iterator[tuple[str, Tensor]]:
         """Each parameter under the first of its names; a replica has tensors in their place."""
@@ -131,13 +164,6 @@ class ExactModule(nn.Module):
         finally:
             for _, holder, name, parameter in originals:
                 holder[name] = parameter
-
-
-def _numpy_state() -> dict[str, object]:
-    """The state of NumPy's global generator, its words as bytes, which unlike arrays have one equality."""
-    state: dict[str, Any] = np.random.get_state(legacy=False)  # noqa: NPY002
-    words = state.pop("state")
-    return state | {name: word.tobytes() if isinstance(word, np.ndarray) else word for name, word in words.items()}
 
 
 def parameter_places(model: nn.Module) -> list[str]:
@@ -244,6 +270,8 @@ class _OneForm(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if func is Tensor.data_ptr:
+            raise UserError("exact: forward asks where a tensor lies in memory", hint="compare tensors with `is`")
         return _FORMS.get(func, func)(*args, **(kwargs or {}))
 
 

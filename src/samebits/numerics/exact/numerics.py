@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch.autograd.function import once_differentiable
 
-from samebits.numerics.exact import elementary
+from samebits.errors import UserError
+from samebits.numerics.exact import ambient, elementary
+from samebits.numerics.exact.ambient import guard_process
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum
+from samebits.numerics.exact.kept import switches
 from samebits.numerics.exact.module import ExactModule, narrowed, require_plain, widen
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.windows import LOSS, Windows
@@ -20,10 +24,15 @@ from samebits.numerics.kernels import choose_kernels
 from samebits.records.run import Arithmetic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor, nn
 
     from samebits.numerics.interface import AllReduce, MicroBatch
     from samebits.params.schema import Train
+
+
+_SHARDS_ASKED = 4
 
 
 class ExactNumerics(Numerics):
@@ -59,10 +68,28 @@ class ExactNumerics(Numerics):
         """Choose forms of operations that the engine can see into."""
         torch.set_deterministic_debug_mode("default")
         choose_kernels(fused=False)  # what the engine can see into, and products in one order
+        if not self.independent:
+            guard_process()
 
-    def construction(self) -> Engine:
-        """What a factory computes is exact too; random numbers are for ``portable_initialization`` to draw."""
-        return Engine(during="the model's construction")
+    @contextmanager
+    def construction(self) -> Iterator[None]:
+        """What a factory computes is exact too; random numbers are for ``portable_initialization`` to draw.
+
+        Raises UserError: it leaves a thread behind, or PyTorch's switches otherwise than they were.
+        """
+        threads, switched = ambient.threads(), switches()
+        with Engine(during="the model's construction") as engine, ambient.guarded(engine, builds=True):
+            yield
+        if left := sorted(ambient.threads() - threads):
+            raise UserError(
+                f"exact: the factory leaves a thread running ({left[0]}), in which nothing is looked at",
+                hint="end it before the factory returns, or train with numerics fast alone",
+            )
+        if names := [name for name, value in switches().items() if value != switched[name]]:
+            raise UserError(
+                f"exact: the factory changes a switch of PyTorch's: {names[0]}",
+                hint="leave it as it was, or train with numerics fast alone",
+            )
 
     def prepare(self, model: nn.Module) -> None:
         """Give the model float64 parameters; see ``widen``."""
@@ -93,6 +120,29 @@ class ExactNumerics(Numerics):
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each target (targets,), rounded to float32 once."""
         return _each_loss(outputs, targets, self._loss)[0].flatten()
+
+    def fingerprint(self, module: nn.Module, batch: MicroBatch, *, backwards: bool = False) -> dict[int, bytes]:
+        """A digest of what each of a few shards gives: outputs, gradients, and the number of draws.
+
+        ``backwards`` also has other threads. A model that treats samples by themselves is not asked.
+        """
+        if self.independent:
+            return {}
+        assert isinstance(module, ExactModule)
+        batch = batch.head(_SHARDS_ASKED * (len(batch.inputs) // len(batch.shards)))
+        inputs, targets = (t.reshape(len(batch.shards), -1, *t.shape[1:]) for t in (batch.inputs, batch.targets))
+
+        def slopes_of(outputs: Tensor, index: int) -> Tensor:
+            with below():
+                return _each_loss(outputs, targets[index], self._loss)[1].view(outputs.shape)
+
+        threads = torch.get_num_threads()
+        if backwards and self._device.type == "cpu":
+            torch.set_num_threads(3 - min(threads, 2))
+        try:
+            return module.fingerprint(inputs, batch.shards, batch.step, slopes_of, backwards=backwards)
+        finally:
+            torch.set_num_threads(threads)
 
     def optimizer(self, model: nn.Module) -> SGD | AdamW:  # noqa: ARG002 - ``prepare`` has seen its parameters
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""

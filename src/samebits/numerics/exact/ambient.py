@@ -1,0 +1,128 @@
+"""What a forward pass may not ask for: time, place and threads; under ``exact`` no result may follow from them.
+
+Functions of Python's and PyTorch's are replaced, once in a process that trains a user's model, by ones that answer as
+ever outside a guarded pass. Inside they refuse by name, or answer what one process on one device would be told, so that
+a model that only looks whether it is alone runs as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from samebits.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from samebits.numerics.exact.engine import Engine
+
+_HINT = "give it to the factory as a number in model.kwargs, or train with numerics fast alone"
+_REFUSED = {
+    "time": "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns thread_time",
+    "os": "getpid getppid urandom getloadavg times uname fork",
+    "random": "_urandom",
+    "socket": "gethostname getfqdn",
+    "platform": "node machine processor platform system release version uname",
+    "threading": "get_ident get_native_id",
+    "resource": "getrusage",
+    "torch": "seed",
+    "torch.cuda": "is_available device_count get_device_name get_device_capability mem_get_info memory_allocated",
+}
+_ANSWERED: dict[str, dict[str, object]] = {
+    "os": {"cpu_count": 1, "sched_getaffinity": {0}},
+    "torch": {"get_num_threads": 1, "get_num_interop_threads": 1, "initial_seed": 0},
+    "torch.backends.cpu": {"get_cpu_capability": "DEFAULT"},
+    "torch.distributed": {"is_initialized": False, "get_rank": 0, "get_world_size": 1},
+}
+_RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+_OF_THE_KIT = ("torch", "samebits", "threading", "concurrent", "multiprocessing", "logging")
+
+
+class _Guard(threading.local):
+    engine: Engine | None = None
+    builds = False
+
+
+_GUARD = _Guard()
+
+
+@contextmanager
+def guarded(engine: Engine, *, builds: bool = False) -> Iterator[None]:
+    """A block in which a user's code runs whose operations ``engine`` sees; what ``builds`` may ask for anything."""
+    before = _GUARD.engine, _GUARD.builds
+    _GUARD.engine, _GUARD.builds = engine, builds
+    try:
+        yield
+    finally:
+        _GUARD.engine, _GUARD.builds = before
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """A block of the kit's own within a guarded one."""
+    before, _GUARD.engine = _GUARD.engine, None
+    try:
+        yield
+    finally:
+        _GUARD.engine = before
+
+
+@functools.cache
+def guard_process() -> None:
+    """Replace the functions, for as long as this process lives, and have it take no rank from its environment."""
+    for name, functions in _REFUSED.items():
+        for function in functions.split():
+            _replace(name, function, lambda what: _refuse(f"{what} is asked for", _HINT))
+    for name, answers in _ANSWERED.items():
+        for function, answer in answers.items():
+            _replace(name, function, functools.partial(_answer, answer))
+    for name in _RANKS:
+        if name in os.environ:
+            os.environ[name] = "1" if name.endswith("SIZE") else "0"
+    sys.addaudithook(_hear_of_threads)
+
+
+def _answer(answer: object, _: str) -> object:
+    return answer
+
+
+def _replace(module: str, name: str, inside: Callable[[str], Any]) -> None:
+    owner = importlib.import_module(module)
+    function = getattr(owner, name, None)
+    if function is None:  # not on this system
+        return
+    what = f"{module}.{name.lstrip('_')}"
+
+    @functools.wraps(function)
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        if _GUARD.engine is None or _GUARD.builds or caller.partition(".")[0] in _OF_THE_KIT:
+            return function(*args, **kwargs)
+        return inside(what)
+
+    setattr(owner, name, stand_in)
+
+
+def _hear_of_threads(event: str, _: object) -> None:
+    if _GUARD.engine is None:
+        return
+    if event in {"_thread.start_new_thread", "_thread.start_joinable_thread"}:
+        _refuse("a thread is started, in which nothing is looked at", "do it in this thread")
+    if event in {"subprocess.Popen", "os.fork", "os.posix_spawn"} and not _GUARD.builds:
+        _refuse("a process is started", "do it before the training")
+
+
+def _refuse(what: str, hint: str) -> None:
+    assert _GUARD.engine is not None
+    raise UserError(f"exact: {_GUARD.engine.place()}: {what}", hint=hint)
+
+
+def threads() -> set[str]:
+    """Names of Python's threads, but for the one that asks."""
+    return {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}

@@ -1,0 +1,294 @@
+"""What a model could keep from one forward pass to the next, and whether a pass has changed any of it.
+
+A result may depend on nothing but parameters, samples and draws. So whatever else the model's own code can reach and
+write to is looked at after each pass: attributes of all modules, buffers, hooks, generators of random numbers,
+closures, default arguments, attributes of classes and globals of the user's own files, and what they hold. What cannot
+be seen is listed in ``docs/concepts/exact.md``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import sys
+import sysconfig
+import types
+from collections import deque
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device)
+_OPAQUE = {"torch", "samebits", "numpy", "logging", "threading", "_thread", "re", "enum", "typing", "abc"}
+_DEPTH = 12
+_MOST = 50_000  # things that are looked at
+_MOST_BYTES = 2**26  # of tensors and arrays that are compared by their bytes
+
+
+class IteratorHeldError(TypeError):
+    """A model holds an iterator, whose place nobody can see; the text is its path."""
+
+
+class _Thing(NamedTuple):
+    """Something that can be written to: its name, and what it was when it was first seen."""
+
+    name: str
+    look: Callable[[], object]
+    before: object
+
+
+class Kept:
+    """What a model could keep, as it is now. Raises IteratorHeldError."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._things: list[_Thing] = []
+        self._seen: dict[int, object] = {}  # by id, which stays theirs while they are held here
+        self._bytes = 0
+        self._parameters = {id(parameter) for parameter in model.parameters()}
+        self._add("Python's random numbers", random.getstate)
+        self._add("NumPy's random numbers", _numpy_state)
+        self._add("a switch of PyTorch's", switches)
+        for path, module in model.named_modules():
+            self._module(f"model.{path}" if path else "model", module)
+
+    def changed(self) -> str | None:
+        """The name of the first thing that is not as it was."""
+        for name, look, before in self._things:
+            now = look()
+            if now is not before and not _same(now, before):
+                return _more(name, now, before)
+        return None
+
+    def _add(self, name: str, look: Callable[[], object]) -> None:
+        if len(self._things) < _MOST:
+            self._things.append(_Thing(name, look, look()))
+
+    def _module(self, path: str, module: nn.Module) -> None:
+        self._seen[id(module)] = module
+        for name, value in vars(module).items():
+            if name == "_parameters":
+                self._add(path, lambda: (*module._parameters,))
+            elif name == "_buffers" and isinstance(module, _NormBase):
+                continue  # refused in words of its own
+            else:
+                place = path if name in {"_buffers", "_modules"} else f"{path}.{name}"
+                self._walk(place, value, 0)
+        self._dictionary(path, vars(module))
+        self._class(type(module))
+
+    def _walk(self, name: str, value: object, depth: int) -> None:
+        """Add what a value is, and what it holds, if it can be written to."""
+        if isinstance(value, _PLAIN) or id(value) in self._seen or depth > _DEPTH or id(value) in self._parameters:
+            return
+        self._seen[id(value)] = value
+        if isinstance(value, Tensor):
+            self._tensor(name, value)
+        elif isinstance(value, dict):
+            self._dictionary(name, value)
+            for key, item in list(value.items()):
+                self._walk(f"{name}.{key}" if isinstance(key, str) else f"{name}[{key!r}]", item, depth + 1)
+        elif isinstance(value, list | tuple | set | frozenset | deque):
+            if not isinstance(value, tuple | frozenset):
+                self._add(name, lambda: (*value,))
+            for index, item in enumerate(list(value)):
+                self._walk(f"{name}[{index}]", item, depth + 1)
+        elif (look := _looking_at(value)) is not None:
+            self._add(name, look)
+        elif isinstance(value, np.ndarray):
+            self._bytes += value.nbytes
+            if self._bytes <= _MOST_BYTES and value.dtype != object:
+                self._add(name, value.tobytes)
+        elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            self._function(name, value, depth)
+        elif isinstance(value, type):
+            self._class(value)
+        elif isinstance(value, types.ModuleType):
+            if _is_own(value.__name__):
+                self._globals(value.__name__)
+        elif isinstance(value, nn.Module):
+            self._module(name, value)
+        elif hasattr(value, "__next__") and not hasattr(value, "read"):
+            raise IteratorHeldError(name)
+        elif not _is_opaque(type(value).__module__):
+            self._object(name, value, depth)
+
+    def _tensor(self, name: str, tensor: Tensor) -> None:
+        """By its bytes where NumPy may share them, which counts no versions; else writing to it is an operation."""
+        if tensor.device.type == "cpu" and tensor.layout is torch.strided:
+            self._bytes += tensor.nbytes
+            if self._bytes <= _MOST_BYTES:
+                self._add(name, lambda: bits(tensor))
+
+    def _dictionary(self, name: str, value: dict[Any, Any]) -> None:
+        self._add(name, lambda: _shallow(value))
+
+    def _function(self, name: str, value: Any, depth: int) -> None:
+        if isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self._walk(name, part, depth + 1)
+            return
+        function = getattr(value, "__func__", value)
+        if isinstance(value, types.MethodType):
+            self._walk(name, value.__self__, depth + 1)
+        if _is_opaque(function.__module__):
+            return
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            what = f"{variable} of {function.__qualname__}"
+            self._add(what, lambda cell=cell: (_content(cell),))  # type: ignore[misc]
+            self._walk(what, _content(cell), depth + 1)
+        for part in (function.__defaults__, function.__kwdefaults__, function.__dict__):
+            self._walk(f"an argument of {function.__qualname__}", part, depth + 1)
+        self._globals(function.__module__)
+
+    def _class(self, kind: type) -> None:
+        for one in kind.__mro__:
+            if id(one) in self._seen or not _is_own(one.__module__):
+                continue
+            self._seen[id(one)] = one
+            self._add(one.__qualname__, lambda one=one: _shallow(_without_code(vars(one))))  # type: ignore[misc]
+            for name, value in list(vars(one).items()):
+                self._walk(f"{one.__qualname__}.{name}", getattr(value, "__wrapped__", value), 1)
+            self._globals(one.__module__)
+
+    def _globals(self, module: str | None) -> None:
+        """The globals of one of the user's own files."""
+        names = vars(sys.modules[module]) if module and _is_own(module) else {}
+        if names and id(names) not in self._seen:
+            self._seen[id(names)] = names
+            self._add(f"a global of {module}", lambda: _shallow(_without_code(names)))
+            for name, value in list(names.items()):
+                if not name.startswith("__"):
+                    self._walk(f"{module}.{name}", value, 1)
+
+    def _object(self, name: str, value: object, depth: int) -> None:
+        if isinstance(held := getattr(value, "__dict__", None), dict):
+            self._walk(name, held, depth)
+        slots = [slot for one in type(value).__mro__ for slot in _slots(one)]
+        if slots:
+            self._add(name, lambda: _shallow({slot: getattr(value, slot, None) for slot in slots}))
+            for slot in slots:
+                self._walk(f"{name}.{slot}", getattr(value, slot, None), depth + 1)
+        if _is_own(type(value).__module__):
+            self._class(type(value))
+
+
+def _is_opaque(module: str | None) -> bool:
+    """Whether what is defined there is not looked into."""
+    return module is None or module.partition(".")[0] in _OPAQUE
+
+
+def _slots(kind: type) -> list[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
+
+
+def _looking_at(value: object) -> Callable[[], object] | None:
+    """What tells where something stands that is no container: a generator of random numbers, a counter, a buffer."""
+    match value:
+        case random.Random():
+            return value.getstate
+        case np.random.Generator():
+            return lambda: repr(value.bit_generator.state)
+        case np.random.RandomState():
+            return lambda: repr(value.get_state())
+        case torch.Generator():
+            return lambda: bits(value.get_state())
+        case itertools.count():
+            return lambda: repr(value)
+        case bytearray():
+            return lambda: bytes(value)
+        case types.GeneratorType():
+            return lambda: (value.gi_frame and value.gi_frame.f_lasti, _shallow(dict(_locals(value))))
+    if isinstance(value, ContextVar):
+        return lambda: (value.get(None),)
+    return None
+
+
+def _locals(generator: types.GeneratorType[Any, Any, Any]) -> Iterator[tuple[str, object]]:
+    yield from (generator.gi_frame.f_locals.items() if generator.gi_frame else ())
+
+
+def _without_code(names: types.MappingProxyType[str, Any] | dict[str, Any]) -> dict[str, Any]:
+    """Without functions, classes and modules, which are made when they are first needed."""
+    code = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
+    return {name: value for name, value in names.items() if not isinstance(value, code) and name[:2] != "__"}
+
+
+def _content(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing is in it yet
+        return None
+
+
+def _shallow(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    return dict(mapping)
+
+
+def bits(tensor: Tensor) -> bytes:
+    """The bytes of a dense tensor."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
+    return data.tobytes()
+
+
+def _same(now: object, before: object) -> bool:
+    """Whether two values are one object, or equal ones of a plain type; of containers, whether what they hold is."""
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, dict):
+        assert isinstance(before, dict)
+        return now.keys() == before.keys() and all(_same(value, before[key]) for key, value in now.items())
+    if isinstance(now, tuple | list):
+        assert isinstance(before, tuple | list)
+        return len(now) == len(before) and all(map(_same, now, before))
+    return isinstance(now, _PLAIN) and (now == before and repr(now) == repr(before))
+
+
+def _more(name: str, now: object, before: object) -> str:
+    """The name, and the key of a dictionary that differs."""
+    if isinstance(now, dict) and isinstance(before, dict):
+        keys = [key for key in now | before if key not in now or key not in before or not _same(now[key], before[key])]
+        return f"{name}.{keys[0]}"
+    return name
+
+
+def switches() -> dict[str, object]:
+    """PyTorch's switches of this process by which a pass could be computed otherwise."""
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    return {
+        "set_num_threads": torch.get_num_threads(),
+        "set_default_dtype": torch.get_default_dtype(),
+        "set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "use_deterministic_algorithms": torch.get_deterministic_debug_mode(),
+        "set_grad_enabled": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "mkldnn": (torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic),
+        "set_stance": getattr(getattr(compiler, "_stance", None), "stance", "default"),
+    }
+
+
+def _numpy_state() -> tuple[object, ...]:
+    state: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]  # noqa: NPY002
+    return (*state[:1], state[1].tobytes(), *state[2:])
+
+
+_PYTHONS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
+
+
+@functools.cache
+def _is_own(module: str) -> bool:
+    """Whether a module is the user's: not Python's, not installed, and not this kit's."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if not file or module.partition(".")[0] in {"samebits", "__main__"}:
+        return False
+    return "-packages" not in file and not file.startswith(_PYTHONS)
