@@ -8,37 +8,44 @@ a model that only looks whether it is alone runs as it is.
 from __future__ import annotations
 
 import functools
-import importlib
 import os
+import platform
+import random
+import resource
+import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from samebits.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from samebits.numerics.exact.engine import Engine
 
 _HINT = "give it to the factory as a number in model.kwargs, or train with numerics fast alone"
-_REFUSED = {
-    "time": "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns thread_time",
-    "os": "getpid getppid urandom getloadavg times uname fork",
-    "random": "_urandom",
-    "socket": "gethostname getfqdn",
-    "platform": "node machine processor platform system release version uname",
-    "threading": "get_ident get_native_id",
-    "resource": "getrusage",
-    "torch": "seed",
-    "torch.cuda": "is_available device_count get_device_name get_device_capability mem_get_info memory_allocated",
+_REFUSED: dict[ModuleType, str] = {
+    time: "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns thread_time",
+    os: "getpid getppid urandom getloadavg times uname",
+    random: "_urandom",
+    socket: "gethostname getfqdn",
+    platform: "node machine processor platform system release version uname",
+    threading: "get_ident get_native_id",
+    resource: "getrusage",
+    torch: "seed",
+    torch.cuda: "is_available device_count get_device_name get_device_capability mem_get_info memory_allocated",
 }
-_ANSWERED: dict[str, dict[str, object]] = {
-    "os": {"cpu_count": 1, "sched_getaffinity": {0}},
-    "torch": {"get_num_threads": 1, "get_num_interop_threads": 1, "initial_seed": 0},
-    "torch.backends.cpu": {"get_cpu_capability": "DEFAULT"},
-    "torch.distributed": {"is_initialized": False, "get_rank": 0, "get_world_size": 1},
+_ANSWERED: dict[ModuleType, dict[str, object]] = {
+    os: {"cpu_count": 1, "sched_getaffinity": {0}},
+    torch: {"get_num_threads": 1, "get_num_interop_threads": 1, "initial_seed": 0},
+    torch.backends.cpu: {"get_cpu_capability": "DEFAULT"},
+    torch.distributed: {"is_initialized": False, "get_rank": 0, "get_world_size": 1},
 }
 _RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _OF_THE_KIT = ("torch", "samebits", "threading", "concurrent", "multiprocessing", "logging")
@@ -76,12 +83,12 @@ def unguarded() -> Iterator[None]:
 @functools.cache
 def guard_process() -> None:
     """Replace the functions, for as long as this process lives, and have it take no rank from its environment."""
-    for name, functions in _REFUSED.items():
+    for module, functions in _REFUSED.items():
         for function in functions.split():
-            _replace(name, function, lambda what: _refuse(f"{what} is asked for", _HINT))
-    for name, answers in _ANSWERED.items():
+            _replace(module, function, lambda what: _refuse(f"{what} is asked for", _HINT))
+    for module, answers in _ANSWERED.items():
         for function, answer in answers.items():
-            _replace(name, function, functools.partial(_answer, answer))
+            _replace(module, function, functools.partial(_answer, answer))
     for name in _RANKS:
         if name in os.environ:
             os.environ[name] = "1" if name.endswith("SIZE") else "0"
@@ -92,12 +99,11 @@ def _answer(answer: object, _: str) -> object:
     return answer
 
 
-def _replace(module: str, name: str, inside: Callable[[str], Any]) -> None:
-    owner = importlib.import_module(module)
-    function = getattr(owner, name, None)
+def _replace(module: ModuleType, name: str, inside: Callable[[str], Any]) -> None:
+    function = getattr(module, name, None)
     if function is None:  # not on this system
         return
-    what = f"{module}.{name.lstrip('_')}"
+    what = f"{module.__name__}.{name.lstrip('_')}"
 
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -106,7 +112,7 @@ def _replace(module: str, name: str, inside: Callable[[str], Any]) -> None:
             return function(*args, **kwargs)
         return inside(what)
 
-    setattr(owner, name, stand_in)
+    setattr(module, name, stand_in)
 
 
 def _hear_of_threads(event: str, _: object) -> None:
