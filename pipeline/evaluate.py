@@ -13,7 +13,7 @@ import click
 from samebits.errors import UserError, few
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params
-from samebits.records.run import run_name
+from samebits.records.run import read_refusal, run_name
 from samebits.stages import stage
 
 
@@ -34,6 +34,9 @@ def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) ->
         what = f"{few([str(folder) for folder in twice])} would write one file, {twice[0].name}.json"
         raise UserError(what, hint="evaluate them one by one, each with an --out-dir of its own")
     for folder in folders:
+        if not runs and (refusal := read_refusal(folder)):
+            click.echo(f"{folder.name}: refused: {refusal.what}")
+            continue
         file = Path(out_dir) / f"{folder.name}.json"
         evaluation = evaluate_in_worker(params, data_dir=Path(data_dir), run_dir=folder, file=file)
         above = evaluation.above_floor

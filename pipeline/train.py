@@ -16,7 +16,7 @@ from typing import get_args
 import click
 
 from samebits.engines.endings import FOLDER as FOLDER_OF_ENDINGS
-from samebits.errors import from_exit_code
+from samebits.errors import RefusedError, from_exit_code
 from samebits.host.rendezvous import find_nodes
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, with_num_devices
@@ -62,7 +62,8 @@ def main(
     prepare_environment()
     if here.several:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a machine that is gone is said in our own words
-    from samebits.records.run import read_run, run_name  # after the checks: importing torch takes seconds
+    # After the checks: importing torch takes seconds.
+    from samebits.records.run import read_run, refusal_of, run_name, write_refusal
     from samebits.results.text import describe_run, notes_of
     from samebits.tracking.sender import start_sender
     from samebits.training.checkpoints import FOLDER
@@ -71,19 +72,27 @@ def main(
     if "DVC_STAGE" not in os.environ:  # else the stage host has said it
         say_what_stays_unused()
     out = Path(out_dir or Path("runs") / run_name(strategy, numerics))
-    run_training(
-        params,
-        strategy,
-        numerics,
-        data_dir=Path(data_dir),
-        out_dir=out,
-        start_sender=None if no_tracking else start_sender,
-        checkpoints=None if no_checkpoints else FOLDER,
-        steps=steps,
-        trace=trace,
-        nodes=here,
-        prepare=partial(make_data, data_dir),
-    )
+    try:
+        run_training(
+            params,
+            strategy,
+            numerics,
+            data_dir=Path(data_dir),
+            out_dir=out,
+            start_sender=None if no_tracking else start_sender,
+            checkpoints=None if no_checkpoints else FOLDER,
+            steps=steps,
+            trace=trace,
+            nodes=here,
+            prepare=partial(make_data, data_dir),
+        )
+    except RefusedError as error:
+        if "DVC_STAGE" not in os.environ or params.train.numerics == ("exact",):
+            raise
+        if here.rank == 0:  # the pipeline goes on: the other numerics have something to compare
+            write_refusal(out, refusal_of(error, params, strategy, numerics))
+        click.echo(f"{run_name(strategy, numerics)}: refused: {error}", err=True)
+        return
     if here.rank == 0:
         run = read_run(out)
         click.echo("\n".join([describe_run(run), *notes_of(run)]))

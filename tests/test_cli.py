@@ -79,7 +79,9 @@ def test_compare_says_what_differs(runs):
 def test_explain(runs, tmp_path):
     """By its folder, by JSON beside another run, and without a name: then it is the run with most devices."""
     text = samebits(runs, "explain", "ddp").stdout
-    assert re.match(r"ddp-fast: a step takes [\d.]+ ms\n(  .*\n)*  backward pass ", text), text
+    assert re.match(
+        r"ddp-fast of mlp on vectors, global batch \d+: a step takes [\d.]+ ms\n(  .*\n)*  backward pass ", text
+    ), text
     found = json.loads(samebits(runs, "explain", "ddp", "--against", "single", "--json").stdout)
     assert (found["run"], found["against"]["run"]) == ("ddp-fast", "single-fast")
     assert (found["against"]["samples"], found["against"]["batch_grew"]) == (1, False)
@@ -87,12 +89,13 @@ def test_explain(runs, tmp_path):
     assert against.startswith(text.rstrip())
     assert re.search(r"\n\nAgainst single-fast, a step takes [\d.]+ times .*, for as many samples: ", against)
 
-    (tmp_path / "params.yaml").touch()
+    params = json.loads((runs / "ddp/run.json").read_text())["params"]
+    (tmp_path / "params.yaml").write_text(json.dumps(params))
     for name, folder in (("single", "single-fast"), ("ddp", "ddp-fast")):
         shutil.copytree(runs / name, tmp_path / "runs" / folder)
     assert samebits(tmp_path, "explain").stdout == text
     shutil.rmtree(tmp_path / "runs/ddp-fast")
-    assert samebits(tmp_path, "explain").stdout.startswith("single-fast: a step takes ")
+    assert samebits(tmp_path, "explain").stdout.startswith("single-fast of mlp on vectors, global batch ")
 
 
 def test_a_run_that_was_not_divided_has_no_explanation(runs, tmp_path):
@@ -111,7 +114,7 @@ def test_a_run_that_was_not_divided_has_no_explanation(runs, tmp_path):
 MISTAKES = [
     (("compare", "nothing", "single"), 2, "nothing: no such folder, and not a run id"),
     (("compare", "single", "."), 2, "run.json: no such file. hint: run `python pipeline/train.py` first"),
-    (("report", "single/run.json"), 2, "single/run.json: schema 8; this version reads schema 5"),
+    (("report", "single/run.json"), 2, "single/run.json: schema 8; this version reads schema 6"),
     (("track", "sync"), 2, "has no params.yaml. hint: run this at the root of the repository"),
     (("ui",), 2, "has no params.yaml"),
 ]

@@ -14,7 +14,7 @@ from samebits import __version__
 from samebits.engines.command import container
 from samebits.errors import UserError, exit_on_error
 from samebits.files import scratch_folder
-from samebits.params import require_repository
+from samebits.params import load_params, require_repository
 from samebits.params.schema import StrategyName
 from samebits.results.scaling.command import scale
 from samebits.stages import HELP_OPTIONS, Group, options_of
@@ -66,12 +66,13 @@ def ui(port: int) -> None:
 
 
 @main.command(short_help="Make the report again from comparison.json.")
-@click.argument("comparison", default="reports/comparison.json")
+@click.argument("comparison", required=False)
 @click.option("--out-dir", help="Folder to write.  [default: that of COMPARISON]")
-def report(comparison: str, out_dir: str | None) -> None:
+def report(comparison: str | None, out_dir: str | None) -> None:
     """Make the page, the plots and the table again from a COMPARISON, reports/comparison.json by default.
 
-    Nothing else is read, so that a report can be made where nothing was trained.
+    Nothing else is read, so that a report can be made where nothing was trained. Without COMPARISON it must be of
+    params.yaml as it is now.
 
     \b
     Examples:
@@ -79,11 +80,15 @@ def report(comparison: str, out_dir: str | None) -> None:
       samebits report downloads/comparison.json --out-dir /tmp/report
     """
     from samebits.results.comparison import MADE_BY, Comparison
+    from samebits.results.current import require_current
     from samebits.results.page import write_report
 
-    path = Path(comparison)
+    path = Path(comparison or "reports/comparison.json")
     folder = Path(out_dir or path.parent)
-    write_report(Comparison.read(path, made_by=MADE_BY), folder)
+    found = Comparison.read(path, made_by=MADE_BY)
+    if comparison is None and Path("params.yaml").exists():
+        require_current(found.params, str(path), load_params("params.yaml"))
+    write_report(found, folder)
     click.echo(folder / "index.html")
 
 
@@ -179,7 +184,7 @@ def verify(context: click.Context, only: str | None, num_devices: str | None, qu
       samebits verify --strategy ddp --num-devices 4
       samebits verify --quick
     """
-    from samebits.params import load_params, with_num_devices
+    from samebits.params import with_num_devices
     from samebits.results import verify as results
 
     require_repository()

@@ -77,6 +77,17 @@ class UserError(SamebitsError, ValueError):
     exit_code = 2
 
 
+class RefusedError(UserError):
+    """``exact`` cannot keep its word for a model: other numerics may train it."""
+
+    @property
+    def what(self) -> str:
+        """What was refused, in few words: the kind of a module and its path, where it is known."""
+        if named := re.match(r"exact: (model[^ :]*) \((\w+)\)", self.message):
+            return f"{named[2]} in {named[1]}"
+        return self.message.removeprefix("exact: ").partition(":")[0]
+
+
 class HostError(SamebitsError):
     """This host cannot do what was asked: no such device, no memory, no space."""
 

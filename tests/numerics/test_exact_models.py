@@ -1,15 +1,22 @@
 """A user's own models in the exact numerics, in the usual public styles and unchanged."""
 
+import copy
+import os
 import random
+import subprocess
+import threading
+import time
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import exact_probe
-from samebits.errors import UserError
+from samebits.errors import RefusedError, UserError
+from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
@@ -341,6 +348,99 @@ class Own(nn.Module):
 def test_what_depends_on_the_shards_before_is_refused(beside, name):
     with pytest.raises(UserError, match=f"exact: {name}: written in forward, so its value depends on how"):
         train(lambda: Own(beside), images(), classes())
+
+
+class OnNothing(nn.Module):
+    """A layer that gets no samples, as an expert does that no token is sent to."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer, self.body = layer, nn.Linear(192, TOKENS)
+
+    def forward(self, x):
+        return self.body(x.flatten(1)) + self.layer(x[:0]).sum()
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(3, 4, 3), nn.ConvTranspose2d(3, 4, 3), nn.GroupNorm(1, 3), nn.LayerNorm(8)]
+)
+def test_a_layer_may_get_an_empty_batch(layer):
+    whole = train(lambda: OnNothing(copy.deepcopy(layer)), images(), classes())
+    assert whole[1] == pytest.approx(train(lambda: OnNothing(copy.deepcopy(layer)), images(), classes(), fast=True)[1])
+
+
+class Does(nn.Module):
+    """Does something with itself and the samples in forward."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.body, self.other, self.what = nn.Linear(192, TOKENS), nn.Linear(192, 192), what
+
+    def forward(self, x):
+        return self.body(self.what(self, x.flatten(1)))
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        (
+            lambda net, x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)),
+            r"model \(Does\): cond: control flow as an operation is not looked into",
+        ),
+        (
+            lambda net, x: net.other.weight.requires_grad_(False) @ x.T,
+            r"forward changes whether a parameter is trained \(requires_grad\)",
+        ),
+        (
+            lambda net, x: checkpoint(lambda y: net.other(y).tanh(), x, use_reentrant=False),
+            "Linear: forward runs again in the backward pass, as activation checkpointing has it",
+        ),
+        (lambda net, x: x * (x.data_ptr() % 2), "forward asks where a tensor lies in memory"),
+        (lambda net, x: x * time.time(), r"model \(Does\): time.time is asked for"),
+        (lambda net, x: (threading.Thread(target=print).start(), x)[1], r"model \(Does\): a thread is started"),
+        (lambda net, x: (subprocess.run(["true"]), x)[1], r"model \(Does\): a process is started"),
+        (lambda net, x: (setattr(net.what, "seen", 1), x)[1], r"an argument of .*<lambda>.seen: written in forward"),
+        (lambda net, x: (torch.set_num_threads(2), x)[1], r"a switch of PyTorch's.set_num_threads: written in forward"),
+    ],
+)
+def test_what_forward_may_not_do_is_named(what, why):
+    try:
+        with pytest.raises(RefusedError, match=f"^exact: {why}"):
+            train(lambda: Does(what), images(), classes())
+    finally:
+        torch.set_num_threads(1)
+        vars(what).pop("seen", None)
+
+
+def test_ranks_and_threads_are_those_of_one_process():
+    """A model that looks whether it is alone runs as it is, and is."""
+
+    def alone(net, x):
+        assert not torch.distributed.is_initialized()
+        return x * torch.get_num_threads() * os.cpu_count() * (1 + torch.distributed.get_rank())
+
+    assert train(lambda: Does(alone), images(), classes()) == train(lambda: Does(lambda net, x: x), images(), classes())
+
+
+@pytest.mark.parametrize("new", [torch.empty_like, lambda x: x.new_empty(x.shape)])
+def test_memory_that_nobody_has_written_holds_zeros(new):
+    expected = train(lambda: Does(lambda net, x: x), images(), classes())
+    assert train(lambda: Does(lambda net, x: x + new(x)), images(), classes()) == expected
+
+
+def test_a_thread_that_a_factory_leaves_behind_is_refused():
+    done = threading.Event()
+
+    def make():
+        with unguarded():  # as by a library's own code
+            threading.Thread(target=done.wait, name="left-over").start()
+        return Calls(torch.relu)
+
+    try:
+        with pytest.raises(RefusedError, match=r"exact: the factory leaves a thread running \(left-over\)"):
+            train(make, images(), classes())
+    finally:
+        done.set()
 
 
 class FlattenedByView(nn.Module):

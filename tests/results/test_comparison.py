@@ -99,7 +99,7 @@ def test_rows_stand_in_the_order_of_the_params(compared):
 def test_a_comparison_is_read_as_it_was_written(compared, tmp_path):
     comparison = compared()
     comparison.write(tmp_path / "comparison.json")
-    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 5
+    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 6
     assert Comparison.read(tmp_path / "comparison.json", made_by="") == comparison
 
 

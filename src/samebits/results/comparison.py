@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -20,16 +19,17 @@ from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
 from samebits.records.run import (
-    LOSSES,
     RECORD,
     Evaluation,
     EvaluationFigures,
     Ratio,
     TimingFigures,
+    read_refusal,
     read_run,
     require_made_with,
     run_name,
 )
+from samebits.results.current import AGAIN, AGAIN_OR_BACK, require_comparable, settings_of
 from samebits.results.explanation.explain import Explanation, explain
 from samebits.results.remarks import SpokenRemark, in_words, say_not_applied
 from samebits.results.usage import RowUsage, disturbances, row_usage
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from samebits.records.measurement import StopKind
-    from samebits.records.run import Node, Run, RunRecord
+    from samebits.records.run import Node, Refusal, Run, RunRecord
 
 NOISY_SPREAD = 0.15  # of samples per second between repeats
 MAX_POINTS = 100  # of a curve: each is the mean of a group of steps, whose batches differ
@@ -122,10 +122,20 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
         return run_name(self.strategy, self.numerics)
 
 
+class RefusedRow(Part):
+    """A run that ``exact`` refused to train: what of the model, in words and in few words, and what to do."""
+
+    run: str
+    numerics: NumericsName
+    what: str
+    text: str
+    hint: str
+
+
 class Comparison(Record):
     """``reports/comparison.json``: the runs beside each other, the first of each numerics being their reference."""
 
-    SCHEMA = 5  # which runs have ranks
+    SCHEMA = 6  # which runs were refused
 
     task: str
     model: str
@@ -136,6 +146,7 @@ class Comparison(Record):
     host_fingerprint: str
     git: GitState
     rows: tuple[Row, ...] = Field(min_length=1)
+    refused: tuple[RefusedRow, ...] = ()
 
 
 def compare(
@@ -155,14 +166,21 @@ def compare(
     host_made_by = "python pipeline/host.py"
     host = HostFacts.parse(read_json(host_file, made_by=host_made_by), host_file, made_by=host_made_by)
     rows: list[Row] = []
+    refused: list[RefusedRow] = []
     first: Run | None = None
     for numerics in train.numerics:
         reference: Run | None = None
         for strategy in train.strategies:
             command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
-            run = read_run(runs / run_name(strategy, numerics), made_by=command)
+            folder = runs / run_name(strategy, numerics)
+            if refusal := read_refusal(folder):
+                given = settings_of(params)
+                require_made_with(folder / RECORD, settings_of(refusal.params), given, hint=AGAIN_OR_BACK)
+                refused.append(_refused(refusal))
+                continue
+            run = read_run(folder, made_by=command)
             first = first or run
-            _require_comparable(run, params, first)
+            require_comparable(run, params, first)
             file = evaluations / f"{run.name}.json"
             evaluation = Evaluation.read(file, made_by="python pipeline/evaluate.py")
             if evaluation.weights_sha256 != run.record.weights_sha256:
@@ -180,31 +198,14 @@ def compare(
         host_fingerprint=host.fingerprint,
         git=git,
         rows=tuple(rows),
+        refused=tuple(refused),
     )
 
 
-_AGAIN = "train again with `dvc repro`"
-
-_ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoint_every_steps)(\.|$)")
-"""Params that do not make a run another one, or that an option of its stage may change."""
-
-
-def _require_comparable(run: Run, params: Params, first: Run) -> None:
-    """Raise UserError: a run is of other params, of another number of steps, or of other data than the first."""
-    recorded, given = _identity(run.record.params), _identity(params)
-    require_made_with(run.folder / RECORD, recorded, given, hint=f"{_AGAIN}, or take the params back")
-    if len(run.losses) != params.total_steps:
-        got = f"{len(run.losses)} steps, expected the {params.total_steps} of the params"
-        raise UserError(f"{run.folder / LOSSES}: {got}", hint=_AGAIN)
-    data, expected = run.record.data.sha256, first.record.data.sha256
-    if data != expected:
-        got = f"SHA-256 {data[:12]}, {first.name} on {expected[:12]}"
-        raise UserError(f"{run.folder / RECORD}: trained on other data: {got}", hint=_AGAIN)
-
-
-def _identity(params: Params) -> dict[str, Any]:
-    """The params of which a comparison's runs are, by their dotted names."""
-    return {name: value for name, value in flatten(params.model_dump(mode="json")).items() if not _ANY.match(name)}
+def _refused(refusal: Refusal) -> RefusedRow:
+    return RefusedRow(
+        run=refusal.name, numerics=refusal.numerics, what=refusal.what, text=refusal.refused, hint=refusal.hint
+    )
 
 
 @contextmanager
@@ -215,7 +216,7 @@ def figures_computed(*runs: Run) -> Iterator[None]:
     except (ValidationError, OverflowError) as error:
         wrong = first_fault(error) if isinstance(error, ValidationError) else str(error)
         folders = ", ".join(str(run.folder) for run in runs)
-        raise UserError(f"{folders}: figures from which none can be computed: {wrong}", hint=_AGAIN) from None
+        raise UserError(f"{folders}: figures from which none can be computed: {wrong}", hint=AGAIN) from None
 
 
 def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:

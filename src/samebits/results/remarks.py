@@ -25,6 +25,8 @@ from samebits.records.remarks import (
 from samebits.records.statistics import NARROW
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from samebits.records.remarks import Label, NotAppliedKind, Note, Reason
     from samebits.records.run import RunRecord
 
@@ -167,3 +169,14 @@ def say(remark: Label | Note | Reason) -> str:
 def say_not_applied(record: RunRecord) -> dict[str, str]:
     """Why settings did nothing in a training, by their names."""
     return {setting: NOT_APPLIED[kind] for setting, kind in record.not_applied.items()}
+
+
+def say_refused(runs: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Of runs that ``exact`` refused, each by its name, the reason and the hint: each reason once."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for name, text, hint in runs:
+        names.setdefault((text, hint), []).append(name)
+    return [
+        f"Same model in exact numerics: refused, for {', '.join(refused)}: {text}. To get an answer, {hint}."
+        for (text, hint), refused in names.items()
+    ]

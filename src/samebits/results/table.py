@@ -13,7 +13,7 @@ from samebits.results.text import answers, count_of, headline, remarks
 from samebits.results.usage import joules, share
 
 if TYPE_CHECKING:
-    from samebits.results.comparison import Comparison, Row
+    from samebits.results.comparison import Comparison, RefusedRow, Row
 
 COLUMNS = ("run", "devices", "seconds", "speed-up", "bound", "efficiency", "loss", "over floor", "accuracy",
            "same model", "roof", "energy", "weights")  # fmt: skip
@@ -39,6 +39,12 @@ def cells(row: Row) -> tuple[str, ...]:
     )
 
 
+def refused_cells(row: RefusedRow) -> tuple[str, ...]:
+    """The row of a run that was not trained."""
+    told = {"run": row.run, "same model": f"refused: {row.what}"}
+    return tuple(told.get(column, "–") for column in COLUMNS)
+
+
 def _efficiency(row: Row) -> str:
     if row.scaling_efficiency is None:
         return "–"
@@ -62,7 +68,8 @@ def markdown(comparison: Comparison) -> str:
     """Answers, table and remarks as Markdown."""
     lines = [headline(comparison), "", *(f"- {answer}" for answer in answers(comparison)), ""]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
-    lines += ["| " + " | ".join(cells(row)) + " |" for row in comparison.rows]
+    rows = [*map(cells, comparison.rows), *map(refused_cells, comparison.refused)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
     lines += ["", LEGEND + ".", ""]
     lines += [f"- {remark}" for remark in remarks(comparison)]
     return "\n".join(lines).rstrip() + "\n"
@@ -76,8 +83,8 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
-    for row in comparison.rows:
-        table.add_row(*cells(row))
+    for row in (*map(cells, comparison.rows), *map(refused_cells, comparison.refused)):
+        table.add_row(*row)
     console.print(headline(comparison), markup=False)
     for text in answers(comparison):
         console.print(f"- {text}", markup=False)

@@ -10,7 +10,7 @@ from samebits.errors import counted
 from samebits.records.run import Placement
 from samebits.results.memory import say_memory
 from samebits.results.ratios import NO_DIFFERENCE, is_open, three_digits, times, times_of
-from samebits.results.remarks import LABELS, say, say_not_applied, spoken
+from samebits.results.remarks import LABELS, say, say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_use
 from samebits.results.verdict import ALLOWANCE, GRADES
 
@@ -298,7 +298,8 @@ def answers(comparison: Comparison) -> list[str]:
     speeds = [say_speed(row) for row in groups[0] if row.strategy != "single"]
     prices = [say_price(row.price) for row in comparison.rows if row.price]
     use = say_use(groups[0], [row.name for row in groups[0]])
-    return [say_fastest(comparison), *use, *speeds, *map(say_sameness, groups), *prices]
+    refused = say_refused([(row.run, row.text, row.hint) for row in comparison.refused])
+    return [say_fastest(comparison), *use, *speeds, *map(say_sameness, groups), *refused, *prices]
 
 
 def say_price(price: Ratio) -> str:

@@ -10,7 +10,7 @@ import click
 
 from samebits.errors import HostError, UserError, counted
 from samebits.files import scratch_folder
-from samebits.params import require_repository
+from samebits.params import load_params, require_repository
 
 if TYPE_CHECKING:
     from samebits.records.run import Run
@@ -73,12 +73,15 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
       samebits explain runs/ddp-fast --against 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b
     """
     from samebits.results.comparison import figures_computed, slice_step_ms
+    from samebits.results.current import require_current
     from samebits.results.explanation.against import change, say_change
     from samebits.results.explanation.explain import explain as explanation_of
-    from samebits.results.explanation.words import say_explanation
+    from samebits.results.explanation.words import say_explanation, say_trained
 
     with scratch_folder() as folder:
         chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
+        if run is None:
+            require_current(chosen.record.params, f"{chosen.folder}", load_params("params.yaml"))
         with figures_computed(chosen):
             explanation = explanation_of(chosen.record, slice_step_ms(chosen.record), chosen.timing.speedup)
         with figures_computed(chosen, *others):
@@ -97,7 +100,7 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
             data["against"] = {"run": others[0].name, **beside.model_dump(mode="json")}
         click.echo(json.dumps(data, indent=2))
         return
-    click.echo(say_explanation(chosen.name, explanation))
+    click.echo(say_explanation(say_trained(chosen.record), explanation))
     if beside:
         click.echo(f"\n{say_change(beside, chosen, others[0])}")
 

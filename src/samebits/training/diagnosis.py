@@ -10,7 +10,17 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from samebits.errors import CollectiveError, HostError, SamebitsError, UserError, WorkerError, few, first_line, place_of
+from samebits.errors import (
+    CollectiveError,
+    HostError,
+    RefusedError,
+    SamebitsError,
+    UserError,
+    WorkerError,
+    few,
+    first_line,
+    place_of,
+)
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.graphs import written_in_forward as not_run_again
 from samebits.records.remarks import BatchNorm, IdleParameters
@@ -84,9 +94,9 @@ def require_same_again(numerics: Numerics, module: nn.Module, batch: MicroBatch)
 
 
 def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) -> None:
-    """Raise UserError: a shard gave other bits."""
+    """Raise RefusedError: a shard gave other bits."""
     if unlike := [shard for shard, found in first.items() if second[shard] != found]:
-        raise UserError(
+        raise RefusedError(
             f"exact: shard {unlike[0]} gives other bits when {when}: forward depends on more than parameters, samples "
             "and draws",
             hint="see docs/concepts/exact.md for what that may be, or train with numerics fast alone",

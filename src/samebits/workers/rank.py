@@ -12,7 +12,7 @@ import traceback
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
-from samebits.errors import CollectiveError, Interrupted, SamebitsError, WorkerError, from_exit_code
+from samebits.errors import CollectiveError, Interrupted, RefusedError, SamebitsError, WorkerError, from_exit_code
 from samebits.files import Part
 from samebits.training.diagnosis import explain
 
@@ -53,13 +53,17 @@ class Position(NamedTuple):
 
 
 class Failure(Part):
-    """What ended a rank, at a ``time`` in seconds since 1970; ``waited``: it was left waiting for others."""
+    """What ended a rank, at a ``time`` in seconds since 1970.
+
+    ``waited``: it was left waiting for others; ``refused``: ``exact`` cannot keep its word for the model.
+    """
 
     time: float
     message: str
     hint: str
     exit_code: int
     waited: bool
+    refused: bool
     traceback: str
 
     def error(self) -> SamebitsError:
@@ -68,6 +72,8 @@ class Failure(Part):
         assert isinstance(error, SamebitsError), "a worker that a signal ended reports nothing"
         if self.waited:
             error = CollectiveError(self.message, hint=self.hint)
+        if self.refused:
+            error = RefusedError(self.message, hint=self.hint)
         error.traceback = self.traceback
         return error
 
@@ -94,6 +100,7 @@ class Reporter:
             hint=error.hint,
             exit_code=error.exit_code,
             waited=isinstance(error, CollectiveError),
+            refused=isinstance(error, RefusedError),
             traceback=traceback.format_exc(),
         )
         unfinished = self._folder / f"rank{self._rank}.unfinished"

@@ -7,6 +7,7 @@ a model that only looks whether it is alone runs as it is.
 
 from __future__ import annotations
 
+import _thread
 import functools
 import os
 import platform
@@ -21,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.errors import UserError
+from samebits.errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import ModuleType
+    from types import FrameType, ModuleType
 
     from samebits.numerics.exact.engine import Engine
 
@@ -47,6 +48,7 @@ _ANSWERED: dict[ModuleType, dict[str, object]] = {
     torch.backends.cpu: {"get_cpu_capability": "DEFAULT"},
     torch.distributed: {"is_initialized": False, "get_rank": 0, "get_world_size": 1},
 }
+_STARTS = ("start_new_thread", "start_joinable_thread")
 _RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _OF_THE_KIT = ("torch", "samebits", "threading", "concurrent", "multiprocessing", "logging")
 
@@ -92,7 +94,22 @@ def guard_process() -> None:
     for name in _RANKS:
         if name in os.environ:
             os.environ[name] = "1" if name.endswith("SIZE") else "0"
-    sys.addaudithook(_hear_of_threads)
+    for module in (_thread, threading):
+        for start in (name for name in dir(module) if name.strip("_") in _STARTS):
+            setattr(module, start, _with_no_guard(getattr(module, start)))
+    sys.addaudithook(_hear_of_processes)
+
+
+def _with_no_guard(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What starts a thread, refused in a guarded block."""
+
+    @functools.wraps(function)
+    def start(*args: Any, **kwargs: Any) -> Any:
+        if _GUARD.engine is not None:
+            _refuse("a thread is started, in which nothing is looked at", "do it in this thread")
+        return function(*args, **kwargs)
+
+    return start
 
 
 def _answer(answer: object, _: str) -> object:
@@ -108,25 +125,29 @@ def _replace(module: ModuleType, name: str, inside: Callable[[str], Any]) -> Non
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if _GUARD.engine is None or _GUARD.builds or caller.partition(".")[0] in _OF_THE_KIT:
+        if _GUARD.engine is None or _GUARD.builds or caller.partition(".")[0] in _OF_THE_KIT or _imports():
             return function(*args, **kwargs)
         return inside(what)
 
     setattr(module, name, stand_in)
 
 
-def _hear_of_threads(event: str, _: object) -> None:
-    if _GUARD.engine is None:
-        return
-    if event in {"_thread.start_new_thread", "_thread.start_joinable_thread"}:
-        _refuse("a thread is started, in which nothing is looked at", "do it in this thread")
-    if event in {"subprocess.Popen", "os.fork", "os.posix_spawn"} and not _GUARD.builds:
+def _hear_of_processes(event: str, _: object) -> None:
+    if event in {"subprocess.Popen", "os.fork", "os.posix_spawn"} and _GUARD.engine is not None and not _GUARD.builds:
         _refuse("a process is started", "do it before the training")
+
+
+def _imports() -> bool:
+    """Whether a library is being imported, as when a function of it is first needed."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _refuse(what: str, hint: str) -> None:
     assert _GUARD.engine is not None
-    raise UserError(f"exact: {_GUARD.engine.place()}: {what}", hint=hint)
+    raise RefusedError(f"exact: {_GUARD.engine.place()}: {what}", hint=hint)
 
 
 def threads() -> set[str]:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 from torch._decomp import decomposition_table
+from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
-from samebits.errors import UserError
+from samebits.errors import RefusedError, UserError
 from samebits.numerics.dispatch import EagerDispatchMode, storage_of
 from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.elementary import divisor
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 _COLLECTIVES = {"c10d", "_c10d_functional"}  # in a backward pass, where they sum numbers on grids
+_BACKWARD = "the backward pass"
 _NO_ARITHMETIC = {"profiler", "prim"}
 _HINT = "replace it by operations of docs/concepts/exact.md, or train with numerics fast alone"
 below = torch._C._DisableTorchDispatch
@@ -66,11 +68,14 @@ class Engine(EagerDispatchMode):
     place.
     """
 
+    supports_higher_order_operators = True
+    """So that they come here, and are refused by name."""
+
     def __init__(
         self,
         draws: Draws | None = None,
         *,
-        during: str = "the backward pass",
+        during: str = _BACKWARD,
         defer: Defer | None = None,
         kept: Mapping[str, Tensor] = MappingProxyType({}),
         replaced: Mapping[str, Tensor] = MappingProxyType({}),
@@ -83,7 +88,7 @@ class Engine(EagerDispatchMode):
     def __enter__(self) -> Self:
         torch.set_flush_denormal(False)  # a library that was compiled for speed may have set it in this thread
         if (threads := torch.get_num_threads()) > 1 and _any_flushes(threads):
-            raise UserError(
+            raise RefusedError(
                 "exact: a thread of OpenMP takes the smallest numbers for zero, as a library has set it",
                 hint="leave torch.set_flush_denormal and compilers' fast-math alone, or torch.set_num_threads at 1",
             )
@@ -93,6 +98,9 @@ class Engine(EagerDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if isinstance(func, HigherOrderOperator):
+            why = "control flow as an operation is not looked into; use Python's own"
+            raise RefusedError(f"exact: {self.place()}: {func._name}: {why}", hint=_HINT)
         packet = func.overloadpacket
         if self._replaced:
             self._check_read((args, kwargs))
@@ -136,7 +144,7 @@ class Engine(EagerDispatchMode):
     def _check_read(self, tensors: object) -> None:
         for tensor in (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
             if name := self._replaced.get(storage_of(tensor)):
-                raise UserError(
+                raise RefusedError(
                     f"exact: {name}: forward uses it from beside the model, where it is not trained",
                     hint="read the parameter from its module in forward, as in self.layer.weight",
                 )
@@ -199,9 +207,12 @@ class Engine(EagerDispatchMode):
         """Where the pass is: the module whose forward runs, or what runs instead."""
         return _module() or f"in {self._during}"
 
-    def _refusal(self, func: Any, why: str) -> UserError:
+    def _refusal(self, func: Any, why: str) -> RefusedError:
+        if self._during == _BACKWARD and _module() is not None:
+            why = "forward runs again in the backward pass, as activation checkpointing has it"
+            return RefusedError(f"exact: {_module()}: {why}", hint="switch checkpointing off, or train with fast alone")
         name = func.name().removeprefix("aten::")
-        return UserError(f"exact: {self.place()}: {name}: {why}", hint=_HINT)
+        return RefusedError(f"exact: {self.place()}: {name}: {why}", hint=_HINT)
 
 
 _GRAIN = 2**15  # elements of which PyTorch gives each thread so many at least
@@ -213,9 +224,9 @@ def _any_flushes(threads: int) -> bool:
         return not torch.full((_GRAIN * threads,), 2.0**-140).mul_(torch.ones(())).all()
 
 
-def written_in_forward(name: str) -> UserError:
+def written_in_forward(name: str) -> RefusedError:
     """The refusal of a model that keeps state from one shard to the next."""
-    return UserError(
+    return RefusedError(
         f"exact: {name}: written in forward, so its value depends on how shards are shared out",
         hint="keep such state out of the model, or train with numerics fast alone",
     )
@@ -263,7 +274,7 @@ def _module() -> str | None:
     frame: FrameType | None = sys._getframe()
     inner: nn.Module | None = None
     while frame is not None:
-        module = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+        module = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "fingerprint") else None
         if isinstance(module, nn.Module):
             if inner is None:
                 inner = module

@@ -26,6 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+_MAPPINGS = (dict, types.MappingProxyType)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device)
 _OPAQUE = {"torch", "samebits", "numpy", "logging", "threading", "_thread", "re", "enum", "typing", "abc"}
 _DEPTH = 12
@@ -38,11 +39,16 @@ class IteratorHeldError(TypeError):
 
 
 class _Thing(NamedTuple):
-    """Something that can be written to: its name, and what it was when it was first seen."""
+    """Something that can be written to: its name, and what it was when it was first seen.
+
+    What holds others is compared as it stands first, which takes no time; ``look`` says what of it counts.
+    """
 
     name: str
     look: Callable[[], object]
     before: object
+    holder: object = None
+    copy: object = None
 
 
 class Kept:
@@ -61,21 +67,24 @@ class Kept:
 
     def changed(self) -> str | None:
         """The name of the first thing that is not as it was."""
-        for name, look, before in self._things:
+        for name, look, before, holder, copy in self._things:
+            if holder is not None and _equal(holder, copy):
+                continue
             now = look()
             if now is not before and not _same(now, before):
                 return _more(name, now, before)
         return None
 
-    def _add(self, name: str, look: Callable[[], object]) -> None:
+    def _add(self, name: str, look: Callable[[], object], holder: Any = None) -> None:
         if len(self._things) < _MOST:
-            self._things.append(_Thing(name, look, look()))
+            copy = None if holder is None else dict(holder) if isinstance(holder, _MAPPINGS) else holder.copy()
+            self._things.append(_Thing(name, look, look(), holder, copy))
 
     def _module(self, path: str, module: nn.Module) -> None:
         self._seen[id(module)] = module
         for name, value in vars(module).items():
             if name == "_parameters":
-                self._add(path, lambda: (*module._parameters,))
+                self._add(path, lambda: (*module._parameters,), module._parameters)
             elif name == "_buffers" and isinstance(module, _NormBase):
                 continue  # refused in words of its own
             else:
@@ -97,7 +106,7 @@ class Kept:
                 self._walk(f"{name}.{key}" if isinstance(key, str) else f"{name}[{key!r}]", item, depth + 1)
         elif isinstance(value, list | tuple | set | frozenset | deque):
             if not isinstance(value, tuple | frozenset):
-                self._add(name, lambda: (*value,))
+                self._add(name, lambda: (*value,), value)
             for index, item in enumerate(list(value)):
                 self._walk(f"{name}[{index}]", item, depth + 1)
         elif (look := _looking_at(value)) is not None:
@@ -128,7 +137,7 @@ class Kept:
                 self._add(name, lambda: bits(tensor))
 
     def _dictionary(self, name: str, value: dict[Any, Any]) -> None:
-        self._add(name, lambda: _shallow(value))
+        self._add(name, lambda: dict(value), value)
 
     def _function(self, name: str, value: Any, depth: int) -> None:
         if isinstance(value, functools.partial):
@@ -153,7 +162,7 @@ class Kept:
             if id(one) in self._seen or not _is_own(one.__module__):
                 continue
             self._seen[id(one)] = one
-            self._add(one.__qualname__, lambda one=one: _shallow(_without_code(vars(one))))  # type: ignore[misc]
+            self._add(one.__qualname__, lambda one=one: _without_code(vars(one)), vars(one))  # type: ignore[misc]
             for name, value in list(vars(one).items()):
                 self._walk(f"{one.__qualname__}.{name}", getattr(value, "__wrapped__", value), 1)
             self._globals(one.__module__)
@@ -163,7 +172,7 @@ class Kept:
         names = vars(sys.modules[module]) if module and _is_own(module) else {}
         if names and id(names) not in self._seen:
             self._seen[id(names)] = names
-            self._add(f"a global of {module}", lambda: _shallow(_without_code(names)))
+            self._add(f"a global of {module}", lambda: _without_code(names), names)
             for name, value in list(names.items()):
                 if not name.startswith("__"):
                     self._walk(f"{module}.{name}", value, 1)
@@ -173,7 +182,7 @@ class Kept:
             self._walk(name, held, depth)
         slots = [slot for one in type(value).__mro__ for slot in _slots(one)]
         if slots:
-            self._add(name, lambda: _shallow({slot: getattr(value, slot, None) for slot in slots}))
+            self._add(name, lambda: {slot: getattr(value, slot, None) for slot in slots})
             for slot in slots:
                 self._walk(f"{name}.{slot}", getattr(value, slot, None), depth + 1)
         if _is_own(type(value).__module__):
@@ -206,7 +215,7 @@ def _looking_at(value: object) -> Callable[[], object] | None:
         case bytearray():
             return lambda: bytes(value)
         case types.GeneratorType():
-            return lambda: (value.gi_frame and value.gi_frame.f_lasti, _shallow(dict(_locals(value))))
+            return lambda: (value.gi_frame and value.gi_frame.f_lasti, dict(_locals(value)))
     if isinstance(value, ContextVar):
         return lambda: (value.get(None),)
     return None
@@ -229,14 +238,18 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def _shallow(mapping: dict[Any, Any]) -> dict[Any, Any]:
-    return dict(mapping)
-
-
 def bits(tensor: Tensor) -> bytes:
     """The bytes of a dense tensor."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
     return data.tobytes()
+
+
+def _equal(holder: object, copy: object) -> bool:
+    """Whether two containers hold the same objects, or equal ones; False where Python cannot tell."""
+    try:
+        return bool(holder == copy)
+    except Exception:  # noqa: BLE001 - of arrays and tensors there is no one answer, and a class may say anything
+        return False
 
 
 def _same(now: object, before: object) -> bool:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
-from samebits.errors import UserError
+from samebits.errors import RefusedError
 from samebits.numerics.dispatch import storage_of
 from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
@@ -195,7 +195,7 @@ def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], d
     gradient.
 
     Raises:
-        UserError: a parameter is not float32, or has a hook for its gradient, which another one would not have.
+        RefusedError: a parameter is not float32, or has a hook for its gradient, which another one would not have.
     """
     groups: dict[int, list[nn.Parameter]] = {}
     replaced: dict[str, Tensor] = {}  # it keeps what is replaced alive, and with it each id
@@ -205,10 +205,11 @@ def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], d
         parameter = owner._parameters[name]
         assert parameter is not None
         if parameter.dtype != torch.float32:
-            raise UserError(f"exact: {place} is {parameter.dtype}, expected float32", hint="build the model in float32")
+            text = f"exact: {place} is {parameter.dtype}, expected float32"
+            raise RefusedError(text, hint="build the model in float32")
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
             hint = "do in forward what the hook does, or train with numerics fast alone"
-            raise UserError(f"exact: {place} has a hook for its gradient, expected none", hint=hint)
+            raise RefusedError(f"exact: {place} has a hook for its gradient, expected none", hint=hint)
         group = groups.setdefault(id(parameter), [])
         if apart or not group:
             wide = parameter.detach().to(torch.float64).contiguous()
@@ -218,7 +219,7 @@ def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], d
 
 
 def require_plain(model: nn.Module) -> None:
-    """Raise UserError for a module that the engine cannot see into, or that runs in other kernels elsewhere."""
+    """Raise RefusedError for a module that the engine cannot see into, or that runs in other kernels elsewhere."""
     for path, module in model.named_modules():
         place = f"model.{path}" if path else "model"
         if type(module).__module__ == "torch._dynamo.eval_frame" or module._compiled_call_impl is not None:
@@ -230,7 +231,7 @@ def require_plain(model: nn.Module) -> None:
             hint = "write the cell with nn.Linear, or train with numerics fast alone"
         else:
             continue
-        raise UserError(f"exact: {place} ({type(module).__name__}): {why}", hint=hint)
+        raise RefusedError(f"exact: {place} ({type(module).__name__}): {why}", hint=hint)
 
 
 def narrowed(model: nn.Module) -> dict[str, Tensor]:
@@ -264,6 +265,9 @@ class _Entry(torch.autograd.Function):
             return values, None, None, None, None
 
 
+_CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+
+
 class _OneForm(TorchFunctionMode):
     """Enter it around a forward pass: each of these functions is computed by the same operations on every device."""
 
@@ -271,7 +275,11 @@ class _OneForm(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is Tensor.data_ptr:
-            raise UserError("exact: forward asks where a tensor lies in memory", hint="compare tensors with `is`")
+            raise RefusedError("exact: forward asks where a tensor lies in memory", hint="compare tensors with `is`")
+        if func in _CHANGES_LEAVES and not args[0].is_leaf and isinstance(args[0].grad_fn, _Entry._backward_cls):
+            raise RefusedError(
+                "exact: forward changes whether a parameter is trained (requires_grad)", hint="do so in the factory"
+            )
         return _FORMS.get(func, func)(*args, **(kwargs or {}))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch.autograd.function import once_differentiable
 
-from samebits.errors import UserError
+from samebits.errors import RefusedError
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.ambient import guard_process
 from samebits.numerics.exact.engine import Engine, below
@@ -75,18 +75,18 @@ class ExactNumerics(Numerics):
     def construction(self) -> Iterator[None]:
         """What a factory computes is exact too; random numbers are for ``portable_initialization`` to draw.
 
-        Raises UserError: it leaves a thread behind, or PyTorch's switches otherwise than they were.
+        Raises RefusedError: it leaves a thread behind, or PyTorch's switches otherwise than they were.
         """
         threads, switched = ambient.threads(), switches()
         with Engine(during="the model's construction") as engine, ambient.guarded(engine, builds=True):
             yield
         if left := sorted(ambient.threads() - threads):
-            raise UserError(
+            raise RefusedError(
                 f"exact: the factory leaves a thread running ({left[0]}), in which nothing is looked at",
                 hint="end it before the factory returns, or train with numerics fast alone",
             )
         if names := [name for name, value in switches().items() if value != switched[name]]:
-            raise UserError(
+            raise RefusedError(
                 f"exact: the factory changes a switch of PyTorch's: {names[0]}",
                 hint="leave it as it was, or train with numerics fast alone",
             )
@@ -166,7 +166,7 @@ class ExactNumerics(Numerics):
         """Whether the gradients stand; if not, the step is to be made again. Every rank must call it.
 
         Raises:
-            UserError: a magnitude is infinite or NaN.
+            RefusedError: a magnitude is infinite or NaN.
         """
         self.replaced.clear()  # the first step has shown that forward reads none of them
         return self.windows.settle(all_reduce_max, self._device)

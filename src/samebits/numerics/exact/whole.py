@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from samebits.errors import UserError
+from samebits.errors import RefusedError
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import (
     FEWEST_BITS,
@@ -97,7 +97,7 @@ class _Linear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
         if bits_of_products(max(weight.shape)) < FEWEST_BITS:
-            raise UserError(
+            raise RefusedError(
                 f"exact: {place} has {max(weight.shape):,} inputs or outputs, expected at most 2**21",
                 hint="make samples or layers smaller",
             )
@@ -123,7 +123,7 @@ class _Linear(Function):
                 grad_x = exact_matmul(snap_rows(rows, ctx.bits), rounded).to(x.dtype).view(x.shape)
             bits = bits_of_products(scope.terms(x))
             if bits < FEWEST_BITS:
-                raise UserError(
+                raise RefusedError(
                     f"exact: {place}: its gradient has {scope.terms(x)} terms, expected at most 2**21",
                     hint="lower train.global_batch_size, or the length or size of a sample",
                 )

@@ -11,6 +11,7 @@ from samebits.results.text import milliseconds
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from samebits.records.run import RunRecord
     from samebits.results.explanation.causes import CauseKind, Evidence
     from samebits.results.explanation.explain import ExplainedCause, Explanation
     from samebits.results.explanation.parts import Parts
@@ -115,6 +116,12 @@ def figure_of(evidence: Evidence) -> str:
 def say_parts(parts: Parts) -> list[tuple[str, str, float]]:
     """Keys, names and milliseconds of the parts that take time."""
     return [(key, name, ms) for key, name in PART_NAMES.items() if (ms := getattr(parts, key)) > 0]
+
+
+def say_trained(record: RunRecord) -> str:
+    """Which run it is, of what model, on what data."""
+    params = record.params
+    return f"{record.name} of {params.model.name} on {params.data.task}, global batch {params.train.global_batch_size}"
 
 
 def say_explanation(name: str, explanation: Explanation, *, bar: Callable[[float], str] | None = None) -> str:

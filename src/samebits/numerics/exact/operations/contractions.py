@@ -135,8 +135,9 @@ def from_rows(rows: Tensor, batch: int, geometry: Geometry) -> Tensor:
 def to_rows(x: Tensor, groups: int) -> Tensor:
     """The inverse of ``from_rows``: (batch, outputs, *positions) to (groups, batch * positions, outputs / groups)."""
     batch, outputs = x.shape[:2]
-    spread = x.reshape(batch, groups, outputs // groups, -1)
-    return spread.permute(1, 0, 3, 2).reshape(groups, -1, outputs // groups)
+    positions = math.prod(x.shape[2:])
+    spread = x.reshape(batch, groups, outputs // groups, positions)  # no -1, which an empty batch leaves open
+    return spread.permute(1, 0, 3, 2).reshape(groups, batch * positions, outputs // groups)
 
 
 def folded(rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor:

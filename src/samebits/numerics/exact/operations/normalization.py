@@ -133,7 +133,7 @@ def group_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """GroupNorm over groups of channels and all positions (Wu and He 2018); also mean and reciprocal deviation."""
-    y, middle, scale = _standardised(wide(x).reshape(batch, groups, -1), (2,), eps)
+    y, middle, scale = _standardised(wide(x).reshape(batch, groups, channels // groups * positions), (2,), eps)
     y = _affine(y.view(batch, channels, positions), _column(weight), _column(bias))
     return y.view(x.shape).to(x.dtype), middle.view(batch, groups).to(x.dtype), scale.view(batch, groups).to(x.dtype)
 
@@ -156,7 +156,7 @@ def group_norm_backward(
     output_mask: list[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the input, the weight and the bias of ``group_norm``, each None unless it is wanted."""
-    grouped, flat = (batch, groups, -1), (batch, channels, positions)
+    grouped, flat = (batch, groups, channels // groups * positions), (batch, channels, positions)
     y = wide(x).reshape(grouped).sub_(mean.view(batch, groups, 1)).mul_(rstd.view(batch, groups, 1))
     grads = wide(grad).reshape(flat)
     inner = grads if weight is None else grads.mul(weight.view(-1, 1))

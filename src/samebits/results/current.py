@@ -1,0 +1,46 @@
+"""Whether what was made is of the params as they are now."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.errors import UserError
+from samebits.params import flatten
+from samebits.records.run import LOSSES, RECORD, require_made_with
+
+if TYPE_CHECKING:
+    from samebits.params import Params
+    from samebits.records.run import Run
+
+AGAIN = "train again with `dvc repro`"
+AGAIN_OR_BACK = f"{AGAIN}, or take the params back"
+
+_ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoint_every_steps)(\.|$)")
+"""Params that do not make a run another one, or that an option of its stage may change."""
+
+
+def require_current(recorded: Params, what: str, params: Params) -> None:
+    """Raise UserError: something was made with other params than there are now, and may be of another model."""
+    require_made_with(
+        Path(what), settings_of(recorded), settings_of(params), hint="run `dvc repro`, or name what to read"
+    )
+
+
+def require_comparable(run: Run, params: Params, first: Run) -> None:
+    """Raise UserError: a run is of other params, of another number of steps, or of other data than the first."""
+    recorded, given = settings_of(run.record.params), settings_of(params)
+    require_made_with(run.folder / RECORD, recorded, given, hint=AGAIN_OR_BACK)
+    if len(run.losses) != params.total_steps:
+        got = f"{len(run.losses)} steps, expected the {params.total_steps} of the params"
+        raise UserError(f"{run.folder / LOSSES}: {got}", hint=AGAIN)
+    data, expected = run.record.data.sha256, first.record.data.sha256
+    if data != expected:
+        got = f"SHA-256 {data[:12]}, {first.name} on {expected[:12]}"
+        raise UserError(f"{run.folder / RECORD}: trained on other data: {got}", hint=AGAIN)
+
+
+def settings_of(params: Params) -> dict[str, Any]:
+    """The params of which a comparison's runs are, by their dotted names."""
+    return {name: value for name, value in flatten(params.model_dump(mode="json")).items() if not _ANY.match(name)}

@@ -1,0 +1,111 @@
+"""A model that exact refuses is a row of the comparison, and the pipeline goes on."""
+
+import json
+
+import pytest
+
+from conftest import small
+from samebits.cli import main
+from samebits.errors import RefusedError
+from samebits.params import parse_params
+
+NET = """
+from torch import nn
+
+def make(norm=True):
+    return nn.Sequential(nn.Linear(128, 8), nn.BatchNorm1d(8) if norm else nn.LayerNorm(8), nn.Linear(8, 10))
+"""
+SAID = "model.1 (BatchNorm1d): native_batch_norm: BatchNorm depends on how the batch is split over devices"
+
+
+@pytest.fixture
+def project(stage):
+    """Its stages up to the trainings; numerics as params say."""
+    (stage.folder / "mine.py").write_text(NET)
+
+    def make(numerics):
+        raw = small(model={"name": "mine:make", "kwargs": {"norm": True}}, numerics=numerics, strategies=["single"])
+        stage.write_params(parse_params(raw).model_dump(mode="json"))
+        for name in ("host", "prepare"):
+            assert stage(name).returncode == 0
+        return stage
+
+    return make
+
+
+def train(stage, numerics, **environ):
+    return stage("train", "--strategy", "single", "--numerics", numerics, "--no-tracking", **environ)
+
+
+def test_the_pipeline_goes_on_and_shows_what_was_refused(project, monkeypatch, capsys):
+    stage = project(["fast", "exact"])
+    assert train(stage, "fast", DVC_STAGE="train").returncode == 0
+    done = train(stage, "exact", DVC_STAGE="train")
+    assert done.returncode == 0, done.stderr
+    assert f"single-exact: refused: exact: {SAID}" in done.stderr
+    assert (
+        json.loads((stage.folder / "runs/single-exact/timing.json").read_text())["refused"] == "BatchNorm1d in model.1"
+    )
+    done = stage("evaluate")
+    assert done.stdout.splitlines()[1] == "single-exact: refused: BatchNorm1d in model.1"
+    done = stage("compare", "--no-tracking")
+    assert done.returncode == 0, done.stderr
+    (row,) = json.loads((stage.folder / "reports/comparison.json").read_text())["refused"]
+    assert (row["run"], row["what"]) == ("single-exact", "BatchNorm1d in model.1")
+    text = (stage.folder / "reports/comparison.md").read_text()
+    assert "| single-exact | – | – | – | – | – | – | – | – | refused: BatchNorm1d in model.1 | – |" in text
+    answer = f"Same model in exact numerics: refused, for single-exact: {SAID}; use GroupNorm. To get an answer, "
+    assert answer in text
+    assert answer in (stage.folder / "reports/index.html").read_text()
+    assert "single-exact" in done.stdout
+    assert "refused: BatchNorm1d in model.1" in done.stdout
+    monkeypatch.chdir(stage.folder)
+    with pytest.raises(SystemExit) as ended:
+        main.main(["compare", "runs/single-fast", "runs/single-exact"])
+    assert ended.value.code == 2
+    assert "runs/single-exact: exact refused this model: model.1 (BatchNorm1d)" in capsys.readouterr().err
+
+
+def test_exact_alone_is_an_error_before_any_training(project):
+    stage = project(["exact"])
+    done = train(stage, "exact", DVC_STAGE="train")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"error: exact: {SAID}")
+    assert not (stage.folder / "runs/single-exact/run.json").exists()
+
+
+def test_by_hand_a_refusal_is_an_error(project):
+    stage = project(["fast", "exact"])
+    assert train(stage, "exact").returncode == 2
+
+
+def test_what_is_older_than_the_params_is_not_shown(project, monkeypatch, capsys):
+    stage = project(["fast"])
+    assert train(stage, "fast").returncode == 0
+    for name in ("evaluate", "compare"):
+        assert stage(name, *(["--no-tracking"] if name == "compare" else [])).returncode == 0
+    raw = small(model={"name": "mine:make", "kwargs": {"norm": False}}, strategies=["single"])
+    stage.write_params(parse_params(raw).model_dump(mode="json"))
+    monkeypatch.chdir(stage.folder)
+    for command in ("explain", "report"):
+        with pytest.raises(SystemExit) as ended:
+            main.main([command])
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert "was made with model.kwargs.norm True, and the params say False. hint: run `dvc repro`, or" in said
+    with pytest.raises(SystemExit) as ended:
+        main.main(["report", "reports/comparison.json"])
+    assert ended.value.code == 0
+
+
+@pytest.mark.parametrize(
+    ("message", "what"),
+    [
+        ("exact: model.stem.1 (BatchNorm2d): cudnn_batch_norm: no", "BatchNorm2d in model.stem.1"),
+        ("exact: model (Net): fft: it has no exact version", "Net in model"),
+        ("exact: model.seen: written in forward, so that", "model.seen"),
+        ("exact: body.weight is torch.float64, expected float32", "body.weight is torch.float64, expected float32"),
+    ],
+)
+def test_a_refusal_in_few_words(message, what):
+    assert RefusedError(message, hint="no").what == what
