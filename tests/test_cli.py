@@ -114,7 +114,7 @@ def test_a_run_that_was_not_divided_has_no_explanation(runs, tmp_path):
 MISTAKES = [
     (("compare", "nothing", "single"), 2, "nothing: no such folder, and not a run id"),
     (("compare", "single", "."), 2, "run.json: no such file. hint: run `python pipeline/train.py` first"),
-    (("report", "single/run.json"), 2, "single/run.json: schema 8; this version reads schema 6"),
+    (("report", "single/run.json"), 2, "single/run.json: schema 9; this version reads schema 6"),
     (("track", "sync"), 2, "has no params.yaml. hint: run this at the root of the repository"),
     (("ui",), 2, "has no params.yaml"),
 ]

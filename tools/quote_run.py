@@ -15,8 +15,9 @@ from pathlib import Path
 from samebits.records.run import read_run
 from samebits.results.comparison import MADE_BY, Comparison
 from samebits.results.table import markdown
-from samebits.results.text import answers, describe_run, notes_of, say_comparison
+from samebits.results.text import answers, describe_run, notes_of
 from samebits.results.verdict import compare_runs, settings_that_differ
+from samebits.results.verdict_text import say_comparison
 
 ROOT = Path(__file__).resolve().parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guides/first-run.md"

@@ -231,8 +231,8 @@ def reproduce(
       samebits reproduce 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b
       samebits reproduce 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b --num-devices 4 --yes
     """
-    from samebits.results.text import say_comparison
     from samebits.results.verdict import meets
+    from samebits.results.verdict_text import say_comparison
     from samebits.tracking.reproduce import reproduce as train_again
 
     def confirm(what: str) -> bool:

@@ -332,7 +332,7 @@ OTHER_WEIGHTS = '{"schema": 1, "eval_loss": 1, "accuracy": null, "floor": null, 
         (
             "runs/dp-fast/run.json",
             "{}",
-            r"run\.json: no schema, so it is foreign or older; this version reads schema 8",
+            r"run\.json: no schema, so it is foreign or older; this version reads schema 9",
         ),
         ("runs/dp-fast/timing.json", '{"schema": 2}', r"timing\.json: schema 2; this version reads schema 1"),
         ("runs/dp-fast/timing.json", '{"schema": 1}', r"timing\.json: training_seconds: Field required"),

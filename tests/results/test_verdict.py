@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from samebits.errors import UserError
 from samebits.records.run import Rounding, Run, TwinLoss
-from samebits.results.text import say_comparison, sentences
 from samebits.results.verdict import (
     FIRST_STEPS,
     Tolerance,
@@ -22,6 +21,7 @@ from samebits.results.verdict import (
     settings_that_differ,
     worst,
 )
+from samebits.results.verdict_text import say_comparison, sentences
 from samples import host, run_record, timing
 
 TOLERANCE = Tolerance(["fp32"], [Rounding(perturbation=1, steps=3, losses=(), weights={"a": 2.5e-5, "b": 2.5e-5})])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from torch import Tensor
 
 
@@ -31,3 +35,30 @@ class EagerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+
+class CallingModule(NamedTuple):
+    """A module whose forward pass runs: its path from the model, empty where nobody knows it, and its class."""
+
+    path: str
+    kind: str
+
+
+def module_paths(model: nn.Module) -> dict[int, str]:
+    """The path of each module by its id, as ``calling_module`` looks for it in whoever runs the model."""
+    return {id(module): f"model.{path}" if path else "model" for path, module in model.named_modules()}
+
+
+def calling_module() -> CallingModule | None:
+    """The innermost module in whose forward pass this is called."""
+    frame: FrameType | None = sys._getframe(1)
+    inner: nn.Module | None = None
+    while frame is not None:
+        module = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "fingerprint") else None
+        if isinstance(module, nn.Module):
+            inner = module if inner is None else inner
+            paths = getattr(module, "module_paths", None)
+            if paths is not None:
+                return CallingModule(paths.get(id(inner), ""), type(inner).__name__)
+        frame = frame.f_back
+    return None if inner is None else CallingModule("", type(inner).__name__)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
 from samebits.numerics.interface import Numerics, logits_of
 from samebits.numerics.kernels import choose_kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from samebits.numerics.draws import SharedDraws
     from samebits.numerics.interface import AllReduce, MicroBatch
     from samebits.params.schema import Train
 
@@ -30,6 +34,7 @@ class ForwardPass(nn.Module):
     def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.model = model
+        self.module_paths = module_paths(model)
         self._device_type, self._dtype = device_type, dtype
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -50,6 +55,7 @@ class FastNumerics(Numerics):
         self._dtype = _AUTOCAST.get(train.precision)
         self._scaler = torch.amp.GradScaler(device.type, enabled=train.precision == "fp16")
         self._initial_scale = self._scaler.state_dict()
+        self._shared: SharedDraws | None = None
 
     def configure(self) -> None:
         """Set this process's precision and determinism, with the kernels that PyTorch itself would choose."""
@@ -89,8 +95,18 @@ class FastNumerics(Numerics):
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for all samples at once."""
-        outputs: Tensor = module(batch.inputs)
+        with self._shared.of(batch) if self._shared else nullcontext():
+            outputs: Tensor = module(batch.inputs)
         return outputs
+
+    @contextmanager
+    def sharing(self, shared: SharedDraws) -> Iterator[None]:
+        """A block in which samples get the same draws wherever they are."""
+        self._shared = shared
+        try:
+            yield
+        finally:
+            self._shared = None
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss in float32; any axes between the first and the last count as samples."""

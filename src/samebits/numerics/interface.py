@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 
 class MicroBatch(NamedTuple):
-    """Samples on the device, the step they belong to, and under ``exact`` the numbers of the shards that they are."""
+    """Samples on the device, the step they belong to, and under ``exact`` the numbers of the shards that they are.
+
+    ``start`` is the place of the first of them in the global batch.
+    """
 
     inputs: Tensor
     targets: Tensor
     step: int
     shards: range = range(1)
+    start: int = 0
 
     def head(self, rows: int) -> MicroBatch:
         """So many samples at most; under ``exact`` whole shards, and at least one."""

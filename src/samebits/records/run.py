@@ -183,10 +183,12 @@ class RunRecord(Record):
 
     ``run`` is the key that logs and MLflow know it by. ``first_unrepeated_step`` is the first step, from 1, at which a
     repeat on this host gave another loss. ``host`` is that of rank 0; ``nodes`` are all machines, if there
-    are several. ``memory`` is None where it cannot be told: see ``training.memory``.
+    are several. ``memory`` is None where it cannot be told: see ``training.memory``. ``draws`` are modules that draw
+    random numbers in forward, in fast numerics, and ``batch_norms`` those that normalise by a device's part of a
+    batch. ``same_draws`` are losses of first steps with the same draws for the same samples, however many devices.
     """
 
-    SCHEMA = 8  # slices that were timed once
+    SCHEMA = 9  # draws and BatchNorm in forward
 
     run: str
     strategy: StrategyName
@@ -199,6 +201,9 @@ class RunRecord(Record):
     rounding: Rounding | None
     breakdown: Breakdown | None = None
     arithmetic: Arithmetic | None
+    draws: tuple[str, ...] = ()
+    batch_norms: tuple[str, ...] = ()
+    same_draws: tuple[float, ...] | None = None
     initial_sha256: str
     weights_sha256: str
     model_parameters: int

@@ -10,8 +10,9 @@ from samebits.results.explanation.section import why_section
 from samebits.results.plots import TITLES, draw, remove_former, write_tables
 from samebits.results.remarks import LABELS, spoken
 from samebits.results.table import COLUMNS, LEGEND, cells, markdown
-from samebits.results.text import answers, by_numerics, headline, remarks, sentences
+from samebits.results.text import answers, by_numerics, headline, remarks
 from samebits.results.verdict import ALLOWANCE
+from samebits.results.verdict_text import say_apart, sentences
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +64,11 @@ def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
         twins=any(row.verdict and row.verdict.losses.measured for row in comparison.rows),
         remarks=remarks(comparison),
         labels={spoken(kind): text for kind, text in LABELS.items() if kind in labels},
-        verdicts=[(row.name, row.verdict, sentences(row.verdict)) for row in comparison.rows if row.verdict],
+        verdicts=[
+            (row.name, row.verdict, [*say_apart(row.verdict), *sentences(row.verdict)])
+            for row in comparison.rows
+            if row.verdict
+        ],
         hashes=[(row.name, row.weights_sha256) for row in comparison.rows],
         plots=[
             (TITLES[name], [Markup(_inline(svg)) for svg in svgs], CAPTIONS[name])  # noqa: S704 - ours

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from samebits.errors import counted
 from samebits.records.run import Placement
@@ -12,14 +12,15 @@ from samebits.results.memory import say_memory
 from samebits.results.ratios import NO_DIFFERENCE, is_open, three_digits, times, times_of
 from samebits.results.remarks import LABELS, say, say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_use
-from samebits.results.verdict import ALLOWANCE, GRADES
+from samebits.results.verdict import GRADES
+from samebits.results.verdict_text import say_apart, sentences
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from samebits.records.run import Ratio, Run
     from samebits.results.comparison import Comparison, Row, SliceSteps
-    from samebits.results.verdict import LossVerdict, Verdict, WeightsVerdict
+    from samebits.results.verdict import LossVerdict, WeightsVerdict
 
 COLOURS = {"single": "#0072B2", "dp": "#E69F00", "ddp": "#009E73"}
 """Of each strategy, here and in MLflow: Okabe and Ito's palette, which people with any colour vision can tell apart."""
@@ -74,69 +75,6 @@ def notes_of(run: Run) -> list[str]:
     lines = [f"{spoken(label.kind)}: {say(label)}" for label in record.placement.labels]
     lines += [f"note: {say(note)}" for note in record.notes]
     return lines + [f"note: {key} was not applied: {why}" for key, why in say_not_applied(record).items()]
-
-
-# -- a verdict ----------------------------------------------------------------------------------------------
-
-
-def sentences(verdict: Verdict) -> tuple[str, str]:
-    """What the verdicts say, for people: one sentence on losses, one on weights."""
-    return f"losses: {_say_losses(verdict.losses)}", f"weights: {_say_weights(verdict.weights)}"
-
-
-def say_comparison(verdict: Verdict, differences: Mapping[str, tuple[Any, Any]]) -> str:
-    """Two runs for a terminal: the verdict, its two parts, and what differs in their settings and hosts."""
-    lines = [verdict.grade, *(f"  {sentence}" for sentence in sentences(verdict))]
-    if differences:
-        lines.append("what differs between the two")
-        lines += [f"  {name}: {a} | {b}" for name, (a, b) in differences.items()]
-    return "\n".join(lines)
-
-
-def _number(value: float | None, digits: int = 2) -> str:
-    return "not finite" if value is None else f"{value:.{digits}g}"
-
-
-def _say_losses(losses: LossVerdict) -> str:
-    if losses.grade == "bitwise":
-        return f"bitwise, all {losses.steps} steps"
-    if losses.problem:
-        shared = "the same bits" if not losses.first_difference else "not the same"
-        return f"diverged: {losses.problem}; the first {losses.steps} are {shared}"
-    if losses.tolerance == 0.0 and losses.values:
-        a, b = losses.values
-        return (
-            f"diverged: first at step {losses.first_difference} of {losses.steps}, {a} and {b}; exact numerics "
-            f"allow no difference; the largest is {_number(losses.largest_relative)} at step {losses.largest_at}"
-        )
-    measured = f"{ALLOWANCE} times what rounding alone did to this training"
-    source = measured if losses.measured else "the table's, as no twin was trained for so many steps"
-    if losses.first_beyond is not None and losses.values:
-        a, b = losses.values
-        return (
-            f"diverged: first at step {losses.first_beyond} of {losses.steps}, {_number(a, 9)} and {_number(b, 9)}, "
-            f"beyond a tolerance of {_number(losses.tolerance)} ({source}); largest relative difference "
-            f"{_number(losses.largest_relative)} at step {losses.largest_at}"
-        )
-    return (
-        f"within tolerance: first difference at step {losses.first_difference} of {losses.steps}, the largest is "
-        f"{_number(losses.largest_relative)} at step {losses.largest_at}, tolerance there "
-        f"{_number(losses.tolerance)} ({source})"
-    )
-
-
-def _say_weights(weights: WeightsVerdict) -> str:
-    if weights.grade == "bitwise":
-        return f"bitwise, all {weights.tensors} tensors"
-    if weights.problem:
-        return f"diverged: {weights.problem}"
-    place = f"beyond its tolerance of {_number(weights.tolerance)} first of all {weights.beyond}"
-    if not weights.beyond:
-        place = f"tolerance there {_number(weights.tolerance)}"
-    return (
-        f"{weights.grade}: {weights.different} of {weights.tensors} tensors differ, the largest relative difference "
-        f"is {_number(weights.largest_relative)} in {weights.largest_in}, {place}"
-    )
 
 
 # -- a comparison -------------------------------------------------------------------------------------------
@@ -269,6 +207,8 @@ def say_sameness(rows: Sequence[Row]) -> str:
             return f"{what}: yes, bit by bit, but no strategy used more than one device."
         return f"{what}: yes, bit by bit, under every strategy."
     of_losses, of_weights = sentences(worst)
+    if worst.grade == "not comparable":
+        return f"{what}: {'. '.join(text[0].upper() + text[1:] for text in say_apart(worst))} ({name})."
     if worst.grade == "diverged":
         return f"{what}: NO. {name} against {worst.against}: {of_losses}; {of_weights}."
     begin = f"{what}: yes, within what rounding explains"
@@ -339,5 +279,5 @@ def describe_row(row: Row) -> str:
     lines = [say_speed(row), f"Test loss {row.eval_loss:.4f}{floor}."]
     if row.verdict:
         lines += [f"Against {row.verdict.against}: **{row.verdict.grade}**."]
-        lines += [f"- {sentence}" for sentence in sentences(row.verdict)]
+        lines += [f"- {sentence}" for sentence in [*say_apart(row.verdict), *sentences(row.verdict)]]
     return "\n\n".join(lines) + "\n\n" + "\n".join(f"- {remark}" for remark in row_remarks(row, speed_is_said=True))

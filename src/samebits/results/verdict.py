@@ -1,15 +1,15 @@
-"""Are two trainings the same? ``bitwise``, ``within tolerance`` (how far, where) or ``diverged`` (first step)."""
+"""Are two trainings the same? ``bitwise``, ``within tolerance``, ``not comparable`` (why) or ``diverged`` (where)."""
 
 from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import safetensors
 
-from samebits.errors import UserError
+from samebits.errors import UserError, few
 from samebits.files import Part, regular
 from samebits.params import differences
 from samebits.records.run import WEIGHTS as WEIGHTS_FILE
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from samebits.records.run import Rounding, Run
+    from samebits.records.run import Rounding, Run, RunRecord
 
-Grade = Literal["bitwise", "within tolerance", "diverged"]
-GRADES: tuple[Grade, ...] = ("bitwise", "within tolerance", "diverged")
-"""From the best to the worst."""
+Grade = Literal["bitwise", "within tolerance", "not comparable", "diverged"]
+GRADES: tuple[Grade, ...] = get_args(Grade)
+"""From the best to the worst: what cannot be compared is not shown to be the same."""
 
 Require = Literal["bitwise", "tolerance"]
 
@@ -85,11 +85,17 @@ class WeightsVerdict(Part):
 
 
 class Verdict(Part):
-    """Whether two runs are the same training; ``grade`` is the worse of the two verdicts."""
+    """Whether two runs are the same training; ``grade`` is the worse of the two verdicts.
+
+    ``apart`` says why they would differ even so: what in the model follows from how a batch is split. Then
+    ``same_draws`` compares first steps with the same draws for the same samples, where both runs have them.
+    """
 
     grade: Grade
     losses: LossVerdict
     weights: WeightsVerdict
+    apart: str | None = None
+    same_draws: LossVerdict | None = None
 
 
 class Tolerance:
@@ -259,7 +265,45 @@ def compare_runs(a: Run, b: Run) -> Verdict:
     )
     losses = compare_losses(a.losses, b.losses, tolerance)
     weights = compare_weights(a.folder / WEIGHTS_FILE, b.folder / WEIGHTS_FILE, tolerance)
-    return Verdict(grade=worst(losses.grade, weights.grade), losses=losses, weights=weights)
+    verdict = Verdict(grade=worst(losses.grade, weights.grade), losses=losses, weights=weights)
+    apart = None if losses.problem or weights.problem else _apart(*records)
+    if verdict.grade != "diverged" or apart is None:
+        return verdict
+    return _not_comparable(verdict, apart, [record.same_draws for record in records], tolerance)
+
+
+def _not_comparable(
+    verdict: Verdict, apart: str, same_draws: Sequence[tuple[float, ...] | None], tolerance: Tolerance
+) -> Verdict:
+    """A verdict on runs that had to differ, unless they differ with the same draws too."""
+    first, second = same_draws
+    same = None
+    if first and second and "BatchNorm" not in apart:
+        steps = min(len(first), len(second))
+        same = compare_losses(first[:steps], second[:steps], tolerance)
+    if same and same.grade == "diverged":
+        return verdict.model_copy(update={"apart": apart, "same_draws": same})
+    grade: dict[str, Grade] = {"grade": "not comparable"}
+    parts = {
+        name: part.model_copy(update=grade)
+        for name, part in (("losses", verdict.losses), ("weights", verdict.weights))
+        if part.grade == "diverged"
+    }
+    return verdict.model_copy(update={**grade, **parts, "apart": apart, "same_draws": same})
+
+
+def _apart(a: RunRecord, b: RunRecord) -> str | None:
+    """What in the model of two runs follows from how they split a batch; None where they split it alike."""
+    split = [(record.placement.rows_per_device, record.placement.devices_used) for record in (a, b)]
+    if split[0] == split[1] or "exact" in (a.numerics, b.numerics):
+        return None
+    drawing, norms = ({*getattr(a, name), *getattr(b, name)} for name in ("draws", "batch_norms"))
+    parts = []
+    if drawing:
+        parts.append(f"random draws in forward ({few(sorted(drawing), 1)}), other ones on each device")
+    if norms:
+        parts.append(f"BatchNorm ({few(sorted(norms), 1)}), which normalises by each device's own part of a batch")
+    return "; and ".join(parts) or None
 
 
 def settings_that_differ(a: Run, b: Run) -> dict[str, tuple[Any, Any]]:

@@ -36,7 +36,7 @@ def _find(references: tuple[str, ...], folder: Path) -> list[Run]:
 @click.option("--json", "as_json", is_flag=True, help="The verdicts as JSON.")
 @click.pass_context
 def compare(context: click.Context, a: str, b: str, require: Require | None, as_json: bool) -> None:
-    """Say whether two trainings are the same: bitwise, within tolerance, or diverged.
+    """Say whether two trainings are the same: bitwise, within tolerance, not comparable, or diverged.
 
     A and B are folders of runs or ids of MLflow runs. What differs between their settings and hosts is listed.
 
@@ -45,8 +45,8 @@ def compare(context: click.Context, a: str, b: str, require: Require | None, as_
       samebits compare runs/single-fast runs/ddp-fast
       samebits compare runs/ddp-fast 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b --require tolerance
     """
-    from samebits.results.text import say_comparison
     from samebits.results.verdict import compare_runs, meets, settings_that_differ
+    from samebits.results.verdict_text import say_comparison
 
     with scratch_folder() as folder:
         runs = _find((a, b), folder)

@@ -18,8 +18,8 @@ from samebits.params.schema import flatten
 from samebits.records.card import read_card
 from samebits.records.provenance import Provenance, versions
 from samebits.records.run import read_run
-from samebits.results.text import sentences
 from samebits.results.verdict import compare_runs, settings_that_differ
+from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
 from samebits.tracking.recorder import events, record_all, set_tags
 from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, fetch_run, tracking_uri

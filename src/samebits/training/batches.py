@@ -133,7 +133,8 @@ class Batches:
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch ``index`` of ``step``, on the device; steps count from 0."""
         inputs, targets = self._gathered(step, index)
-        return MicroBatch(model_inputs(inputs, self._card), targets, step, self._parts[index].shards)
+        part = self._parts[index]
+        return MicroBatch(model_inputs(inputs, self._card), targets, step, part.shards, part.start)
 
     def _gathered(self, step: int, index: int) -> Data:
         if self.resident:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,6 +27,8 @@ from samebits.records.remarks import BatchNorm, IdleParameters
 from samebits.training.models.attributes import state, written
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from samebits.numerics.interface import MicroBatch, Numerics
     from samebits.records.card import Card
     from samebits.records.remarks import ModelNote
@@ -42,8 +44,11 @@ def trial_step(
     placement: Placement,
     wants_ranks: bool,
     graphs: bool = False,
+    seen: AbstractContextManager[object] | None = None,
 ) -> list[ModelNote]:
     """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
+
+    The forward pass runs in the block ``seen``.
 
     ``wants_ranks``: the model is to be trained by several ranks too, so that what they refuse is refused now.
     ``graphs``: so is what CUDA graphs would not run again. The caller restores weights, buffers and random streams.
@@ -59,7 +64,8 @@ def trial_step(
         raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
     before = state(model) if graphs else {}
     module = numerics.module(model)
-    outputs = numerics.forward(module, batch)
+    with seen or nullcontext():
+        outputs = numerics.forward(module, batch)
     paths = written(before, state(model)) if before else []
     if graphs and (paths := [path for path in paths if path not in dict(model.named_buffers())]):  # these may be
         raise not_run_again(f"model.{path}" for path in paths)
@@ -103,8 +109,14 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
         )
 
 
+def batch_norms_of(model: nn.Module) -> tuple[str, ...]:
+    """Modules that normalise by the part of a batch that they see, each as its class and its path."""
+    named = model.named_modules()
+    return tuple(f"{type(module).__name__} in model.{path}" for path, module in named if isinstance(module, _BatchNorm))
+
+
 def _batch_norm_notes(model: nn.Module, placement: Placement) -> list[BatchNorm]:
-    if placement.devices_used < 2 or not any(isinstance(module, _BatchNorm) for module in model.modules()):
+    if placement.devices_used < 2 or not batch_norms_of(model):
         return []
     return [BatchNorm(devices=placement.devices_used, strategy=placement.strategy)]
 

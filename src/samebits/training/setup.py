@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from samebits.numerics.draws import SeenDraws
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.params.sections import UserModel
@@ -46,6 +47,8 @@ class Setup:
         self.params, self.card, self.split, self.strategy = params, card, split, strategy
         self.numerics = make_numerics(params, numerics, card, split=split, device=strategy.device)
         self.watched = Watched()
+        self.draws: tuple[str, ...] = ()
+        """Modules that draw random numbers in forward, as ``try_step`` has seen them in fast numerics."""
 
     def enter_process(self) -> None:
         """Make this process the strategy's worker, with the switches of the numerics and the seed's random streams."""
@@ -98,10 +101,19 @@ class Setup:
         batch = batches.micro_batch(0, 0)
         self._require_built_alike(model, batch)
         graphs = self.strategy.compiles and self.numerics.graphs
+        seen = SeenDraws()
         with self.watched.opening():
             notes = trial_step(
-                model, self.numerics, batch, card=self.card, placement=placement, wants_ranks=wants_ranks, graphs=graphs
+                model,
+                self.numerics,
+                batch,
+                card=self.card,
+                placement=placement,
+                wants_ranks=wants_ranks,
+                graphs=graphs,
+                seen=seen if self.numerics.name == "fast" else None,
             )
+        self.draws = tuple(seen.modules)
         before_restore()
         initial.restore()
         return notes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from samebits.numerics.allocators import is_out_of_memory
 from samebits.training.loop import Snapshot
 from samebits.training.phases import Twins, break_down
 from samebits.training.rounding import measure_rounding
+from samebits.training.same_draws import measure_same_draws
 from samebits.training.slices import (
     EVERYWHERE,
     NO_MEMORY_LEFT,
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured; ``rounding`` and ``breakdown`` are of fast numerics alone."""
+    """What was measured; ``rounding``, ``breakdown`` and ``same_draws`` are of fast numerics alone."""
 
     slices: Slices
     rounding: Rounding | None = None
     breakdown: Breakdown | None = None
+    same_draws: tuple[float, ...] | None = None
 
 
 def has_twins(setup: Setup, placement: Placement) -> bool:
@@ -66,6 +68,30 @@ def measure(
     """
     if placement.fallback:
         return Measurements(Slices())
+    measured = _measure(
+        trainable,
+        losses,
+        untrained=untrained,
+        data=data,
+        setup=setup,
+        placement=placement,
+        step_seconds=step_seconds,
+        sampler=sampler,
+    )
+    return replace(measured, same_draws=measure_same_draws(trainable, setup.params)) if setup.draws else measured
+
+
+def _measure(
+    trainable: Trainable,
+    losses: list[float],
+    *,
+    untrained: nn.Module | None,
+    data: Data,
+    setup: Setup,
+    placement: Placement,
+    step_seconds: float,
+    sampler: Sampler,
+) -> Measurements:
     strategy, params = setup.strategy, setup.params
     twin = params.train.repeats > 1 and setup.numerics.name == "fast"
     final = Snapshot(trainable.model) if twin else None

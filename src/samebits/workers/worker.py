@@ -19,6 +19,7 @@ from samebits.records.remarks import Fallback, Missing, OneDevice, Oversubscribe
 from samebits.records.run import FILES, TRACE, WEIGHTS, Node, Placement, RunRecord, Timing, run_name, write_run
 from samebits.records.statistics import spread
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
+from samebits.training.diagnosis import batch_norms_of
 from samebits.training.loop import train, warm_up
 from samebits.training.memory import MemoryMeter
 from samebits.training.meters import peak_gib, reset_peak
@@ -283,6 +284,9 @@ class Worker:
             rounding=measured.rounding,
             breakdown=measured.breakdown,
             arithmetic=trained.arithmetic,
+            draws=self._setup.draws,
+            batch_norms=batch_norms_of(prepared.trainable.model),
+            same_draws=measured.same_draws,
             initial_sha256=prepared.initial_sha256,
             weights_sha256=trained.weights_sha256,
             model_parameters=prepared.model_parameters,

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._decomp import decomposition_table
 from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from samebits.errors import RefusedError, UserError
-from samebits.numerics.dispatch import EagerDispatchMode, storage_of
+from samebits.numerics.dispatch import EagerDispatchMode, calling_module, storage_of
+from samebits.numerics.draws import draws
 from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
@@ -23,7 +23,6 @@ from samebits.numerics.portable.random import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from types import FrameType
 
     Defer = Callable[[UserError, Tensor], None]
 
@@ -159,7 +158,7 @@ class Engine(EagerDispatchMode):
 
     def _otherwise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Operations on integers that give integers, and those that PyTorch itself can take apart."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if draws(func, args, kwargs):
             raise self._refusal(func, "its draws differ between devices")
         if why := REFUSED.get(func.overloadpacket):
             raise self._refusal(func, why)
@@ -208,7 +207,7 @@ class Engine(EagerDispatchMode):
         return _module() or f"in {self._during}"
 
     def _refusal(self, func: Any, why: str) -> RefusedError:
-        if self._during == _BACKWARD and _module() is not None:
+        if self._draws is None and self._during == _BACKWARD and _module() is not None:
             why = "forward runs again in the backward pass, as activation checkpointing has it"
             return RefusedError(f"exact: {_module()}: {why}", hint="switch checkpointing off, or train with fast alone")
         name = func.name().removeprefix("aten::")
@@ -271,15 +270,5 @@ def _has_floats(value: Any) -> bool:
 
 def _module() -> str | None:
     """The module in whose forward pass this is called, by its path from the model if that is known."""
-    frame: FrameType | None = sys._getframe()
-    inner: nn.Module | None = None
-    while frame is not None:
-        module = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "fingerprint") else None
-        if isinstance(module, nn.Module):
-            if inner is None:
-                inner = module
-            paths = getattr(module, "module_paths", None)
-            if paths is not None:
-                return f"{paths.get(id(inner)) or type(inner).__name__} ({type(inner).__name__})"
-        frame = frame.f_back
-    return None if inner is None else type(inner).__name__
+    found = calling_module()
+    return None if found is None else f"{found.path} ({found.kind})" if found.path else found.kind

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
-from samebits.numerics.dispatch import storage_of
+from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
 from samebits.numerics.exact.grid import bits_of_sum
@@ -40,7 +40,7 @@ class ExactModule(nn.Module):
     def __init__(self, model: nn.Module, numerics: ExactNumerics) -> None:
         super().__init__()
         self.model = model
-        self.module_paths = {id(module): f"model.{path}" if path else "model" for path, module in model.named_modules()}
+        self.module_paths = module_paths(model)
         self._ties = _tied_places(model)
         self._numerics = numerics
         kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)

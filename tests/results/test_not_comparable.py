@@ -1,0 +1,107 @@
+"""What of a model follows from how a batch is split is named, and told from a training that is another."""
+
+import json
+
+import pytest
+
+from conftest import Stage, small
+from samebits.cli import main
+
+NET = """
+import torch
+from torch import nn
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return x + 0.1 * torch.randn_like(x) if self.training else x
+
+LAYERS = {
+    "dropout": lambda: nn.Dropout(0.2),
+    "noise": Noisy,
+    "norm": lambda: nn.BatchNorm1d(16),
+    "none": nn.Identity,
+}
+
+def make(kind):
+    return nn.Sequential(nn.Linear(128, 16), LAYERS[kind](), nn.ReLU(), nn.Linear(16, 10))
+"""
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory, stage_server, data_dir):
+    """The folder of a kind of layer: one device, two, and two with another learning rate."""
+    found = {}
+
+    def compare(kind):
+        if kind in found:
+            return found[kind]
+        stage = Stage(tmp_path_factory.mktemp(kind), stage_server, tmp_path_factory.mktemp("output"))
+        (stage.folder / "mine.py").write_text(NET)
+        for name, strategy, lr in (("single", "single", 0.1), ("ddp", "ddp", 0.1), ("other", "ddp", 0.101)):
+            rate = {"name": "sgd", "lr": lr, "momentum": 0.9}
+            settings = {"num_devices": 2, "oversubscribe": True, "repeats": 2, "optimizer": rate}
+            params = stage.write_params(small(model={"name": "mine:make", "kwargs": {"kind": kind}}, **settings))
+            arguments = ["--strategy", strategy, "--data-dir", str(data_dir(params)), "--out-dir", name]
+            done = stage("train", *arguments, "--no-tracking")
+            assert done.returncode == 0, done.stderr
+        found[kind] = stage.folder
+        return stage.folder
+
+    return compare
+
+
+@pytest.mark.parametrize(
+    ("kind", "other", "grade", "why", "same_draws"),
+    [
+        ("none", "ddp", "within tolerance", None, None),
+        ("none", "other", "diverged", None, None),
+        (
+            "dropout",
+            "ddp",
+            "not comparable",
+            "random draws in forward (Dropout in model.1), other ones on each",
+            "tolerance",
+        ),
+        (
+            "dropout",
+            "other",
+            "diverged",
+            "random draws in forward (Dropout in model.1), other ones on each",
+            "diverged",
+        ),
+        (
+            "noise",
+            "ddp",
+            "not comparable",
+            "random draws in forward (Noisy in model.1), other ones on each",
+            "tolerance",
+        ),
+        ("noise", "other", "diverged", "random draws in forward (Noisy in model.1), other ones on each", "diverged"),
+        (
+            "norm",
+            "ddp",
+            "not comparable",
+            "BatchNorm (BatchNorm1d in model.1), which normalises by each device's",
+            None,
+        ),
+    ],
+)
+def test_two_devices_against_one(kind, other, grade, why, same_draws, compared, monkeypatch, capsys):
+    monkeypatch.chdir(compared(kind))
+    with pytest.raises(SystemExit):
+        main.main(["compare", "single", other, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["grade"] == grade
+    assert (found["apart"] or "").startswith(why or "")
+    assert (found["apart"] is None) == (why is None)
+    shown = found["same_draws"] and found["same_draws"]["grade"]
+    assert shown in {"tolerance": {"within tolerance", "bitwise"}, "diverged": {"diverged"}, None: {None}}[same_draws]
+    with pytest.raises(SystemExit) as ended:
+        main.main(["compare", "single", other, "--require", "tolerance"])
+    assert ended.value.code == (0 if grade == "within tolerance" else 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == grade
+    assert any(line.strip().removeprefix("not comparable: ").startswith(why or "") for line in lines)
+    assert any("with the same draws for the same samples, the first 8 steps: " in line for line in lines) == bool(
+        same_draws
+    )
