@@ -13,7 +13,8 @@ import click
 from samebits.errors import UserError, few
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params
-from samebits.records.run import read_refusal, run_name
+from samebits.records.refusal import read_refusal
+from samebits.records.run import run_name
 from samebits.stages import stage
 
 

@@ -63,7 +63,8 @@ def main(
     if here.several:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a machine that is gone is said in our own words
     # After the checks: importing torch takes seconds.
-    from samebits.records.run import read_run, refusal_of, run_name, write_refusal
+    from samebits.records.refusal import refusal_of, write_refusal
+    from samebits.records.run import read_run, run_name
     from samebits.results.text import describe_run, notes_of
     from samebits.tracking.sender import start_sender
     from samebits.training.checkpoints import FOLDER

@@ -74,8 +74,11 @@ def train(model, optimizer="sgd", splits=1, *, whole=True, fast=False, device="c
     return run(numerics, MODELS[model], inputs, targets, shards=SHARDS, splits=splits, steps=steps)
 
 
-def run(numerics, factory, inputs, targets, *, shards, splits, steps):
-    """Hash of the final weights, and the losses; each batch is the whole data, in parts of whole shards."""
+def run(numerics, factory, inputs, targets, *, shards, splits, steps, backwards=False):
+    """Hash of the final weights, and the losses; each batch is the whole data, in parts of whole shards.
+
+    With ``backwards`` the last part of a batch comes first, as it does on a rank that has another part.
+    """
     numerics.configure()
     with numerics.construction(), portable_initialization(0):
         model = factory()
@@ -86,11 +89,12 @@ def run(numerics, factory, inputs, targets, *, shards, splits, steps):
     module, optimizer = numerics.module(model), numerics.optimizer(model)
     sums, rows, losses = numerics.reduction == "sum", len(inputs) // shards, []
     bounds = [shards * i // splits for i in range(splits + 1)]
+    parts = [*itertools.pairwise(bounds)]
     for step in range(steps):
         while True:
             optimizer.zero_grad(set_to_none=True)
             total = 0.0
-            for first, last in itertools.pairwise(bounds):
+            for first, last in reversed(parts) if backwards else parts:
                 part = slice(first * rows, last * rows)
                 batch = MicroBatch(inputs[part], targets[part], step, range(first, last))
                 loss = numerics.loss(numerics.forward(module, batch), batch.targets)

@@ -231,6 +231,11 @@ def traced(module):
 
 REFUSED = [
     (lambda: Normalised(nn.BatchNorm2d(4)), "model.1 (Normalised)|model.1 (BatchNorm2d)", "use GroupNorm"),
+    (
+        lambda: Normalised(nn.InstanceNorm2d(4)),
+        "model.1 (InstanceNorm2d)",
+        "InstanceNorm2d is computed by it here, as by BatchNorm",
+    ),
     (lambda: Calls(lambda x: x.half().float() * x.half()), "model", "use float32"),
     (lambda: Calls(torch.lgamma), "model", "lgamma: it has no exact version"),
     (lambda: Calls(lambda x: torch.fft.fft(x).real), "model", "fft"),

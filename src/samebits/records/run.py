@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -13,7 +12,7 @@ import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from samebits.errors import UserError, reason
-from samebits.files import Part, Record, atomic, read_json, regular, write_json, write_text
+from samebits.files import Part, Record, read_json, regular, write_text
 from samebits.host import HostFacts
 from samebits.params import Params, differences
 from samebits.params.schema import NumericsName, StrategyName
@@ -27,8 +26,6 @@ from samebits.records.usage import Usage
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
-
-    from samebits.errors import RefusedError
 
 WEIGHTS, LOSSES, TIMING, RECORD = "model.safetensors", "losses.csv", "timing.json", "run.json"
 FILES = (WEIGHTS, LOSSES, TIMING, RECORD)
@@ -223,51 +220,10 @@ class RunRecord(Record):
     @classmethod
     def read(cls, path: Path, *, made_by: str) -> Self:
         """As ``Record.read``. Raises UserError also where ``exact`` has refused the model."""
-        if refusal := read_refusal(path.parent):
-            raise UserError(f"{path.parent}: exact refused this model: {refusal.refused}", hint=refusal.hint)
+        raw = read_json(path, made_by=made_by)
+        if isinstance(raw, dict) and "refused" in raw:  # see ``records.refusal``
+            raise UserError(f"{path.parent}: exact refused this model: {raw['refused']}", hint=str(raw.get("hint")))
         return super().read(path, made_by=made_by)
-
-
-class Refusal(Record):
-    """``run.json`` of a training that ``exact`` refused: what of the model, in words and in few words, and the hint."""
-
-    refused: str
-    what: str
-    hint: str
-    strategy: StrategyName
-    numerics: NumericsName
-    params: Params
-
-    @property
-    def name(self) -> str:
-        """As in ``runs/NAME``."""
-        return run_name(self.strategy, self.numerics)
-
-
-def read_refusal(folder: Path) -> Refusal | None:
-    """Why a folder holds no training, if it was refused; None where it was not, or where nobody can tell."""
-    with suppress(UserError):  # whoever reads a training says what is wrong
-        raw = read_json(folder / RECORD, made_by="nothing")
-        if isinstance(raw, dict) and "refused" in raw:
-            return Refusal.read(folder / RECORD, made_by="python pipeline/train.py")
-    return None
-
-
-def refusal_of(error: RefusedError, params: Params, strategy: StrategyName, numerics: NumericsName) -> Refusal:
-    """The record of what an error says."""
-    text = error.message.removeprefix(f"{numerics}: ")
-    return Refusal(refused=text, what=error.what, hint=error.hint, strategy=strategy, numerics=numerics, params=params)
-
-
-def write_refusal(folder: Path, refusal: Refusal) -> None:
-    """Write a run's files without a training in them: DVC wants all of them."""
-    from safetensors.numpy import save
-
-    with atomic(folder / WEIGHTS) as unfinished:
-        unfinished.write_bytes(save({}))
-    write_text(folder / LOSSES, "step,loss\n")
-    write_json(folder / TIMING, {"schema": Timing.SCHEMA, "refused": refusal.what})
-    refusal.write(folder / RECORD)
 
 
 class EvaluationFigures(Part):

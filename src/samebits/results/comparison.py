@@ -18,13 +18,13 @@ from samebits.params import Params, flatten
 from samebits.params.schema import NumericsName, StrategyName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
+from samebits.records.refusal import read_refusal
 from samebits.records.run import (
     RECORD,
     Evaluation,
     EvaluationFigures,
     Ratio,
     TimingFigures,
-    read_refusal,
     read_run,
     require_made_with,
     run_name,
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from samebits.records.measurement import StopKind
-    from samebits.records.run import Node, Refusal, Run, RunRecord
+    from samebits.records.refusal import Refusal
+    from samebits.records.run import Node, Run, RunRecord
 
 NOISY_SPREAD = 0.15  # of samples per second between repeats
 MAX_POINTS = 100  # of a curve: each is the mean of a group of steps, whose batches differ

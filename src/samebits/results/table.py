@@ -25,7 +25,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         row.name,
         f"{count_of(row.devices_used, row.devices_by_node)} {'GPU' if row.device_type == 'cuda' else 'CPU'}",
-        f"{row.training_seconds:.2f}",
+        f"{row.training_seconds:.2f}" + (", in parts" if any(note.kind == "resumed" for note in row.notes) else ""),
         gain(row.speedup),
         times(row.bound),
         _efficiency(row),

@@ -122,6 +122,8 @@ def say_fastest(comparison: Comparison) -> str:
         return f"None is shown to be faster here than one device: {NO_DIFFERENCE} for {_listed(undecided)}.{missing}"
     if unknown:
         return f"Which strategy is fastest here was not measured: {next(iter(unknown.values()))}."
+    if measured and len(others) == len(first):  # nobody knows what single would do but by the slices
+        return f"One device is faster here than {_listed([row.name for row, _ in measured])}: single was not trained."
     if measured:
         return f"Fastest here is single-{first[0].numerics}: no other strategy beat one device."
     if not others:
@@ -252,8 +254,11 @@ def say_price(price: Ratio) -> str:
 def remarks(comparison: Comparison) -> list[str]:
     """What a reader must know beside the figures: labels, notes, settings that were not applied."""
     first, *_ = by_numerics(comparison.rows).values()
-    lines = [text for row in comparison.rows for text in row_remarks(row, speed_is_said=row in first)]
-    return [*lines, *say_gaps(comparison.rows)]
+    names: dict[str, list[str]] = {}
+    for row in comparison.rows:
+        for line in row_remarks(row, speed_is_said=row in first):
+            names.setdefault(line.removeprefix(f"{row.name}: "), []).append(row.name)
+    return [*(f"{', '.join(named)}: {text}" for text, named in names.items()), *say_gaps(comparison.rows)]
 
 
 def row_remarks(row: Row, *, speed_is_said: bool) -> list[str]:

@@ -249,7 +249,8 @@ def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, t
         reasons["train.cuda_graphs"] = why
     if train.ddp.static_graph and train.grad_accum_steps > 1 and placement.has_ranks:
         reasons["train.ddp.static_graph"] = "static_graph_with_accumulation"
-    if train.optimizer.name == "adamw" and train.optimizer.momentum:
+    usual = type(train.optimizer).model_fields["momentum"].default  # which nobody need have written
+    if train.optimizer.name == "adamw" and train.optimizer.momentum not in (0.0, usual):
         reasons["train.optimizer.momentum"] = "adamw_has_no_momentum"
     if train.num_devices != "auto" and train.num_devices > placement.num_devices:
         reasons["train.num_devices"] = "single_has_one_device"

@@ -233,11 +233,9 @@ class Worker:
             source=sources.digest if sources else None,
             folder=spec.out_dir,
         )
-        every = self._params.train.checkpoint_every_steps
         place = f"{spec.placement.strategy}, {spec.placement.devices_used} devices, {host.fingerprint}"
-        return PeriodicCheckpointer(
-            Checkpoints(name, self.strategy.rank, spec.checkpoints), every, self._stop, place=place
-        )
+        kept = Checkpoints(name, self.strategy.rank, spec.checkpoints)
+        return PeriodicCheckpointer(kept, self._params.train.checkpoint_every_steps, self._stop, place=place)
 
     def _train(self, prepared: Prepared, seconds_of_a_step: float) -> Trained:
         spec, strategy, numerics = self._spec, self.strategy, self._setup.numerics
@@ -317,11 +315,12 @@ def timing_of(trained: Trained, slices: Slices, *, samples: int) -> Timing:
     """The figures of timing.json, of steps of so many samples."""
     steps, seconds = trained.training.step_seconds, trained.training.seconds
     fast, middle, slow = (1e3 * np.percentile(steps, [5, 50, 95])).tolist()
+    whole = len(steps) * samples / seconds
     speeds = [slices.steps * samples / sum(chunks) for chunks in slices.seconds.get("strategy", [])]
     return Timing(
         training_seconds=seconds,
-        samples_per_sec=len(steps) * samples / seconds,
-        samples_per_sec_spread=spread([len(steps) * samples / seconds, *speeds]),
+        samples_per_sec=whole,
+        samples_per_sec_spread=spread(speeds if trained.training.resumed and speeds else [whole, *speeds]),
         step_time_ms=middle,
         step_time_p5_ms=fast,
         step_time_p95_ms=slow,

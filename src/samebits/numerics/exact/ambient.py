@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HINT = "give it to the factory as a number in model.kwargs, or train with numerics fast alone"
 _REFUSED: dict[ModuleType, str] = {
     time: "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns thread_time",
-    os: "getpid getppid urandom getloadavg times uname",
+    os: "getpid getppid urandom getrandom getloadavg times uname",
     random: "_urandom",
     socket: "gethostname getfqdn",
     platform: "node machine processor platform system release version uname",
@@ -48,6 +48,7 @@ _ANSWERED: dict[ModuleType, dict[str, object]] = {
     torch.backends.cpu: {"get_cpu_capability": "DEFAULT"},
     torch.distributed: {"is_initialized": False, "get_rank": 0, "get_world_size": 1},
 }
+_TEXTS = {"linecache", "traceback", "warnings", "logging", "inspect"}
 _STARTS = ("start_new_thread", "start_joinable_thread")
 _RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _OF_THE_KIT = ("torch", "samebits", "threading", "concurrent", "multiprocessing", "logging")
@@ -125,24 +126,30 @@ def _replace(module: ModuleType, name: str, inside: Callable[[str], Any]) -> Non
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if _GUARD.engine is None or _GUARD.builds or caller.partition(".")[0] in _OF_THE_KIT or _imports():
+        if _GUARD.engine is None or _GUARD.builds or caller.partition(".")[0] in _OF_THE_KIT or _of_pythons_own():
             return function(*args, **kwargs)
         return inside(what)
 
     setattr(module, name, stand_in)
 
 
-def _hear_of_processes(event: str, _: object) -> None:
-    if event in {"subprocess.Popen", "os.fork", "os.posix_spawn"} and _GUARD.engine is not None and not _GUARD.builds:
+def _hear_of_processes(event: str, arguments: tuple[object, ...]) -> None:
+    if _GUARD.engine is None or _GUARD.builds:
+        return
+    if event in {"subprocess.Popen", "os.fork", "os.posix_spawn"}:
         _refuse("a process is started", "do it before the training")
+    if event == "open" and not _of_pythons_own():
+        _refuse(f"{arguments[0]} is opened", "read it in the factory, and keep it in a buffer")
 
 
-def _imports() -> bool:
-    """Whether a library is being imported, as when a function of it is first needed."""
+def _of_pythons_own() -> bool:
+    """Whether it is for a library that is imported when it is first needed, or for a warning's text."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_globals.get("__name__") in _TEXTS:
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 def _refuse(what: str, hint: str) -> None:

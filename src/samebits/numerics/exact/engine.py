@@ -17,7 +17,7 @@ from samebits.numerics.dispatch import EagerDispatchMode, calling_module, storag
 from samebits.numerics.draws import draws
 from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.elementary import divisor
-from samebits.numerics.exact.operations import EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
+from samebits.numerics.exact.operations import BATCH_NORM, EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
 from samebits.numerics.initialization import answer, bernoulli, generator_of, is_draw
 from samebits.numerics.portable.random import Stream
 
@@ -161,6 +161,9 @@ class Engine(EagerDispatchMode):
         if draws(func, args, kwargs):
             raise self._refusal(func, "its draws differ between devices")
         if why := REFUSED.get(func.overloadpacket):
+            module = calling_module()
+            if why is BATCH_NORM and module is not None and "BatchNorm" not in module.kind:
+                why = f"{module.kind} is computed by it here, as by BatchNorm; use GroupNorm, or means and variances"
             raise self._refusal(func, why)
         if func.overloadpacket in INTEGER and not _has_floats((args, kwargs)):
             result = func(*args, **kwargs)

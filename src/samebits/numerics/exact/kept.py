@@ -63,6 +63,8 @@ class Kept:
         self._add("NumPy's random numbers", _numpy_state)
         self._add("a switch of PyTorch's", switches)
         for path, module in model.named_modules():
+            if id(module) in self._seen:
+                continue
             self._module(f"model.{path}" if path else "model", module)
 
     def changed(self) -> str | None:
@@ -91,6 +93,7 @@ class Kept:
                 place = path if name in {"_buffers", "_modules"} else f"{path}.{name}"
                 self._walk(place, value, 0)
         self._dictionary(path, vars(module))
+        self._add(f"the class of {path}", lambda: (type(module),))
         self._class(type(module))
 
     def _walk(self, name: str, value: object, depth: int) -> None:
@@ -149,11 +152,13 @@ class Kept:
             self._walk(name, value.__self__, depth + 1)
         if _is_opaque(function.__module__):
             return
+        own = _is_own(function.__module__)  # another's may remember what it likes, and holds what is the user's
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             what = f"{variable} of {function.__qualname__}"
-            self._add(what, lambda cell=cell: (_content(cell),))  # type: ignore[misc]
+            if own:
+                self._add(what, lambda cell=cell: (_content(cell),))  # type: ignore[misc]
             self._walk(what, _content(cell), depth + 1)
-        for part in (function.__defaults__, function.__kwdefaults__, function.__dict__):
+        for part in (function.__defaults__, function.__kwdefaults__, function.__dict__) if own else ():
             self._walk(f"an argument of {function.__qualname__}", part, depth + 1)
         self._globals(function.__module__)
 

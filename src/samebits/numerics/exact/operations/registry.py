@@ -119,6 +119,7 @@ def _packets(names: str) -> set[Any]:
 FREE = _packets(_MOVES + _CHOICES + _ARITHMETIC)
 """Operations that pass as they are, whatever the type."""
 
+BATCH_NORM = "BatchNorm depends on how the batch is split over devices; use GroupNorm"
 REFUSED = {
     **dict.fromkeys(
         _packets("_addmm_activation _fused_rms_norm _fused_rms_norm_backward"), "devices compute it in different steps"
@@ -128,7 +129,7 @@ REFUSED = {
             "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
             "cudnn_batch_norm batch_norm"
         ),
-        "BatchNorm depends on how the batch is split over devices; use GroupNorm",
+        BATCH_NORM,
     ),
 }
 """Operations that PyTorch could take apart, but not in one way for all devices and splits, each with the reason."""

@@ -1,0 +1,171 @@
+"""Try every attempt in two processes that differ in all that the promise allows to differ, and say what came of it.
+
+python tests/numerics/attempts_probe.py [NAME or KIND ...]     (a line of JSON for each; the table goes to stderr)
+
+An attempt is refused, or gives the same bits whole, in parts, in parts in the other order, and in both processes; else
+it differs. A process that an attempt has spoiled for others, or that hangs, is left, and a new one goes on.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import warnings
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tools")]
+
+SPOILED, SECONDS, SHARDS, SAMPLES = 17, 60, 4, 16
+ENVIRONMENTS = [
+    {"PYTHONHASHSEED": "0", "PROBE_THREADS": "1"},
+    {"PYTHONHASHSEED": "0", "PROBE_THREADS": "2", "PYTHONMALLOC": "malloc", "ATEN_CPU_CAPABILITY": "default"}
+    | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+]
+
+
+def worker(names):
+    """Print the name of each attempt with what it gave here: "refused", "crash", or digests."""
+    import torch
+
+    import attempts
+    import exact_probe
+    from samebits.errors import UserError
+    from samebits.numerics.exact.numerics import ExactNumerics
+    from samebits.numerics.initialization import portable_initialization
+    from samebits.numerics.interface import MicroBatch
+    from samebits.numerics.kernels import choose_kernels
+    from samebits.numerics.portable.random import Stream
+    from samebits.params import parse_params
+    from samebits.training.diagnosis import require_alike, require_same_again
+
+    settings = parse_params({"train": {"optimizer": {"name": "adamw", "lr": 0.003}}}).train
+    inputs = torch.from_numpy(Stream(3, "x").normal(SAMPLES * 3 * 64)).float().view(SAMPLES, 3, 8, 8)
+    targets = torch.from_numpy(Stream(3, "y").below(20, SAMPLES))
+    threads = int(os.environ["PROBE_THREADS"])
+    factories = {name: factory for _, name, factory in attempts.ATTEMPTS}
+
+    def restore():
+        while torch._C._len_torch_dispatch_stack():
+            torch._C._pop_torch_dispatch_stack(None)
+        torch.set_num_threads(threads)
+        torch.set_flush_denormal(False)
+        torch.set_deterministic_debug_mode("default")
+        torch.compiler.set_stance("default")
+        torch.set_grad_enabled(True)
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
+        torch._C._set_mkldnn_enabled(True)
+        torch.set_autocast_enabled("cpu", False)
+        choose_kernels(fused=True)
+
+    def numerics():
+        split = {"shards": SHARDS, "samples": SAMPLES, "independent": False}
+        return ExactNumerics(settings, torch.device("cpu"), "cross_entropy", (), seed=0, **split)
+
+    def look(factory):
+        """As ``Setup.try_step`` does before a training."""
+        found, seen = [], set()
+        for _ in range(2):
+            one = numerics()
+            one.configure()
+            with one.construction(), portable_initialization(0):
+                model = factory()
+            model.train()
+            if seen & {id(p) for p in model.parameters()}:
+                return
+            one.prepare(model)
+            seen |= {id(p) for p in model.parameters()}
+            module, batch = one.module(model), MicroBatch(inputs, targets, 0, range(SHARDS))
+            one.forward(module, batch)
+            found.append((model, require_same_again(one, module, batch)))
+        require_alike(found[0][1], found[1][1], "the model is built a second time")
+
+    def train(factory, splits, *, backwards=False):
+        run = partial(exact_probe.run, shards=SHARDS, splits=splits, steps=3, backwards=backwards)
+        return run(numerics(), factory, inputs, targets)[0]
+
+    def outcome(factory):
+        signal.alarm(SECONDS)
+        try:
+            look(factory)
+            return [train(factory, 1), train(factory, SHARDS), train(factory, SHARDS, backwards=True)]
+        except UserError as error:
+            return f"refused: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever an attempt raises
+            return f"crash: {type(error).__name__}: {error}".splitlines()[0]
+        finally:
+            signal.alarm(0)
+            restore()
+
+    def out_of_time(*_):
+        raise TimeoutError(f"more than {SECONDS} s")
+
+    signal.signal(signal.SIGALRM, out_of_time)
+    warnings.simplefilter("ignore")
+    restore()
+    with contextlib.redirect_stdout(sys.stderr):
+        plain = train(factories["plain"], 1)
+    for name in names:
+        with contextlib.redirect_stdout(sys.stderr):
+            found = outcome(factories[name])
+        print(json.dumps([name, found]), flush=True)
+        with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(Exception):
+            if train(factories["plain"], 1) == plain:
+                continue
+        os._exit(SPOILED)
+    os._exit(0)
+
+
+def in_environment(environ, names):
+    """What each attempt gave, from as few processes as there need be."""
+    found, left = {}, list(names)
+    while left:
+        command = [sys.executable, __file__, "--worker", *left]
+        done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+        found |= dict(lines)
+        left = left[len(lines) :]
+        if left and done.returncode not in (0, SPOILED):
+            found[left.pop(0)] = f"crash: exit code {done.returncode}: {done.stderr[-300:]}"
+    return found
+
+
+def judged(founds):
+    """Of what an attempt gave in all processes: refused, same, differs or crash, and a refusal's text."""
+    texts = [found for found in founds if isinstance(found, str)]
+    digests = {digest for found in founds if not isinstance(found, str) for digest in found}
+    if len(digests) > 1:
+        return "differs", " ".join([*sorted(one[:8] for one in digests), *texts])
+    return (texts[0].partition(":")[0], texts[0]) if texts else ("same", "")
+
+
+def outcomes(names):
+    """Outcome and detail by name."""
+    everywhere = [in_environment(environ, names) for environ in ENVIRONMENTS]
+    return {name: judged([found[name] for found in everywhere]) for name in names}
+
+
+def main():
+    import attempts
+
+    chosen = {n: k for k, n, _ in attempts.ATTEMPTS if not sys.argv[1:] or {n, k} & {*sys.argv[1:]}}
+    counts = collections.Counter()
+    for name, (outcome, detail) in outcomes([*chosen]).items():
+        print(json.dumps({"kind": chosen[name], "name": name, "outcome": outcome, "detail": detail}), flush=True)
+        counts[chosen[name], outcome] += 1
+    columns = ("refused", "same", "differs", "crash")
+    print("kind", *(f"{c:>8}" for c in columns), file=sys.stderr)
+    for kind in sorted({*chosen.values()}):
+        print(f"{kind:4}", *(f"{counts[kind, c]:8}" for c in columns), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        worker(sys.argv[2:])
+    else:
+        main()
