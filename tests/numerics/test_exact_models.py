@@ -6,6 +6,7 @@ import random
 import subprocess
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -404,6 +405,7 @@ class Does(nn.Module):
         (lambda net, x: x * time.time(), r"model \(Does\): time.time is asked for"),
         (lambda net, x: (threading.Thread(target=print).start(), x)[1], r"model \(Does\): a thread is started"),
         (lambda net, x: (subprocess.run(["true"]), x)[1], r"model \(Does\): a process is started"),
+        (lambda net, x: x + len(Path(__file__).read_text()), r"model \(Does\): .*test_exact_models.py is read"),
         (lambda net, x: (setattr(net.what, "seen", 1), x)[1], r"an argument of .*<lambda>.seen: written in forward"),
         (lambda net, x: (torch.set_num_threads(2), x)[1], r"a switch of PyTorch's.set_num_threads: written in forward"),
     ],

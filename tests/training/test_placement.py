@@ -117,7 +117,12 @@ def test_refused(strategy, train, error, message):
         ("dp", {"compile": True}, {"train.compile": "dp_is_not_compiled"}),
         ("ddp", {"compile": True}, {}),
         ("single", {"precision": "tf32"}, {"train.precision": "no_tf32_on_cpu"}),
-        ("single", {"optimizer": {"name": "adamw"}}, {"train.optimizer.momentum": "adamw_has_no_momentum"}),
+        ("single", {"optimizer": {"name": "adamw"}}, {}),
+        (
+            "single",
+            {"optimizer": {"name": "adamw", "momentum": 0.5}},
+            {"train.optimizer.momentum": "adamw_has_no_momentum"},
+        ),
         ("single", {"optimizer": {"name": "adamw", "momentum": 0.0}}, {}),
         ("single", {"num_devices": 2}, {"train.num_devices": "single_has_one_device"}),
         (

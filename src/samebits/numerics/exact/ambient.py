@@ -138,8 +138,11 @@ def _hear_of_processes(event: str, arguments: tuple[object, ...]) -> None:
         return
     if event in {"subprocess.Popen", "os.fork", "os.posix_spawn"}:
         _refuse("a process is started", "do it before the training")
-    if event == "open" and not _of_pythons_own():
-        _refuse(f"{arguments[0]} is opened", "read it in the factory, and keep it in a buffer")
+    writes = (
+        event == "open" and isinstance(arguments[1], str) and {*"wax"} & {*arguments[1]} and "+" not in arguments[1]
+    )
+    if event == "open" and not writes and not _of_pythons_own():
+        _refuse(f"{arguments[0]} is read", "read it in the factory, and keep it in a buffer")
 
 
 def _of_pythons_own() -> bool:
