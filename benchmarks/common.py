@@ -163,8 +163,9 @@ def result_of(work: Callable[[Reporter], Any], workers: int = 1) -> Any:
         file = Path(folder) / "result.json"
 
         def run_work(reporter: Reporter) -> None:
+            rank = os.environ["RANK"]  # bare.py takes it away
             result = work(reporter)
-            if os.environ["RANK"] == "0":
+            if rank == "0":
                 write_json(file, result)
 
         launch(run_work, workers)

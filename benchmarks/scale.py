@@ -28,6 +28,7 @@ from samebits.results.scaling.fit import Point, fit
 from samebits.results.scaling.model import BACKWARD_SHARE, Step
 from samebits.training.strategies import INIT_METHOD
 
+sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "tests/system/nodes"))
 from machines import machines, why_none  # beside the tests that need them too
 

@@ -14,8 +14,14 @@ SCRIPTS = [file for folder in ("benchmarks", "tools") for file in sorted((ROOT /
 def trouble():
     """What importing each script prints; one process for all, because most import torch."""
     code = """
-import importlib.util, sys
-for file in sys.argv[1:]:
+import importlib.util, os, sys
+tests, *files = sys.argv[1:]
+usual = list(sys.path)
+for file in files:
+    sys.path[:] = [os.path.dirname(file), *usual]  # as a command has it
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(tests):
+            del sys.modules[name]  # that the script before has found
     spec = importlib.util.spec_from_file_location("script", file)
     module = sys.modules["script"] = importlib.util.module_from_spec(spec)
     try:
@@ -23,8 +29,7 @@ for file in sys.argv[1:]:
     except Exception as error:
         print(file, type(error).__name__, error)
 """
-    folders = [str(ROOT / folder) for folder in ("benchmarks", "tests", "tools")]
-    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {folders}{code}", *map(str, SCRIPTS)]
+    command = [sys.executable, "-c", code, str(ROOT / "tests"), *map(str, SCRIPTS)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -1,6 +1,8 @@
 """A user's own models in the exact numerics, in the usual public styles and unchanged."""
 
 import copy
+import functools
+import itertools
 import os
 import random
 import subprocess
@@ -23,6 +25,7 @@ from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
 from samebits.numerics.portable.random import Stream
 from samebits.params import parse_params
+from samebits.training.diagnosis import require_same_again
 
 CPU = torch.device("cpu")
 SAMPLES, SHARDS, STEPS = 16, 4, 3
@@ -391,7 +394,7 @@ class Does(nn.Module):
     [
         (
             lambda net, x: torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,)),
-            r"model \(Does\): cond: control flow as an operation is not looked into",
+            r"model \(Does\): torch.cond: control flow as an operation is not looked into",
         ),
         (
             lambda net, x: net.other.weight.requires_grad_(False) @ x.T,
@@ -417,6 +420,40 @@ def test_what_forward_may_not_do_is_named(what, why):
     finally:
         torch.set_num_threads(1)
         vars(what).pop("seen", None)
+
+
+class KeepsDraws(nn.Module):
+    """Draws once, and adds that to all samples of all shards."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.drawn = nn.Linear(192, TOKENS), functools.lru_cache(torch.rand)
+
+    def forward(self, x):
+        return self.body(x.flatten(1) + self.drawn(192))
+
+
+class Alternates(nn.Module):
+    """Does something else at every second call, so that all is as before after an even number of shards."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.flip = nn.Linear(192, TOKENS), itertools.cycle([1.0, 2.0]).__next__
+
+    def forward(self, x):
+        return self.body(x.flatten(1) * self.flip())
+
+
+@pytest.mark.parametrize("factory", [KeepsDraws, Alternates])
+def test_a_model_is_fed_twice_and_has_to_give_the_same(factory):
+    split = {"shards": SHARDS, "samples": SAMPLES, "independent": False}
+    numerics = ExactNumerics(TRAIN, CPU, "cross_entropy", (), seed=0, **split)
+    model = factory()
+    numerics.prepare(model)
+    module, batch = numerics.module(model), MicroBatch(images(), classes(), 0, range(SHARDS))
+    with pytest.raises(RefusedError, match=r"exact: shard 0 gives other bits when the shards come in reverse order"):
+        require_same_again(numerics, module, batch)
+    assert torch.get_num_threads() == 1
 
 
 def test_ranks_and_threads_are_those_of_one_process():

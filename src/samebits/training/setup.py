@@ -11,7 +11,7 @@ from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.params.sections import UserModel
 from samebits.training.batches import Batches, load_data, on_device
-from samebits.training.diagnosis import require_alike, trial_step
+from samebits.training.diagnosis import require_alike, require_same_again, trial_step
 from samebits.training.loop import Snapshot, Trainable
 from samebits.training.models.build import build_model
 from samebits.training.models.sources import Watched, find_sources, recalled
@@ -99,7 +99,7 @@ class Setup:
         model.train()  # as in the training, in whatever mode the factory has left it
         initial = Snapshot(model)
         batch = batches.micro_batch(0, 0)
-        self._require_built_alike(model, batch)
+        self._require_same(model, batch.head(placement.rows_per_device))
         graphs = self.strategy.compiles and self.numerics.graphs
         seen = SeenDraws()
         with self.watched.opening():
@@ -118,14 +118,14 @@ class Setup:
         initial.restore()
         return notes
 
-    def _require_built_alike(self, model: nn.Module, batch: MicroBatch) -> None:
-        """Under ``exact``, build a user's model a second time, whose objects lie elsewhere in memory, and compare.
+    def _require_same(self, model: nn.Module, batch: MicroBatch) -> None:
+        """Under ``exact``, feed a user's model twice, and build it a second time, whose objects lie elsewhere.
 
-        Only where there surely is room for it, and where the factory makes another one. Raises UserError: it gives
-        other bits.
+        It has run nowhere before, so that what it keeps of its first pass shows. A second one is built only where there
+        surely is room for it, and where the factory makes another. Raises UserError: it gives other bits.
         """
-        large = sum(p.numel() for p in model.parameters()) > _MOST_AGAIN
-        if large or self.numerics.name != "exact" or not isinstance(self.params.model, UserModel):
+        first = require_same_again(self.numerics, self.numerics.module(model), batch)
+        if not first or sum(p.numel() for p in model.parameters()) > _MOST_AGAIN:
             return
         other = make_numerics(self.params, "exact", self.card, split=self.split, device=self.strategy.device)
         again = self.build()
@@ -133,8 +133,7 @@ class Setup:
             return
         other.prepare(again)
         again.to(self.strategy.device).train()
-        alike = other.fingerprint(other.module(again), batch)
-        require_alike(alike, self.numerics.fingerprint(self.numerics.module(model), batch), _AGAIN)
+        require_alike(first, other.fingerprint(other.module(again), batch), _AGAIN)
 
     def trainable(self, model: nn.Module, batches: Batches) -> Trainable:
         """The placed model under the strategy, with its optimizer."""

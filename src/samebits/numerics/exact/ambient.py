@@ -48,10 +48,10 @@ _ANSWERED: dict[ModuleType, dict[str, object]] = {
     torch.backends.cpu: {"get_cpu_capability": "DEFAULT"},
     torch.distributed: {"is_initialized": False, "get_rank": 0, "get_world_size": 1},
 }
-_TEXTS = {"linecache", "traceback", "warnings", "logging", "inspect"}
 _STARTS = ("start_new_thread", "start_joinable_thread")
 _RANKS = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-_OF_THE_KIT = ("torch", "samebits", "threading", "concurrent", "multiprocessing", "logging")
+_OF_THE_KIT = {"torch", "samebits", "threading", "concurrent", "multiprocessing", "logging", "linecache", "traceback",
+               "warnings", "inspect"}  # fmt: skip
 
 
 class _Guard(threading.local):
@@ -97,20 +97,23 @@ def guard_process() -> None:
             os.environ[name] = "1" if name.endswith("SIZE") else "0"
     for module in (_thread, threading):
         for start in (name for name in dir(module) if name.strip("_") in _STARTS):
-            setattr(module, start, _with_no_guard(getattr(module, start)))
+            _forbid(module, start, "a thread is started, in which nothing is looked at", "do it in this thread")
+    text = "torch.cond: control flow as an operation is not looked into"
+    _forbid(torch, "cond", text, "use Python's own, or train with numerics fast alone")
     sys.addaudithook(_hear_of_processes)
 
 
-def _with_no_guard(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What starts a thread, refused in a guarded block."""
+def _forbid(module: ModuleType, name: str, what: str, hint: str) -> None:
+    """Refuse a function in a guarded block, also while a model is built."""
+    function = getattr(module, name)
 
     @functools.wraps(function)
-    def start(*args: Any, **kwargs: Any) -> Any:
+    def forbidden(*args: Any, **kwargs: Any) -> Any:
         if _GUARD.engine is not None:
-            _refuse("a thread is started, in which nothing is looked at", "do it in this thread")
+            _refuse(what, hint)
         return function(*args, **kwargs)
 
-    return start
+    setattr(module, name, forbidden)
 
 
 def _answer(answer: object, _: str) -> object:
@@ -125,8 +128,7 @@ def _replace(module: ModuleType, name: str, inside: Callable[[str], Any]) -> Non
 
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1).f_globals.get("__name__", "")
-        if _GUARD.engine is None or _GUARD.builds or caller.partition(".")[0] in _OF_THE_KIT or _of_pythons_own():
+        if _GUARD.engine is None or _GUARD.builds or _asked_by_the_kit():
             return function(*args, **kwargs)
         return inside(what)
 
@@ -141,18 +143,22 @@ def _hear_of_processes(event: str, arguments: tuple[object, ...]) -> None:
     writes = (
         event == "open" and isinstance(arguments[1], str) and {*"wax"} & {*arguments[1]} and "+" not in arguments[1]
     )
-    if event == "open" and not writes and not _of_pythons_own():
+    if event == "open" and not writes and not _asked_by_the_kit():
         _refuse(f"{arguments[0]} is read", "read it in the factory, and keep it in a buffer")
 
 
-def _of_pythons_own() -> bool:
-    """Whether it is for a library that is imported when it is first needed, or for a warning's text."""
+def _asked_by_the_kit() -> bool:
+    """Whether it is for PyTorch, a warning's text, or a library that is imported when it is first needed."""
     frame: FrameType | None = sys._getframe(2)
+    nearest = ""  # that is no other part of Python's library
     while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_globals.get("__name__") in _TEXTS:
+        name = frame.f_globals.get("__name__", "").partition(".")[0]
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
+        if not nearest and (name in _OF_THE_KIT or name not in sys.stdlib_module_names):
+            nearest = name
         frame = frame.f_back
-    return False
+    return nearest in _OF_THE_KIT
 
 
 def _refuse(what: str, hint: str) -> None:

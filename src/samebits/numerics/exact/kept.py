@@ -286,13 +286,20 @@ def switches() -> dict[str, object]:
     return {
         "set_num_threads": torch.get_num_threads(),
         "set_default_dtype": torch.get_default_dtype(),
-        "set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "set_float32_matmul_precision": _matmul_precision(),
         "use_deterministic_algorithms": torch.get_deterministic_debug_mode(),
         "set_grad_enabled": torch.is_grad_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
         "mkldnn": (torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic),
         "set_stance": getattr(getattr(compiler, "_stance", None), "stance", "default"),
     }
+
+
+def _matmul_precision() -> str:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # set by names that PyTorch does not mix
+        return "mixed"
 
 
 def _numpy_state() -> tuple[object, ...]:

@@ -159,7 +159,8 @@ class ExactModule(nn.Module):
         try:
             yield
             for place, holder, name, _ in originals:
-                if storage_of(holder[name]) != storage_of(values[place]):  # ``.data`` was assigned
+                now = holder.get(name)
+                if now is None or storage_of(now) != storage_of(values[place]):  # it, or its ``.data``, was assigned
                     raise written_in_forward(f"model.{place}")
         finally:
             for _, holder, name, parameter in originals:
