@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.params.split import BatchSplit
+    from samebits.records.run import Placement
     from samebits.workers.rank import Reporter
 
 _SECONDS = 120
@@ -43,7 +44,7 @@ def discover(params: Params, data_dir: Path) -> None:
         os.dup2(2, 1)  # what a model prints is no answer of this command
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         signal.alarm(_SECONDS)  # ends a model that never comes back
-        run_rank(lambda: _Look(params, split, data_dir), placement, reporter)
+        run_rank(lambda: _Look(params, placement, split, data_dir), placement, reporter)
 
     launch(work, 1)
 
@@ -51,19 +52,18 @@ def discover(params: Params, data_dir: Path) -> None:
 class _Look:
     """The one rank of it."""
 
-    def __init__(self, params: Params, split: BatchSplit, data_dir: Path) -> None:
+    def __init__(self, params: Params, placement: Placement, split: BatchSplit, data_dir: Path) -> None:
         self.strategy = SingleDeviceStrategy(torch.device("cpu"))
         self.model: nn.Module | None = None
-        self._params, self._data_dir = params, data_dir
+        self._params, self._placement, self._data_dir = params, placement, data_dir
         self._setup = Setup(params, "fast", read_card(data_dir / "card.json"), split=split, strategy=self.strategy)
 
     def run(self) -> None:
         """Build, make a step, and keep what was read."""
         setup, model = self._setup, self._params.model
-        placement, _ = place("single", self._params, "fast", gpus=0, cores=1)
         setup.enter_process()
         self.model = setup.place(setup.build())
-        setup.try_step(self.model, setup.batches(setup.load(self._data_dir)), placement, wants_ranks=False)
+        setup.try_step(self.model, setup.batches(setup.load(self._data_dir)), self._placement, wants_ranks=False)
         remember(model, setup.watched.files())
         if unseen := setup.watched.unseen():
             sys.stderr.write(f"{model.name} reads {few(unseen)}, which nobody watches: an edit of it trains nothing\n")

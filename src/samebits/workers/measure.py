@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -68,44 +68,22 @@ def measure(
     """
     if placement.fallback:
         return Measurements(Slices())
-    measured = _measure(
-        trainable,
-        losses,
-        untrained=untrained,
-        data=data,
-        setup=setup,
-        placement=placement,
-        step_seconds=step_seconds,
-        sampler=sampler,
-    )
-    return replace(measured, same_draws=measure_same_draws(trainable, setup.params)) if setup.draws else measured
-
-
-def _measure(
-    trainable: Trainable,
-    losses: list[float],
-    *,
-    untrained: nn.Module | None,
-    data: Data,
-    setup: Setup,
-    placement: Placement,
-    step_seconds: float,
-    sampler: Sampler,
-) -> Measurements:
     strategy, params = setup.strategy, setup.params
     twin = params.train.repeats > 1 and setup.numerics.name == "fast"
     final = Snapshot(trainable.model) if twin else None
+    same_draws = measure_same_draws(trainable, params) if setup.draws else None
+    told = partial(Measurements, same_draws=same_draws)
     strategy.barrier()  # saving a large model must not count as waiting for what comes next
-    measured = Measurements(NO_MEMORY_LEFT)
+    measured = told(NO_MEMORY_LEFT)
     try:
         references = make_references(untrained, data, setup, placement)
         with sampler.during("slices"):
             slices = measure_slices(trainable, references, losses, params.train, step_seconds=step_seconds)
-        measured = Measurements(slices)
+        measured = told(slices)
         if final is None:
             return measured
         rounding = measure_rounding(trainable, losses, final, seed=params.seed, step_seconds=step_seconds)
-        measured = Measurements(slices, rounding)
+        measured = told(slices, rounding)
         if slices.problem is not None and slices.problem.kind == "no_memory" and "share" not in slices.seconds:
             references.release()
             return measured  # there is none for twins either
@@ -113,7 +91,7 @@ def _measure(
         if (twins := _twins(make, references, setup, placement)) is None:
             return measured
         breakdown = break_down(trainable, twins, total_steps=len(losses), step_seconds=step_seconds)
-        return Measurements(slices, rounding, breakdown)
+        return told(slices, rounding, breakdown)
     except Exception as error:
         if strategy.world_size > 1 or not is_out_of_memory(error):  # other ranks wait for this one
             raise

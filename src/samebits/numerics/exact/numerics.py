@@ -166,7 +166,7 @@ class ExactNumerics(Numerics):
         """Whether the gradients stand; if not, the step is to be made again. Every rank must call it.
 
         Raises:
-            RefusedError: a magnitude is infinite or NaN.
+            UserError: a magnitude is infinite or NaN.
         """
         self.replaced.clear()  # the first step has shown that forward reads none of them
         return self.windows.settle(all_reduce_max, self._device)
