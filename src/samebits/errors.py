@@ -10,16 +10,18 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
+_Kind = TypeVar("_Kind", bound=BaseException)
 _LONGEST = 1000  # characters of a message
 
 
@@ -150,18 +152,43 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def caused_by(error: BaseException | None, kind: type[_Kind]) -> _Kind | None:
+    """The error itself or the nearest behind it that is of a kind: a library may have put its own around it."""
+    while error is not None and not isinstance(error, kind):
+        error = error.__cause__ or error.__context__
+    return error
+
+
 def place_of(error: BaseException) -> str | None:
     """``file.py:12``, the innermost line of the user's own code that an error came through; None if there is none."""
-    package = Path(__file__).parent
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
-        if file.is_file() and package not in file.parents and not _INSTALLED.search(frame.filename):
+        if file.is_file() and is_own(file):
             here = Path.cwd()
             return f"{file.relative_to(here) if file.is_relative_to(here) else file}:{frame.lineno}"
     return None
 
 
-_INSTALLED = re.compile(r"/(site|dist)-packages/|/lib/python3|/pipeline/\w+\.py$")
+_KIT = Path(__file__).resolve().parent
+_SYSTEM = {
+    Path(folder).resolve()
+    for folder in (*map(sysconfig.get_path, ("stdlib", "platstdlib")), sys.prefix, sys.base_prefix,
+                   "/proc", "/sys", "/dev", "/etc", "/usr")
+}  # fmt: skip
+
+
+def is_own(file: Path) -> bool:
+    """Whether a file of code is the user's: neither Python's, nor an installed package's, nor this kit's."""
+    installed = {"site-packages", "dist-packages"} & {*file.parts}
+    kits = file.is_relative_to(_KIT) or file.parent in {root / "pipeline" for root in (_KIT.parent.parent, Path.cwd())}
+    return not (installed or kits or in_system(file))
+
+
+def in_system(file: Path) -> bool:
+    """Whether a file is the operating system's or Python's; a folder of theirs that the root lies in does not count."""
+    root = Path.cwd().resolve()
+    return any(file.is_relative_to(folder) for folder in _SYSTEM if not root.is_relative_to(folder))
+
 
 _BY_EXIT_CODE: dict[int, type[SamebitsError]] = {2: UserError, 3: HostError, 4: WorkerError}
 

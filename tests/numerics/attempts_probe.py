@@ -1,6 +1,7 @@
 """Try every attempt in two processes that differ in all that the promise allows to differ, and say what came of it.
 
 python tests/numerics/attempts_probe.py [NAME or KIND ...]     (a line of JSON for each; the table goes to stderr)
+python tests/numerics/attempts_probe.py --write                (the table in docs/concepts/exact.md is made anew)
 
 An attempt is refused, or gives the same bits whole, in parts, in parts in the other order, and in both processes; else
 it differs. A process that an attempt has spoiled for others, or that hangs, is left, and a new one goes on.
@@ -14,13 +15,30 @@ import signal
 import subprocess
 import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1] / "tools")]
 
+DOCS = HERE.parents[1] / "docs/concepts/exact.md"
+BEGIN, END = "<!-- attempts -->", "<!-- end of attempts -->"
 SPOILED, SECONDS, SHARDS, SAMPLES = 17, 60, 4, 16
+KINDS = {
+    "a": "settings of layers and of other parts, changed in forward",
+    "b": "writes to buffers, weights, hooks and modules, some of them for some data only",
+    "c": "draws that are made once and kept",
+    "d": "threads",
+    "e": "the order of sets, and hashes",
+    "f": "ranks, threads and the machine, asked for in forward",
+    "g": "state elsewhere: globals, closures, classes, generators",
+    "h": "time, processes, addresses, memory that nobody wrote",
+    "i": "tiny numbers flushed to zero",
+    "j": "switches of PyTorch's, and private functions",
+    "k": "honest models, which should pass",
+}
+OUTCOMES = ("refused", "same", "differs", "crash")
 ENVIRONMENTS = [
     {"PYTHONHASHSEED": "0", "PROBE_THREADS": "1"},
     {"PYTHONHASHSEED": "0", "PROBE_THREADS": "2", "PYTHONMALLOC": "malloc", "ATEN_CPU_CAPABILITY": "default"}
@@ -34,7 +52,7 @@ def worker(names):
 
     import attempts
     import exact_probe
-    from samebits.errors import UserError
+    from samebits.errors import UserError, caused_by
     from samebits.numerics.exact.numerics import ExactNumerics
     from samebits.numerics.initialization import portable_initialization
     from samebits.numerics.interface import MicroBatch
@@ -94,9 +112,9 @@ def worker(names):
         try:
             look(factory)
             return [train(factory, 1), train(factory, SHARDS), train(factory, SHARDS, backwards=True)]
-        except UserError as error:
-            return f"refused: {error}"
         except Exception as error:  # noqa: BLE001 - whatever an attempt raises
+            if refusal := caused_by(error, UserError):
+                return f"refused: {refusal}"
             return f"crash: {type(error).__name__}: {error}".splitlines()[0]
         finally:
             signal.alarm(0)
@@ -146,22 +164,39 @@ def judged(founds):
 
 def outcomes(names):
     """Outcome and detail by name."""
-    everywhere = [in_environment(environ, names) for environ in ENVIRONMENTS]
+    with ThreadPoolExecutor() as pool:
+        everywhere = [*pool.map(in_environment, ENVIRONMENTS, [names] * len(ENVIRONMENTS))]
     return {name: judged([found[name] for found in everywhere]) for name in names}
+
+
+def table(kinds, found):
+    """The lines of a table in Markdown: attempts by kind and by what came of them."""
+    counts = collections.Counter((kinds[name], outcome) for name, (outcome, _) in found.items())
+    yield "| what forward or the factory does | attempts | refused by name | same bits | other bits | PyTorch's error |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for kind in sorted({*kinds.values()}):
+        row = [counts[kind, outcome] for outcome in OUTCOMES]
+        yield f"| {' | '.join(map(str, [KINDS[kind], sum(row), *row]))} |"
+
+
+def written(lines):
+    """The docs, with the table in its place."""
+    before, _, rest = DOCS.read_text().partition(BEGIN)
+    return "\n".join([before + BEGIN, *lines, END + rest.partition(END)[2]])
 
 
 def main():
     import attempts
 
-    chosen = {n: k for k, n, _ in attempts.ATTEMPTS if not sys.argv[1:] or {n, k} & {*sys.argv[1:]}}
-    counts = collections.Counter()
-    for name, (outcome, detail) in outcomes([*chosen]).items():
+    asked = {*sys.argv[1:]} - {"--write"}
+    chosen = {n: k for k, n, _ in attempts.ATTEMPTS if not asked or {n, k} & asked}
+    found = outcomes([*chosen])
+    for name, (outcome, detail) in found.items():
         print(json.dumps({"kind": chosen[name], "name": name, "outcome": outcome, "detail": detail}), flush=True)
-        counts[chosen[name], outcome] += 1
-    columns = ("refused", "same", "differs", "crash")
-    print("kind", *(f"{c:>8}" for c in columns), file=sys.stderr)
-    for kind in sorted({*chosen.values()}):
-        print(f"{kind:4}", *(f"{counts[kind, c]:8}" for c in columns), file=sys.stderr)
+    lines = [*table(chosen, found)]
+    print(*lines, sep="\n", file=sys.stderr)
+    if "--write" in sys.argv:
+        DOCS.write_text(written(lines))
 
 
 if __name__ == "__main__":

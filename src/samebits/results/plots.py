@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from samebits.results.comparison import Comparison, Row
+    from samebits.results.explanation.explain import Explanation
 
 _LOOKS: dict[str, dict[str, Any]] = {  # lines that lie on each other all show: a thin dashed one is on a thick one
     "single": {"marker": "o", "linestyle": "-", "linewidth": 2.4},
@@ -113,7 +114,7 @@ def speedups(axes: Axes, rows: Sequence[Row]) -> None:
 
 def breakdown(axes: Axes, rows: Sequence[Row]) -> None:
     """Where does the time of a step go? The parts of each step, one after the other."""
-    divided = [(row, row.explanation) for row in rows if row.explanation]
+    divided = _divided(rows)
     names = [row.name for row, _ in divided]
     ends = [0.0] * len(divided)
     for (key, label), colour in zip(PART_NAMES.items(), PART_COLOURS, strict=True):
@@ -123,6 +124,11 @@ def breakdown(axes: Axes, rows: Sequence[Row]) -> None:
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     axes.grid(axis="y", visible=False)
     axes.set(xlabel="milliseconds of a step", ylim=(len(divided) - 0.5, -0.5))
+
+
+def _divided(rows: Sequence[Row]) -> list[tuple[Row, Explanation]]:
+    """Those whose parts have shares of a step."""
+    return [(row, row.explanation) for row in rows if row.explanation and not row.explanation.unsteady]
 
 
 PLOTS: dict[str, Callable[[Axes, Sequence[Row]], None]] = {
@@ -163,7 +169,7 @@ def draw(comparison: Comparison, folder: Path) -> dict[str, list[str]]:
     """Write the plots to ``folder`` as PNG and SVG, the same bytes for the same comparison; return the SVGs of each."""
     drawn = {}
     for name in PLOTS:
-        if name == "breakdown" and not any(row.explanation for row in comparison.rows):
+        if name == "breakdown" and not _divided(comparison.rows):
             continue
         parts = {"": list(comparison.rows)} if name in TOGETHER else by_numerics(comparison.rows)
         drawn[name] = [_draw(name, numerics, rows, folder) for numerics, rows in parts.items()]
@@ -204,8 +210,8 @@ def write_tables(comparison: Comparison, folder: Path) -> None:
         if row.speedup
     ]
     _write_csv(folder / "speedups.csv", ["run", "devices", "speedup", "bound"], rows)
-    divided = [(row.name, row.explanation.parts) for row in comparison.rows if row.explanation]
-    parts = [(name, what, ms) for name, parts in divided for _, what, ms in say_parts(parts)]
+    divided = _divided(comparison.rows)
+    parts = [(row.name, what, ms) for row, explanation in divided for _, what, ms in say_parts(explanation.parts)]
     _write_csv(folder / "breakdown.csv", ["run", "part", "milliseconds"], parts)
 
 

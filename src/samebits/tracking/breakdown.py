@@ -21,7 +21,7 @@ def figures_of(explanation: Explanation) -> dict[str, float]:
         figures["limit.all_reduce_ms"] = bounds.all_reduces[-1].ms
         figures["limit.all_reduce_gb_per_s"] = bounds.all_reduces[-1].bus_gb_per_s
     first = explanation.findings[0] if explanation.findings else None
-    if first:
+    if first and first.share is not None:
         figures["cause_share"] = first.share
     if first and first.gain:
         figures["predicted_gain"] = first.gain.median

@@ -17,6 +17,7 @@ from samebits.errors import (
     SamebitsError,
     UserError,
     WorkerError,
+    caused_by,
     few,
     first_line,
     place_of,
@@ -187,6 +188,8 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
     """Name what went wrong in a worker, in words that lead to a remedy."""
     if isinstance(error, SamebitsError):
         return error
+    if refusal := caused_by(error, RefusedError):
+        return refusal
     text = str(error)
     if is_out_of_memory(error):
         return _out_of_memory(text, placement, model)

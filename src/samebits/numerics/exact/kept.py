@@ -12,16 +12,18 @@ import functools
 import itertools
 import random
 import sys
-import sysconfig
 import types
 from collections import deque
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+
+from samebits.errors import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -150,9 +152,10 @@ class Kept:
         function = getattr(value, "__func__", value)
         if isinstance(value, types.MethodType):
             self._walk(name, value.__self__, depth + 1)
-        if _is_opaque(function.__module__):
+        made = _is_made_from_text(function)
+        if not made and _is_opaque(function.__module__):
             return
-        own = _is_own(function.__module__)  # another's may remember what it likes, and holds what is the user's
+        own = made or _is_own(function.__module__)  # another's may remember what it likes, and holds what is the user's
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             what = f"{variable} of {function.__qualname__}"
             if own:
@@ -160,7 +163,7 @@ class Kept:
             self._walk(what, _content(cell), depth + 1)
         for part in (function.__defaults__, function.__kwdefaults__, function.__dict__) if own else ():
             self._walk(f"an argument of {function.__qualname__}", part, depth + 1)
-        self._globals(function.__module__)
+        self._globals(function.__module__, function.__globals__ if made else None)
 
     def _class(self, kind: type) -> None:
         for one in kind.__mro__:
@@ -172,9 +175,10 @@ class Kept:
                 self._walk(f"{one.__qualname__}.{name}", getattr(value, "__wrapped__", value), 1)
             self._globals(one.__module__)
 
-    def _globals(self, module: str | None) -> None:
-        """The globals of one of the user's own files."""
-        names = vars(sys.modules[module]) if module and _is_own(module) else {}
+    def _globals(self, module: str | None, names: dict[str, Any] | None = None) -> None:
+        """The globals of one of the user's own files, or of a function that was made from text."""
+        if names is None:
+            names = vars(sys.modules[module]) if module and _is_own(module) else {}
         if names and id(names) not in self._seen:
             self._seen[id(names)] = names
             self._add(f"a global of {module}", lambda: _without_code(names), names)
@@ -197,6 +201,11 @@ class Kept:
 def _is_opaque(module: str | None) -> bool:
     """Whether what is defined there is not looked into."""
     return module is None or module.partition(".")[0] in _OPAQUE
+
+
+def _is_made_from_text(function: types.FunctionType) -> bool:
+    """Whether its globals are no module's, as after ``exec`` in a dictionary."""
+    return function.__module__ in {None, "builtins"}
 
 
 def _slots(kind: type) -> list[str]:
@@ -295,6 +304,11 @@ def switches() -> dict[str, object]:
     }
 
 
+def switched(before: dict[str, object]) -> str | None:
+    """The first of PyTorch's switches that is not as it was."""
+    return next((name for name, value in switches().items() if value != before[name]), None)
+
+
 def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
@@ -307,13 +321,8 @@ def _numpy_state() -> tuple[object, ...]:
     return (*state[:1], state[1].tobytes(), *state[2:])
 
 
-_PYTHONS = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))
-
-
 @functools.cache
 def _is_own(module: str) -> bool:
-    """Whether a module is the user's: not Python's, not installed, and not this kit's."""
-    file = getattr(sys.modules.get(module), "__file__", None)
-    if not file or module.partition(".")[0] in {"samebits", "__main__"}:
-        return False
-    return "-packages" not in file and not file.startswith(_PYTHONS)
+    """Whether a module is the user's."""
+    file: str | None = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and module.partition(".")[0] not in {"samebits", "__main__"} and is_own(Path(file))

@@ -19,7 +19,7 @@ from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
 from samebits.numerics.exact.grid import bits_of_sum
-from samebits.numerics.exact.kept import IteratorHeldError, Kept, bits
+from samebits.numerics.exact.kept import IteratorHeldError, Kept, bits, switched, switches
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
 from samebits.numerics.interface import logits_of
@@ -89,13 +89,16 @@ class ExactModule(nn.Module):
         """
         values = {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
         parts = list(enumerate(zip(shards, inputs.unbind(0), strict=True)))
-        found = {}
+        found, guards = {}, self._guarded(values)
         for index, (shard, part) in reversed(parts) if backwards else parts:
             digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
-            engine = Engine(draws, kept=self._guarded(values))
+            engine = Engine(draws, kept=guards)
             with torch.enable_grad(), self._entered(values), engine, _OneForm():
+                before = switches()
                 with guarded(engine):
                     outputs = logits_of(self.model(part.clone()))
+                if name := switched(before):
+                    raise written_in_forward(f"a switch of PyTorch's, {name}")
                 entered = [tensor for _, tensor in self._by_place() if tensor.requires_grad]
                 slopes = slopes_of(outputs.detach(), index)
                 grads = torch.autograd.grad(outputs, entered, slopes, allow_unused=True)

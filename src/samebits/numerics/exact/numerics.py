@@ -15,7 +15,7 @@ from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.ambient import guard_process
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum
-from samebits.numerics.exact.kept import switches
+from samebits.numerics.exact.kept import switched, switches
 from samebits.numerics.exact.module import ExactModule, narrowed, require_plain, widen
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.windows import LOSS, Windows
@@ -77,7 +77,7 @@ class ExactNumerics(Numerics):
 
         Raises RefusedError: it leaves a thread behind, or PyTorch's switches otherwise than they were.
         """
-        threads, switched = ambient.threads(), switches()
+        threads, before = ambient.threads(), switches()
         with Engine(during="the model's construction") as engine, ambient.guarded(engine, builds=True):
             yield
         if left := sorted(ambient.threads() - threads):
@@ -85,9 +85,9 @@ class ExactNumerics(Numerics):
                 f"exact: the factory leaves a thread running ({left[0]}), in which nothing is looked at",
                 hint="end it before the factory returns, or train with numerics fast alone",
             )
-        if names := [name for name, value in switches().items() if value != switched[name]]:
+        if name := switched(before):
             raise RefusedError(
-                f"exact: the factory changes a switch of PyTorch's: {names[0]}",
+                f"exact: the factory changes a switch of PyTorch's: {name}",
                 hint="leave it as it was, or train with numerics fast alone",
             )
 

@@ -202,7 +202,7 @@ def _own_threads(observed: Observed) -> list[Cause]:
     shown = (
         Evidence(name="threads of a rank", value=max(rank.threads for rank in breakdown.ranks), unit=""),
         Evidence(name="cores", value=breakdown.cores, unit=""),
-        Evidence(name="a step with one thread", value=median(breakdown.one_thread_ms), unit="ms"),
+        Evidence(name="a step with one thread", value=median(observed.one_thread_ms), unit="ms"),
     )
     return [Cause("own_threads", lost, shown)]
 
@@ -214,7 +214,7 @@ def _fixed(observed: Observed) -> list[Cause]:
         fixed = [max(0.0, 2 * h - w) for h, w in zip(half, observed.breakdown.plain_ms, strict=True)]
         if _moves_memory(observed, parts):
             return []
-        named = parts.queued + parts.data + observed.breakdown.reads.ms  # under names of their own
+        named = parts.queued + parts.data + observed.reads_ms  # under names of their own
         launches = tuple(max(0.0, ms - named) for ms in sorted(fixed)[: len(observed.turns)])
         if median(launches) >= FIXED_SHARE * parts.total:
             shown = Evidence(name="time of a step that no batch changes", value=median(fixed), unit="ms")
@@ -229,7 +229,7 @@ def _small_batch(observed: Observed, parts: Parts) -> list[Cause]:
     lost, shown = 0.0, []
     if observed.slices is not None:
         share, single = observed.slices.share, observed.slices.single
-        named = parts.data + observed.breakdown.reads.ms  # under names of their own, and no smaller for a smaller share
+        named = parts.data + observed.reads_ms  # under names of their own, and no smaller for a smaller share
         lost = max(0.0, share - single / observed.devices - named * (1 - 1 / observed.devices))
         lost = max(0.0, lost - sum(cause.ms for cause in _own_threads(observed)))  # of each of several operations
         shown = [
@@ -284,9 +284,9 @@ def _device_reads(observed: Observed) -> list[Cause]:
     reads = observed.breakdown.reads
     shown = (
         Evidence(name="reads of the device in the forward passes of a step", value=reads.count, unit=""),
-        Evidence(name="what they take", value=reads.ms, unit="ms"),
+        Evidence(name="what they take", value=observed.reads_ms, unit="ms"),
     )
-    return [Cause("device_reads", (reads.ms,), shown)]
+    return [Cause("device_reads", (observed.reads_ms,), shown)]
 
 
 _FINDERS: tuple[Callable[[Observed], list[Cause]], ...] = (

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Literal
 
 from samebits.files import Part
 from samebits.records.breakdown import Bounds
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 class ExplainedCause(Part):
     """A cause with its share of a step, its evidence, and the advice.
 
-    ``gain`` is predicted, in samples per second.
+    ``gain`` is predicted, in samples per second; neither it nor a share is said of an unsteady host.
     """
 
     cause: CauseKind
     lost_ms: float
-    share: float
+    share: float | None
     rank: int | None
     phase: str | None
     evidence: tuple[Evidence, ...]
@@ -39,8 +40,8 @@ class LostTime(Part):
     """The distance between a step and the ideal one, in ms; the parts add up to it.
 
     ``ideal_ms`` is a step of one device divided by their number. ``fixed`` is what a device's share takes longer than
-    that, ``contention`` what devices slow each other down; what is left is the strategy's: for ``ddp`` divided as the
-    marked pass divided it, for ``dp`` its copies and the rest.
+    that, ``contention`` what devices slow each other down, but for ``waiting`` for the slowest; what is left is the
+    strategy's: for ``ddp`` divided as the marked pass divided it, for ``dp`` its copies and the rest.
     """
 
     ideal_ms: float
@@ -59,21 +60,36 @@ class LostTime(Part):
         return float(sum(getattr(self, name) for name in names))
 
 
-AGREE = 1.5
+AGREE = 1.25
 """Steps of slices and of the profiling pass differ by less than this factor, or the host was another one meanwhile."""
+
+AGREE_SENDING = 0.1
+"""Of a step: what is sent takes as much in both, give or take that, or the host was another one meanwhile."""
+
+
+class Unsteady(Part):
+    """What the slices say, and the profiling pass a moment later, in ms: of a whole step, or of what is sent in it.
+
+    Of a ``share`` of the batch they are its step and that of the whole batch, both of the slices.
+    """
+
+    kind: Literal["step", "sending", "share"]
+    ms: float
+    other_ms: float
 
 
 class Explanation(Part):
-    """Why a run's step takes as long as it does; ``step_ms`` and ``parts`` are of the profiling pass, as ``plain_ms``.
+    """Why a run's step takes as long as it does.
 
-    ``unsteady_ms`` is a step in the slices where that differs so much from the profiling pass that they were not used.
+    ``step_ms`` is a step of the slices, which every other figure of the report has as its base, and ``parts`` are
+    scaled to it; where there are no slices, or the host was unsteady, both are the profiling pass's, as ``plain_ms``.
     """
 
     step_ms: float
     plain_ms: float
     parts: Parts
     losses: LostTime | None
-    unsteady_ms: float | None = None
+    unsteady: Unsteady | None = None
     findings: tuple[ExplainedCause, ...]
     bounds: Bounds
 
@@ -82,55 +98,57 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
     """The explanation of a run, None if its steps were not divided."""
     if record.breakdown is None:
         return None
-    plain = plain_ms(record.breakdown)
-    steady = slices is None or (agree(slices.strategy, plain) and _shrinks(slices, record))
-    unsteady = None if slices is None or steady else slices.strategy
     observed = Observed(
         record.breakdown,
         record.placement,
-        slices if steady else None,
-        speedup if steady else None,
         batches=record.params.data.num_samples // record.params.train.global_batch_size,
         graphs=record.params.train.cuda_graphs,
     )
-    turns = observed.turns
-    parts = mean_parts(turns)
-    step = fmean(turn.parts.total for turn in turns)
+    unsteady = _unsteady(slices, observed, record) if slices else None
+    if not unsteady:
+        observed = replace(observed, slices=slices, speedup=speedup)
+    parts = mean_parts(observed.turns)
+    step = parts.total
     return Explanation(
         step_ms=step,
-        plain_ms=plain,
+        plain_ms=plain_ms(record.breakdown),
         parts=parts,
         losses=_losses(observed, parts),
-        unsteady_ms=unsteady,
+        unsteady=unsteady,
         bounds=record.breakdown.bounds,
-        findings=tuple(_finding(cause, observed, step) for cause in find_causes(observed)),
+        findings=tuple(_finding(cause, observed, None if unsteady else step) for cause in find_causes(observed)),
     )
 
 
-def agree(slices_ms: float, step_ms: float) -> bool:
-    """Whether a step of the slices was about as long as one of the profiling pass."""
-    return step_ms / AGREE <= slices_ms <= step_ms * AGREE
-
-
-def _shrinks(slices: SliceSteps, record: RunRecord) -> bool:
-    """Whether a share of the batch is no longer than the batch; under ``dp`` one alone may be compiled or captured."""
-    train = record.params.train
+def _unsteady(slices: SliceSteps, observed: Observed, record: RunRecord) -> Unsteady | None:
+    """How the slices contradict the profiling pass, or themselves."""
+    step, plain = slices.strategy, median(observed.breakdown.plain_ms)
+    if not plain / AGREE <= step <= plain * AGREE:
+        return Unsteady(kind="step", ms=step, other_ms=plain)
+    parts = mean_parts(observed.turns)
+    if slices.together is not None and (sent := parts.of(observed.sending)):
+        left = max(0.0, step - slices.together)
+        if abs(left / step - sent / parts.total) > AGREE_SENDING:
+            return Unsteady(kind="sending", ms=left, other_ms=sent)
+    train = record.params.train  # under ``dp`` one device alone may have its step compiled or captured
     alike = record.placement.has_ranks or not (train.compile or train.cuda_graphs)
-    return slices.share <= AGREE * min(slices.strategy, slices.single) or not alike
+    if alike and slices.share > AGREE * min(step, slices.single):
+        return Unsteady(kind="share", ms=slices.share, other_ms=min(step, slices.single))
+    return None
 
 
-def _finding(cause: Cause, observed: Observed, step: float) -> ExplainedCause:
+def _finding(cause: Cause, observed: Observed, step: float | None) -> ExplainedCause:
     remedy = remedy_for(cause, observed)
     return ExplainedCause(
         cause=cause.kind,
         lost_ms=cause.ms,
-        share=cause.ms / step,
+        share=cause.ms / step if step else None,
         rank=cause.rank,
         phase=cause.phase,
         evidence=cause.evidence,
         remedy=remedy.kind,
         change=remedy.change,
-        gain=remedy.gain,
+        gain=remedy.gain if step else None,
     )
 
 
@@ -140,17 +158,15 @@ def _losses(observed: Observed, parts: Parts) -> LostTime | None:
         return None
     ideal = slices.single / observed.devices
     together = slices.share if slices.together is None else slices.together
-    left = slices.strategy - together
-    between = {"communication": parts.communication, "waiting": parts.waiting, "buffers": parts.buffers,
-               "copies": parts.scatter + parts.replicate + parts.gather}  # fmt: skip
-    whole = sum(between.values())
-    shared = {name: left * ms / whole if whole else 0.0 for name, ms in between.items()}
-    if slices.together is None:  # dp: what its copies do not explain is its device 0's, and Python's
-        shared = between
+    copies = parts.of(("scatter", "replicate", "gather"))
+    sent = parts.of(observed.sending)
     return LostTime(
         ideal_ms=ideal,
         fixed=slices.share - ideal,
-        contention=together - slices.share,
-        **shared,
-        unexplained=left - sum(shared.values()),
+        contention=together - slices.share - parts.waiting,
+        communication=sent - parts.buffers,
+        waiting=parts.waiting,
+        buffers=parts.buffers,
+        copies=copies,
+        unexplained=slices.strategy - together - sent - copies,  # under dp device 0's own, and Python's
     )

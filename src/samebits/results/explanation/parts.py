@@ -9,7 +9,7 @@ from samebits.files import Part
 from samebits.records.breakdown import Phases
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from samebits.records.breakdown import Breakdown, RankPhases
 
@@ -43,6 +43,10 @@ class Parts(Part):
         """The whole step, in the unit of its parts."""
         return sum(map(float, self.model_dump().values()))
 
+    def of(self, names: Collection[str]) -> float:
+        """What some of the parts take."""
+        return sum(float(getattr(self, name)) for name in names)
+
 
 class Turn(NamedTuple):
     """What one turn says: its parts, each rank's own computation of a step, and the longest wait for a core, in ms."""
@@ -50,6 +54,11 @@ class Turn(NamedTuple):
     parts: Parts
     computing_ms: tuple[float, ...]
     queued_ms: float
+
+    def scaled(self, by: float, names: Collection[str], names_by: float) -> Turn:
+        """With all milliseconds times ``by``, but those of some parts times ``names_by``."""
+        parts = {name: ms * (names_by if name in names else by) for name, ms in self.parts.model_dump().items()}
+        return Turn(Parts(**parts), tuple(by * ms for ms in self.computing_ms), by * self.queued_ms)
 
 
 def turns_of(breakdown: Breakdown) -> list[Turn]:

@@ -91,8 +91,8 @@ def main_row(comparison: Comparison) -> int | None:
 
 def say_distance(row: Row, explanation: Explanation) -> str:
     """How far the speed-up is from the number of devices, and the largest reasons."""
-    if explanation.unsteady_ms is not None:
-        return say_unsteady(explanation)
+    if explanation.unsteady:
+        return say_unsteady(explanation.unsteady)
     losses = explanation.losses
     if losses is None or row.speedup is None:
         return ""
@@ -123,5 +123,5 @@ def _parts(explanation: Explanation, path: str) -> list[Figure]:
     return [
         Figure(id=f"part-{key}", name=f"of a step: {name}", value=milliseconds(ms), path=f"{path}.parts.{key}")
         for key, name, ms in say_parts(explanation.parts)
-        if ms >= 0.01 * explanation.step_ms
+        if not explanation.unsteady and ms >= 0.01 * explanation.step_ms
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.results.explanation.explain import agree
 from samebits.results.ratios import three_digits
 from samebits.results.text import milliseconds
 
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
 
     from samebits.records.run import RunRecord
     from samebits.results.explanation.causes import CauseKind, Evidence
-    from samebits.results.explanation.explain import ExplainedCause, Explanation
+    from samebits.results.explanation.explain import ExplainedCause, Explanation, Unsteady
     from samebits.results.explanation.parts import Parts
     from samebits.results.explanation.remedies import RemedyKind
 
@@ -89,7 +88,8 @@ def cause_of(finding: ExplainedCause) -> str:
     """The cause in one sentence."""
     phase = finding.phase or ""
     text = _CAUSES[finding.cause].format(rank=finding.rank, phase=_PASSES.get(phase, phase))
-    return f"{text}: {milliseconds(finding.lost_ms)}, {finding.share:.0%} of a step."
+    share = "" if finding.share is None else f", {finding.share:.0%} of a step"
+    return f"{text}: {milliseconds(finding.lost_ms)}{share}."
 
 
 def advice_of(finding: ExplainedCause) -> str:
@@ -128,13 +128,14 @@ def say_explanation(name: str, explanation: Explanation, *, bar: Callable[[float
     """An explanation for a terminal."""
     draw = bar or (lambda share: "#" * round(30 * share))
     lines = [f"{name}: a step takes {milliseconds(explanation.step_ms)}"]
+    if explanation.unsteady:
+        lines = [f"{name}: {say_unsteady(explanation.unsteady)}"]
     for _, what, ms in say_parts(explanation.parts):
         share = ms / explanation.step_ms
-        lines.append(f"  {what:<34} {milliseconds(ms):>9} {share:>4.0%} {draw(share)}".rstrip())
+        shown = "" if explanation.unsteady else f" {share:>4.0%} {draw(share)}"
+        lines.append(f"  {what:<34} {milliseconds(ms):>9}{shown}".rstrip())
     if explanation.losses:
         lines += ["", *say_losses(explanation)]
-    if explanation.unsteady_ms is not None:
-        lines += ["", say_unsteady(explanation)]
     lines.append("")
     if not explanation.findings:
         lines.append(NOTHING)
@@ -145,15 +146,16 @@ def say_explanation(name: str, explanation: Explanation, *, bar: Callable[[float
     return "\n".join(lines)
 
 
-def say_unsteady(explanation: Explanation) -> str:
-    """Why there is no comparison with one device."""
-    assert explanation.unsteady_ms is not None
-    seen = "its share of the batch took one device longer than a whole step does"
-    if not agree(explanation.unsteady_ms, explanation.plain_ms):
-        took = f"{milliseconds(explanation.unsteady_ms)} beside one device"
-        seen = f"a step took {took}, and {milliseconds(explanation.plain_ms)} a moment later"
-    what = "This host was too unsteady to say what is lost against one device"
-    return f"{what}: {seen}. Train again when nothing else runs."
+def say_unsteady(unsteady: Unsteady) -> str:
+    """Why no shares of a step are given."""
+    took, other = milliseconds(unsteady.ms), milliseconds(unsteady.other_ms)
+    seen = {
+        "step": f"a step took {took} beside one device, and {other} a moment later",
+        "sending": f"what is sent took {took} of a step beside one device, and {other} a moment later",
+        "share": f"its share of the batch took one device {took}, and the whole batch {other}",
+    }
+    what = "This host was too unsteady to say what shares of a step its parts have"
+    return f"{what}: {seen[unsteady.kind]}. Train again when nothing else runs."
 
 
 def say_losses(explanation: Explanation) -> list[str]:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import sys
-import sysconfig
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter
 
-from samebits.errors import HostError, UserError, few
+from samebits.errors import HostError, UserError, few, in_system, is_own
 from samebits.files import Part, read_json, sha256, write_json
 from samebits.params.sections import UserModel
 
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
 
     from samebits.params.sections import Model
 
-_KIT = Path(__file__).resolve().parents[2]
-_SYSTEM = tuple(
-    {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
-    | {Path(folder).resolve() for folder in (sys.prefix, sys.base_prefix, "/proc", "/sys", "/dev", "/etc", "/usr")}
-)
 _MEMORY = Path(".samebits/sources.json")
 _OF_TOOLS = {".git", ".dvc", ".samebits", "__pycache__"}
 
@@ -148,18 +142,11 @@ class Watched:
     def unseen(self) -> list[str]:
         """Files that were read elsewhere, whose edits nobody sees."""
         root = Path.cwd().resolve()
-        return [str(path) for path in self._data() if not (path.is_relative_to(root) or _in_system(path))]
+        return [str(path) for path in self._data() if not (path.is_relative_to(root) or in_system(path))]
 
     def _data(self) -> list[Path]:
         paths = map(Path, sorted(self._opened))
         return [path for path in paths if path.suffix not in {".py", ".pyc"} and path.is_file()]
-
-
-def is_own(path: Path) -> bool:
-    """Whether a module's file is the user's: neither Python's, nor an installed package's, nor this kit's."""
-    installed = {"site-packages", "dist-packages"} & set(path.parts)
-    stages = path.parent.name == "pipeline" and path.parent.parent == _KIT.parent.parent
-    return not (installed or stages or path.is_relative_to(_KIT) or (_in_system(path) and not _below_root(path)))
 
 
 # -- what is opened --------------------------------------------------------------------------------------------
@@ -196,7 +183,7 @@ def _follow(modules: list[str], files: dict[str, Path]) -> set[str]:
             continue
         for found, path in _located(name):
             if not is_own(path):
-                packages |= {top} - {_KIT.name}
+                packages |= {top} - {"samebits"}
             elif found not in seen:
                 files[_named(path, found)] = path
                 modules += _imports(path, found)
@@ -281,10 +268,6 @@ def _below_root(path: Path) -> bool:
     root = Path.cwd().resolve()
     parts = path.relative_to(root).parts if path.is_relative_to(root) else (".git",)
     return not (_OF_TOOLS & {*parts} or any(part.startswith(".venv") for part in parts))
-
-
-def _in_system(path: Path) -> bool:
-    return any(path.is_relative_to(folder) for folder in _SYSTEM)
 
 
 def _named(path: Path, name: str) -> str:
