@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A user's model may look at the order of a set; stages begin again where this is not so.
 export PYTHONHASHSEED := 0
 
-.PHONY: help repro verify up test test-all coverage faults gpu-check rehearse screenshots bench docs lint audit sbom format ui lock clean
+.PHONY: help repro verify up test test-all coverage faults gpu-check rehearse screenshots bench bench-smoke docs lint audit sbom format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -100,6 +100,13 @@ bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up
 	@$(BENCH) benchmarks/container.py || echo "benchmarks/container.py is left out: see above"
 	@$(BENCH) benchmarks/nodes.py || echo "benchmarks/nodes.py is left out, or beyond its limits: see above"
 	@$(BENCH) tools/benchmark_page.py
+
+SMOKED := loop ddp rounding bits exact quality startup memory memory_forecast repro tracking sender explain scale sampler container nodes
+
+bench-smoke: $(STAMP)  ## whether each benchmark still works: once and small, no figure is kept; ONLY=loop is one
+	@export $(RUN) SAMEBITS_BENCH_SMOKE=1; failed=; for script in $(or $(ONLY),$(SMOKED)); do \
+		python benchmarks/$$script.py >/dev/null || failed="$$failed $$script:$$?"; done; \
+		[ -z "$$failed" ] || { echo "failed, or left out above:$$failed" >&2; exit 1; }
 
 .venv-docs/.installed: requirements.docs.lock tools/install.sh
 	@sh tools/install.sh "$(PYTHON)" requirements.docs.lock .venv-docs

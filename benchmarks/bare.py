@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
-from common import MLP, VECTORS, Variant, interleave, ratio_of, result_of, show, verdict
+from common import MLP, VECTORS, Variant, few, interleave, ratio_of, result_of, show, some, verdict
 from samebits.data.prepare import prepare
 from samebits.params import parse_params
 from samebits.records.card import read_card
@@ -44,11 +44,13 @@ if TYPE_CHECKING:
     from samebits.workers.rank import Reporter
 
 # name -> model, global batch, steps of a slice
-CASES = {
-    "mlp at batch 64": ("mlp", 64, 256),
-    "mlp at batch 256": ("mlp", 256, 128),
-    "wide_mlp at batch 256": ("wide_mlp", 256, 2),
-}
+CASES = some(
+    {
+        "mlp at batch 64": ("mlp", 64, few(256, 8)),
+        "mlp at batch 256": ("mlp", 256, 128),
+        "wide_mlp at batch 256": ("wide_mlp", 256, 2),
+    }
+)
 OPTIMIZER: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}
 LAUNCHER = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
 TOLERANCE = 1e-5  # by which losses of the same work may differ

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common import save, with_out_dir
+from common import few, save, with_out_dir
 from samebits.host import host_facts
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.portable.random import Stream
@@ -117,7 +117,7 @@ def main(here: bool, out_dir: Path) -> None:
     if here:
         print(json.dumps(digests()))
         return
-    chosen, by_environment = environments(), []
+    chosen, by_environment = environments()[: few(None, 1)], []
     for environ in chosen:
         command = [sys.executable, __file__, "--here"]
         done = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=True)

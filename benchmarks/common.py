@@ -7,12 +7,15 @@ ratios are formed within a round, and the median is given with a distribution-fr
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import math
 import os
 import re
+import signal
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -33,9 +36,14 @@ if TYPE_CHECKING:
     from samebits.training.strategies import Strategy
     from samebits.workers.rank import Reporter
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers, machines and what runs on them end too
+
 ROOT = Path(__file__).resolve().parent.parent
 FEWEST_ROUNDS = 6  # below, not even the range is a 95% interval of the median
 RESULTS = ROOT / "benchmarks" / "results"
+
+SMOKE = bool(os.environ.get("SAMEBITS_BENCH_SMOKE"))
+"""Whether scripts only show that they work: each thing once and small, and no figure is kept."""
 
 # What the cases were from the first measurement on, so that results compare; the defaults of params.yaml may change.
 VECTORS: dict[str, Any] = {"task": "vectors", "kwargs": {"features": 128}}
@@ -48,6 +56,16 @@ with_out_dir = click.option(
     type=click.Path(path_type=Path),
     help="Write OUT_DIR/HOST/NAME.json.  [default: benchmarks/results]",
 )
+
+
+def few(usual: Any, smoke: Any) -> Any:
+    """A size, or the least that still shows that a script works."""
+    return smoke if SMOKE else usual
+
+
+def some(cases: dict[str, Any]) -> dict[str, Any]:
+    """The cases, or the first alone."""
+    return dict(itertools.islice(cases.items(), few(None, 1)))
 
 
 class Ratio(TypedDict):
@@ -188,6 +206,8 @@ def save(out_dir: Path, name: str, record: dict[str, Any]) -> Path:
     device = f"{len(gpus)}x-{gpus[0].name}" if gpus else f"{cpu.model}-{cpu.cores}-cores"
     host = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
     path = out_dir / host / f"{name}.json"
+    if SMOKE and out_dir == RESULTS:
+        path = Path(tempfile.gettempdir()) / "samebits-smoke" / f"{name}.json"
     write_json(
         path,
         {

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, in_turn, middle_of, run, save, show_middle, with_out_dir
+from common import ROOT, few, in_turn, middle_of, run, save, show_middle, with_out_dir
 from samebits.engines.stage import find_place
 from samebits.errors import exit_on_error
 
@@ -38,7 +38,7 @@ def commands() -> dict[str, dict[str, tuple[str, ...]]]:
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=10, show_default=True, help="Times each is started.")
+@click.option("--rounds", default=few(10, 1), show_default=True, help="Times each is started.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     with exit_on_error(), tempfile.TemporaryDirectory() as scratch:

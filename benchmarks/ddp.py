@@ -15,14 +15,14 @@ import click
 from torch.nn.parallel import DistributedDataParallel
 
 from bare import against, bare
-from common import save, with_out_dir
+from common import few, save, with_out_dir
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=60, show_default=True, help="Slices of each.")
+@click.option("--rounds", default=few(60, 1), show_default=True, help="Slices of each.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     wrap = partial(DistributedDataParallel, gradient_as_bucket_view=True)

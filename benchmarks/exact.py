@@ -4,16 +4,19 @@
 
 On one device, the whole batch, in turns within one process, by CPU time on one thread (by wall time on a GPU). The
 breakdown is of one exact step by its parts. Plain float64 is the model and its loss in PyTorch's own float64: what a
-matrix product on float64 units costs at least.
+matrix product on float64 units costs at least. Of a user's own model ``kept`` is how long it takes to see whether
+forward has written anything, twice in a step, and ``tried`` how long to feed some shards twice, which few steps do.
 """
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import click
 import torch
@@ -24,6 +27,7 @@ from common import (
     MLP,
     VECTORS,
     Variant,
+    few,
     interleave,
     middle_of,
     ratio_of,
@@ -31,14 +35,18 @@ from common import (
     save,
     show,
     show_middle,
+    some,
     verdict,
     with_out_dir,
 )
 from samebits.data.prepare import prepare
 from samebits.host import count_gpus
+from samebits.numerics.exact.module import ExactModule
 from samebits.params import parse_params
+from samebits.params.sections import UserModel
 from samebits.params.split import BatchSplit
 from samebits.records.card import read_card
+from samebits.training.diagnosis import require_same_again
 from samebits.training.loop import Snapshot, warm_up
 from samebits.training.setup import Setup
 from samebits.training.single import SingleDeviceStrategy
@@ -52,12 +60,17 @@ if TYPE_CHECKING:
     from samebits.workers.rank import Reporter
 
 # name -> parameters, steps of a slice
+HERE = Path(__file__).resolve().parent  # where a user's model lies
+MANY_MODULES = "a user's model of 256 modules at batch 256"
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "mlp at batch 256": ({"model": MLP, "data": VECTORS}, 32),
     "wide_mlp at batch 256": ({"model": {"name": "wide_mlp"}, "data": VECTORS}, 1),
     "convnet at batch 256": ({"model": {"name": "convnet"}, "data": {"task": "images", "num_samples": 1024}}, 1),
     "gpt at batch 256": ({"model": {"name": "gpt"}, "data": {"task": "tokens", "num_samples": 1024}}, 1),
-}
+    MANY_MODULES: (
+        {"model": {"name": "many_modules:Net"}, "data": {"task": "images", "num_samples": 1024}}, 1,
+    ),
+}  # fmt: skip
 PARTS = ("forward", "loss", "backward", "accepts_grads", "step")  # methods of numerics
 
 
@@ -137,6 +150,31 @@ def breakdown(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> 
     return {part: middle_of(values) for part, values in seconds.items()}
 
 
+def watched(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
+    """Milliseconds of what a user's model has besides: ``kept`` of a step, with its share, and ``tried`` each time."""
+    module, batch = trainable.numerics.module(trainable.model), trainable.batches.micro_batch(0, 0)
+    assert isinstance(module, ExactModule)
+    look, spent = ExactModule._require_kept, [0.0]
+
+    def timed(self: ExactModule, mode: bool) -> None:
+        started = clock()
+        look(self, mode)
+        spent[0] += clock() - started
+
+    kept, tried, shares = [], [], []
+    with patch.object(ExactModule, "_require_kept", timed):
+        for step in range(rounds):
+            spent[0], started = 0.0, clock()
+            trainable.step(step, 0.01)
+            shares.append(spent[0] / (clock() - started))
+            kept.append(1e3 * spent[0])
+    for _ in range(3):
+        started = clock()
+        require_same_again(trainable.numerics, module, batch)
+        tried.append(1e3 * (clock() - started))
+    return {"kept": middle_of(kept), "tried": middle_of(tried), "share": middle_of(shares)}
+
+
 def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> dict[str, Any]:
     """Measure one case in a worker."""
     fast_setup = set_up(params, "fast", folder)
@@ -151,25 +189,28 @@ def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> 
     interleave(variants, 2, strategy, clock)
     seconds = interleave(variants, rounds, strategy, clock)
     ratios = {name: ratio_of(seconds["exact"], seconds[name]) for name in ("fast", "float64")}
-    return {
+    measured = {
         "milliseconds": {name: middle_of([1e3 * s / steps for s in values]) for name, values in seconds.items()},
         "over": {name: {"ratio": ratio, "verdict": verdict(ratio)} for name, ratio in ratios.items()},
-        "parts_ms": breakdown(exact, max(8, min(rounds, 20)), clock),
+        "parts_ms": breakdown(exact, few(max(8, min(rounds, 20)), 1), clock),
     }
+    if isinstance(params.model, UserModel):
+        measured["watched"] = watched(exact, few(max(8, min(rounds, 20)), 1), clock)
+    return measured
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=30, show_default=True, help="Slices of each.")
+@click.option("--rounds", default=few(30, 1), show_default=True, help="Slices of each.")
 @click.option("--case", "only", default="", help="Cases whose name contains this.")
 @with_out_dir
 def main(rounds: int, only: str, out_dir: Path) -> None:
     cases = {}
-    for name, (changes, steps) in CASES.items():
+    for name, (changes, steps) in some(CASES).items():
         if only not in name:
             continue
         data = {"num_samples": 65536, "test_samples": 256, **changes.get("data", {})}
         params = parse_params({"model": changes["model"], "data": data, "train": {"global_batch_size": BATCH}})
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(HERE):
             prepare(params, Path(folder))
             case = result_of(partial(work, params, Path(folder), steps, rounds))
         cases[name] = case
@@ -177,6 +218,8 @@ def main(rounds: int, only: str, out_dir: Path) -> None:
             show(f"{name}, exact over {reference}", record["ratio"])
         for part, values in case["parts_ms"].items():
             show_middle(f"  {part}", values, "ms")
+        for part, values in case.get("watched", {}).items():
+            show_middle(f"  {part}", values, "of a step" if part == "share" else "ms")
     if not only:
         print(save(out_dir, "exact", {"question": "what the same bits everywhere cost", "cases": cases}))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bare import against, bare
-from common import save, with_out_dir
+from common import few, save, with_out_dir
 from peers import available
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=60, show_default=True, help="Slices of each.")
+@click.option("--rounds", default=few(60, 1), show_default=True, help="Slices of each.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     peers, packages = available()

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import click
 import torch
 
-from common import ROOT, VECTORS, middle_of, ratio_of, result_of, save, show_middle, with_out_dir
+from common import ROOT, VECTORS, few, middle_of, ratio_of, result_of, save, show_middle, some, with_out_dir
 from samebits.data.prepare import prepare
 from samebits.params import parse_params
 from samebits.records.run import read_run
@@ -70,11 +70,11 @@ def resident() -> float:
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=7, show_default=True, help="Trainings of each kind.")
+@click.option("--rounds", default=few(7, 1), show_default=True, help="Trainings of each kind.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     results = {}
-    for name, (model, hidden, batch, steps) in CASES.items():
+    for name, (model, hidden, batch, steps) in some(CASES).items():
         params = parse_params(
             {
                 "data": {**VECTORS, "num_samples": batch * steps, "test_samples": 64},

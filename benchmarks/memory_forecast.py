@@ -17,13 +17,13 @@ from typing import Any
 
 import click
 
-from common import MLP, VECTORS, save, with_out_dir
+from common import MLP, VECTORS, few, save, some, with_out_dir
 from samebits.doctor.fitting import Case, search
 from samebits.doctor.model import data_to_try
 from samebits.params import parse_params
 
 MOST = 10**7  # samples, more than fit
-PRECISION = 1 / 200
+PRECISION = few(1 / 200, 1 / 2)
 MODELS: dict[str, dict[str, Any]] = {
     "mlp": {"data": VECTORS, "model": MLP},
     "gpt": {"data": {"task": "tokens"}, "model": {"name": "gpt"}},
@@ -73,13 +73,15 @@ def measured(name: str, mib: int, folder: Path) -> dict[str, float]:
 
 
 @click.command(help=__doc__)
-@click.option("--mib", "sizes", type=int, multiple=True, default=(64, 256), show_default=True, help="Memory to fill.")
+@click.option(
+    "--mib", "sizes", type=int, multiple=True, default=few((64, 256), (16,)), show_default=True, help="Memory to fill."
+)
 @click.option("--model", "names", multiple=True, type=click.Choice(list(MODELS)), help="These alone.")
 @with_out_dir
 def main(sizes: tuple[int, ...], names: tuple[str, ...], out_dir: Path) -> None:
     cases = {}
     for mib in sizes:
-        for name in names or MODELS:
+        for name in names or some(MODELS):
             with tempfile.TemporaryDirectory() as folder:
                 found = measured(name, mib, Path(folder))
             cases[f"{name}, {mib} MiB"] = found

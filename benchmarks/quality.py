@@ -16,7 +16,7 @@ from typing import Any
 import click
 from ruamel.yaml import YAML
 
-from common import BATCH, LEARNING_RATE, ROOT, run, save, with_out_dir
+from common import BATCH, LEARNING_RATE, ROOT, few, run, save, some, with_out_dir
 from samebits.records.run import Evaluation, read_run
 
 CASES = {
@@ -27,7 +27,7 @@ CASES = {
     "tokens": ("tokens", "gpt"),
 }
 NUMERICS = ("fast", "exact")
-SAMPLES = 65_536
+SAMPLES = few(65_536, 1024)
 
 
 def measure(task: str, model: str, folder: Path) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def measure(task: str, model: str, folder: Path) -> dict[str, Any]:
 @with_out_dir
 def main(names: tuple[str, ...], out_dir: Path) -> None:
     cases = []
-    for name in names or CASES:
+    for name in names or some(CASES):
         with TemporaryDirectory(prefix="samebits-") as folder:
             case = measure(*CASES[name], Path(folder))
         cases.append(case)

@@ -18,14 +18,14 @@ from pathlib import Path
 
 import click
 
-from common import ROOT, middle_of, run, save, show_middle, with_out_dir
+from common import ROOT, few, middle_of, run, save, show_middle, with_out_dir
 
 INSTALL, REST = "install (make .venv)", "DVC before the first stage"
 
 
 def environment() -> dict[str, str]:
     """This process's, without the environment that it runs in, and without the make that may have called it."""
-    here = str(Path(sys.executable).parent)
+    here = few(str(Path(sys.executable).parent), "")  # smoke installs nothing, and takes what is here
     path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != here)
     hidden = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "VIRTUAL_ENV", "PYTHONPATH", "MLFLOW_TRACKING_URI")
     return {name: value for name, value in os.environ.items() if name not in hidden} | {"PATH": path}
@@ -36,7 +36,7 @@ def stages(folder: Path) -> list[tuple[str, float]]:
     started = time.perf_counter()
     marks = [(REST, started)]
     with subprocess.Popen(
-        ["make", "repro"],
+        few(["make", "repro"], ["dvc", "repro", "prepare"]),
         cwd=folder,
         env={**environment(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -58,7 +58,7 @@ def stages(folder: Path) -> list[tuple[str, float]]:
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=3, show_default=True, help="Clones.")
+@click.option("--rounds", default=few(3, 1), show_default=True, help="Clones.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     seconds: dict[str, list[float]] = {}
@@ -66,7 +66,10 @@ def main(rounds: int, out_dir: Path) -> None:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still be in there
             folder = Path(name) / "clone"
             run("git", "clone", "--quiet", str(ROOT), str(folder), folder=ROOT)
-            parts = [(INSTALL, run("make", ".venv", folder=folder, environ=environment())), *stages(folder)]
+            parts = [
+                (INSTALL, run("make", *few([".venv"], ["--dry-run", ".venv"]), folder=folder, environ=environment())),
+                *stages(folder),
+            ]
         for what, value in [*parts, ("total", sum(value for _, value in parts))]:
             seconds.setdefault(what, []).append(value)
     record = [{"what": what, "seconds": middle_of(values)} for what, values in seconds.items()]

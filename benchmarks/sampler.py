@@ -16,7 +16,7 @@ from pathlib import Path
 
 import click
 
-from common import ROOT
+from common import ROOT, few
 from samebits.host import count_visible
 from samebits.records.run import Placement
 from samebits.training.loop import Training
@@ -54,7 +54,7 @@ def watch(gpus: int, seconds: float, interval: float) -> tuple[float, int]:
 
 
 @click.command(help=__doc__)
-@click.option("--seconds", default=30.0, show_default=True, help="How long to watch.")
+@click.option("--seconds", default=few(30.0, 2.0), show_default=True, help="How long to watch.")
 @click.option("--interval", default=SAMPLE_SECONDS, show_default=True, help="Seconds from one reading to the next.")
 @click.option("--stand-in", "host", help="One of the hosts of tools/nvml.")
 def main(seconds: float, interval: float, host: str | None) -> None:

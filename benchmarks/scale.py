@@ -23,7 +23,7 @@ import click
 import torch
 import torch.distributed as dist
 
-from common import ROOT, result_of, save, with_out_dir
+from common import ROOT, few, result_of, save, some, with_out_dir
 from samebits.results.scaling.fit import Point, fit
 from samebits.results.scaling.model import BACKWARD_SHARE, Step
 from samebits.training.strategies import INIT_METHOD
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 BATCH, FEW = 512, 16  # samples of one device's step, and what many devices would leave of it
 SEEN, UNSEEN = (1, 2), 4  # devices
-TURNS = 20
+TURNS = few(20, 2)
 TARGET = 0.10
 PORT = "29544"
 
@@ -254,7 +254,7 @@ def main(only: tuple[str, ...], job: Path | None, out_dir: Path) -> None:
         return
     reason = why_none()
     cases: dict[str, Any] = {}
-    for name in only or CASES:
+    for name in only or some(CASES):
         case = CASES[name]
         if case.rate and reason:
             print(f"{name}: left out, no machines here: {reason}")

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 
-from common import ratio_of, save, show, verdict, with_out_dir
+from common import few, ratio_of, save, show, verdict, with_out_dir
 from samebits.records.log import LossesEvent, parse_event
 from tracking import DELIVERY_SECONDS, PYTHON, WAYS, Bench, stores, wait_for_delivery
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-TURN_SECONDS = 10.0  # several deliveries, and a host's drift within it is small
-READY_SECONDS = 30.0  # the sender has imported MLflow
+TURN_SECONDS = few(10.0, 3.0)  # several deliveries, and a host's drift within it is small
+READY_SECONDS = few(30.0, 3.0)  # the sender has imported MLflow
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def train_in_turns(bench: Bench, epochs: int, way: str) -> tuple[list[Segment], 
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=15, show_default=True, help="Pairs of turns.")
+@click.option("--rounds", default=few(15, 1), show_default=True, help="Pairs of turns.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     long = READY_SECONDS + (2 * rounds + 1) * TURN_SECONDS

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, in_turn, middle_of, run, save, show_middle, with_out_dir
+from common import ROOT, few, in_turn, middle_of, run, save, show_middle, with_out_dir
 from samebits.params import parse_params
 from samebits.records.run import read_run
 from samebits.training.placement import place
@@ -61,7 +61,7 @@ def training_overhead(folder: Path) -> float:
 
 
 @click.command(help=__doc__)
-@click.option("--rounds", default=10, show_default=True, help="Times each is started.")
+@click.option("--rounds", default=few(10, 1), show_default=True, help="Times each is started.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     params = parse_params({"train": {"num_devices": 2, "oversubscribe": True}})

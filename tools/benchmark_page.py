@@ -6,6 +6,7 @@ Tables that other pages quote stand there between markers, and are filled as wel
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,8 @@ HEAD = """# Benchmarks
 Measured by `make bench` and made from `benchmarks/results/<host>/*.json` by `python tools/benchmark_page.py`. A ratio
 is the kit's figure over the other's within one round, in which all take turns: below 1 the kit needs less. It is given
 as the median over the rounds with a 95% interval of that median; where the interval holds 1, no difference is shown.
-Other figures are medians with their range.
+Other figures are medians with their range. Each section names the commit that was measured, and which of the files that
+it measures have changed since.
 """
 
 
@@ -363,6 +365,42 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
 }
 
 
+# name of the result -> the files under src/samebits that it measures; without, all of them and the pipeline
+MEASURES: dict[str, tuple[str, ...]] = {
+    "loop": ("numerics/fast.py", "training"),
+    "ddp": ("numerics/fast.py", "training"),
+    "tracking": ("records/log.py", "tracking", "training/loop.py"),
+    "sender": ("records/log.py", "tracking", "training/loop.py"),
+    "rounding": ("numerics", "training", "results/verdict.py"),
+    "bits": ("numerics",),
+    "exact": ("numerics", "training"),
+    "quality": ("data", "numerics", "training"),
+    "memory": ("numerics/fast.py", "training", "workers"),
+    "memory_forecast": ("doctor", "numerics/fast.py", "training"),
+    "nodes": ("training", "workers"),
+    "explain": ("results/explanation", "training", "workers"),
+    "scale": ("results/scaling",),
+    "container": ("engines",),
+}
+
+
+def commit_of(result: Result) -> str:
+    """The commit that was measured, and which of the files that it measures have changed since, as git sees it here."""
+    commit, name = result["git"]["commit"], result["benchmark"]
+    at = f"Measured at `{commit[:9]}`" + (", with changes on top" if result["git"]["dirty"] else "")
+    if _git("merge-base", "--is-ancestor", commit, "HEAD"):
+        return f"{at}, which this repository no longer has."
+    paths = [f"src/samebits/{path}" for path in MEASURES.get(name, ())] or ["src", "pipeline"]
+    changed = [f"`{path}`" for path in paths if _git("diff", "--quiet", commit, "--", path)]
+    return (
+        f"{at}; changed since: {', '.join(changed)}." if changed else f"{at}; what it measures has not changed since."
+    )
+
+
+def _git(*command: str) -> int:
+    return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, check=False).returncode
+
+
 def host_of(result: Result) -> str:
     """Host and versions in one line."""
     host, versions = result["host"], result["versions"]
@@ -420,7 +458,7 @@ def page() -> str:
         title, text, tables = SECTIONS[name]
         parts.append(f"## {title}\n\n{text}\n")
         for host, result in by_host.items():
-            parts.append("\n".join([host_of(result), "", *tables(result), ""]))
+            parts.append("\n".join([commit_of(result), host_of(result), "", *tables(result), ""]))
             if name in PLOTS:
                 parts.append(f"![{title}, {host}](images/{name}-{host}.svg)\n")
     return "\n".join(parts)

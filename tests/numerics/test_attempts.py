@@ -1,4 +1,4 @@
-"""Every attempt to break the promise of ``exact``: refused by name, or the same bits; the rest is listed here by name."""
+"""Every attempt to break the promise of ``exact``: refused by name, or the same bits; the rest is listed here."""
 
 import pytest
 

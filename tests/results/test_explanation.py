@@ -91,7 +91,8 @@ CASES = {
         SliceSteps(strategy=24.8, single=37.6, share=18.8, together=24.8), "straggler", 24.8 / 18.8,
     ),
     "buffers": (
-        breakdown(*[rank({**SOUND, "forward": 10.0}, SOUND)] * 2, buffers=MIB), SliceSteps(strategy=22.8, single=37.6, share=18.8, together=18.8), "buffers", 22.8 / 18.8,
+        breakdown(*[rank({**SOUND, "forward": 10.0}, SOUND)] * 2, buffers=MIB),
+        SliceSteps(strategy=22.8, single=37.6, share=18.8, together=18.8), "buffers", 22.8 / 18.8,
     ),
     "a slower forward pass without buffers": (
         breakdown(*[rank({**SOUND, "forward": 10.0}, SOUND)] * 2), SENT, None, None,

@@ -58,6 +58,8 @@ class Kept:
 
     def __init__(self, model: nn.Module) -> None:
         self._things: list[_Thing] = []
+        self._empty: list[Any] = []  # most containers of modules are, which is seen fastest of all of them at once
+        self._empty_names: list[str] = []
         self._seen: dict[int, object] = {}  # by id, which stays theirs while they are held here
         self._bytes = 0
         self._parameters = {id(parameter) for parameter in model.parameters()}
@@ -71,6 +73,9 @@ class Kept:
 
     def changed(self) -> str | None:
         """The name of the first thing that is not as it was."""
+        if any(self._empty):
+            name, now = next(one for one in zip(self._empty_names, self._empty, strict=True) if one[1])
+            return _more(name, now, {})
         for name, look, before, holder, copy in self._things:
             if holder is not None and _equal(holder, copy):
                 continue
@@ -80,7 +85,10 @@ class Kept:
         return None
 
     def _add(self, name: str, look: Callable[[], object], holder: Any = None) -> None:
-        if len(self._things) < _MOST:
+        if holder is not None and not holder:
+            self._empty.append(holder)
+            self._empty_names.append(name)
+        elif len(self._things) < _MOST:
             copy = None if holder is None else dict(holder) if isinstance(holder, _MAPPINGS) else holder.copy()
             self._things.append(_Thing(name, look, look(), holder, copy))
 
