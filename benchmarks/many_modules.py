@@ -17,8 +17,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Of the shape that came in."""
         y = self.acts[0](self.norms[0](self.first(x)))
-        y = self.acts[1](x + self.norms[1](self.second(y)))
-        return y
+        out: Tensor = self.acts[1](x + self.norms[1](self.second(y)))
+        return out
 
 
 class Net(nn.Module):
@@ -32,4 +32,5 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images to one output per class."""
-        return self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        out: Tensor = self.head(self.blocks(self.stem(x)).mean((2, 3)))
+        return out
