@@ -59,18 +59,18 @@ if TYPE_CHECKING:
     from samebits.training.loop import Trainable
     from samebits.workers.rank import Reporter
 
-# name -> parameters, steps of a slice
 HERE = Path(__file__).resolve().parent  # where a user's model lies
-MANY_MODULES = "a user's model of 256 modules at batch 256"
+# name -> parameters, steps of a slice
 CASES: dict[str, tuple[dict[str, Any], int]] = {
     "mlp at batch 256": ({"model": MLP, "data": VECTORS}, 32),
     "wide_mlp at batch 256": ({"model": {"name": "wide_mlp"}, "data": VECTORS}, 1),
     "convnet at batch 256": ({"model": {"name": "convnet"}, "data": {"task": "images", "num_samples": 1024}}, 1),
     "gpt at batch 256": ({"model": {"name": "gpt"}, "data": {"task": "tokens", "num_samples": 1024}}, 1),
-    MANY_MODULES: (
-        {"model": {"name": "many_modules:Net"}, "data": {"task": "images", "num_samples": 1024}}, 1,
+    "a user's model of 256 modules at batch 256": (
+        {"model": {"name": "many_modules:Net"}, "data": {"task": "images", "num_samples": 1024}},
+        1,
     ),
-}  # fmt: skip
+}
 PARTS = ("forward", "loss", "backward", "accepts_grads", "step")  # methods of numerics
 
 
@@ -189,13 +189,14 @@ def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> 
     interleave(variants, 2, strategy, clock)
     seconds = interleave(variants, rounds, strategy, clock)
     ratios = {name: ratio_of(seconds["exact"], seconds[name]) for name in ("fast", "float64")}
+    looks = few(max(8, min(rounds, 20)), 1)
     measured = {
         "milliseconds": {name: middle_of([1e3 * s / steps for s in values]) for name, values in seconds.items()},
         "over": {name: {"ratio": ratio, "verdict": verdict(ratio)} for name, ratio in ratios.items()},
-        "parts_ms": breakdown(exact, few(max(8, min(rounds, 20)), 1), clock),
+        "parts_ms": breakdown(exact, looks, clock),
     }
     if isinstance(params.model, UserModel):
-        measured["watched"] = watched(exact, few(max(8, min(rounds, 20)), 1), clock)
+        measured["watched"] = watched(exact, looks, clock)
     return measured
 
 
