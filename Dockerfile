@@ -4,12 +4,12 @@ ARG BASE_IMAGE=nvidia/cuda:13.0.2-base-ubuntu24.04@sha256:2ab6381d970b211fb93853
 
 FROM ${BASE_IMAGE}
 SHELL ["/bin/sh", "-euc"]
-# git is DVC's; the compilers are torch.compile's. Archives keep one version of a package, so none is named: the
+# git is DVC's; the compilers are torch.compile's; tini is Compose's. Archives keep one version of a package, so none is named: the
 # image's id says which it was.
 # hadolint ignore=DL3008
 RUN export DEBIAN_FRONTEND=noninteractive; \
     apt-get update -qq; \
-    apt-get install -y -qq --no-install-recommends ca-certificates g++ git python3-dev python3-venv; \
+    apt-get install -y -qq --no-install-recommends ca-certificates g++ git python3-dev python3-venv tini; \
     rm -rf /var/lib/apt/lists/*
 
 # Packages alone, from a lock: this layer stays until the lock changes. `wheels/` may hold files that no index has.

@@ -1,15 +1,14 @@
 #!/bin/sh
-# Write .env, for what docker-compose.yml cannot know: whose files these are, where they lie, which image fits the locks.
+# Write .env, for what docker-compose.yml cannot know: where this folder and git's lie, which image fits the locks.
 # Other lines of .env stay. Usage: sh tools/env.sh
 set -eu
 cd "$(dirname "$0")/.."
 root=$(pwd -P)
-uid=$(id -u) gid=$(id -g) memlock=-1
-# Files that root makes in somebody's clone belong to that somebody.
-[ "$uid" -ne 0 ] || { uid=$(stat -c %u .) gid=$(stat -c %g .); }
+owner=$(stat -c %u:%g .) memlock=-1
+gid=${owner#*:}
 # To a rootless engine the caller is root inside, and limits cannot be raised.
 case $(docker info --format '{{.SecurityOptions}}' 2>/dev/null) in *rootless*)
-    uid=0 gid=0
+    gid=0
     limit=$(prlimit --noheadings --raw --output HARD --memlock)
     [ "$limit" = unlimited ] || memlock=$limit
     ;;
@@ -32,14 +31,14 @@ toolkit=$(nvidia-ctk --version 2>/dev/null | sed -n 's/.* \([0-9]*\.[0-9]*\.[0-9
 revision=$(git -c safe.directory="$root" rev-parse HEAD 2>/dev/null || echo unknown)
 # Of a worktree or a submodule, git's own folder is elsewhere.
 git=$(git -c safe.directory="$root" rev-parse --path-format=absolute --git-common-dir 2>/dev/null || echo "$root")
-ours='COMPOSE_PROJECT_NAME=|SAMEBITS_((UID|GID|ROOT|GIT|REVISION|MEMLOCK|CONTAINER_TOOLKIT)=|(GPU|CPU)_IMAGE)'
+ours='COMPOSE_PROJECT_NAME=|SAMEBITS_((UID|GID|PULL_POLICY|ROOT|GIT|REVISION|MEMLOCK|CONTAINER_TOOLKIT)=|(GPU|CPU)_IMAGE)'
 new=$(mktemp .env.XXXXXX)
 trap 'rm -f "$new"' EXIT
 # A name of its own, because two clones in folders of one name would be one project.
 cat > "$new" <<END
 COMPOSE_PROJECT_NAME=samebits-$(printf %s "$root" | sha256sum | cut -c 1-8)
-SAMEBITS_UID=$uid
 SAMEBITS_GID=$gid
+SAMEBITS_PULL_POLICY=missing
 SAMEBITS_ROOT=$root
 SAMEBITS_GIT=$git
 SAMEBITS_GPU_IMAGE=$gpu
@@ -57,5 +56,5 @@ overlay="COMPOSE_FILE=docker-compose.yml:docker-compose.cpu.yml"
 # Without a GPU plain `docker compose` takes the overlay that does without.
 grep -q '^COMPOSE_FILE=' "$new" || nvidia-smi -L >/dev/null 2>&1 ||
     echo "$overlay" >> "$new"
-chown "$uid:$gid" "$new" 2>/dev/null || :
+chown "$owner" "$new" 2>/dev/null || :
 mv "$new" .env

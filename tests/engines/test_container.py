@@ -51,7 +51,7 @@ def test_compose_and_the_kit_name_one_image(tmp_path):
     values = compose_environment(tmp_path)
     assert values["SAMEBITS_GPU_IMAGE"] == image.image_name("gpu", ROOT)
     assert values["SAMEBITS_CPU_IMAGE"] == image.image_name("cpu", ROOT)
-    assert f"{values['SAMEBITS_UID']}:{values['SAMEBITS_GID']}" == spec.user_of(tmp_path)
+    assert values["SAMEBITS_PULL_POLICY"] == "missing"  # one that was loaded is taken
     assert (values["SAMEBITS_ROOT"], values["SAMEBITS_GIT"]) == (str(tmp_path), str(tmp_path))
     assert [image.variant_of(values[f"SAMEBITS_{name}_IMAGE"]) for name in ("CPU", "GPU")] == ["cpu", "gpu"]
     assert image.variant_of("samebits:changed") is None
@@ -59,9 +59,9 @@ def test_compose_and_the_kit_name_one_image(tmp_path):
 
 @needs_root
 def test_a_container_works_as_the_owner_of_the_clone(tmp_path):
-    os.chown(tmp_path, 4321, 4321)
+    os.chown(tmp_path, 4321, 4322)
     values = compose_environment(tmp_path)
-    assert f"{values['SAMEBITS_UID']}:{values['SAMEBITS_GID']}" == spec.user_of(tmp_path) == "4321:4321"
+    assert (values["SAMEBITS_GID"], spec.user_of(tmp_path)) == ("4322", "4321:4322")
     assert (tmp_path / ".env").stat().st_uid == 4321
 
 
@@ -120,10 +120,10 @@ def test_two_clones_are_two_projects(tmp_path):
 
 
 def test_what_a_user_has_put_into_the_environment_stays(tmp_path):
-    (tmp_path / ".env").write_text("SAMEBITS_PORT=5001\nSAMEBITS_UID=77\nBASE_IMAGE=mirror/cuda@sha256:1\n")
+    (tmp_path / ".env").write_text("SAMEBITS_PORT=5001\nSAMEBITS_GID=77777\nBASE_IMAGE=mirror/cuda@sha256:1\n")
     values = compose_environment(tmp_path)
     assert (values["SAMEBITS_PORT"], values["BASE_IMAGE"]) == ("5001", "mirror/cuda@sha256:1")
-    assert values["SAMEBITS_UID"] != "77"
+    assert values["SAMEBITS_GID"] != "77777"
     assert compose_environment(tmp_path) == values
 
 
@@ -658,7 +658,7 @@ def test_compose_is_told_what_the_engine_knows(tmp_path):
         script.chmod(0o755)
     environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     values = compose_environment(tmp_path / "clone", environ)
-    assert (values["SAMEBITS_UID"], values["SAMEBITS_GID"]) == ("0", "0")
+    assert values["SAMEBITS_GID"] == "0"
     hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     assert int(values["SAMEBITS_MEMLOCK"]) == (-1 if hard == resource.RLIM_INFINITY else hard)
     assert values["SAMEBITS_GPU_IMAGE_ID"] == "sha256:0"
@@ -746,22 +746,26 @@ SERVICES = [(name, service) for name in COMPOSE for service in compose(name)["se
 @pytest.mark.parametrize(("name", "service"), SERVICES)
 def test_no_service_has_more_than_it_needs(name, service):
     definition = compose(name)["services"][service]
-    assert not {"privileged", "network_mode", "pid", "ipc", "cap_add", "devices"} & set(definition)
+    assert not {"privileged", "network_mode", "pid", "ipc", "devices"} & set(definition)
     assert "docker.sock" not in str(definition)
     assert all(port.startswith("127.0.0.1:") for port in definition.get("ports", []))
     if "image" in definition and name != "docker-compose.cpu.yml":
         assert definition["cap_drop"] == ["ALL"]
         assert definition["security_opt"] == ["no-new-privileges:true"]
         assert definition["read_only"] is True
-        assert "user" in definition
-        assert "@sha256:" in definition["image"] or "_IMAGE:?" in definition["image"]
+        if definition["user"] == "0:0":  # to become the owner of the clone, who has none of these
+            assert definition["cap_add"] == ["SETUID", "SETGID", "SETPCAP"]
+            assert "--bounding-set=-all" in definition["entrypoint"][2]
+        else:
+            assert "cap_add" not in definition
+        assert "@sha256:" in definition["image"] or definition["pull_policy"] == "${SAMEBITS_PULL_POLICY:-build}"
 
 
 def test_the_health_check_asks_the_api_and_the_grace_is_longer_than_the_launchers():
     services = compose("docker-compose.yml")["services"]
     assert "/api/2.0/mlflow/" in str(services["mlflow"]["healthcheck"]["test"])
     assert services["experiment"]["stop_grace_period"] == "60s"
-    assert services["experiment"]["init"] is True
+    assert services["experiment"]["entrypoint"][4:7] == ["tini", "-g", "--"]
     assert services["experiment"]["depends_on"] == {"mlflow": {"condition": "service_healthy"}}
     (device,) = services["experiment"]["deploy"]["resources"]["reservations"]["devices"]
     assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}

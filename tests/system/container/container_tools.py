@@ -166,14 +166,15 @@ def containers(engine, checkout):
 
 
 class Compose:
-    """One project of a clone's Compose files."""
+    """One project of a clone's Compose files; ``fresh`` is without the .env that tools/env.sh writes."""
 
-    def __init__(self, checkout, *overlays, **environ):
+    def __init__(self, checkout, *overlays, fresh=False, **environ):
         self.checkout, self.port = checkout, free_port()
         files = [argument for name in ("docker-compose.yml", *overlays) for argument in ("-f", name)]
         self.command = [DOCKER, "compose", *files]
         self.environ = {"SAMEBITS_PORT": str(self.port), **environ}
-        checkout("sh", "tools/env.sh")
+        if not fresh:
+            checkout("sh", "tools/env.sh")
 
     def __call__(self, *arguments):
         return self.checkout(*self.command, *arguments, **self.environ)

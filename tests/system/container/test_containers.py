@@ -18,6 +18,7 @@ from container_tools import (
     CPU,
     UID,
     Compose,
+    add_wheels,
     clone,  # noqa: F401 - a fixture
     compose_plugin,  # noqa: F401
     containers,
@@ -143,10 +144,59 @@ def test_no_process_is_root_and_nothing_is_granted(finished, engine):
     for service in ("mlflow", "experiment"):
         attrs = engine.containers.get(finished.id_of(service)).attrs
         host = attrs["HostConfig"]
-        assert attrs["Config"]["User"] == f"{UID}:{UID}"
         assert (host["Privileged"], host["CapDrop"], host["ReadonlyRootfs"]) == (False, ["ALL"], True)
         assert host["SecurityOpt"] == ["no-new-privileges:true"]
         assert "docker.sock" not in str(attrs["Mounts"])
+
+
+POWERS = ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")
+
+
+@pytest.mark.parametrize("owner", [0, UID])
+@pytest.mark.usefixtures("image")
+def test_a_fresh_clone_needs_nothing_but_compose(owner, clone):
+    checkout = clone("fresh", numerics=["exact"], strategies=["single", "ddp"])
+    add_wheels(checkout)
+    checkout.give_to(owner)
+    base = os.environ.get("SAMEBITS_TEST_BASE")
+    project = Compose(checkout, CPU, fresh=True, **({"BASE_IMAGE": base} if base else {}))
+    try:
+        project("up", "--detach")
+        project.wait("experiment")
+        assert {path.lstat().st_uid for path in checkout.folder.rglob("*")} == {owner}
+        assert {run["info"]["run_name"] for run in recorded(project)} > {"single-exact x1", "ddp-exact x2"}
+        assert read(checkout.folder, "host.json")["image"] == "samebits:cpu"
+        inside = project("exec", "-T", "mlflow", "cat", "/proc/1/status", "/proc/1/cmdline").replace("\0", " ")
+        said = dict(line.split(":\t", 1) for line in inside.splitlines() if ":\t" in line)
+        assert said["Uid"].split() == said["Gid"].split() == 4 * [str(owner)]
+        assert {int(said[name], 16) for name in POWERS} == {0}
+        assert "tini -- mlflow server" in inside
+        done = checkout.run(*project.command, "run", "--rm", "--no-deps", "-T", "experiment", "cat",
+                            "/proc/self/status", **project.environ)  # fmt: skip
+        assert all(f"{name}:\t{0:016x}" in done.stdout for name in POWERS), done
+    finally:
+        project.down()
+
+
+@pytest.mark.usefixtures("image")
+def test_a_worktree_without_its_git_folder_is_refused_by_name(clone, tmp_path):
+    checkout = clone("whole")
+    base = os.environ.get("SAMEBITS_TEST_BASE")
+    checkout("git", "worktree", "add", "--quiet", str(tmp_path / "tree"))
+    checkout.folder = tmp_path / "tree"
+    add_wheels(checkout)
+    project = Compose(checkout, CPU, fresh=True, **({"BASE_IMAGE": base} if base else {}))
+    try:
+        run = ["run", "--rm", "--no-deps", "-T", "experiment"]
+        done = checkout.run(*project.command, *run, **project.environ)
+        assert done.returncode == 3
+        assert done.stderr.splitlines()[-1] == (
+            "error: git's own folder is elsewhere, and is not mounted. hint: sh tools/env.sh"
+        )
+        checkout("sh", "tools/env.sh")
+        assert project(*run, "git", "rev-parse", "--show-toplevel").strip() == str(checkout.folder)
+    finally:
+        project.down()
 
 
 def test_another_host_header_is_refused(finished):
