@@ -80,14 +80,23 @@ class UserError(SamebitsError, ValueError):
 
 
 class RefusedError(UserError):
-    """``exact`` cannot keep its word for a model: other numerics may train it."""
+    """``exact`` cannot keep its word for a model: other numerics may train it.
+
+    ``why`` is the reason, ``at`` the path of a module or tensor from the model, or what runs, and ``kind`` the module's
+    class; either is empty where nobody knows it.
+    """
+
+    def __init__(self, why: str, *, hint: str, at: str = "", kind: str = "") -> None:
+        where = f"{at} ({kind})" if at and kind else at or kind
+        super().__init__(f"exact: {where}: {why}" if where else f"exact: {why}", hint=hint)
+        self.why, self.at, self.kind = why, at, kind
 
     @property
     def what(self) -> str:
-        """What was refused, in few words: the kind of a module and its path, where it is known."""
-        if named := re.match(r"exact: (model[^ :]*) \((\w+)\)", self.message):
-            return f"{named[2]} in {named[1]}"
-        return self.message.removeprefix("exact: ").partition(":")[0]
+        """What was refused, in few words."""
+        if self.at and self.kind:
+            return f"{self.kind} in {self.at}"
+        return self.at or self.kind or self.why.partition(":")[0]
 
 
 class HostError(SamebitsError):

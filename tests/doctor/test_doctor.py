@@ -895,9 +895,10 @@ def test_a_model_without_mistakes(doctor):
         texts.setdefault(finding.name, finding.text)
     assert texts["data"] == "64 samples of vectors, drawn for this: there is none yet"
     assert texts["model"] == "net:make, 1,290 parameters"
-    assert texts["single"].startswith("2 steps of 64 samples on 1 ")
-    assert "loss 2." in texts["dp"]
-    assert texts["ddp"].startswith("2 steps of 64 samples on 2 ")
+    assert texts["single"].startswith("2 steps of 2 samples on 1 ")
+    assert "loss 2." in texts["single"]
+    assert "DataParallel" in texts["dp"]
+    assert texts["ddp"].startswith("2 steps of 4 samples on 2 ")
     assert not (Path.cwd() / "data").exists()
 
 
@@ -939,11 +940,11 @@ def test_batch_norm_is_warned_of_once(doctor):
 @pytest.mark.parametrize(
     ("layer", "code", "text"),
     [
-        ("nn.Linear(128, 10)", 0, "2 steps of 64 samples on 1 "),
+        ("nn.Linear(128, 10)", 0, "the same bits in either order, of 4 samples on 1 "),
         (
             "nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))",
             2,
-            "exact: model.layer.1 (BatchNorm1d): native_batch",
+            "BatchNorm1d in model.layer.1: native_batch",
         ),
     ],
 )
@@ -953,6 +954,36 @@ def test_exact_is_tried_where_it_is_wanted(layer, code, text, doctor):
     assert (got, found.status) == (code, "failed" if code else "ok")
     assert text in found.text
     assert "exact" not in {finding.name for finding in doctor()[1]}
+
+
+MANY = """
+        self.first = nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))
+        self.second = nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10))
+        self.rows = nn.LSTM(10, 10)
+        self.calls = 0
+        self.start = torch.linalg.inv(torch.eye(10) * 2)"""
+PASS = """
+        import time
+        self.began = time.time()
+        self.calls += 1
+        return torch.special.i0e(self.second(self.first(x))) + self.start[0]
+"""
+
+
+def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):
+    code, findings = doctor(init=MANY, before=PASS, result="y", numerics=["exact"])
+    said = {text: hint for name, text, hint in told(findings, "failed") if name == "exact"}
+    assert code == 2
+    for text, hint in [
+        ("LSTM in model.rows: recurrent modules", "write the cell with nn.Linear"),
+        ("BatchNorm1d in model.first.1, BatchNorm1d in model.second.1: native_batch_norm: ", "use nn.GroupNorm"),
+        ("Net in model: prims::bessel_i0e: it has no exact version (net.py:", "docs/concepts/exact.md"),
+        ("Net in model: time.time is asked for (net.py:", "give it to the factory"),
+        ("in the construction of Net: linalg_inv_ex: ", "docs/concepts/exact.md"),
+        ("model.calls, model.began: written in forward", "keep such state out"),
+        ("(in the backward pass) (net.py:", "docs/concepts/exact.md"),
+    ]:
+        assert any(text in one and hint in said[one] for one in said), "\n".join([text, *said])
 
 
 @pytest.mark.parametrize(
@@ -987,7 +1018,7 @@ def placed(tmp_path, monkeypatch):
         params = parse_params(small(**train))
         folders = {"data_dir": tmp_path, "out": tmp_path, "checkpoint": None}
         tried = trial.Trial(params=params, strategy=strategy, numerics="fast", **folders, seconds=9)
-        return model._try(tried), launched
+        return model._try(tried)[0], launched
 
     return run
 
@@ -1104,7 +1135,7 @@ def test_a_model_that_never_comes_back(repo, stage):
     assert done.returncode == 0, done.stderr
     failure = next(Finding(**item) for item in json.loads(done.stdout) if item["status"] == "failed")
     assert (failure.name, failure.exit_code) == ("single", 2)
-    expect(failure, "failed", "one batch took longer than 2 s", "endless loop")
+    expect(failure, "failed", "the model took longer than 2 s", "endless loop")
 
 
 @pytest.mark.slow
@@ -1115,5 +1146,5 @@ def test_the_whole_command_in_a_new_interpreter(repo, stage):
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[:2] for line in done.stdout.splitlines()[-6:]] == [
-        ["ok", name] for name in ("data", "model", "single", "dp", "dp", "ddp")
+        ["ok", name] for name in ("params", "data", "model", "single", "dp", "ddp")
     ]

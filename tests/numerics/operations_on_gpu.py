@@ -32,7 +32,7 @@ DEVICE = os.environ.get("PROBE_DEVICE", "cuda")
 
 @contextmanager
 def as_in_training(number):
-    with Engine(Draws(0, number, [0])), _OneForm():
+    with Engine(Draws(0, number, [0])) as engine, _OneForm(engine):
         yield
 
 

@@ -328,7 +328,7 @@ def test_a_norm_does_not_tell_no_gradient_from_one_of_zeros(optimizer, settings,
 
 
 @pytest.mark.parametrize(
-    ("fewest", "said"), [(25, r"weight has \d+ inputs or outputs"), (23, r"weight: its gradient has \d+ terms")]
+    ("fewest", "said"), [(25, r"weight: it has \d+ inputs or outputs"), (23, r"weight: its gradient has \d+ terms")]
 )
 def test_a_sum_with_too_many_terms_is_an_error(fewest, said, monkeypatch):
     monkeypatch.setattr(whole, "FEWEST_BITS", fewest)

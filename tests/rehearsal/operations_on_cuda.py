@@ -42,7 +42,7 @@ MORE = {
 
 @contextmanager
 def as_in_training():
-    with Engine(Draws(0, 0, [0])), _OneForm():
+    with Engine(Draws(0, 0, [0])) as engine, _OneForm(engine):
         yield
 
 

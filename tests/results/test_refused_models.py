@@ -54,7 +54,7 @@ def test_the_pipeline_goes_on_and_shows_what_was_refused(project, monkeypatch, c
     assert (row["run"], row["what"]) == ("single-exact", "BatchNorm1d in model.1")
     text = (stage.folder / "reports/comparison.md").read_text()
     assert "| single-exact | – | – | – | – | – | – | – | – | refused: BatchNorm1d in model.1 | – |" in text
-    answer = f"Same model in exact numerics: refused, for single-exact: {SAID}; use GroupNorm. To get an answer, "
+    answer = f"Same model in exact numerics: refused, for single-exact: {SAID}. To get an answer, "
     assert answer in text
     assert answer in (stage.folder / "reports/index.html").read_text()
     assert "single-exact" in done.stdout
@@ -99,13 +99,17 @@ def test_what_is_older_than_the_params_is_not_shown(project, monkeypatch, capsys
 
 
 @pytest.mark.parametrize(
-    ("message", "what"),
+    ("error", "message", "what"),
     [
-        ("exact: model.stem.1 (BatchNorm2d): cudnn_batch_norm: no", "BatchNorm2d in model.stem.1"),
-        ("exact: model (Net): fft: it has no exact version", "Net in model"),
-        ("exact: model.seen: written in forward, so that", "model.seen"),
-        ("exact: body.weight is torch.float64, expected float32", "body.weight is torch.float64, expected float32"),
+        (
+            RefusedError("bn: no", hint="h", at="model.stem.1", kind="BatchNorm2d"),
+            "exact: model.stem.1 (BatchNorm2d): bn: no",
+            "BatchNorm2d in model.stem.1",
+        ),
+        (RefusedError("fft: no", hint="h", kind="Net"), "exact: Net: fft: no", "Net"),
+        (RefusedError("written", hint="h", at="model.seen"), "exact: model.seen: written", "model.seen"),
+        (RefusedError("shard 0: no", hint="h"), "exact: shard 0: no", "shard 0"),
     ],
 )
-def test_a_refusal_in_few_words(message, what):
-    assert RefusedError(message, hint="no").what == what
+def test_a_refusal_in_few_words(error, message, what):
+    assert (error.message, error.what) == (message, what)

@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import signal
+import sys
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
+import torch
+
 from samebits.data.prepare import prepare
 from samebits.doctor.finding import Finding, of_error, ok, skipped, warning
 from samebits.doctor.trial import FINDINGS, Trial, try_model
-from samebits.errors import SamebitsError, UserError
+from samebits.errors import Interrupted, RefusedError, SamebitsError, UserError, WorkerError
 from samebits.files import scratch_folder
 from samebits.host import count_cores, count_gpus, may_share_gpus
 from samebits.params import load_params
 from samebits.params.schema import StrategyName
+from samebits.params.sections import UserModel
 from samebits.records.card import read_card
-from samebits.records.remarks import FewerDevices, UnusedDevices
+from samebits.records.remarks import Fallback, FewerDevices, UnusedDevices
 from samebits.records.run import run_name
 from samebits.results.remarks import say
+from samebits.training.models.build import import_factory
 from samebits.training.placement import place
+from samebits.workers.parent import end_with_parent
 from samebits.workers.processes import WorkerSignalledError, launch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
 
     from samebits.params import Params
     from samebits.params.schema import NumericsName
+    from samebits.params.sections import Model
     from samebits.params.split import BatchSplit
     from samebits.records.remarks import Label, Note
     from samebits.records.run import Placement
@@ -41,7 +52,7 @@ _BATCH_HINT = "make train.global_batch_size over train.grad_accum_steps a multip
 def model_findings(
     params_file: Path, *, checkpoint: Path | None = None, data_dir: Path = Path("data"), seconds: int = SECONDS
 ) -> Iterator[Finding]:
-    """Try the model of ``params_file`` under every strategy, on one batch of ``data_dir`` or of a set like it.
+    """Try the model of ``params_file`` under every strategy, on a few samples of ``data_dir`` or of a set like it.
 
     ``torch.compile`` is left out: it takes longer than the rest. A trial that takes more than ``seconds`` is ended.
     """
@@ -58,34 +69,100 @@ def model_findings(
             yield of_error(error, name="data")
             return
         yield finding
-        told: set[str] = set()
-        for strategy, numerics in _trials(params):
-            out = temporary / run_name(strategy, numerics)
-            out.mkdir()
-            trial = Trial(
+        trials = [
+            Trial(
                 params=params,
                 strategy=strategy,
                 numerics=numerics,
                 data_dir=data_dir,
-                out=out,
+                out=temporary / run_name(strategy, numerics),
                 checkpoint=checkpoint,
                 seconds=seconds,
             )
-            findings = _try(trial)
-            yield from (finding for finding in findings if not finding.is_remark or finding.text not in told)
-            told |= {finding.text for finding in findings if finding.is_remark}
-            if (strategy, numerics) == ("single", "fast") and findings[-1].status == "failed":
-                strategies = get_args(StrategyName)[1:]
-                yield from (skipped("what fails under single fails here", name=name) for name in strategies)
-                return
+            for strategy, numerics in _wanted(params)
+        ]
+        told: set[str] = set()
+        for finding in _after_the_import(params.model, trials, seconds):
+            if not (finding.is_remark and finding.text in told):
+                yield finding
+            told.add(finding.text)
 
 
-def _trials(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
-    """Every strategy; and ``exact``, if it is wanted, on one device: what it refuses, it refuses everywhere."""
-    for strategy in get_args(StrategyName):
-        yield strategy, "fast"
+def _wanted(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
+    """``exact``, if it is wanted, on one device: what it refuses, it refuses everywhere; then every strategy."""
     if "exact" in params.train.numerics:
         yield "single", "exact"
+    for strategy in get_args(StrategyName):
+        yield strategy, "fast"
+
+
+def _after_the_import(model: Model, trials: Sequence[Trial], seconds: int) -> Iterator[Finding]:
+    """What the trials show, in a fork of this process that has imported the factory, which may take seconds, for all.
+
+    Where that has left the fork with more than one thread, or with CUDA, no trial can be forked from it, and each
+    imports by itself.
+    """
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    fork = context.Process(target=_import_and_try, args=(model, trials, seconds, sender))
+    fork.start()
+    sender.close()
+    found: Finding | None = None
+    alone = False
+    try:
+        with suppress(EOFError):
+            while (found := receiver.recv()) is not None:
+                yield found
+            alone = True
+        fork.join()
+    finally:
+        fork.terminate()
+        fork.join()
+    if alone:
+        yield from _all(trials)
+    elif fork.exitcode:
+        error = WorkerSignalledError(0, -fork.exitcode) if fork.exitcode < 0 else None
+        text = "the import of the model's factory ended the process"
+        yield of_error(_too_long(error, seconds) or WorkerError(text, hint="import it in Python to see"), name="model")
+
+
+def _import_and_try(model: Model, trials: Sequence[Trial], seconds: int, sender: Connection) -> None:
+    os.dup2(2, 1)  # what a model prints is not the doctor's answer
+    end_with_parent(signal.SIGTERM)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # SciPy's starts its threads when it is imported
+    signal.alarm(seconds)
+    if isinstance(model, UserModel):
+        with suppress(Exception):  # the first trial says what is wrong
+            import_factory(model.name, Path(model.source) if model.source else None)
+    signal.alarm(0)
+    threads = len([*Path("/proc/self/task").iterdir()])
+    if threads > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        sender.send(None)
+        return
+    try:
+        for finding in _all(trials):
+            sender.send(finding)
+    except (Interrupted, KeyboardInterrupt):  # which the doctor has had, too
+        sys.exit(128 + signal.SIGINT)
+
+
+def _all(trials: Sequence[Trial]) -> Iterator[Finding]:
+    """What each trial shows; where the model fails in plain arithmetic on one device, nothing else is said of it."""
+    later: list[Finding] = []
+    for trial in trials:
+        trial.out.mkdir()
+        findings, refused = _try(trial)
+        fails = findings[-1].status == "failed" and not refused
+        if trial.numerics == "exact" and fails:
+            later = findings
+            continue
+        yield from findings
+        if trial.name == "single":
+            if fails:
+                names = [other.name for other in trials if other.name != "single" and (later or other.name != "exact")]
+                yield from (skipped("what fails under single fails here", name=name) for name in names)
+                return
+            yield from later
 
 
 def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Finding]:
@@ -102,29 +179,54 @@ def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Find
     return spare, ok(f"{batch} samples of {data.task}, drawn for this: {why}", name="data")
 
 
-def _place(trial: Trial) -> tuple[Placement, BatchSplit]:
+def _two_ranks_if_possible(
+    placed: Callable[[Params], tuple[Placement, BatchSplit]], params: Params
+) -> tuple[Placement, BatchSplit]:
     """Where a training would run; ranks are two also on a host with one device, if the batch allows it."""
-    params, train = trial.params, trial.params.train
-    placed = partial(place, trial.strategy, numerics=trial.numerics, gpus=count_gpus(), cores=count_cores())
     placement, split = placed(params)
     alone = placement.has_ranks and placement.world_size == 1 and split.over(ranks=2).even
     if alone and (placement.device_type == "cpu" or may_share_gpus()):
-        two = params.model_copy(update={"train": train.model_copy(update={"num_devices": 2, "oversubscribe": True})})
-        return placed(two)
+        return placed(_with(params, num_devices=2, oversubscribe=True))
     return placement, split
 
 
-def _try(trial: Trial) -> list[Finding]:
-    """What one strategy showed; a failure is the last."""
+def _small(params: Params, placement: Placement, split: BatchSplit) -> Params:
+    """A batch that takes little time on the same devices: two samples for each, or two of each of two shards.
+
+    BatchNorm takes no single sample.
+    """
+    if split.shards:
+        shards, exact = min(2, split.shards), params.exact
+        params = params.model_copy(update={"exact": exact.model_copy(update={"shards": shards})})
+        return _with(params, global_batch_size=shards * min(2, split.rows_per_unit), grad_accum_steps=1)
+    samples, devices = min(split.samples, 2 * split.multiple), placement.num_devices
+    return _with(params, global_batch_size=samples, num_devices=devices, oversubscribe=True)
+
+
+def _with(params: Params, **settings: object) -> Params:
+    return params.model_copy(update={"train": params.train.model_copy(update=settings)})
+
+
+def _try(trial: Trial) -> tuple[list[Finding], bool]:
+    """What one trial showed, of which a failure is the last, and whether ``exact`` refused the model."""
     findings: list[Finding] = []
     try:
-        placement, split = _place(trial)
+        placed = partial(place, trial.strategy, numerics=trial.numerics, gpus=count_gpus(), cores=count_cores())
+        placement, split = _two_ranks_if_possible(placed, trial.params)
         findings = [_of_remark(note, trial) for note in placement.notes]
+        remarks = [_of_remark(label, trial) for label in placement.labels]
+        if any(isinstance(label, Fallback) for label in placement.labels):  # it is ``single``
+            return findings + remarks, False
+        trial = replace(trial, params=_small(trial.params, placement, split))
+        placement, split = placed(trial.params)
         launch(partial(try_model, trial, placement, split), placement.world_size)
+    except RefusedError as error:
+        left = _left(trial.out)
+        known = any(finding.status == "failed" and error.why in finding.text for finding in left)
+        return [*findings, *left, *([] if known else [_failure(error, trial)])], True
     except SamebitsError as error:
-        return [*findings, *_left(trial.out), _failure(error, trial)]
-    findings += _left(trial.out)
-    return findings + [_of_remark(label, trial) for label in placement.labels]
+        return [*findings, *_left(trial.out), _failure(error, trial)], False
+    return findings + _left(trial.out) + remarks, False
 
 
 def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
@@ -136,14 +238,18 @@ def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
 
 def _failure(error: SamebitsError, trial: Trial) -> Finding:
     """A failure, or a warning if the strategy is not one that params.yaml asks for."""
-    if isinstance(error, WorkerSignalledError) and error.signum == signal.SIGALRM:
-        hint = "look for an endless loop in the model, or try a smaller batch"
-        error = UserError(f"one batch took longer than {trial.seconds} s", hint=hint)
-    finding = of_error(error, name=trial.name)
+    finding = of_error(_too_long(error, trial.seconds) or error, name=trial.name)
     if trial.name in {"single", "exact", *trial.params.train.strategies}:
         return finding
     text = f"{finding.text}; it is not in train.strategies"
     return replace(finding, status="warning", text=text, exit_code=0)
+
+
+def _too_long(error: SamebitsError | None, seconds: int) -> SamebitsError | None:
+    """The error of what its alarm has ended; else the error of what another signal has."""
+    if isinstance(error, WorkerSignalledError) and error.signum == signal.SIGALRM:
+        return UserError(f"the model took longer than {seconds} s", hint="look for an endless loop in it")
+    return error
 
 
 def _left(out: Path) -> list[Finding]:

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from samebits.doctor.finding import Finding, of_error, ok, warning
-from samebits.errors import UserError, few, place_of
+from samebits.doctor.finding import Finding, failed, of_error, ok, warning
+from samebits.errors import RefusedError, UserError, caused_by, counted, few, first_line, place_of
 from samebits.numerics.dispatch import EagerDispatchMode
+from samebits.numerics.exact.survey import Refusals
+from samebits.params.sections import UserModel
 from samebits.records.card import read_card
 from samebits.results.remarks import say
 from samebits.results.text import devices_of
@@ -82,11 +84,33 @@ class Examination:
                 stream.write(json.dumps(asdict(finding)) + "\n")
 
     def run(self) -> None:
-        """Build the model, look at it if this is ``single``, and train it for two steps."""
+        """Build the model, look at it if this is ``single``, and train it for a step or two."""
+        trial, params = self._trial, self._params
+        setup = Setup(params, trial.numerics, self._card, split=self._split, strategy=self.strategy, rough=True)
+        setup.enter_process()
+        try:
+            self._try(setup)
+        except Exception as error:
+            if caused_by(error, RefusedError) and isinstance(params.model, UserModel):
+                self._survey(setup)
+            raise
+
+    def _survey(self, setup: Setup) -> None:
+        """Say all that is refused of the user's model, not what came first alone."""
+        refusals = Refusals()
+        try:
+            setup.survey(setup.load(self._trial.data_dir), refusals)
+        except Exception as error:  # noqa: BLE001 - of a model, which may raise anything
+            text = (
+                f"what else is refused is not known: the model raised {type(error).__name__}: {first_line(str(error))}"
+            )
+            self.say(warning(text, "mend what is told here, and ask again", name=self._trial.name))
+        for text, hint in refusals.told():
+            self.say(failed(text, hint, name=self._trial.name, exit_code=UserError.exit_code))
+
+    def _try(self, setup: Setup) -> None:
         trial, params, name = self._trial, self._params, self._trial.name
         alone = name == "single"
-        setup = Setup(params, trial.numerics, self._card, split=self._split, strategy=self.strategy)
-        setup.enter_process()
         self.model = model = setup.build()
         if alone:
             self._look(model)
@@ -102,6 +126,11 @@ class Examination:
         look = look_at_what_was_written
         for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
             self.say(warning(say(note), _NOTE_HINTS[note.kind], name=name, is_remark=True))
+        where = f"{counted(self._split.samples, 'sample')} on {devices_of(self._placement)}"
+        if trial.numerics == "exact":  # whose trial step was one
+            tried = "the same bits in either order" if isinstance(params.model, UserModel) else "both passes"
+            self.say(ok(f"{tried}, of {where}", name=name))
+            return
         trainable = setup.trainable(model, batches)
         trainable.reset()
         rate = params.train.optimizer.lr
@@ -109,8 +138,7 @@ class Examination:
         if not math.isfinite(losses[0]):
             hint = "look for a division by zero or a logarithm of zero in forward"
             raise UserError(f"the loss of the first batch is {losses[0]}, expected a finite number", hint=hint)
-        where = f"{self._split.samples} samples on {devices_of(self._placement)}"
-        self.say(ok(f"{STEPS} steps of {where}, loss {losses[0]:.4g} at first", name=name))
+        self.say(ok(f"{STEPS} steps of {where}, loss {losses[0]:.4g}", name=name))
         if alone and self._placement.device_type == "cpu":
             self._imagine_gpu(model, batches.micro_batch(0, 0).inputs)
 

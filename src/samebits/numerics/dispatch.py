@@ -37,6 +37,9 @@ class EagerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
+_PASSES = ("forward", "fingerprint", "survey")  # methods that run a model
+
+
 class CallingModule(NamedTuple):
     """A module whose forward pass runs: its path from the model, empty where nobody knows it, and its class."""
 
@@ -54,11 +57,22 @@ def calling_module() -> CallingModule | None:
     frame: FrameType | None = sys._getframe(1)
     inner: nn.Module | None = None
     while frame is not None:
-        module = frame.f_locals.get("self") if frame.f_code.co_name in ("forward", "fingerprint") else None
+        module = frame.f_locals.get("self") if frame.f_code.co_name in _PASSES else None
         if isinstance(module, nn.Module):
-            inner = module if inner is None else inner
             paths = getattr(module, "module_paths", None)
-            if paths is not None:
-                return CallingModule(paths.get(id(inner), ""), type(inner).__name__)
+            if paths is not None:  # the kit's own, around the model
+                return None if inner is None else CallingModule(paths.get(id(inner), ""), type(inner).__name__)
+            inner = module if inner is None else inner
         frame = frame.f_back
     return None if inner is None else CallingModule("", type(inner).__name__)
+
+
+def class_in_construction() -> str | None:
+    """The class of the innermost module whose constructor runs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
+        if isinstance(module, nn.Module) and "_parameters" in vars(module):
+            return type(module).__name__
+        frame = frame.f_back
+    return None

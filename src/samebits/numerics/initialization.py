@@ -18,7 +18,7 @@ from samebits.errors import UserError
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.elementary import erf
 from samebits.numerics.portable import elementary
-from samebits.numerics.portable.random import MOST, Stream, derive
+from samebits.numerics.portable.random import MOST, RepeatedStream, Stream, derive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,8 +161,8 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: Cal
 
 
 @contextmanager
-def portable_initialization(seed: int) -> Iterator[None]:
-    """Answer PyTorch's random calls within the block from a stream fixed by ``seed``.
+def portable_initialization(seed: int, *, rough: bool = False) -> Iterator[None]:
+    """Answer PyTorch's random calls within the block from a stream fixed by ``seed``; a ``rough`` one repeats itself.
 
     Python's own ``random`` and NumPy's global state are seeded, and put back afterwards.
 
@@ -176,7 +176,7 @@ def portable_initialization(seed: int) -> Iterator[None]:
     np.random.seed(key % 2**32)  # noqa: NPY002
     math.erf = _erf  # trunc_normal_ calls the C library's, which differs between hosts
     try:
-        with _PortableDraws(Stream(seed, "initial weights")):
+        with _PortableDraws((RepeatedStream if rough else Stream)(seed, "initial weights")):
             yield
     finally:
         math.erf = c_library

@@ -102,7 +102,7 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
     """Raise RefusedError: a shard gave other bits."""
     if unlike := [shard for shard, found in first.items() if second[shard] != found]:
         raise RefusedError(
-            f"exact: shard {unlike[0]} gives other bits when {when}: forward depends on more than parameters, samples "
+            f"shard {unlike[0]} gives other bits when {when}: forward depends on more than parameters, samples "
             "and draws",
             hint="see docs/concepts/exact.md for what that may be, or train with numerics fast alone",
         )

@@ -18,10 +18,12 @@ from samebits.training.models.sources import Watched, find_sources, recalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from torch import nn
 
+    from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import MicroBatch, Numerics
     from samebits.params import Params
     from samebits.params.schema import NumericsName
@@ -39,12 +41,22 @@ _AGAIN = "the model is built a second time, as by another process"
 
 
 class Setup:
-    """Builds what a step needs; its methods are called in the order in which they stand here."""
+    """Builds what a step needs; its methods are called in the order in which they stand here.
+
+    ``rough`` is for who looks at what a model does, and not at its weights: see ``build_model``.
+    """
 
     def __init__(
-        self, params: Params, numerics: NumericsName, card: Card, *, split: BatchSplit, strategy: Strategy
+        self,
+        params: Params,
+        numerics: NumericsName,
+        card: Card,
+        *,
+        split: BatchSplit,
+        strategy: Strategy,
+        rough: bool = False,
     ) -> None:
-        self.params, self.card, self.split, self.strategy = params, card, split, strategy
+        self.params, self.card, self.split, self.strategy, self._rough = params, card, split, strategy, rough
         self.numerics = make_numerics(params, numerics, card, split=split, device=strategy.device)
         self.watched = Watched()
         self.draws: tuple[str, ...] = ()
@@ -59,7 +71,10 @@ class Setup:
     def build(self) -> nn.Module:
         """The untrained model on the CPU, as its factory made it. Raises UserError: see ``build_model``."""
         with self.watched.opening():
-            return build_model(self.params.model, self.card, self.params.seed, self.numerics.construction())
+            return self._build(self.numerics.construction())
+
+    def _build(self, within: AbstractContextManager[object]) -> nn.Module:
+        return build_model(self.params.model, self.card, self.params.seed, within, rough=self._rough)
 
     def sources(self) -> Sources | None:
         """What a user's model is made of, as far as it has run here by now."""
@@ -127,13 +142,24 @@ class Setup:
         first = require_same_again(self.numerics, self.numerics.module(model), batch)
         if not first or sum(p.numel() for p in model.parameters()) > _MOST_AGAIN:
             return
-        other = make_numerics(self.params, "exact", self.card, split=self.split, device=self.strategy.device)
+        other = self._exact_again()
         again = self.build()
         if {id(p) for p in model.parameters()} & {id(p) for p in again.parameters()}:
             return
         other.prepare(again)
         again.to(self.strategy.device).train()
         require_alike(first, other.fingerprint(other.module(again), batch), _AGAIN)
+
+    def survey(self, data: Data, refusals: Refusals) -> None:
+        """Note all that ``exact`` refuses of the user's model, which is built once more."""
+        numerics = self._exact_again()
+        model = self._build(numerics.construction(refusals))
+        numerics.survey(model, self.batches(data).micro_batch(0, 0), refusals)
+
+    def _exact_again(self) -> ExactNumerics:
+        numerics = make_numerics(self.params, "exact", self.card, split=self.split, device=self.strategy.device)
+        assert isinstance(numerics, ExactNumerics)
+        return numerics
 
     def trainable(self, model: nn.Module, batches: Batches) -> Trainable:
         """The placed model under the strategy, with its optimizer."""

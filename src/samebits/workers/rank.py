@@ -55,7 +55,8 @@ class Position(NamedTuple):
 class Failure(Part):
     """What ended a rank, at a ``time`` in seconds since 1970.
 
-    ``waited``: it was left waiting for others; ``refused``: ``exact`` cannot keep its word for the model.
+    ``waited``: it was left waiting for others; ``refused``: why ``exact`` cannot keep its word for the model, where in
+    it that is, and the module's class.
     """
 
     time: float
@@ -63,7 +64,7 @@ class Failure(Part):
     hint: str
     exit_code: int
     waited: bool
-    refused: bool
+    refused: tuple[str, str, str] | None
     traceback: str
 
     def error(self) -> SamebitsError:
@@ -73,7 +74,8 @@ class Failure(Part):
         if self.waited:
             error = CollectiveError(self.message, hint=self.hint)
         if self.refused:
-            error = RefusedError(self.message, hint=self.hint)
+            why, at, kind = self.refused
+            error = RefusedError(why, hint=self.hint, at=at, kind=kind)
         error.traceback = self.traceback
         return error
 
@@ -100,7 +102,7 @@ class Reporter:
             hint=error.hint,
             exit_code=error.exit_code,
             waited=isinstance(error, CollectiveError),
-            refused=isinstance(error, RefusedError),
+            refused=(error.why, error.at, error.kind) if isinstance(error, RefusedError) else None,
             traceback=traceback.format_exc(),
         )
         unfinished = self._folder / f"rank{self._rank}.unfinished"

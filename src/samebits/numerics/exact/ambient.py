@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.errors import RefusedError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import FrameType, ModuleType
@@ -88,10 +86,10 @@ def guard_process() -> None:
     """Replace the functions, for as long as this process lives, and have it take no rank from its environment."""
     for module, functions in _REFUSED.items():
         for function in functions.split():
-            _replace(module, function, lambda what: _refuse(f"{what} is asked for", _HINT))
+            _replace(module, function)
     for module, answers in _ANSWERED.items():
         for function, answer in answers.items():
-            _replace(module, function, functools.partial(_answer, answer))
+            _replace(module, function, lambda answer=answer: answer)  # type: ignore[misc]
     for name in _RANKS:
         if name in os.environ:
             os.environ[name] = "1" if name.endswith("SIZE") else "0"
@@ -116,21 +114,19 @@ def _forbid(module: ModuleType, name: str, what: str, hint: str) -> None:
     setattr(module, name, forbidden)
 
 
-def _answer(answer: object, _: str) -> object:
-    return answer
-
-
-def _replace(module: ModuleType, name: str, inside: Callable[[str], Any]) -> None:
+def _replace(module: ModuleType, name: str, answer: Callable[[], object] | None = None) -> None:
+    """Have a function of a module answered in a guarded block, or else refused."""
     function = getattr(module, name, None)
     if function is None:  # not on this system
         return
-    what = f"{module.__name__}.{name.lstrip('_')}"
 
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        if _GUARD.engine is None or _GUARD.builds or _asked_by_the_kit():
-            return function(*args, **kwargs)
-        return inside(what)
+        if not (_GUARD.engine is None or _GUARD.builds or _asked_by_the_kit()):
+            if answer is not None:
+                return answer()
+            _refuse(f"{module.__name__}.{name.lstrip('_')} is asked for", _HINT)
+        return function(*args, **kwargs)
 
     setattr(module, name, stand_in)
 
@@ -162,8 +158,9 @@ def _asked_by_the_kit() -> bool:
 
 
 def _refuse(what: str, hint: str) -> None:
-    assert _GUARD.engine is not None
-    raise RefusedError(f"exact: {_GUARD.engine.place()}: {what}", hint=hint)
+    engine = _GUARD.engine
+    assert engine is not None
+    engine.refuse(engine.refusal(what, hint))
 
 
 def threads() -> set[str]:

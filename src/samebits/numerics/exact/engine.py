@@ -13,11 +13,11 @@ from torch._ops import HigherOrderOperator
 from torch.utils._pytree import tree_leaves
 
 from samebits.errors import RefusedError, UserError
-from samebits.numerics.dispatch import EagerDispatchMode, calling_module, storage_of
+from samebits.numerics.dispatch import EagerDispatchMode, calling_module, class_in_construction, storage_of
 from samebits.numerics.draws import draws
 from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.elementary import divisor
-from samebits.numerics.exact.operations import BATCH_NORM, EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
+from samebits.numerics.exact.operations import BATCH_NORM, EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 from samebits.numerics.initialization import answer, bernoulli, generator_of, is_draw
 from samebits.numerics.portable.random import Stream
 
@@ -88,7 +88,7 @@ class Engine(EagerDispatchMode):
         torch.set_flush_denormal(False)  # a library that was compiled for speed may have set it in this thread
         if (threads := torch.get_num_threads()) > 1 and _any_flushes(threads):
             raise RefusedError(
-                "exact: a thread of OpenMP takes the smallest numbers for zero, as a library has set it",
+                "a thread of OpenMP takes the smallest numbers for zero, as a library has set it",
                 hint="leave torch.set_flush_denormal and compilers' fast-math alone, or torch.set_num_threads at 1",
             )
         return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
@@ -99,7 +99,7 @@ class Engine(EagerDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
             why = "control flow as an operation is not looked into; use Python's own"
-            raise RefusedError(f"exact: {self.place()}: {func._name}: {why}", hint=_HINT)
+            raise self.refusal(f"{func._name}: {why}", _HINT)
         packet = func.overloadpacket
         if self._replaced:
             self._check_read((args, kwargs))
@@ -144,8 +144,9 @@ class Engine(EagerDispatchMode):
         for tensor in (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
             if name := self._replaced.get(storage_of(tensor)):
                 raise RefusedError(
-                    f"exact: {name}: forward uses it from beside the model, where it is not trained",
+                    "forward uses it from beside the model, where it is not trained",
                     hint="read the parameter from its module in forward, as in self.layer.weight",
+                    at=name,
                 )
 
     def _check_written(self, tensors: object, func: Any) -> None:
@@ -163,7 +164,7 @@ class Engine(EagerDispatchMode):
         if why := REFUSED.get(func.overloadpacket):
             module = calling_module()
             if why is BATCH_NORM and module is not None and "BatchNorm" not in module.kind:
-                why = f"{module.kind} is computed by it here, as by BatchNorm; use GroupNorm, or means and variances"
+                why = f"{module.kind} is computed by it here, as by BatchNorm"
             raise self._refusal(func, why)
         if func.overloadpacket in INTEGER and not _has_floats((args, kwargs)):
             result = func(*args, **kwargs)
@@ -205,16 +206,25 @@ class Engine(EagerDispatchMode):
         elif bool(wrong):
             raise self._refusal(func, why)
 
-    def place(self) -> str:
-        """Where the pass is: the module whose forward runs, or what runs instead."""
-        return _module() or f"in {self._during}"
+    def refuse(self, error: RefusedError) -> None:
+        """Raise what is refused; an engine that goes on notes it."""
+        raise error
+
+    def refusal(self, why: str, hint: str) -> RefusedError:
+        """The refusal of what happens now: in the module whose forward runs or that is being built, or where else."""
+        if module := calling_module():
+            return RefusedError(why, hint=hint, at=module.path, kind=module.kind)
+        built = class_in_construction()
+        return RefusedError(
+            why, hint=hint, at=f"in {self._during}" if built is None else f"in the construction of {built}"
+        )
 
     def _refusal(self, func: Any, why: str) -> RefusedError:
-        if self._draws is None and self._during == _BACKWARD and _module() is not None:
+        if self._draws is None and self._during == _BACKWARD and calling_module() is not None:
             why = "forward runs again in the backward pass, as activation checkpointing has it"
-            return RefusedError(f"exact: {_module()}: {why}", hint="switch checkpointing off, or train with fast alone")
-        name = func.name().removeprefix("aten::")
-        return RefusedError(f"exact: {self.place()}: {name}: {why}", hint=_HINT)
+            return self.refusal(why, "switch checkpointing off, or train with fast alone")
+        hint = HINTS.get(func.overloadpacket, _HINT)
+        return self.refusal(f"{func.name().removeprefix('aten::')}: {why}", hint)
 
 
 _GRAIN = 2**15  # elements of which PyTorch gives each thread so many at least
@@ -229,8 +239,9 @@ def _any_flushes(threads: int) -> bool:
 def written_in_forward(name: str) -> RefusedError:
     """The refusal of a model that keeps state from one shard to the next."""
     return RefusedError(
-        f"exact: {name}: written in forward, so its value depends on how shards are shared out",
+        "written in forward, so its value depends on how shards are shared out",
         hint="keep such state out of the model, or train with numerics fast alone",
+        at=name,
     )
 
 
@@ -269,9 +280,3 @@ def _functional(func: Any) -> Any:
 def _has_floats(value: Any) -> bool:
     tensors = (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
     return any(t.is_floating_point() or t.is_complex() for t in tensors)
-
-
-def _module() -> str | None:
-    """The module in whose forward pass this is called, by its path from the model if that is known."""
-    found = calling_module()
-    return None if found is None else f"{found.path} ({found.kind})" if found.path else found.kind

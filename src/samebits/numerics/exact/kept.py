@@ -58,8 +58,7 @@ class Kept:
 
     def __init__(self, model: nn.Module) -> None:
         self._things: list[_Thing] = []
-        self._empty: list[Any] = []  # most containers of modules are, which is seen fastest of all of them at once
-        self._empty_names: list[str] = []
+        self._empty: list[tuple[str, Any]] = []  # as most containers of modules are
         self._seen: dict[int, object] = {}  # by id, which stays theirs while they are held here
         self._bytes = 0
         self._parameters = {id(parameter) for parameter in model.parameters()}
@@ -71,25 +70,23 @@ class Kept:
                 continue
             self._module(f"model.{path}" if path else "model", module)
 
-    def changed(self) -> str | None:
-        """The name of the first thing that is not as it was."""
-        if any(self._empty):
-            name, now = next(one for one in zip(self._empty_names, self._empty, strict=True) if one[1])
-            return _more(name, now, {})
+    def changes(self) -> Iterator[str]:
+        """The names of what is not as it was."""
+        for name, holder in self._empty:
+            if len(holder):
+                yield from _more(name, holder, {})
         for name, look, before, holder, copy in self._things:
             if holder is not None and _equal(holder, copy):
                 continue
             now = look()
             if now is not before and not _same(now, before):
-                return _more(name, now, before)
-        return None
+                yield from _more(name, now, before)
 
     def _add(self, name: str, look: Callable[[], object], holder: Any = None) -> None:
-        if holder is not None and not holder:
-            self._empty.append(holder)
-            self._empty_names.append(name)
+        if holder is not None and len(holder) == 0:
+            self._empty.append((name, holder))
         elif len(self._things) < _MOST:
-            copy = None if holder is None else dict(holder) if isinstance(holder, _MAPPINGS) else holder.copy()
+            copy = None if holder is None else _items(holder) if isinstance(holder, _MAPPINGS) else holder.copy()
             self._things.append(_Thing(name, look, look(), holder, copy))
 
     def _module(self, path: str, module: nn.Module) -> None:
@@ -115,7 +112,7 @@ class Kept:
             self._tensor(name, value)
         elif isinstance(value, dict):
             self._dictionary(name, value)
-            for key, item in list(value.items()):
+            for key, item in _items(value).items():
                 self._walk(f"{name}.{key}" if isinstance(key, str) else f"{name}[{key!r}]", item, depth + 1)
         elif isinstance(value, list | tuple | set | frozenset | deque):
             if not isinstance(value, tuple | frozenset):
@@ -150,7 +147,7 @@ class Kept:
                 self._add(name, lambda: bits(tensor))
 
     def _dictionary(self, name: str, value: dict[Any, Any]) -> None:
-        self._add(name, lambda: dict(value), value)
+        self._add(name, lambda: _items(value), value)
 
     def _function(self, name: str, value: Any, depth: int) -> None:
         if isinstance(value, functools.partial):
@@ -247,6 +244,11 @@ def _locals(generator: types.GeneratorType[Any, Any, Any]) -> Iterator[tuple[str
     yield from (generator.gi_frame.f_locals.items() if generator.gi_frame else ())
 
 
+def _items(mapping: types.MappingProxyType[str, Any] | dict[Any, Any]) -> dict[Any, Any]:
+    """What is stored: a class of the user's may make what it gives anew each time."""
+    return dict(dict.items(mapping)) if isinstance(mapping, dict) else dict(mapping)
+
+
 def _without_code(names: types.MappingProxyType[str, Any] | dict[str, Any]) -> dict[str, Any]:
     """Without functions, classes and modules, which are made when they are first needed."""
     code = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
@@ -289,12 +291,12 @@ def _same(now: object, before: object) -> bool:
     return isinstance(now, _PLAIN) and (now == before and repr(now) == repr(before))
 
 
-def _more(name: str, now: object, before: object) -> str:
-    """The name, and the key of a dictionary that differs."""
-    if isinstance(now, dict) and isinstance(before, dict):
-        keys = [key for key in now | before if key not in now or key not in before or not _same(now[key], before[key])]
-        return f"{name}.{keys[0]}"
-    return name
+def _more(name: str, now: object, before: object) -> list[str]:
+    """The name, or of dictionaries that of each key that differs."""
+    if not (isinstance(now, dict) and isinstance(before, dict)):
+        return [name]
+    keys = [key for key in now | before if key not in now or key not in before or not _same(now[key], before[key])]
+    return [f"{name}.{key}" for key in keys]
 
 
 def switches() -> dict[str, object]:

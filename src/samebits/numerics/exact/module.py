@@ -20,6 +20,8 @@ from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
 from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.kept import IteratorHeldError, Kept, bits, switched, switches
+from samebits.numerics.exact.parameters import tied_places
+from samebits.numerics.exact.survey import Refusals, Survey
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
 from samebits.numerics.interface import logits_of
@@ -41,7 +43,7 @@ class ExactModule(nn.Module):
         super().__init__()
         self.model = model
         self.module_paths = module_paths(model)
-        self._ties = _tied_places(model)
+        self._ties = tied_places(model)
         self._numerics = numerics
         kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
         numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
@@ -63,16 +65,16 @@ class ExactModule(nn.Module):
             return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
 
     def _run_each(self, inputs: Tensor, shards: range, step: int) -> Tensor:
-        values = {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
+        values = self._values()
         versions = {place: value._version for place, value in values.items()}
-        mode = self.model.training
+        mode, kept = self.model.training, self._guarded(values)
         if getattr(self, "_is_replica", False):  # whose modules live for one step
             self._kept = {}
         self._require_kept(mode)
         outputs = []
         for shard, part in zip(shards, inputs.unbind(0), strict=True):
-            engine = self._engine(step, [shard], self._guarded(values))
-            with self._entered(values), engine, _OneForm(), guarded(engine):
+            engine = self._engine(step, [shard], kept)
+            with self._entered(values), engine, _OneForm(engine), guarded(engine):
                 outputs.append(logits_of(self.model(part.clone())))  # forward may write to its input
         for place, value in values.items():
             if value._version != versions[place]:
@@ -87,25 +89,54 @@ class ExactModule(nn.Module):
 
         ``slopes_of`` gives the loss's gradients for the outputs of the shard at a place.
         """
-        values = {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
         parts = list(enumerate(zip(shards, inputs.unbind(0), strict=True)))
-        found, guards = {}, self._guarded(values)
+        values = self._values()
+        found, kept = {}, self._guarded(values)
         for index, (shard, part) in reversed(parts) if backwards else parts:
             digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
-            engine = Engine(draws, kept=guards)
-            with torch.enable_grad(), self._entered(values), engine, _OneForm():
+            engine = Engine(draws, kept=kept)
+            with torch.enable_grad(), self._entered(values), engine, _OneForm(engine):
                 before = switches()
                 with guarded(engine):
                     outputs = logits_of(self.model(part.clone()))
                 if name := switched(before):
                     raise written_in_forward(f"a switch of PyTorch's, {name}")
-                entered = [tensor for _, tensor in self._by_place() if tensor.requires_grad]
-                slopes = slopes_of(outputs.detach(), index)
-                grads = torch.autograd.grad(outputs, entered, slopes, allow_unused=True)
+                grads = self._grads(outputs, slopes_of(outputs.detach(), index))
             for tensor in (outputs, *(grad for grad in grads if grad is not None)):
                 digest.update(bits(tensor.cpu()))
             found[shard] = digest.digest() + bytes(str(draws.count), "ascii")
         return found
+
+    def survey(self, refusals: Refusals, inputs: Tensor, step: int, slopes_of: Callable[[Tensor, int], Tensor]) -> None:
+        """Note all that is refused of the model, fed with the first of the shards, and of its backward pass."""
+        values, before = self._values(), switches()
+        try:
+            kept = Kept(self.model)
+        except IteratorHeldError as error:
+            kept = None
+            refusals.note(written_in_forward(f"{error}, an iterator"))
+        forward = Survey(refusals, Draws(self._numerics.seed, step, [0]), kept=self._guarded(values),
+                         replaced=self._numerics.replaced)  # fmt: skip
+        try:
+            with torch.enable_grad(), self._entered(values):
+                with forward, _OneForm(forward), guarded(forward):
+                    outputs = logits_of(self.model(inputs[0].clone()))
+                with Survey(refusals):
+                    self._grads(outputs, slopes_of(outputs.detach(), 0))
+        except RefusedError as error:  # what is seen at the end of a pass alone
+            refusals.note(error)
+        for name in kept.changes() if kept else ():
+            refusals.note(written_in_forward(name))
+        if switch := switched(before):
+            refusals.note(written_in_forward(f"a switch of PyTorch's, {switch}"))
+
+    def _grads(self, outputs: Tensor, slopes: Tensor) -> tuple[Tensor | None, ...]:
+        entered = [tensor for _, tensor in self._by_place() if tensor.requires_grad]
+        return torch.autograd.grad(outputs, entered, slopes, allow_unused=True)
+
+    def _values(self) -> dict[str, Tensor]:
+        """What the model sees of its parameters."""
+        return {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
 
     def _require_kept(self, mode: bool) -> None:
         """Refuse a model that has changed anything beside its parameters since it was first looked at in this mode."""
@@ -114,7 +145,7 @@ class ExactModule(nn.Module):
                 self._kept[mode] = Kept(self.model)
             except IteratorHeldError as error:
                 raise written_in_forward(f"{error}, an iterator") from None
-        elif name := self._kept[mode].changed():
+        for name in self._kept[mode].changes():
             raise written_in_forward(name)
 
     def _engine(self, step: int, shards: Sequence[int], kept: Mapping[str, Tensor] = MappingProxyType({})) -> Engine:
@@ -170,80 +201,6 @@ class ExactModule(nn.Module):
                 holder[name] = parameter
 
 
-def parameter_places(model: nn.Module) -> list[str]:
-    """The path of each parameter, a tied one under each of its names."""
-    return [
-        f"{path}.{name}" if path else name
-        for path, module in model.named_modules()
-        for name, parameter in module._parameters.items()
-        if parameter is not None
-    ]
-
-
-def _tied_places(model: nn.Module) -> dict[str, list[str]]:
-    """The paths of each parameter, all of them by the first."""
-    ties: dict[int, list[str]] = {}
-    for place in parameter_places(model):
-        path, _, name = place.rpartition(".")
-        ties.setdefault(id(model.get_submodule(path)._parameters[name]), []).append(place)
-    return {places[0]: places for places in ties.values()}
-
-
-def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]]:
-    """Give a model float64 parameters with the same values, in groups of those that were one.
-
-    The second value is the parameters that were replaced, by place: nothing may use them any more.
-
-    With ``apart`` a tied parameter is one for each of its names, because its uses are summed over samples on grids that
-    differ; the optimizer sums them. Otherwise it stays one, so that a name that forward never reads waits for no
-    gradient.
-
-    Raises:
-        RefusedError: a parameter is not float32, or has a hook for its gradient, which another one would not have.
-    """
-    groups: dict[int, list[nn.Parameter]] = {}
-    replaced: dict[str, Tensor] = {}  # it keeps what is replaced alive, and with it each id
-    for place in parameter_places(model):
-        path, _, name = place.rpartition(".")
-        owner = model.get_submodule(path)
-        parameter = owner._parameters[name]
-        assert parameter is not None
-        if parameter.dtype != torch.float32:
-            text = f"exact: {place} is {parameter.dtype}, expected float32"
-            raise RefusedError(text, hint="build the model in float32")
-        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            hint = "do in forward what the hook does, or train with numerics fast alone"
-            raise RefusedError(f"exact: {place} has a hook for its gradient, expected none", hint=hint)
-        group = groups.setdefault(id(parameter), [])
-        if apart or not group:
-            wide = parameter.detach().to(torch.float64).contiguous()
-            group.append(nn.Parameter(wide, requires_grad=parameter.requires_grad))
-        owner._parameters[name], replaced[place] = group[-1], parameter
-    return list(groups.values()), replaced
-
-
-def require_plain(model: nn.Module) -> None:
-    """Raise RefusedError for a module that the engine cannot see into, or that runs in other kernels elsewhere."""
-    for path, module in model.named_modules():
-        place = f"model.{path}" if path else "model"
-        if type(module).__module__ == "torch._dynamo.eval_frame" or module._compiled_call_impl is not None:
-            why, hint = "a compiler may fuse what must be rounded apart", "leave torch.compile to train.compile"
-        elif isinstance(module, torch.jit.ScriptModule):
-            why, hint = "TorchScript may fuse what must be rounded apart", "use the module itself"
-        elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            why = "recurrent modules run in other kernels on a GPU"
-            hint = "write the cell with nn.Linear, or train with numerics fast alone"
-        else:
-            continue
-        raise RefusedError(f"exact: {place} ({type(module).__name__}): {why}", hint=hint)
-
-
-def narrowed(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model that was widened, as float32, by the model's own names."""
-    wide = set(parameter_places(model))
-    return {name: t.to(torch.float32) if name in wide else t for name, t in model.state_dict().items()}
-
-
 # -- one shard at a time ----------------------------------------------------------------------------------------
 #
 # Whatever a model does with its batch, a shard's gradient is then a function of that shard alone. Shards are summed by
@@ -275,16 +232,22 @@ _CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type:
 class _OneForm(TorchFunctionMode):
     """Enter it around a forward pass: each of these functions is computed by the same operations on every device."""
 
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is Tensor.data_ptr:
-            raise RefusedError("exact: forward asks where a tensor lies in memory", hint="compare tensors with `is`")
+            self._refuse("forward asks where a tensor lies in memory", "compare tensors with `is`")
         if func in _CHANGES_LEAVES and not args[0].is_leaf and isinstance(args[0].grad_fn, _Entry._backward_cls):
-            raise RefusedError(
-                "exact: forward changes whether a parameter is trained (requires_grad)", hint="do so in the factory"
-            )
+            self._refuse("forward changes whether a parameter is trained (requires_grad)", "do so in the factory")
+            return args[0]
         return _FORMS.get(func, func)(*args, **(kwargs or {}))
+
+    def _refuse(self, why: str, hint: str) -> None:
+        self._engine.refuse(self._engine.refusal(why, hint))
 
 
 def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:

@@ -16,18 +16,21 @@ from samebits.numerics.exact.ambient import guard_process
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum
 from samebits.numerics.exact.kept import switched, switches
-from samebits.numerics.exact.module import ExactModule, narrowed, require_plain, widen
+from samebits.numerics.exact.module import ExactModule
 from samebits.numerics.exact.optimizers import SGD, AdamW
+from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
+from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
 from samebits.records.run import Arithmetic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
 
+    from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import AllReduce, MicroBatch
     from samebits.params.schema import Train
 
@@ -72,28 +75,31 @@ class ExactNumerics(Numerics):
             guard_process()
 
     @contextmanager
-    def construction(self) -> Iterator[None]:
+    def construction(self, refusals: Refusals | None = None) -> Iterator[None]:
         """What a factory computes is exact too; random numbers are for ``portable_initialization`` to draw.
 
-        Raises RefusedError: it leaves a thread behind, or PyTorch's switches otherwise than they were.
+        Raises RefusedError, unless ``refusals`` is there to note it: also where the factory leaves a thread behind, or
+        PyTorch's switches otherwise than they were.
         """
-        threads, before = ambient.threads(), switches()
-        with Engine(during="the model's construction") as engine, ambient.guarded(engine, builds=True):
+        threads, before, during = ambient.threads(), switches(), "the model's construction"
+        engine = Engine(during=during) if refusals is None else Survey(refusals, during=during)
+        with engine, ambient.guarded(engine, builds=True):
             yield
         if left := sorted(ambient.threads() - threads):
-            raise RefusedError(
-                f"exact: the factory leaves a thread running ({left[0]}), in which nothing is looked at",
-                hint="end it before the factory returns, or train with numerics fast alone",
-            )
+            why = f"the factory leaves a thread running ({left[0]}), in which nothing is looked at"
+            hint = "end it before the factory returns, or train with numerics fast alone"
+            engine.refuse(RefusedError(why, hint=hint))
         if name := switched(before):
-            raise RefusedError(
-                f"exact: the factory changes a switch of PyTorch's: {name}",
-                hint="leave it as it was, or train with numerics fast alone",
-            )
+            hint = "leave it as it was, or train with numerics fast alone"
+            engine.refuse(RefusedError(f"the factory changes a switch of PyTorch's: {name}", hint=hint))
 
     def prepare(self, model: nn.Module) -> None:
-        """Give the model float64 parameters; see ``widen``."""
-        require_plain(model)
+        """Give the model float64 parameters; see ``widen``. Raises RefusedError: see ``refused_parts``."""
+        for refused in refused_parts(model):
+            raise refused
+        self._widen(model)
+
+    def _widen(self, model: nn.Module) -> None:
         self._groups, self.replaced = widen(model, apart=self.independent)
         if "torch._dynamo" in sys.modules and not self._train.compile:
             torch.compiler.set_stance("force_eager")  # for functions that the model compiles
@@ -129,13 +135,7 @@ class ExactNumerics(Numerics):
         if self.independent:
             return {}
         assert isinstance(module, ExactModule)
-        batch = batch.head(_SHARDS_ASKED * (len(batch.inputs) // len(batch.shards)))
-        inputs, targets = (t.reshape(len(batch.shards), -1, *t.shape[1:]) for t in (batch.inputs, batch.targets))
-
-        def slopes_of(outputs: Tensor, index: int) -> Tensor:
-            with below():
-                return _each_loss(outputs, targets[index], self._loss)[1].view(outputs.shape)
-
+        batch, inputs, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
         threads = torch.get_num_threads()
         if backwards and self._device.type == "cpu":
             torch.set_num_threads(3 - min(threads, 2))
@@ -143,6 +143,25 @@ class ExactNumerics(Numerics):
             return module.fingerprint(inputs, batch.shards, batch.step, slopes_of, backwards=backwards)
         finally:
             torch.set_num_threads(threads)
+
+    def survey(self, model: nn.Module, batch: MicroBatch, refusals: Refusals) -> None:
+        """Note all that is refused of a model that ``construction`` has built: its parts, and a pass over one shard."""
+        for refused in refused_parts(model):
+            refusals.note(refused)
+        self._widen(model.float())
+        batch, inputs, slopes_of = self._by_shard(batch, 1)
+        ExactModule(model.to(self._device).train(), self).survey(refusals, inputs, batch.step, slopes_of)
+
+    def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, Tensor, Callable[[Tensor, int], Tensor]]:
+        """The first few shards, their inputs, and what gives the loss's gradients for the outputs of one of them."""
+        batch = batch.head(most * (len(batch.inputs) // len(batch.shards)))
+        inputs, targets = (t.reshape(len(batch.shards), -1, *t.shape[1:]) for t in (batch.inputs, batch.targets))
+
+        def slopes_of(outputs: Tensor, index: int) -> Tensor:
+            with below():
+                return _each_loss(outputs, targets[index], self._loss)[1].view(outputs.shape)
+
+        return batch, inputs, slopes_of
 
     def optimizer(self, model: nn.Module) -> SGD | AdamW:  # noqa: ARG002 - ``prepare`` has seen its parameters
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""

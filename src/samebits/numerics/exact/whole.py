@@ -98,8 +98,9 @@ class _Linear(Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
         if bits_of_products(max(weight.shape)) < FEWEST_BITS:
             raise RefusedError(
-                f"exact: {place} has {max(weight.shape):,} inputs or outputs, expected at most 2**21",
+                f"it has {max(weight.shape):,} inputs or outputs, expected at most 2**21",
                 hint="make samples or layers smaller",
+                at=f"model.{place}",
             )
         with below():
             rounded = scope.rounded.rounded(place, weight)
@@ -124,8 +125,9 @@ class _Linear(Function):
             bits = bits_of_products(scope.terms(x))
             if bits < FEWEST_BITS:
                 raise RefusedError(
-                    f"exact: {place}: its gradient has {scope.terms(x)} terms, expected at most 2**21",
+                    f"its gradient has {scope.terms(x)} terms, expected at most 2**21",
                     hint="lower train.global_batch_size, or the length or size of a sample",
+                    at=f"model.{place}",
                 )
             inputs = scope.windows.round(f"{INPUTS_OF} {place}", x.reshape(-1, x.shape[-1]), bits)
             grads = scope.windows.round(f"{GRADIENTS_AT} {place}", rows, bits)

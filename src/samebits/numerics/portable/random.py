@@ -60,3 +60,22 @@ class Stream:
     def permutation(self, count: int) -> NDArray[np.int64]:
         """0 to ``count`` - 1 in random order."""
         return np.argsort(self.raw(count), kind="stable").astype(np.int64, copy=False)
+
+
+class RepeatedStream(Stream):
+    """A few draws over and over: as quick as a copy, for who looks at what a model does and not at its weights."""
+
+    def __init__(self, seed: int, *purpose: str | int) -> None:
+        super().__init__(seed, *purpose)
+        self._uniform, self._normal = super().uniform(_FEW), super().normal(_FEW)
+
+    def uniform(self, count: int) -> NDArray[np.float64]:
+        """See ``Stream``."""
+        return np.resize(self._uniform, count)
+
+    def normal(self, count: int) -> NDArray[np.float64]:
+        """See ``Stream``."""
+        return np.resize(self._normal, count)
+
+
+_FEW = 65537  # a prime, so that no two rows of a matrix are the same

@@ -31,10 +31,16 @@ _HIDDEN = {"mlp": (384, 256), "wide_mlp": (4096, 4096)}
 
 
 def build_model(
-    model: sections.Model, card: Card, seed: int, within: AbstractContextManager[object] | None = None
+    model: sections.Model,
+    card: Card,
+    seed: int,
+    within: AbstractContextManager[object] | None = None,
+    *,
+    rough: bool = False,
 ) -> nn.Module:
     """Build a model on the CPU, its random weights drawn under ``seed``, in the block ``within``.
 
+    ``rough`` weights repeat a few numbers, which is quick.
     A user's factory is called with ``model.kwargs``, and with ``card=`` if it has such a parameter.
 
     Raises:
@@ -42,7 +48,7 @@ def build_model(
             numbers in a way that is not the same on every host.
     """
     _check_data(model, card)
-    with within or nullcontext(), portable_initialization(seed):
+    with within or nullcontext(), portable_initialization(seed, rough=rough):
         match model:
             case sections.MLPModel():
                 hidden = _HIDDEN[model.name] if model.kwargs.hidden is None else model.kwargs.hidden
@@ -77,7 +83,7 @@ def _check_data(model: sections.Model, card: Card) -> None:
 
 
 def _build_user_model(model: sections.UserModel, card: Card) -> nn.Module:
-    factory = _import_factory(model.name, Path(model.source) if model.source else None)
+    factory = import_factory(model.name, Path(model.source) if model.source else None)
     kwargs: dict[str, Any] = dict(model.kwargs)
     try:
         signature = inspect.signature(factory)
@@ -126,8 +132,11 @@ def _check_names(name: str, signature: inspect.Signature, kwargs: dict[str, Any]
         raise UserError(f"model.kwargs.{key}: unknown key, {name} takes {accepts}", hint=hint)
 
 
-def _import_factory(name: str, source: Path | None) -> Any:
-    """Import ``package.module:factory`` with the working directory on the path, and check where it came from."""
+def import_factory(name: str, source: Path | None) -> Any:
+    """Import ``package.module:factory`` with the working directory on the path, and check where it came from.
+
+    Raises UserError: there is none, or not in ``source``.
+    """
     if source and not source.exists():
         hint = "give the path from the repository's root"
         raise UserError(f"model.source: {source}: no such file or folder", hint=hint)

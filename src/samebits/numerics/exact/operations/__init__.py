@@ -5,7 +5,7 @@ PyTorch's own decompositions, or refused.
 """
 
 from samebits.numerics.exact.operations import contractions, indexing, normalization, pointwise, pooling, reductions
-from samebits.numerics.exact.operations.registry import BATCH_NORM, EXACT, FREE, INTEGER, REFUSED, REFUSED_IF
+from samebits.numerics.exact.operations.registry import BATCH_NORM, EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 
-__all__ = ["BATCH_NORM", "EXACT", "FREE", "INTEGER", "REFUSED", "REFUSED_IF", "contractions", "indexing",
-           "normalization", "pointwise", "pooling", "reductions"]  # fmt: skip
+__all__ = ["BATCH_NORM", "EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "contractions",
+           "indexing", "normalization", "pointwise", "pooling", "reductions"]  # fmt: skip

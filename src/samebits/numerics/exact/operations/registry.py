@@ -119,7 +119,7 @@ def _packets(names: str) -> set[Any]:
 FREE = _packets(_MOVES + _CHOICES + _ARITHMETIC)
 """Operations that pass as they are, whatever the type."""
 
-BATCH_NORM = "BatchNorm depends on how the batch is split over devices; use GroupNorm"
+BATCH_NORM = "BatchNorm depends on how the batch is split over devices"
 REFUSED = {
     **dict.fromkeys(
         _packets("_addmm_activation _fused_rms_norm _fused_rms_norm_backward"), "devices compute it in different steps"
@@ -133,6 +133,19 @@ REFUSED = {
     ),
 }
 """Operations that PyTorch could take apart, but not in one way for all devices and splits, each with the reason."""
+
+HINTS = {
+    **dict.fromkeys(
+        (packet for packet, why in REFUSED.items() if why is BATCH_NORM),
+        "use nn.GroupNorm (torchvision's models take norm_layer=lambda width: nn.GroupNorm(32, width)), or means and "
+        "variances, or train with numerics fast alone",
+    ),
+    **dict.fromkeys(
+        _packets("histc _grouped_mm"),
+        'set experts_implementation="eager" in a configuration of transformers, or train with numerics fast alone',
+    ),
+}
+"""What avoids a refused operation, where an option is known that does."""
 
 INTEGER = _packets(_INTEGERS)
 """Operations that are exact if arguments and results are integers; of equal elements they do not choose one."""

@@ -1,0 +1,89 @@
+"""What ``exact`` makes of a model's parameters, and the modules and parameters that it refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from samebits.errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def parameter_places(model: nn.Module) -> list[str]:
+    """The path of each parameter, a tied one under each of its names."""
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    ]
+
+
+def tied_places(model: nn.Module) -> dict[str, list[str]]:
+    """The paths of each parameter, all of them by the first."""
+    ties: dict[int, list[str]] = {}
+    for place in parameter_places(model):
+        path, _, name = place.rpartition(".")
+        ties.setdefault(id(model.get_submodule(path)._parameters[name]), []).append(place)
+    return {places[0]: places for places in ties.values()}
+
+
+def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
+    """What is refused before anything runs.
+
+    Modules that the engine cannot see into, or that run in other kernels elsewhere; parameters that are not float32, or
+    have a hook for their gradient, which another parameter in their place would not have.
+    """
+    for path, module in model.named_modules():
+        at = f"model.{path}" if path else "model"
+        if type(module).__module__ == "torch._dynamo.eval_frame" or module._compiled_call_impl is not None:
+            why, hint = "a compiler may fuse what must be rounded apart", "leave torch.compile to train.compile"
+        elif isinstance(module, torch.jit.ScriptModule):
+            why, hint = "TorchScript may fuse what must be rounded apart", "use the module itself"
+        elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
+            why = "recurrent modules run in other kernels on a GPU"
+            hint = "write the cell with nn.Linear, or train with numerics fast alone"
+        else:
+            continue
+        yield RefusedError(why, hint=hint, at=at, kind=type(module).__name__)
+    for name, parameter in model.named_parameters():
+        if parameter.dtype != torch.float32:
+            why = f"its values are {parameter.dtype}, expected float32"
+            yield RefusedError(why, hint="build the model in float32", at=f"model.{name}")
+        if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
+            hint = "do in forward what the hook does, or train with numerics fast alone"
+            yield RefusedError("it has a hook for its gradient, expected none", hint=hint, at=f"model.{name}")
+
+
+def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]]:
+    """Give a model float64 parameters with the same values, in groups of those that were one.
+
+    The second value is the parameters that were replaced, by place: nothing may use them any more.
+
+    With ``apart`` a tied parameter is one for each of its names, because its uses are summed over samples on grids that
+    differ; the optimizer sums them. Otherwise it stays one, so that a name that forward never reads waits for no
+    gradient.
+    """
+    groups: dict[int, list[nn.Parameter]] = {}
+    replaced: dict[str, Tensor] = {}  # it keeps what is replaced alive, and with it each id
+    for place in parameter_places(model):
+        path, _, name = place.rpartition(".")
+        owner = model.get_submodule(path)
+        parameter = owner._parameters[name]
+        assert parameter is not None
+        group = groups.setdefault(id(parameter), [])
+        if apart or not group:
+            wide = parameter.detach().to(torch.float64).contiguous()
+            group.append(nn.Parameter(wide, requires_grad=parameter.requires_grad))
+        owner._parameters[name], replaced[place] = group[-1], parameter
+    return list(groups.values()), replaced
+
+
+def narrowed(model: nn.Module) -> dict[str, Tensor]:
+    """The state of a model that was widened, as float32, by the model's own names."""
+    wide = set(parameter_places(model))
+    return {name: t.to(torch.float32) if name in wide else t for name, t in model.state_dict().items()}

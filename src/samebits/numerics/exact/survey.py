@@ -1,0 +1,97 @@
+"""All that ``exact`` refuses of a model, each with its places: an engine that notes a refusal and goes on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from samebits.errors import RefusedError, few, is_own
+from samebits.numerics.exact.engine import Engine, below
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType
+
+
+class Place(NamedTuple):
+    """Where an operation is: what a refusal says of it, and the innermost line of the user's own files."""
+
+    what: str
+    line: str
+
+
+class Refusals:
+    """What one look at a model has found, in the order in which it came."""
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[str, str], dict[Place, None]] = {}
+        self.of_nodes: dict[int, Place] = {}
+        """The operation of the forward pass that each node of the backward pass belongs to, by its number."""
+
+    def note(self, error: RefusedError, place: Place | None = None) -> None:
+        """Keep a refusal, at a place that is known better than the error knows it."""
+        place = place or Place(what_of(error), "")
+        self._places.setdefault((error.why, error.hint), {})[place] = None
+
+    def told(self) -> list[tuple[str, str]]:
+        """Each refusal with all its places in one text, and its hint."""
+        return [(_text(why, places), hint) for (why, hint), places in self._places.items()]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class Survey(Engine):
+    """An engine that notes what it refuses, and then does what PyTorch does."""
+
+    def __init__(self, refusals: Refusals, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._refusals = refusals
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if self._draws is not None:  # a forward pass: the node that this operation is given has the last number
+            number = torch._C._autograd._get_sequence_nr() - 1
+            self._refusals.of_nodes[number] = Place(what_of(self.refusal("", "")), line_here())
+        try:
+            return super().__torch_dispatch__(func, types, args, dict(kwargs or {}))
+        except RefusedError as error:
+            self.refuse(error)
+        with below():
+            return func(*args, **(kwargs or {}))
+
+    def refuse(self, error: RefusedError) -> None:
+        """Note it."""
+        node = torch._C._current_autograd_node()
+        place = None if node is None else self._refusals.of_nodes.get(node._sequence_nr())
+        if place is not None:
+            error = RefusedError(f"{error.why} (in the backward pass)", hint=error.hint)
+        self._refusals.note(error, place or Place(what_of(error), line_here()))
+
+
+def what_of(error: RefusedError) -> str:
+    """Where a refusal is, by itself; empty where it does not know."""
+    return error.what if error.at or error.kind else ""
+
+
+def line_here() -> str:
+    """The innermost line of the user's own files among those that run; empty if there is none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_own(Path(frame.f_code.co_filename)):
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
+
+
+def _text(why: str, places: Iterable[Place]) -> str:
+    whats = _distinct(place.what for place in places)
+    lines = _distinct(place.line for place in places)
+    where = [f"{few(whats)}: " if whats else "", why, f" ({few(lines)})" if lines else ""]
+    return "".join(where)
+
+
+def _distinct(values: Iterable[str]) -> list[str]:
+    return [value for value in dict.fromkeys(values) if value]
