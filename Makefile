@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A user's model may look at the order of a set; stages begin again where this is not so.
 export PYTHONHASHSEED := 0
 
-.PHONY: help repro verify up test test-all coverage faults gpu-check rehearse screenshots bench bench-smoke docs lint audit sbom format ui lock clean
+.PHONY: help repro verify up test test-all coverage faults gpu-check rehearse screenshots bench docs lint audit sbom format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -82,31 +82,14 @@ screenshots: $(STAMP)  ## the guide's pictures, from a real MLflow server and Ch
 	@mkdir -p docs/guides/images
 	@$(RUN) SAMEBITS_SCREENSHOTS="$(CURDIR)/docs/guides/images" python -m pytest tests/system/test_browser.py
 
+# What the host is not made for ends with 3; each that fails is named, and the page is of what there is.
+BENCHMARKS := loop ddp rounding bits exact quality startup memory memory_forecast repro tracking sender explain scale \
+	container nodes sampler
+
 bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up, tracking, memory; writes benchmarks/results
-	@$(BENCH) benchmarks/loop.py
-	@$(BENCH) benchmarks/ddp.py
-	@$(BENCH) benchmarks/rounding.py
-	@$(BENCH) benchmarks/bits.py
-	@$(BENCH) benchmarks/exact.py
-	@$(BENCH) benchmarks/quality.py
-	@$(BENCH) benchmarks/startup.py
-	@$(BENCH) benchmarks/memory.py
-	@$(BENCH) benchmarks/memory_forecast.py
-	@$(BENCH) benchmarks/repro.py
-	@$(BENCH) benchmarks/tracking.py
-	@$(BENCH) benchmarks/sender.py
-	@$(BENCH) benchmarks/explain.py || echo "benchmarks/explain.py is left out: see above"
-	@$(BENCH) benchmarks/scale.py
-	@$(BENCH) benchmarks/container.py || echo "benchmarks/container.py is left out: see above"
-	@$(BENCH) benchmarks/nodes.py || echo "benchmarks/nodes.py is left out, or beyond its limits: see above"
-	@$(BENCH) tools/benchmark_page.py
-
-SMOKED := loop ddp rounding bits exact quality startup memory memory_forecast repro tracking sender explain scale sampler container nodes
-
-bench-smoke: $(STAMP)  ## whether each benchmark still works: once and small, no figure is kept; ONLY=loop is one
-	@export $(RUN) SAMEBITS_BENCH_SMOKE=1; failed=; for script in $(or $(ONLY),$(SMOKED)); do \
-		python benchmarks/$$script.py >/dev/null || failed="$$failed $$script:$$?"; done; \
-		[ -z "$$failed" ] || { echo "failed, or left out above:$$failed" >&2; exit 1; }
+	@failed=; for script in $(or $(ONLY),$(BENCHMARKS)); do \
+		$(BENCH) benchmarks/$$script.py || { code=$$?; [ $$code -eq 3 ] || failed="$$failed $$script:$$code"; }; done; \
+		$(BENCH) tools/benchmark_page.py; [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
 .venv-docs/.installed: requirements.docs.lock tools/install.sh
 	@sh tools/install.sh "$(PYTHON)" requirements.docs.lock .venv-docs

@@ -20,10 +20,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 import click
 
+from samebits.errors import HostError
 from samebits.files import write_json
 from samebits.host import host_facts
 from samebits.records.provenance import git_state, versions
@@ -66,6 +67,12 @@ def few(usual: Any, smoke: Any) -> Any:
 def some(cases: dict[str, Any]) -> dict[str, Any]:
     """The cases, or the first alone."""
     return dict(itertools.islice(cases.items(), few(None, 1)))
+
+
+def leave_out(reason: str) -> NoReturn:
+    """End with what says that this machine cannot run the benchmark."""
+    click.echo(f"left out: {reason}", err=True)
+    sys.exit(HostError.exit_code)
 
 
 class Ratio(TypedDict):

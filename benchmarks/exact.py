@@ -66,8 +66,8 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "wide_mlp at batch 256": ({"model": {"name": "wide_mlp"}, "data": VECTORS}, 1),
     "convnet at batch 256": ({"model": {"name": "convnet"}, "data": {"task": "images", "num_samples": 1024}}, 1),
     "gpt at batch 256": ({"model": {"name": "gpt"}, "data": {"task": "tokens", "num_samples": 1024}}, 1),
-    "a user's model of 256 modules at batch 256": (
-        {"model": {"name": "many_modules:Net"}, "data": {"task": "images", "num_samples": 1024}},
+    "a user's model of 256 modules at batch 16": (
+        {"model": {"name": "many_modules:Net"}, "data": {"task": "images", "num_samples": 1024}, "batch": 16},
         1,
     ),
 }
@@ -210,7 +210,9 @@ def main(rounds: int, only: str, out_dir: Path) -> None:
         if only not in name:
             continue
         data = {"num_samples": 65536, "test_samples": 256, **changes.get("data", {})}
-        params = parse_params({"model": changes["model"], "data": data, "train": {"global_batch_size": BATCH}})
+        params = parse_params(
+            {"model": changes["model"], "data": data, "train": {"global_batch_size": changes.get("batch", BATCH)}}
+        )
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(HERE):
             prepare(params, Path(folder))
             case = result_of(partial(work, params, Path(folder), steps, rounds))

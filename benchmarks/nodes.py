@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, few, in_turn, middle_of, ratio_of, run, save, show, show_middle, some, with_out_dir
+from common import ROOT, few, in_turn, leave_out, middle_of, ratio_of, run, save, show, show_middle, some, with_out_dir
 from samebits.records.run import read_run
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -127,7 +127,7 @@ def seconds_to_end(folder: Path, fault: Callable[[Machine], object]) -> float:
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     if reason := why_none():
-        raise click.ClickException(f"no machines here: {reason}")
+        leave_out(f"no machines here: {reason}")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         YAML().dump({"train": {"epochs": EPOCHS, "repeats": 1}}, folder / "params.yaml")

@@ -147,6 +147,15 @@ def copy_sources(folder: Path) -> None:
             shutil.copy(ROOT / name, folder / name)
 
 
+def smoke(name: str, **environ: str) -> None:
+    """Run a benchmark once and small."""
+    command = [sys.executable, str(ROOT / f"benchmarks/{name}.py")]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environ = {**os.environ, "PATH": path, "SAMEBITS_BENCH_SMOKE": "1", **environ}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
 def wait_for(what: Callable[[], Any], *, seconds: float = 300) -> Any:
     """What ``what`` gives once that is true."""
     deadline = time.monotonic() + patient(seconds)

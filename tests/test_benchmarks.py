@@ -1,11 +1,12 @@
 """Benchmarks and tools, which nothing else runs, use names that the library still has."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, smoke
 
 SCRIPTS = [file for folder in ("benchmarks", "tools") for file in sorted((ROOT / folder).glob("*.py"))]
 
@@ -36,3 +37,19 @@ for file in files:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda file: f"{file.parent.name}/{file.name}")
 def test_a_script_can_be_imported(script, trouble):
     assert str(script) not in trouble, trouble
+
+
+BENCHMARKS = [file.stem for file in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in file.read_text()]
+ELSEWHERE = {"container", "nodes", "scale"}  # beside the tests that need an engine, or machines, too
+
+
+def test_all_of_them_are_measured():
+    """Those that others start as a script of their own take no options that are the benchmark's."""
+    (line,) = re.findall(r"^BENCHMARKS := ((?:.*\\\n)*.*)", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert set(line.replace("\\", "").split()) == {*BENCHMARKS} - {"script"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in BENCHMARKS if name not in {*ELSEWHERE, "script"}])
+def test_it_still_works(name):
+    smoke(name)

@@ -163,6 +163,14 @@ def exact(result: Result) -> Iterator[str]:
     yield from table("milliseconds of an exact step", *dict.fromkeys(PARTS.values()))
     for name, case in cases.items():
         yield row(name, *(middle(case["parts_ms"][part]) for part in PARTS if part in case["parts_ms"]))
+    if own := {name: case["watched"] for name, case in cases.items() if "watched" in case}:
+        yield "\nOf a user's own model, what forward has written is looked for twice in a step, and some shards are fed"
+        yield "twice: before the training, after 1, 4, 16 and so on segments of it, and at its end.\n"
+        yield from table("besides, ms", "looking for writes, in each step", "of a step", "feeding twice, each time")
+        for name, watched in own.items():
+            share = watched["share"]
+            shares = f"{share['median']:.2%} ({share['range'][0]:.2%} to {share['range'][1]:.2%})"
+            yield row(name, middle(watched["kept"]), shares, middle(watched["tried"], 0))
 
 
 PARTS = {

@@ -638,7 +638,7 @@ def test_dvc_that_is_not_installed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "status", "said"),
     [
-        ("seed: 0\n", "ok", "mlp on vectors"),
+        ((ROOT / "params.yaml").read_text(), "ok", "mlp on vectors"),
         ("sed: 0\n", "failed", "sed: unknown key"),
         (None, "failed", "no such file"),
     ],
@@ -1085,6 +1085,16 @@ def test_the_data_that_is_there_is_used_if_it_fits(tmp_path, data_dir):
     ]:
         chosen, finding = model.data_to_try(other, there, spare)
         assert (chosen, why in finding.text, (spare / "card.json").exists()) == (spare, True, True)
+
+
+def test_a_key_that_dvc_would_miss_is_told(tmp_path):
+    (tmp_path / "params.yaml").write_text("seed: 0\n")
+    said = one(repository.params(tmp_path / "params.yaml"))
+    expect(said, "warning", "params.yaml: data: missing, and DVC follows every key: `dvc repro` cannot", "add `data: ")
+    text = (ROOT / "params.yaml").read_text()
+    (tmp_path / "params.yaml").write_text(text.replace("  numerics: [fast, exact]", "  #"))
+    said = one(repository.params(tmp_path / "params.yaml"))
+    expect(said, "warning", "params.yaml: train.numerics: missing", 'add `numerics: ["fast", "exact"]`')
 
 
 def test_data_that_is_damaged(tmp_path):

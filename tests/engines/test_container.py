@@ -213,6 +213,20 @@ def test_without_an_engine_a_stage_runs_on_the_host_and_one_line_says_why(script
     assert capsys.readouterr().err == (expected if explained else "")
 
 
+def test_where_nothing_of_docker_is_a_stage_says_nothing_of_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("samebits.engines.docker.SOCKET", f"unix://{tmp_path}/docker.sock")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    environ = {"DOCKER_CONFIG": str(tmp_path)}
+    stage.enter(["pipeline/host.py"], environ)
+    assert capsys.readouterr().err == ""
+    with pytest.raises(HostError, match="no Docker engine"):
+        stage.enter(["pipeline/host.py"], {stage.RUNTIME: "container", **environ})
+    (tmp_path / "docker").write_text("#!/bin/sh\n")
+    (tmp_path / "docker").chmod(0o755)
+    stage.enter(["pipeline/host.py"], environ)
+    assert capsys.readouterr().err.startswith("on the host, not in the image: no Docker engine")
+
+
 def test_a_container_that_is_asked_for_must_be_had():
     with pytest.raises(HostError, match="no Docker engine"):
         stage.enter(["pipeline/train.py"], {stage.RUNTIME: "container", **NO_ENGINE})

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from samebits.doctor.finding import Finding, check, failed, ok, warning
 from samebits.errors import UserError, counted
-from samebits.params import load_params
+from samebits.params import load_params, require_every_key
 from samebits.records.log import LOGS, all_logs, writer_gone
 from samebits.records.provenance import git_state
 from samebits.results.lock import LOCK, read_lock
@@ -73,6 +73,10 @@ def dvc(folder: Path = Path()) -> Finding:
 def params(path: Path) -> Finding:
     """Whether the file of parameters is right; ``load_params`` raises what is wrong with it."""
     checked = load_params(path)
+    try:
+        require_every_key(checked, str(path))
+    except UserError as error:  # a script runs without
+        return warning(f"{error.message}: `dvc repro` cannot read it", error.hint)
     return ok(f"{path}: {checked.model.name} on {checked.data.task}, global batch {checked.train.global_batch_size}")
 
 

@@ -42,11 +42,16 @@ SOCKET = "unix:///var/run/docker.sock"
 _SECONDS = 30
 
 
+class NoEngineError(HostError):
+    """Nothing of Docker is on this host, so that nobody expects an image to be used."""
+
+
 def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
     """A client of the engine that DOCKER_HOST or docker's context names, or of this host's own.
 
     Raises:
-        HostError: none answers, or it is another host's, which has not this host's files; or see ``address_of``.
+        NoEngineError: there is none.
+        HostError: it does not answer, or is another host's, which has not this host's files; or see ``address_of``.
     """
     address = address_of(environ)
     if not address.startswith("unix://"):
@@ -56,7 +61,8 @@ def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
         )
     socket = address.removeprefix("unix://")
     if not os.path.exists(socket):  # noqa: PTH110 - Path.exists raises where a folder above is closed to the caller
-        raise HostError(f"no Docker engine: {socket} is not there", hint="install and start Docker")
+        kind = HostError if address != SOCKET or shutil.which("docker") else NoEngineError
+        raise kind(f"no Docker engine: {socket} is not there", hint="install and start Docker")
     import docker
     from docker.errors import DockerException
 

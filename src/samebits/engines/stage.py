@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from samebits.engines.container import run
-from samebits.engines.docker import connect, gpu_request
+from samebits.engines.docker import NoEngineError, connect, gpu_request
 from samebits.engines.image import image_name, require_image, variant_of, wanted_image
 from samebits.engines.spec import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
 from samebits.errors import HostError, UserError
@@ -139,7 +139,7 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
     except HostError as error:
         if runtime == "container":
             raise
-        if first or "DVC_STAGE" not in environ:
+        if (first or "DVC_STAGE" not in environ) and not isinstance(error, NoEngineError):
             sys.stderr.write(f"on the host, not in the image: {error}, or set {RUNTIME}=host\n")
         return
     if first:

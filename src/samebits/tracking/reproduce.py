@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from ruamel.yaml import YAML
 
 from samebits.errors import HostError, UserError, last_line, printable, reason
 from samebits.files import regular, write_text
+from samebits.params import parse_params
 from samebits.params.schema import flatten
 from samebits.records.card import read_card
 from samebits.records.provenance import Provenance, versions
@@ -25,7 +26,7 @@ from samebits.tracking.recorder import events, record_all, set_tags
 from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, fetch_run, tracking_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from samebits.records.run import Run
     from samebits.results.verdict import Verdict
@@ -100,7 +101,8 @@ class Recorded:
         """Whose values differ from the commit's, before any patch: comments and order run nothing."""
         recorded = _values(self.params())
         try:
-            committed = _values(_git("show", f"{self.commit}:./params.yaml").stdout)
+            text = _git("show", f"{self.commit}:./params.yaml").stdout
+            committed = {**_defaults(text, recorded), **_values(text)}
         except Exception:  # noqa: BLE001 - as in ``params``; a commit may hold anything
             committed = {}
         names = [*recorded, *(name for name in committed if name not in recorded)]
@@ -239,6 +241,14 @@ def log_reproduction(reproduction: Reproduction) -> str:
     client.log_text(run_id, reproduction.as_json(), "verdict.json")
     set_tags(client, reproduction.run_id, {"samebits.reproduced": f"{verdict.grade} by {run_id}"})
     return run_id
+
+
+def _defaults(text: str, names: Container[str]) -> dict[str, Any]:
+    """What keys of a ``params.yaml`` are that it does not write; nothing if this version does not know the file."""
+    with suppress(UserError):
+        whole = flatten(parse_params(YAML(typ="safe", pure=True).load(text)).model_dump(mode="json"))
+        return {name: value for name, value in whole.items() if name in names}
+    return {}
 
 
 def _values(text: str) -> dict[str, Any]:

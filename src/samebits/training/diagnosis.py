@@ -104,7 +104,7 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
         raise RefusedError(
             f"shard {unlike[0]} gives other bits when {when}: forward depends on more than parameters, samples "
             "and draws",
-            hint="see docs/concepts/exact.md for what that may be, or train with numerics fast alone",
+            hint="see docs/concepts/exact.md for what that may be, or set train.numerics: [fast]",
         )
 
 
@@ -137,6 +137,12 @@ _KNOWN = (
         UserError,
         "the model and its batch are on different devices: {line}",
         "make tensors in forward with device=x.device, and keep constant tensors with register_buffer",
+    ),
+    _Known(
+        r"expected input\[\d+, \d+, \d+, ([134])\] to have \d+ channels",
+        UserError,
+        "the samples have {0[1]} channels as their last axis, where PyTorch's convolutions take them first: {line}",
+        "transpose the file: inputs.transpose(0, 3, 1, 2); or in forward, x.permute(0, 3, 1, 2)",
     ),
     _Known(
         r"Expected to have finished reduction",

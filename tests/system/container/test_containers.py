@@ -30,7 +30,7 @@ from container_tools import (
 from docker.errors import NotFound
 from ruamel.yaml import YAML
 
-from conftest import ROOT, wait_for
+from conftest import ROOT, smoke, wait_for
 from patience import patient
 from samebits.engines.spec import OWNER, identity, sweep
 
@@ -519,6 +519,10 @@ def test_an_image_is_kept_as_a_file_and_comes_back(image, clone, engine, tmp_pat
         assert refused.returncode == 2, refused.stderr
         assert re.match(rf"error: {file}: (the engine takes no image from it|holds another image)", refused.stderr)
     engine.images.remove(tag)
+
+
+def test_the_benchmark_of_containers_still_works(image):
+    smoke("container", SAMEBITS_IMAGE=image)
 
 
 def test_the_doctor_looks_inside(image, clone):

@@ -32,11 +32,11 @@ exec "$@"
 """
 
 
-def why_none() -> str | None:
-    """Why there can be no such machines here; None where there can."""
+def why_none(*programs: str) -> str | None:
+    """Why there can be no such machines here, or a program is missing that is run on them; None where there can."""
     if os.geteuid():
         return "only root makes network namespaces"
-    missing = [name for name in ("ip", "nsenter", "unshare", "tc", "iptables") if not shutil.which(name)]
+    missing = [name for name in ("ip", "nsenter", "unshare", "tc", *programs) if not shutil.which(name)]
     if missing:
         return f"no {missing[0]} here"
     name = f"try-{os.getpid()}"

@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from machines import Machine, Process
 
 
+_LACKING = why_none("iptables")
+
 needs_machines = [
     pytest.mark.slow,
     pytest.mark.skipif(
-        bool(why_none()) and not os.environ.get("SAMEBITS_NEEDS_NODES"), reason=f"needs machines: {why_none()}"
+        bool(_LACKING) and not os.environ.get("SAMEBITS_NEEDS_NODES"), reason=f"needs machines: {_LACKING}"
     ),
 ]
 """Of every test here; where SAMEBITS_NEEDS_NODES is set they fail rather than be skipped."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from samebits.numerics.exact.engine import Engine
 
-_HINT = "give it to the factory as a number in model.kwargs, or train with numerics fast alone"
+_HINT = "give it to the factory as a number in model.kwargs, or set train.numerics: [fast]"
 _REFUSED: dict[ModuleType, str] = {
     time: "time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time process_time_ns thread_time",
     os: "getpid getppid urandom getrandom getloadavg times uname",
@@ -97,7 +97,7 @@ def guard_process() -> None:
         for start in (name for name in dir(module) if name.strip("_") in _STARTS):
             _forbid(module, start, "a thread is started, in which nothing is looked at", "do it in this thread")
     text = "torch.cond: control flow as an operation is not looked into"
-    _forbid(torch, "cond", text, "use Python's own, or train with numerics fast alone")
+    _forbid(torch, "cond", text, "use Python's own, or set train.numerics: [fast]")
     sys.addaudithook(_hear_of_processes)
 
 

@@ -30,7 +30,7 @@ aten = torch.ops.aten
 _COLLECTIVES = {"c10d", "_c10d_functional"}  # in a backward pass, where they sum numbers on grids
 _BACKWARD = "the backward pass"
 _NO_ARITHMETIC = {"profiler", "prim"}
-_HINT = "replace it by operations of docs/concepts/exact.md, or train with numerics fast alone"
+_HINT = "replace it by operations of docs/concepts/exact.md, or set train.numerics: [fast]"
 below = torch._C._DisableTorchDispatch
 """Context of code that sees to its exactness itself."""
 
@@ -222,7 +222,7 @@ class Engine(EagerDispatchMode):
     def _refusal(self, func: Any, why: str) -> RefusedError:
         if self._draws is None and self._during == _BACKWARD and calling_module() is not None:
             why = "forward runs again in the backward pass, as activation checkpointing has it"
-            return self.refusal(why, "switch checkpointing off, or train with fast alone")
+            return self.refusal(why, "switch checkpointing off, or set train.numerics: [fast]")
         hint = HINTS.get(func.overloadpacket, _HINT)
         return self.refusal(f"{func.name().removeprefix('aten::')}: {why}", hint)
 
@@ -240,7 +240,7 @@ def written_in_forward(name: str) -> RefusedError:
     """The refusal of a model that keeps state from one shard to the next."""
     return RefusedError(
         "written in forward, so its value depends on how shards are shared out",
-        hint="keep such state out of the model, or train with numerics fast alone",
+        hint="keep such state out of the model, or set train.numerics: [fast]",
         at=name,
     )
 

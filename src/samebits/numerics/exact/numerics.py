@@ -87,10 +87,10 @@ class ExactNumerics(Numerics):
             yield
         if left := sorted(ambient.threads() - threads):
             why = f"the factory leaves a thread running ({left[0]}), in which nothing is looked at"
-            hint = "end it before the factory returns, or train with numerics fast alone"
+            hint = "end it before the factory returns, or set train.numerics: [fast]"
             engine.refuse(RefusedError(why, hint=hint))
         if name := switched(before):
-            hint = "leave it as it was, or train with numerics fast alone"
+            hint = "leave it as it was, or set train.numerics: [fast]"
             engine.refuse(RefusedError(f"the factory changes a switch of PyTorch's: {name}", hint=hint))
 
     def prepare(self, model: nn.Module) -> None:

@@ -46,7 +46,7 @@ def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
             why, hint = "TorchScript may fuse what must be rounded apart", "use the module itself"
         elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
             why = "recurrent modules run in other kernels on a GPU"
-            hint = "write the cell with nn.Linear, or train with numerics fast alone"
+            hint = "write the cell with nn.Linear, or set train.numerics: [fast]"
         else:
             continue
         yield RefusedError(why, hint=hint, at=at, kind=type(module).__name__)
@@ -55,7 +55,7 @@ def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
             why = f"its values are {parameter.dtype}, expected float32"
             yield RefusedError(why, hint="build the model in float32", at=f"model.{name}")
         if parameter._backward_hooks or parameter._post_accumulate_grad_hooks:
-            hint = "do in forward what the hook does, or train with numerics fast alone"
+            hint = "do in forward what the hook does, or set train.numerics: [fast]"
             yield RefusedError("it has a hook for its gradient, expected none", hint=hint, at=f"model.{name}")
 
 

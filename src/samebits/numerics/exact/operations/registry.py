@@ -138,11 +138,11 @@ HINTS = {
     **dict.fromkeys(
         (packet for packet, why in REFUSED.items() if why is BATCH_NORM),
         "use nn.GroupNorm (torchvision's models take norm_layer=lambda width: nn.GroupNorm(32, width)), or means and "
-        "variances, or train with numerics fast alone",
+        "variances, or set train.numerics: [fast]",
     ),
     **dict.fromkeys(
         _packets("histc _grouped_mm"),
-        'set experts_implementation="eager" in a configuration of transformers, or train with numerics fast alone',
+        'set experts_implementation="eager" in a configuration of transformers, or set train.numerics: [fast]',
     ),
 }
 """What avoids a refused operation, where an option is known that does."""
