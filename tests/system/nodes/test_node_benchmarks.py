@@ -5,7 +5,7 @@ from node_fixtures import needs_machines
 
 from conftest import smoke
 
-pytestmark = [needs_machines, pytest.mark.slow]
+pytestmark = needs_machines
 
 
 @pytest.mark.parametrize("name", ["nodes", "scale"])
