@@ -557,7 +557,7 @@ def test_a_parameter_whose_gradient_has_a_hook_is_refused(hook):
         getattr(model.body.weight, hook)(lambda _: None)
         return model
 
-    with pytest.raises(UserError, match=r"exact: model\.body\.weight: it has a hook for its gradient"):
+    with pytest.raises(UserError, match=r"exact: model\.body\.weight: it has a hook for its gradient, expected none"):
         train(hooked, images(), classes())
 
 

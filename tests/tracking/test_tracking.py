@@ -1346,27 +1346,22 @@ def test_without_git_nothing_can_be_made_again(monkeypatch):
         reproduce._git("show")
 
 
-def test_of_a_commit_whose_params_cannot_be_read_all_are_shown(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("committed", "recorded", "changed"),
+    [
+        ("seed: [", "seed: 9\ntrain: {epochs: 2}\n", ["seed: (absent) -> 9", "train.epochs: (absent) -> 2"]),
+        ("seed: 9\n", "seed: 9\nmodel: {source: null}\ntrain: {epochs: 3}\n", ["train.epochs: 2 -> 3"]),
+    ],
+    ids=["which cannot be read", "which leave keys to their defaults"],
+)
+def test_what_differs_from_the_params_of_a_commit(committed, recorded, changed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "params.yaml").write_text("seed: [")
+    (tmp_path / "params.yaml").write_text(committed)
     for command in ("init --quiet", "add params.yaml", "commit --quiet --message=all"):
         subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *command.split()], check=True)
     run_files(tmp_path / "run", run_record())
-    (tmp_path / "run/params.yaml").write_text("seed: 9\ntrain: {epochs: 2}\n")
-    recorded = Recorded(
+    (tmp_path / "run/params.yaml").write_text(recorded)
+    made = Recorded(
         run_id="0" * 32, folder=tmp_path / "run", run=read_run(tmp_path / "run"), commit="HEAD", patch=None, packages={}
     )
-    assert recorded._changed_params() == ["seed: (absent) -> 9", "train.epochs: (absent) -> 2"]
-
-
-def test_a_key_that_the_commit_leaves_to_its_default_has_not_changed(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "params.yaml").write_text("seed: 9\n")
-    for command in ("init --quiet", "add params.yaml", "commit --quiet --message=all"):
-        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *command.split()], check=True)
-    run_files(tmp_path / "run", run_record())
-    (tmp_path / "run/params.yaml").write_text("seed: 9\nmodel: {source: null}\ntrain: {epochs: 3}\n")
-    recorded = Recorded(
-        run_id="0" * 32, folder=tmp_path / "run", run=read_run(tmp_path / "run"), commit="HEAD", patch=None, packages={}
-    )
-    assert recorded._changed_params() == ["train.epochs: 2 -> 3"]
+    assert made._changed_params() == changed

@@ -61,7 +61,7 @@ def model_findings(
     except UserError:
         yield skipped(f"{params_file} is wrong, as its line says", name="model")
         return
-    params = params.model_copy(update={"train": params.train.model_copy(update={"compile": False})})
+    params = _with(params, compile=False)
     with scratch_folder() as temporary:
         try:
             data_dir, finding = data_to_try(params, data_dir, temporary / "data")
@@ -107,12 +107,10 @@ def _after_the_import(model: Model, trials: Sequence[Trial], seconds: int) -> It
     fork = context.Process(target=_import_and_try, args=(model, trials, seconds, sender))
     fork.start()
     sender.close()
-    found: Finding | None = None
     alone = False
     try:
         with suppress(EOFError):
-            while (found := receiver.recv()) is not None:
-                yield found
+            yield from iter(receiver.recv, None)
             alone = True
         fork.join()
     finally:

@@ -145,6 +145,8 @@ def test_no_process_is_root_and_nothing_is_granted(finished, engine):
         attrs = engine.containers.get(finished.id_of(service)).attrs
         host = attrs["HostConfig"]
         assert (host["Privileged"], host["CapDrop"], host["ReadonlyRootfs"]) == (False, ["ALL"], True)
+        assert attrs["Config"]["User"] == "0:0"
+        assert {name.removeprefix("CAP_") for name in host["CapAdd"]} == {"SETUID", "SETGID", "SETPCAP"}
         assert host["SecurityOpt"] == ["no-new-privileges:true"]
         assert "docker.sock" not in str(attrs["Mounts"])
 
