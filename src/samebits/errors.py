@@ -99,6 +99,10 @@ class RefusedError(UserError):
         return self.at or self.kind or self.why.partition(":")[0]
 
 
+class NotFiniteError(UserError):
+    """``exact`` has met infinity or NaN, of which it makes no sum."""
+
+
 class HostError(SamebitsError):
     """This host cannot do what was asked: no such device, no memory, no space."""
 

@@ -422,6 +422,39 @@ def test_what_forward_may_not_do_is_named(what, why):
         vars(what).pop("seen", None)
 
 
+@pytest.mark.parametrize(
+    ("what", "found"),
+    [
+        (lambda net, x: x / (x - x), ["Does in model: div makes infinity of finite numbers (test_"]),
+        (lambda net, x: (x - x) / (x - x), ["Does in model: div makes NaN (test_"]),
+        (lambda net, x: x * (x - x + 1e-30).exp().log().reciprocal(), ["Does in model: reciprocal makes infinity of"]),
+        (lambda net, x: net.other(x).relu().sqrt(), ["Does in model: div makes infinity of"]),
+        (lambda net, x: net.other(x * 1e30).pow(2), ["Does in model: "]),
+        (lambda net, x: x.masked_fill(x > 0, -torch.inf).softmax(1), []),
+        (lambda net, x: x, []),
+    ],
+)
+def test_what_makes_infinity_or_nan_is_named(what, found):
+    numerics = ExactNumerics(TRAIN, CPU, "cross_entropy", (), seed=0, shards=SHARDS, samples=SAMPLES, independent=False)
+    model = Does(what)
+    numerics.prepare(model)
+    told = numerics.not_finite(numerics.module(model), MicroBatch(images(), classes(), 0, range(SHARDS)))
+    assert bool(told) == bool(found)
+    for text, start in zip(told[: len(found)], found, strict=True):
+        assert text.startswith(start), told
+        assert "test_exact_models.py:" in text
+
+
+def test_weights_that_are_not_finite_are_named_before_what_comes_of_them():
+    numerics = ExactNumerics(TRAIN, CPU, "cross_entropy", (), seed=0, shards=SHARDS, samples=SAMPLES, independent=False)
+    model = Does(lambda net, x: x)
+    with torch.no_grad():
+        model.body.bias[0] = torch.inf
+    numerics.prepare(model)
+    told = numerics.not_finite(numerics.module(model), MicroBatch(images(), classes(), 0, range(SHARDS)))
+    assert told == ["model.body.bias: infinite or NaN before this step"]
+
+
 class KeepsDraws(nn.Module):
     """Draws once, and adds that to all samples of all shards."""
 

@@ -78,6 +78,14 @@ def test_pytorchs_words_become_ours(error, kind, message):
     assert "\n" not in str(found)
 
 
+def test_channels_in_the_last_axis_are_told_as_that():
+    with pytest.raises(RuntimeError) as caught:
+        nn.Conv2d(3, 4, 3)(torch.zeros(2, 32, 32, 3))
+    told = diagnosis.explain(caught.value, placement=SINGLE, model=None)
+    assert "the samples have 3 channels as their last axis" in told.message
+    assert "transpose the file: inputs.transpose(0, 3, 1, 2)" in told.hint
+
+
 def test_a_device_that_cannot_be_asked_is_named_all_the_same(monkeypatch):
     def broken(device):
         raise RuntimeError("CUDA error: out of memory")

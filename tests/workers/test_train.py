@@ -256,6 +256,31 @@ def test_a_loss_that_is_not_finite_ends_the_training(stage, data_dir):
     assert "expected a finite number" in done.stderr
 
 
+TAKES_ROOTS = """
+import torch
+from torch import nn
+
+class Roots(nn.Module):
+    def forward(self, x):
+        return (x * (x > 0)).sqrt()  # whose gradient is infinite at zero
+
+def make(card):
+    width = card.input_shape[0]
+    return nn.Sequential(nn.Linear(width, 16), Roots(), nn.Linear(16, card.output_shape[0]))
+"""
+
+
+def test_exact_names_what_makes_infinity_on_each_rank(stage, data_dir):
+    (stage.folder / "mine.py").write_text(TAKES_ROOTS)
+    params = stage.write_params(small(model={"name": "mine:make"}, numerics=["exact"], num_devices=2))
+    done = stage("train", "--strategy", "ddp", "--numerics", "exact", "--data-dir", str(data_dir(params)))
+    assert done.returncode == 2, done.stderr
+    assert "infinite or not a number" in done.stderr
+    assert "Roots in model.1: " in done.stderr
+    assert "makes infinity of finite numbers (in the backward pass) (mine.py:7)" in done.stderr
+    assert "hint: keep what it divides by" in done.stderr
+
+
 def test_more_devices_than_there_are(stage, data_dir):
     params = stage.write_params(small())
     done = stage("train", "--strategy", "ddp", "--num-devices", "64", "--data-dir", str(data_dir(params)))

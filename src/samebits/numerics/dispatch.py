@@ -37,7 +37,7 @@ class EagerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
-_PASSES = ("forward", "fingerprint", "survey")  # methods that run a model
+_PASSES = ("forward", "fingerprint", "survey", "not_finite")  # methods that run a model
 
 
 class CallingModule(NamedTuple):

@@ -150,6 +150,10 @@ class Numerics(ABC):
         """What each shard of a batch gives, fed in order or ``backwards``; nothing where that is not to be asked."""
         return {}
 
+    def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:  # noqa: ARG002
+        """What makes infinity or NaN of a batch, each in words; nothing where that is not known."""
+        return []
+
     def arithmetic(self) -> Arithmetic | None:
         """What a record of the training says of its arithmetic; None where there is nothing to say."""
         return None

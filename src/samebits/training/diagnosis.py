@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from samebits.errors import (
     CollectiveError,
     HostError,
+    NotFiniteError,
     RefusedError,
     SamebitsError,
     UserError,
@@ -28,6 +29,7 @@ from samebits.records.remarks import BatchNorm, IdleParameters
 from samebits.training.models.attributes import state, written
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
     from samebits.numerics.interface import MicroBatch, Numerics
@@ -106,6 +108,27 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
             "and draws",
             hint="see docs/concepts/exact.md for what that may be, or set train.numerics: [fast]",
         )
+
+
+def where_not_finite(
+    error: NotFiniteError,
+    numerics: Numerics,
+    module: nn.Module,
+    micro_batches: Iterable[MicroBatch],
+    largest_of_all: Callable[[torch.Tensor], torch.Tensor],
+) -> SamebitsError:
+    """The error with what made infinity or NaN of this rank's samples; every rank must call it."""
+    found, first = next(((found, batch.step == 0) for batch in micro_batches
+                         if (found := numerics.not_finite(module, batch))), ([], False))  # fmt: skip
+    device = next(module.parameters()).device
+    elsewhere = bool(largest_of_all(torch.tensor(len(found), device=device)))
+    if found:
+        grows = "if these numbers grow from step to step, lower train.optimizer.lr or set train.clip_grad_norm"
+        hint = "keep what it divides by, or takes the root or logarithm of, away from zero"
+        return UserError(f"{error.message}: {few(found)}", hint=hint if first else f"{hint}; {grows}")
+    if elsewhere:
+        return CollectiveError("another rank has met infinity or NaN", hint="see what it says")
+    return error
 
 
 def batch_norms_of(model: nn.Module) -> tuple[str, ...]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from samebits.errors import UserError, few
+from samebits.errors import NotFiniteError, UserError, few
 from samebits.numerics.portable.elementary import cos_pi
-from samebits.training.diagnosis import require_same_again
+from samebits.training.diagnosis import require_same_again, where_not_finite
 from samebits.training.meters import StepClock
 from samebits.training.notes import no_notes
 
@@ -129,9 +129,14 @@ class Trainable:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
+        largest_of_all = partial(self.strategy.all_reduce, maximum=True)
         loss = self._accumulate_grads(step)
-        while not self.numerics.accepts_grads(partial(self.strategy.all_reduce, maximum=True)):
-            loss = self._accumulate_grads(step)
+        try:
+            while not self.numerics.accepts_grads(largest_of_all):
+                loss = self._accumulate_grads(step)
+        except NotFiniteError as error:  # on every rank
+            micro_batches = map(partial(self.batches.micro_batch, step), range(self.batches.micro_batches))
+            raise where_not_finite(error, self.numerics, self._unwrapped, micro_batches, largest_of_all) from None
         self.notes("optimizer")
         self.numerics.step(self.optimizer)
         self.notes("host")
@@ -154,11 +159,10 @@ class Trainable:
                 self.numerics.backward(loss)
                 self.notes("host")
             losses.append(loss.detach())
-        if self.strategy.world_size > 1 and any(p.grad is None for _, p in self._trained):
+        if self.strategy.world_size > 1 and (idle := [name for name, p in self._trained if p.grad is None]):
             # DDP has not reduced what shares a bucket with it, and says so at the next forward pass, if there is one.
-            idle = few([name for name, p in self._trained if p.grad is None])
             raise UserError(
-                f"no gradient reaches {idle} at step {step + 1}, and the ranks wait for it",
+                f"no gradient reaches {few(idle)} at step {step + 1}, and the ranks wait for it",
                 hint="use every parameter at every step, or set its requires_grad to False",
             )
         return losses[0] if count == 1 else torch.stack(losses).sum()
@@ -334,10 +338,8 @@ def train(
         losses += part
         bad = next((i for i, loss in enumerate(part) if not math.isfinite(loss)), None)
         if bad is not None:
-            raise UserError(
-                f"the loss is {part[bad]} at step {start + bad + 1}, expected a finite number",
-                hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
-            )
+            text = f"the loss is {part[bad]} at step {start + bad + 1}, expected a finite number"
+            raise UserError(text, hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up")
         if stop == total_steps or stop >= _ASKED_EVERY * max(asked, 1):
             trainable.require_same_again(start)
             asked = stop

@@ -289,6 +289,31 @@ def test_weak_scaling_is_known_where_one_device_has_no_room_for_the_whole_batch(
     assert [one.speedup is None for one in found.measured if one.scaling == "weak"] == [False, False]
 
 
+def test_nothing_is_projected_where_more_devices_do_less(tmp_path):
+    crowded = BY.model_copy(update={"contention_per_row": 2 * BY.per_row, "per_byte": 0.0, "latency": 0.0})
+    found = curve(pairs_of(tmp_path, 2, by=crowded), projected=(4, 8), per_host=2)
+    (weak,) = [one for one in found.measured if one.scaling == "weak" and one.devices == 2]
+    assert weak.speedup.high < 1
+    assert not [one for one in found.projections if one.scaling == "weak"]
+    (note,) = [note for note in found.notes if note.startswith("weak scaling: the 2 devices")]
+    assert f"({weak.speedup.median:.2f}x)" in note
+    assert "no more of them are projected" in note
+
+
+def test_a_projection_is_no_faster_than_fewer_devices_were(tmp_path):
+    """What the fit does not explain, here a step that took twice as long as it says, is no gain of more devices."""
+    pairs = pairs_of(tmp_path, 2, 4)
+    (slow,) = [run for training, run in pairs if training.name == "weak-4"]
+    chunks = slow.record.measurement.chunk_seconds
+    chunks["strategy"] = [[2 * one for one in repeat] for repeat in chunks["strategy"]]
+    found = curve(pairs, projected=(8,))
+    (measured,) = [one for one in found.measured if (one.scaling, one.devices) == ("weak", 4)]
+    (projected,) = [one for one in found.projections if one.scaling == "weak"]
+    assert measured.speedup.high > 1
+    assert projected.step_ms.median >= measured.step_ms.median
+    assert projected.step_ms.low <= projected.step_ms.median <= projected.step_ms.high
+
+
 def test_every_projection_is_called_one(tmp_path):
     found = curve(pairs_of(tmp_path, 2, 4), network=parse_network("1Gb/s,1us"))
     assert {one.kind for one in found.projections} == {"projection"}

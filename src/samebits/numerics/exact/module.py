@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,14 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
-from samebits.errors import RefusedError
+from samebits.errors import RefusedError, few
 from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
 from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.kept import IteratorHeldError, Kept, bits, switched, switches
 from samebits.numerics.exact.parameters import tied_places
-from samebits.numerics.exact.survey import Refusals, Survey
+from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
 from samebits.numerics.interface import logits_of
@@ -83,7 +84,7 @@ class ExactModule(nn.Module):
         return torch.stack(outputs)
 
     def fingerprint(
-        self, inputs: Tensor, shards: range, step: int, slopes_of: Callable[[Tensor, int], Tensor], *, backwards: bool
+        self, inputs: Tensor, shards: range, step: int, slopes_of: Callable[[int, Tensor], Tensor], *, backwards: bool
     ) -> dict[int, bytes]:
         """A digest of each shard's outputs, gradients and number of draws; with ``backwards`` the last shard is first.
 
@@ -101,13 +102,13 @@ class ExactModule(nn.Module):
                     outputs = logits_of(self.model(part.clone()))
                 if name := switched(before):
                     raise written_in_forward(f"a switch of PyTorch's, {name}")
-                grads = self._grads(outputs, slopes_of(outputs.detach(), index))
+                grads = self._grads(outputs, slopes_of(index, outputs.detach()))
             for tensor in (outputs, *(grad for grad in grads if grad is not None)):
                 digest.update(bits(tensor.cpu()))
             found[shard] = digest.digest() + bytes(str(draws.count), "ascii")
         return found
 
-    def survey(self, refusals: Refusals, inputs: Tensor, step: int, slopes_of: Callable[[Tensor, int], Tensor]) -> None:
+    def survey(self, refusals: Refusals, inputs: Tensor, step: int, slopes_of: Callable[[int, Tensor], Tensor]) -> None:
         """Note all that is refused of the model, fed with the first of the shards, and of its backward pass."""
         values, before = self._values(), switches()
         try:
@@ -118,17 +119,42 @@ class ExactModule(nn.Module):
         forward = Survey(refusals, Draws(self._numerics.seed, step, [0]), kept=self._guarded(values),
                          replaced=self._numerics.replaced)  # fmt: skip
         try:
-            with torch.enable_grad(), self._entered(values):
-                with forward, _OneForm(forward), guarded(forward):
-                    outputs = logits_of(self.model(inputs[0].clone()))
-                with Survey(refusals):
-                    self._grads(outputs, slopes_of(outputs.detach(), 0))
+            self._both_passes(values, forward, Survey(refusals), inputs[0], partial(slopes_of, 0))
         except RefusedError as error:  # what is seen at the end of a pass alone
             refusals.note(error)
         for name in kept.changes() if kept else ():
             refusals.note(written_in_forward(name))
         if switch := switched(before):
             refusals.note(written_in_forward(f"a switch of PyTorch's, {switch}"))
+
+    def not_finite(
+        self, inputs: Tensor, shards: range, step: int, slopes_of: Callable[[int, Tensor], Tensor]
+    ) -> list[str]:
+        """What makes infinity or NaN of the first shard for which something does: operations, each with its places."""
+        values = self._values()
+        if gone := [f"model.{place}" for place, value in values.items() if not value.isfinite().all()]:
+            return [f"{few(gone)}: infinite or NaN before this step"]
+        for index, (shard, part) in enumerate(zip(shards, inputs.unbind(0), strict=True)):
+            found = Refusals()
+            forward = NotFinite(found, Draws(self._numerics.seed, step, [shard]))
+            self._both_passes(values, forward, NotFinite(found), part, partial(slopes_of, index))
+            if found.count:
+                return [text for text, _ in found.told()]
+        return []
+
+    def _both_passes(
+        self,
+        values: dict[str, Tensor],
+        forward: Engine,
+        backward: Engine,
+        part: Tensor,
+        slopes_of: Callable[[Tensor], Tensor],
+    ) -> None:
+        with torch.enable_grad(), self._entered(values):
+            with forward, _OneForm(forward), guarded(forward):
+                outputs = logits_of(self.model(part.clone()))
+            with backward:
+                self._grads(outputs, slopes_of(outputs.detach()))
 
     def _grads(self, outputs: Tensor, slopes: Tensor) -> tuple[Tensor | None, ...]:
         entered = [tensor for _, tensor in self._by_place() if tensor.requires_grad]

@@ -152,12 +152,20 @@ class ExactNumerics(Numerics):
         batch, inputs, slopes_of = self._by_shard(batch, 1)
         ExactModule(model.to(self._device).train(), self).survey(refusals, inputs, batch.step, slopes_of)
 
-    def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, Tensor, Callable[[Tensor, int], Tensor]]:
+    def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:
+        """See ``ExactModule.not_finite``. A model that is built in makes none of its own."""
+        if self.independent:
+            return []
+        assert isinstance(module, ExactModule)
+        batch, inputs, slopes_of = self._by_shard(batch, len(batch.shards))
+        return module.not_finite(inputs, batch.shards, batch.step, slopes_of)
+
+    def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, Tensor, Callable[[int, Tensor], Tensor]]:
         """The first few shards, their inputs, and what gives the loss's gradients for the outputs of one of them."""
         batch = batch.head(most * (len(batch.inputs) // len(batch.shards)))
         inputs, targets = (t.reshape(len(batch.shards), -1, *t.shape[1:]) for t in (batch.inputs, batch.targets))
 
-        def slopes_of(outputs: Tensor, index: int) -> Tensor:
+        def slopes_of(index: int, outputs: Tensor) -> Tensor:
             with below():
                 return _each_loss(outputs, targets[index], self._loss)[1].view(outputs.shape)
 
@@ -185,7 +193,7 @@ class ExactNumerics(Numerics):
         """Whether the gradients stand; if not, the step is to be made again. Every rank must call it.
 
         Raises:
-            UserError: a magnitude is infinite or NaN.
+            NotFiniteError: a magnitude is infinite or NaN.
         """
         self.replaced.clear()  # the first step has shown that forward reads none of them
         return self.windows.settle(all_reduce_max, self._device)

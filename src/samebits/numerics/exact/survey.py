@@ -1,12 +1,15 @@
-"""All that ``exact`` refuses of a model, each with its places: an engine that notes a refusal and goes on."""
+"""Engines that note what they meet, each with its places, and go on: all that is refused, or what is not finite."""
 
 from __future__ import annotations
 
 import sys
+from math import isinf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from samebits.errors import RefusedError, few, is_own
 from samebits.numerics.exact.engine import Engine, below
@@ -36,12 +39,14 @@ class Refusals:
         place = place or Place(what_of(error), "")
         self._places.setdefault((error.why, error.hint), {})[place] = None
 
+    @property
+    def count(self) -> int:
+        """How many different refusals there are."""
+        return len(self._places)
+
     def told(self) -> list[tuple[str, str]]:
         """Each refusal with all its places in one text, and its hint."""
         return [(_text(why, places), hint) for (why, hint), places in self._places.items()]
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 class Survey(Engine):
@@ -71,6 +76,34 @@ class Survey(Engine):
         if place is not None:
             error = RefusedError(f"{error.why} (in the backward pass)", hint=error.hint)
         self._refusals.note(error, place or Place(what_of(error), line_here()))
+
+
+class NotFinite(Survey):
+    """A survey of the operations that make infinity of finite numbers, or NaN of what is none."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        known, level = self._refusals.count, _level((args, kwargs))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if self._refusals.count == known and _level(result) > level:  # else it is of an operation that this one used
+            made = "infinity of finite numbers" if _level(result) == _INFINITE else "NaN"
+            self.refuse(self.refusal(f"{func.overloadpacket.__name__} makes {made}", ""))
+        return result
+
+
+_INFINITE, _NAN = 1, 2
+
+
+def _level(values: object) -> int:
+    """Whether NaN is among floating-point numbers, or else infinity, or neither."""
+    leaves = tree_leaves(values)
+    numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
+    with below():
+        sizes = [leaf.detach().abs().amax().item() for leaf in leaves
+                 if isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.numel()]  # fmt: skip
+    levels = (_NAN if isnan(one) else _INFINITE if isinf(one) else 0 for one in (*numbers, *sizes))
+    return max(levels, default=0)
 
 
 def what_of(error: RefusedError) -> str:

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.errors import CollectiveError, UserError
+from samebits.errors import CollectiveError, NotFiniteError, few
 from samebits.numerics.exact.grid import shift_of, snap_, top_of_magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch import Tensor
+
+    from samebits.errors import UserError
 
 LOSS = "the loss"
 INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF = "the inputs of", "the gradients at", "the gradients of"
@@ -87,7 +89,8 @@ class Windows:
         """Agree on the windows with all ranks; False if the step has to be made again.
 
         Raises:
-            UserError: a magnitude is infinite or NaN, or something that was deferred is wrong.
+            NotFiniteError: a magnitude is infinite or NaN.
+            UserError: something that was deferred is wrong.
             CollectiveError: something that another rank deferred is wrong.
         """
         # What a GPU has is read once, in the end: each reading waits for all that it has to do.
@@ -105,13 +108,13 @@ class Windows:
             here_refused = (refusal for refusal, flag in deferred if flag)
             raise next(here_refused, CollectiveError("another rank has refused the step", hint="see what it says"))
         tops = {place: top for place, top in zip(self._places, agreed, strict=True) if top > _UNSEEN}
+        if beyond := sorted((place for place, top in tops.items() if top >= _OVERFLOW), key=lambda one: one != LOSS):
+            raise NotFiniteError(
+                f"{few(beyond, 1)}: infinite or not a number, so there is no exact sum over the batch",
+                hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
+            )
         fits = not missing
         for place, top in tops.items():
-            if top >= _OVERFLOW:
-                raise UserError(
-                    f"{place}: infinite or not a number, so there is no exact sum over the batch",
-                    hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up",
-                )
             if place not in self.tops or top > self.tops[place]:
                 fits = False
                 self.tops[place] = top + HEADROOM

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.records.provenance import git_state
+from samebits.results.ratios import times
 from samebits.results.scaling.curve import STRONG_AND_WEAK, Scaling
 from samebits.results.scaling.fit import fit
 from samebits.results.scaling.measure import gradients_of, points_of
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
     from samebits.records.run import Run
+    from samebits.results.scaling.curve import MeasuredPoint, ProjectedPoint, ScalingName
     from samebits.results.scaling.fit import Fit
     from samebits.results.scaling.measure import PlannedTraining
     from samebits.results.scaling.network import Network
@@ -38,14 +41,16 @@ def assemble(
     measured, points, trainings, told = points_of(pairs, batch)
     fits = any(point.devices == 1 for point in points) and any(point.bytes for point in points)
     cost_model = fit(points) if fits else None
-    projections = [
-        project(
-            cost_model, devices, scaling=scaling, batch=batch, gradients=gradients, per_host=per_host, network=network
-        )
-        for scaling in STRONG_AND_WEAK
-        for devices in sorted({*projected} - {one.devices for one in measured if one.counts})
-        if cost_model
-    ]
+    projections: list[ProjectedPoint] = []
+    further = sorted({*projected} - {one.devices for one in measured if one.counts})
+    to = partial(project, batch=batch, gradients=gradients, per_host=per_host, network=network)
+    for scaling in STRONG_AND_WEAK:
+        most = _most_devices(measured, scaling)
+        if cost_model and most and most.speedup and most.speedup.high < 1:
+            text = f"{scaling} scaling: the {most.devices} devices of this host do less than one of them does"
+            told.append(f"{text} ({times(most.speedup)}), so no more of them are projected: samebits explain says why")
+        elif cost_model:
+            projections += (to(cost_model, devices, scaling=scaling, fewer=most) for devices in further)
     if not cost_model:
         told.append("no training counts that timed one device beside several, so nothing is projected")
     elif projections:
@@ -70,6 +75,12 @@ def assemble(
         held_out=tuple(held_out(points, trainings)) if cost_model else (),
         notes=(*notes, *told),
     )
+
+
+def _most_devices(measured: Sequence[MeasuredPoint], scaling: ScalingName) -> MeasuredPoint | None:
+    """Of the trainings that count, the one with the most devices; None if there is but one device."""
+    several = [one for one in measured if one.counts and one.scaling == scaling and one.devices > 1]
+    return max(several, key=lambda one: one.devices, default=None)
 
 
 def _caution(cost_model: Fit, network: Network | None, per_host: int, most: int) -> list[str]:

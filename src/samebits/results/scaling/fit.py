@@ -58,6 +58,10 @@ class Estimate:
     low: float
     high: float
 
+    def at_least(self, other: Estimate) -> Estimate:
+        """The same, none of the three less than that of the other."""
+        return Estimate(max(self.seconds, other.seconds), max(self.low, other.low), max(self.high, other.high))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:

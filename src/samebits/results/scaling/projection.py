@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from samebits.records.run import Spread
 from samebits.results.scaling.curve import Fitted, HeldOut, ProjectedPoint
-from samebits.results.scaling.fit import fit
+from samebits.results.scaling.fit import Estimate, fit
 from samebits.results.scaling.model import LINEAR, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from samebits.results.scaling.curve import ScalingName
-    from samebits.results.scaling.fit import Estimate, Fit, Point
+    from samebits.results.scaling.curve import MeasuredPoint, ScalingName
+    from samebits.results.scaling.fit import Fit, Point
     from samebits.results.scaling.network import Network
 
 _MILLI = 1e3
@@ -39,16 +39,20 @@ def project(
     gradients: Step,
     per_host: int,
     network: Network | None = None,
+    fewer: MeasuredPoint | None = None,
 ) -> ProjectedPoint:
     """What ``devices`` would do, ``per_host`` of them on each host; ``gradients`` says what a step sends.
 
     ``batch`` are the samples of one device's step, which ``strong`` shares out. The network counts where there is more
-    than one host.
+    than one host. With as many samples on each, a step takes no less than the measured one of ``fewer`` devices.
     """
     rows = batch / devices if scaling == "strong" else batch
     step = gradients.model_copy(update={"devices": devices, "rows": rows, "sharing": min(devices, per_host)})
     beyond = network if devices > per_host else None
     estimate = cost_model.estimate(step, beyond)
+    if fewer and fewer.devices < devices and fewer.rows == rows:
+        ends = fewer.step_ms.median, fewer.step_ms.low, fewer.step_ms.high
+        estimate = estimate.at_least(Estimate(*(one / _MILLI for one in ends)))
     alone = cost_model.estimate(Step(devices=1, rows=batch)).seconds
     gain = alone * devices * rows / batch
     return ProjectedPoint(
