@@ -966,7 +966,9 @@ PASS = """
         import time
         self.began = time.time()
         self.calls += 1
-        return torch.special.i0e(self.second(self.first(x))) + self.start[0]
+        y = self.second(self.first(x))
+        y = y + torch.polygamma(1, y)  # whose derivative is one of them, too
+        return torch.special.i0e(y) + self.start[0]
 """
 
 
@@ -984,6 +986,7 @@ def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):
         ("(in the backward pass) (net.py:", "docs/concepts/exact.md"),
     ]:
         assert any(text in one and hint in said[one] for one in said), "\n".join([text, *said])
+    assert sum("polygamma" in one for one in said) == 1
 
 
 @pytest.mark.parametrize(

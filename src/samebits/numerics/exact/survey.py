@@ -39,6 +39,10 @@ class Refusals:
         place = place or Place(what_of(error), "")
         self._places.setdefault((error.why, error.hint), {})[place] = None
 
+    def knows(self, error: RefusedError, place: Place) -> bool:
+        """Whether this was refused there."""
+        return place in self._places.get((error.why, error.hint), {})
+
     @property
     def count(self) -> int:
         """How many different refusals there are."""
@@ -74,6 +78,8 @@ class Survey(Engine):
         node = torch._C._current_autograd_node()
         place = None if node is None else self._refusals.of_nodes.get(node._sequence_nr())
         if place is not None:
+            if self._refusals.knows(error, place):  # it is the derivative of what was refused in forward
+                return
             error = RefusedError(f"{error.why} (in the backward pass)", hint=error.hint)
         self._refusals.note(error, place or Place(what_of(error), line_here()))
 
