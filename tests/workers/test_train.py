@@ -384,6 +384,38 @@ def test_exact_trains_parameters_of_any_memory_format_to_the_same_bits(stage, da
     assert hashes[0] == hashes[1]
 
 
+TIED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):  # as BERT's head: a bias under two names of which forward reads one, and a tied weight
+
+    def __init__(self, tokens):
+        super().__init__()
+        self.embedding, self.decoder = nn.Embedding(tokens, 8), nn.Linear(8, tokens)
+        self.decoder.weight = self.embedding.weight
+        self.bias = self.decoder.bias
+
+    def forward(self, x):
+        return self.decoder(self.embedding(x).tanh())
+
+def make(card):
+    return Net(card.num_classes)
+"""
+
+
+def test_tied_parameters_train_to_the_same_bits_in_ranks(stage, data_dir):
+    (stage.folder / "mine.py").write_text(TIED)
+    params = stage.write_params(small("tokens", model={"name": "mine:make"}, num_devices=2, oversubscribe=True))
+    data, hashes = data_dir(params), set()
+    for strategy in ("single", "ddp"):
+        train(stage, data, strategy, "--numerics", "exact", "--no-checkpoints")
+        record = json.loads((stage.folder / f"runs/{strategy}-exact/run.json").read_text())
+        assert record["placement"]["world_size"] == (2 if strategy == "ddp" else 1)
+        hashes.add(record["weights_sha256"])
+    assert len(hashes) == 1
+
+
 def test_no_more_steps_are_made_than_the_training_has(stage, data_dir):
     params = stage.write_params(small())
     train(stage, data_dir(params), "single", "--steps", "1000")
