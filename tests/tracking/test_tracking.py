@@ -119,6 +119,17 @@ def test_a_writer_that_is_gone_leaves_a_failed_run(repository):
     assert (run.info.status, run.data.metrics["loss"]) == ("FAILED", 2.0)
 
 
+def test_a_training_that_is_refused_says_why(stage, data_dir, repository):
+    model = "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))\n"
+    (stage.folder / "mine.py").write_text(model)
+    params = stage.write_params(small(model={"name": "mine:make"}, numerics=["exact"]))
+    done = stage("train", "--strategy", "single", "--numerics", "exact", "--data-dir", str(data_dir(params)))
+    assert done.returncode == 2
+    _, (run,) = finished(stage.folder)
+    assert run.info.status == "FAILED"
+    assert run.data.tags["error"].startswith("exact: model.1 (BatchNorm1d): native_batch_norm: ")
+
+
 @pytest.mark.parametrize("lost", [None, delivery.State()])
 def test_delivering_again_changes_nothing(repository, lost):
     log = start("again")

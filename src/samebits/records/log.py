@@ -116,10 +116,11 @@ class ComparedEvent(_Event):
 
 
 class EndEvent(_Event):
-    """The last event of a log."""
+    """The last event of a log; ``error`` is why the training failed, where it could say so."""
 
     event: Literal["end"] = "end"
     status: Status
+    error: str | None = None
 
 
 Event = Annotated[

@@ -98,6 +98,8 @@ class Recorder:
                 self._result(event)
             case log.EndEvent():
                 fail_unfinished(self._client, self._id())
+                if event.error:
+                    self._client.set_tag(self._id(), "error", event.error)
                 self._client.set_terminated(self._id(), event.status, end_time=event.time_ms)
             case log.ComparedEvent():
                 raise AssertionError("a comparison is no event of a training")

@@ -122,15 +122,19 @@ def _make_empty(out_dir: Path) -> None:
 def _ended(log: RunLog | None) -> Iterator[None]:
     """Note in a log, if there is one, how the block ends."""
     status: Status = "FAILED"
+    why = None
     try:
         yield
         status = "FINISHED"
     except Interrupted:
         status = "KILLED"
         raise
+    except SamebitsError as error:
+        why = str(error)
+        raise
     finally:
         if log is not None:
-            log.append(EndEvent(status=status))
+            log.append(EndEvent(status=status, error=why))
             log.close()
 
 
