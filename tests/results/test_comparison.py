@@ -307,6 +307,14 @@ def test_a_fallback_is_never_a_speed_up(compared):
     assert row_remarks(row, speed_is_said=True) == []  # the answers say it
 
 
+def test_seconds_of_several_goes_are_called_that():
+    """They hold each go's own beginning; the speed-up is of slices, which are all of the last one."""
+    once = cells(row("ddp", training_seconds=1.5))
+    again = cells(row("ddp", training_seconds=1.5, notes=[SpokenRemark(kind="resumed", text="went on at step 3")]))
+    changed = {COLUMNS[i]: value for i, value in enumerate(again) if value != once[i]}
+    assert changed == {"seconds": "1.50, in parts"}
+
+
 def test_the_table(compared, capsys):
     comparison = compared()
     lines = markdown(comparison).splitlines()
