@@ -154,6 +154,14 @@ def test_each_message_of_the_troubleshooting_guide_is_one_of_the_programs(headin
     assert any(pattern.search(text) for text in TEXTS)
 
 
+def test_the_limits_name_keys_that_there_are():
+    text, reference = (ROOT / "docs" / page for page in ("guides/what-fits.md", "reference/params.md"))
+    named = set(re.findall(r"`((?:data|model|train|exact)\.[a-z_.]+)\b", text.read_text()))
+    known = set(re.findall(r"`((?:data|model|train|exact)\.[a-z_.]+)`", reference.read_text()))
+    assert len(named) > 15
+    assert not [key for key in named if not any(f"{one}.".startswith(f"{key}.") for one in known)]
+
+
 def test_the_report_guide_knows_the_labels():
     report = (ROOT / "docs/guides/reading-the-report.md").read_text()
     assert [kind.replace("_", " ") for kind in LABELS if f"| {kind.replace('_', ' ')} |" not in report] == []

@@ -154,6 +154,11 @@ def test_notes(model, placement, notes, trial):
         (nn.Linear(128, 9), SINGLE, r"the model returned shape \(256, 9\) for 256 samples, expected \(256, 10\)"),
         (nn.Linear(128, 10).requires_grad_(False), SINGLE, "no parameter that requires a gradient"),
         (nn.Sequential(nn.Linear(128, 10), nn.Flatten(0)), SINGLE, r"returned shape \(2560,\)"),
+        (
+            nn.Sequential(nn.Linear(128, 10), nn.SyncBatchNorm(10)),
+            DDP,
+            r"model\.1: SyncBatchNorm waits for the other ranks, and a device is also timed without them",
+        ),
         (nn.LSTM(128, 10), SINGLE, "the model returned tuple, expected a tensor or an object with a tensor .logits"),
     ],
 )

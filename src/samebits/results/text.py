@@ -222,12 +222,16 @@ def say_sameness(rows: Sequence[Row]) -> str:
     return (
         f"{begin}: losses differ by {fine_percent(losses.largest_relative)} at most "
         f"({name}, step {losses.largest_at}, where {fine_percent(losses.tolerance)} passes)"
-        + (f", weights by {fine_percent(weights.largest_relative)}." if weights.largest_relative else ".")
+        + (f", weights by {_percent_of(weights)}." if weights.largest_relative else ".")
     )
 
 
 def _percent_of(weights: WeightsVerdict) -> str:
-    return f"{fine_percent(weights.largest_relative)} at most" if weights.largest_relative else "the sign of zeros"
+    """The largest difference of a tensor, relative to its own size, which may be nothing but rounding."""
+    if not weights.largest_relative:
+        return "the sign of zeros"
+    where = f"{weights.largest_in}, where {fine_percent(weights.tolerance)} passes"
+    return f"{fine_percent(weights.largest_relative)} at most ({where})"
 
 
 def _largest(verdict: LossVerdict | WeightsVerdict) -> float:

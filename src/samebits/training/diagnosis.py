@@ -64,6 +64,13 @@ def trial_step(
     rows = len(batch.inputs)
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
+    ranks = wants_ranks or placement.has_ranks
+    waiting = [f"model.{path}" for path, one in model.named_modules() if isinstance(one, nn.SyncBatchNorm)]
+    if waiting and ranks and numerics.name == "fast":  # exact refuses its operation
+        raise UserError(
+            f"{few(waiting)}: SyncBatchNorm waits for the other ranks, and a device is also timed without them",
+            hint="use nn.GroupNorm, or nn.BatchNorm for statistics of each device's own samples",
+        )
     before = state(model) if graphs else {}
     module = numerics.module(model)
     with seen or nullcontext():
@@ -81,7 +88,7 @@ def trial_step(
     notes: list[ModelNote] = [*_batch_norm_notes(model, placement)]
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
-        if wants_ranks or placement.has_ranks:
+        if ranks:
             raise UserError(
                 f"no gradient reaches {few(idle)}; ranks, as those of ddp, would wait for it at the next step",
                 hint="use it in forward, set its requires_grad to False, or keep to single and dp in train.strategies",

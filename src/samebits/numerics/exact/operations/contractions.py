@@ -27,7 +27,8 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     check_float32(a)
     check_float32(b)
     if bits_of_products(a.shape[-1]) < FEWEST_BITS:
-        raise NotExactError(f"sums of {a.shape[-1]:,} products would keep fewer than {FEWEST_BITS} bits of a factor")
+        why = f"sums of {a.shape[-1]:,} products would keep fewer than {FEWEST_BITS} bits of a factor"
+        raise NotExactError(f"{why}; more exact.shards, or smaller samples, make shorter sums")
     return matmul(a, b)
 
 
