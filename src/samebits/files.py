@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _SCRATCH = "samebits-scratch-"
+_LOCK = ".samebits.lock"
 _UNFINISHED = ".samebits.tmp"
 _DEEPEST = 128  # levels of a JSON file, since pydantic writes 255 at most
 
@@ -132,15 +133,24 @@ def _claimed(make: Callable[[], Path]) -> Iterator[Path]:
         yield folder
     finally:
         os.close(lock)
+        with suppress(OSError):  # on NFS a file that is open keeps its folder
+            folder.rmdir()
 
 
 def _lock_of(folder: Path) -> int | None:
-    """Lock a folder that was just made; None if it was taken for abandoned before it had its lock."""
+    """Lock a folder that was just made; None if it was taken for abandoned before it had its lock.
+
+    By a file in it: locks of folders do not reach the other machines of a shared disk.
+    """
+    file = folder / _LOCK
     with suppress(FileNotFoundError):
-        fd = os.open(folder, os.O_RDONLY)
-        fcntl.flock(fd, fcntl.LOCK_EX)
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            raise _explained(error, folder) from error
         with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), folder.stat()):
+            if os.path.samestat(os.fstat(fd), file.stat()):
                 return fd
         os.close(fd)
     return None
@@ -150,7 +160,7 @@ def _remove_abandoned(root: Path, pattern: str) -> None:
     """Remove the folders that this user's processes left and that no living one has a lock on."""
     for path in root.glob(pattern):
         with suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY)
+            fd = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 if os.fstat(fd).st_uid == os.getuid():
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

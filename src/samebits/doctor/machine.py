@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.host import caution, count_cores, gpu_counters, gpu_links, gpu_peers, gpu_slowdowns
+from samebits.host.locks import LOCKS_HINT, lacks_locks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -139,9 +140,11 @@ def open_files() -> Finding:
 
 @check("disk")
 def disk(folder: Path, *, name: str) -> Finding:
-    """Room in a folder that trainings write to."""
+    """Room in a folder that trainings write to, and locks."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return failed("cannot be written to", "check the folder's owner, or whether it is mounted read-only", name=name)
+    if reason := lacks_locks(folder):
+        return failed(f"files cannot be locked: {reason}", LOCKS_HINT, name=name)
     free = shutil.disk_usage(folder).free
     text, hint = f"{size(free)} free", "free some space; `make clean` and `dvc gc --workspace` remove what runs left"
     if name != "disk":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import UserError, one_line, without_password
 from samebits.files import DamagedError, Record
+from samebits.host.locks import locked
 from samebits.records.log import (
     LOGS,
     ComparedEvent,
@@ -24,7 +25,7 @@ from samebits.records.log import (
 from samebits.records.provenance import Provenance, provenance_of
 from samebits.tracking.comparison import record_comparison
 from samebits.tracking.recorder import BATCH, Recorder, send
-from samebits.tracking.store import connect, is_permanent, locked, tracking_uri
+from samebits.tracking.store import connect, is_permanent, tracking_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,14 +14,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.errors import SamebitsError, one_line
+from samebits.errors import SamebitsError, exit_on_error, one_line
 from samebits.host import Counters, sample_seconds
+from samebits.host.locks import locked
 from samebits.records.log import LOGS, ComparedEvent, StartEvent, all_logs, now_ms, start_of, writer_gone
 from samebits.records.provenance import Provenance, provenance_of
 from samebits.tracking.comparison import log_comparison
 from samebits.tracking.delivery import Delivery, deliver
 from samebits.tracking.recorder import metric
-from samebits.tracking.store import answers, locked
+from samebits.tracking.store import answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -224,4 +225,5 @@ def _linger_seconds() -> float:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    with exit_on_error():
+        run(Path(sys.argv[1]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -14,6 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from samebits.errors import HostError, UserError, one_line, without_password
 from samebits.files import scratch_folder
+from samebits.host.locks import locked
 from samebits.params import require_repository
 from samebits.records.log import LOGS
 from samebits.records.run import FILES, read_run
@@ -33,23 +33,12 @@ RUN_TAG = "samebits.run"
 """Tag with the key that names a run in its local log and in run.json."""
 
 _STORE_LOCK = LOGS.parent / "store.lock"
+_STORE_SECONDS = 120.0  # in which a fresh SQLite file is made on any host
 
 
 def tracking_uri(environ: Mapping[str, str] = os.environ) -> str:
     """MLFLOW_TRACKING_URI, else a SQLite file in the working directory."""
     return environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{Path.cwd() / 'mlflow.db'}"
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, which another user may have made; also a pipe can be one, and is not waited for."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def connect(uri: str) -> MlflowClient:
@@ -82,7 +71,7 @@ def _client(uri: str) -> MlflowClient:
     file = file_of(uri)
     if file is None:
         return MlflowClient(tracking_uri=uri)
-    with locked(_STORE_LOCK):
+    with locked(_STORE_LOCK, seconds=_STORE_SECONDS):
         _make_whole(file)
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)
