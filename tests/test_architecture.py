@@ -337,3 +337,12 @@ def test_train_depends_on_every_key_that_reaches_a_worker():
         if name not in ("strategies", "numerics", "checkpoint_every_steps")
     }
     assert set(STAGES["train"]["params"]) == keys
+
+
+CHILDREN = re.compile(r"""(?:executable|"python"|= \[|allocation\(\[)(?:, )?"-[mc]\"""")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "src").rglob("*.py")), ids=lambda file: file.stem)
+def test_python_is_started_without_the_folder_it_is_started_in(file):
+    """Else a file of the user's that has a library's name is run in its place, as ``queue.py``."""
+    assert not CHILDREN.findall(file.read_text()), "-P comes before -m and -c"

@@ -119,6 +119,17 @@ def test_a_writer_that_is_gone_leaves_a_failed_run(repository):
     assert (run.info.status, run.data.metrics["loss"]) == ("FAILED", 2.0)
 
 
+@pytest.mark.slow
+def test_files_of_the_repository_are_not_taken_for_libraries(stage, data_dir, repository):
+    for name in ("queue", "mlflow", "sqlalchemy"):
+        (stage.folder / f"{name}.py").write_text("raise SystemExit('mine')\n")
+    params = stage.write_params(small())
+    done = stage("train", "--strategy", "single", "--data-dir", str(data_dir(params)))
+    assert done.returncode == 0, done.stderr
+    _, (run,) = finished(stage.folder)
+    assert run.info.status == "FINISHED"
+
+
 def test_a_training_that_is_refused_says_why(stage, data_dir, repository):
     model = "from torch import nn\n\ndef make():\n    return nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))\n"
     (stage.folder / "mine.py").write_text(model)

@@ -129,7 +129,7 @@ def inside(place: Place) -> list[Finding]:
             findings.append(failed(f"{seen} of {place.gpus} GPUs are seen in the image", hint))
         else:
             findings.append(ok(counted(seen, "GPU")))
-    code, text = look("python", "-m", "samebits.doctor.inside", str(place.gpus), tracking_uri())
+    code, text = look("python", "-P", "-m", "samebits.doctor.inside", str(place.gpus), tracking_uri())
     if code:
         return [*findings, failed(f"python ended with {code}: {text[-200:]}", "samebits container shell")]
     answers = [Finding(**answer) for answer in json.loads(text.splitlines()[-1])]

@@ -127,7 +127,7 @@ def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str]
         return skipped("no GPU that this torch can use")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROBE],
+            [sys.executable, "-P", "-c", PROBE],
             env={**environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
             capture_output=True,
             text=True,

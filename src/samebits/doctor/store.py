@@ -35,7 +35,7 @@ def store(uri: str, environ: Mapping[str, str] = os.environ) -> Finding:
         return skipped(f"a {scheme} store is left alone: MLflow's client may change it when it looks")
     address_parts(uri)
     limits = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(REQUEST_SECONDS)}
-    child = [sys.executable, "-m", "samebits.doctor.store"]
+    child = [sys.executable, "-P", "-m", "samebits.doctor.store"]
     environ = {**environ, **limits, "MLFLOW_TRACKING_URI": uri}
     try:
         done = subprocess.run(child, env=environ, capture_output=True, text=True, timeout=CLIENT_SECONDS, check=True)

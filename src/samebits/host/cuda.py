@@ -30,7 +30,7 @@ def cuda_of_driver() -> str | None:
     """
     with suppress(subprocess.SubprocessError, ValueError):
         done = subprocess.run(
-            [sys.executable, "-c", _QUESTION], capture_output=True, text=True, timeout=_SECONDS, check=True
+            [sys.executable, "-P", "-c", _QUESTION], capture_output=True, text=True, timeout=_SECONDS, check=True
         )
         number = int(done.stdout)  # 12040 is CUDA 12.4
         return f"{number // 1000}.{number % 1000 // 10}"

@@ -104,7 +104,7 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
 def stale(strategies: Sequence[StrategyName]) -> list[str]:
     """What has changed in params and code since the lock was made; the host and what is missing do not count."""
     stages = [f"train@{strategy}-exact" for strategy in strategies]
-    command = [sys.executable, "-m", "dvc", "status", "--json", *stages]
+    command = [sys.executable, "-P", "-m", "dvc", "status", "--json", *stages]
     status = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         by_stage: dict[str, list[Any]] = json.loads(status.stdout)

@@ -45,7 +45,7 @@ def start_sender(log: Path) -> None:
     output = str(log.with_suffix(".sender.log"))
     process = os.posix_spawn(
         sys.executable,
-        [sys.executable, "-m", "samebits.tracking.sender", str(log)],
+        [sys.executable, "-P", "-m", "samebits.tracking.sender", str(log)],
         os.environ,
         setsid=True,
         file_actions=[

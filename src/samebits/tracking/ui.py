@@ -150,7 +150,7 @@ def serve(port: int) -> None:
     if os.fork() == 0:
         _announce(port, server)
         os._exit(0)
-    arguments = ["-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    arguments = ["-P", "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     # PYTHONWARNINGS are its libraries'; the store may have a password, which arguments show to all.
     environ = {**os.environ, "PYTHONWARNINGS": "ignore", "MLFLOW_BACKEND_STORE_URI": uri}
     environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes for what nobody asks here
