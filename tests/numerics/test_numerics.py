@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -243,3 +244,34 @@ def test_variables_that_determinism_and_the_fork_rest_on(name, value, accepts, m
         assert {each: os.environ[each] for each in ENVIRONMENT} == {
             **{each: accepted[0] for each, accepted in ENVIRONMENT.items()}, **({name: value} if value else {})
         }  # fmt: skip
+
+
+def test_compiled_code_is_kept_where_nobody_else_can_write(tmp_path, monkeypatch):
+    names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+    def chosen():
+        for name in names:
+            monkeypatch.setenv(name, "")
+        prepare_environment()
+        return [Path(os.environ[name]) for name in names]
+
+    caches, root = tmp_path / "caches", tmp_path / "root"
+    root.mkdir()
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(caches))
+    for one in chosen():
+        assert one.parent == caches / "samebits"
+    assert (caches / "samebits").stat().st_mode & 0o777 == 0o700
+    (caches / "samebits").chmod(0o775)  # a group's
+    for one in chosen():
+        assert one.parent == root / ".samebits/compiled"
+    (root / ".samebits/compiled").rmdir()
+    (root / ".samebits/compiled").symlink_to(tmp_path)
+    first, second = chosen(), chosen()
+    assert first[0].parent != second[0].parent
+    for one in (first[0], second[0]):
+        assert one.parent.stat().st_mode & 0o777 == 0o700
+        one.parent.rmdir()
+    monkeypatch.setenv(names[0], "mine")
+    prepare_environment()
+    assert os.environ[names[0]] == "mine"

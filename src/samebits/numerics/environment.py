@@ -1,6 +1,11 @@
 """Variables that torch, CUDA and cuBLAS read when they start."""
 
+from __future__ import annotations
+
 import os
+import stat
+import tempfile
+from pathlib import Path
 
 from samebits.errors import UserError
 
@@ -19,8 +24,14 @@ ENVIRONMENT = {
 """What each may be set to; the first is set where the user has not set it."""
 
 
+_COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Where PyTorch keeps code that it has compiled, and loads it from; its own choice is a known place in /tmp."""
+
+
 def prepare_environment() -> None:
-    """Set ``ENVIRONMENT``; called before torch is imported, and again before anything may start CUDA.
+    """Set ``ENVIRONMENT``, and folders for compiled code that nobody else can write to.
+
+    Called before torch is imported, and again before anything may start CUDA.
 
     Raises:
         UserError: one of them is set to what would break a training.
@@ -30,3 +41,22 @@ def prepare_environment() -> None:
         if given not in accepted:
             raise UserError(f"{name}: got {given!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")
         os.environ[name] = given
+    if not all(os.environ.get(name) for name in _COMPILED):
+        folder = _own_folder()
+        for name, below in _COMPILED.items():
+            os.environ[name] = os.environ.get(name) or str(folder / below)
+
+
+def _own_folder() -> Path:
+    """A folder that this user alone can write to, the same each time if there is a home for one."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    for name in (f"{caches}/samebits", ".samebits/compiled"):
+        try:
+            folder = Path(name).expanduser().absolute()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.lstat()
+        except (OSError, RuntimeError):
+            continue
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+            return folder
+    return Path(tempfile.mkdtemp(prefix="samebits-compiled-"))
