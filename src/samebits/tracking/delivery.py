@@ -154,9 +154,11 @@ class Delivery:
             record_comparison(self.client, event)
         elif not isinstance(event, EndEvent) or self.state.run_id:
             recorder = Recorder(self.client, self.state.run_id)
-            recorder.record(*events)
-            if isinstance(event, StartEvent):
+            try:
+                recorder.record(*events)
+            finally:  # also of a run that was begun and not completed
                 self._set(run_id=recorder.run_id)
+            if isinstance(event, StartEvent):
                 self._save()
                 self._record_provenance(recorder)
         self._set(ended=isinstance(event, EndEvent))

@@ -17,6 +17,7 @@ from samebits.host.locks import locked
 from samebits.params import require_repository
 from samebits.records.log import LOGS
 from samebits.records.run import FILES, read_run
+from samebits.tracking.artifacts import guard_artifacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -66,6 +67,7 @@ def _client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
+    guard_artifacts()
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is told once, by us; its import sets another
 
     file = file_of(uri)

@@ -1,0 +1,47 @@
+"""Where a server may have this user's files read and written: what a run says of that is the server's word alone."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from samebits.errors import UserError, without_password
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OBJECT_STORES = {"s3", "gs", "wasbs", "abfss"}
+"""Whose hosts are the environment's or a cloud's own, so that no login goes to another one."""
+
+
+@cache
+def guard_artifacts() -> None:
+    """Have MLflow ask ``require_own_place`` wherever it finds out how to reach a run's files."""
+    from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
+
+    known: dict[str, Any] = get_registered_artifact_repositories()  # type: ignore[assignment]
+    for scheme, make in list(known.items()):
+        known[scheme] = _guarded(make)
+
+
+def _guarded(make: Callable[..., Any]) -> Callable[..., Any]:
+    def make_if_own(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
+        require_own_place(artifact_uri, tracking_uri or "")
+        return make(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
+
+    return make_if_own
+
+
+def require_own_place(artifact_uri: str, tracking_uri: str) -> None:
+    """Raise UserError: a server names a place for files that is neither its own nor an object store."""
+    server, place = urlsplit(tracking_uri), urlsplit(artifact_uri)
+    if server.scheme not in ("http", "https") or place.scheme in _OBJECT_STORES:
+        return
+    if place.scheme == "mlflow-artifacts" and place.netloc in ("", server.netloc, server.netloc.rpartition("@")[2]):
+        return
+    raise UserError(
+        f"MLflow's server keeps the files at {without_password(artifact_uri)}, expected a place of its own or an "
+        "object store",
+        hint="start it with --artifacts-destination, or ask who runs it; see SECURITY.md",
+    )
