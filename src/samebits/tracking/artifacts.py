@@ -17,20 +17,24 @@ _OBJECT_STORES = {"s3", "gs", "wasbs", "abfss"}
 
 @cache
 def guard_artifacts() -> None:
-    """Have MLflow ask ``require_own_place`` wherever it finds out how to reach a run's files."""
+    """Have MLflow's client ask ``require_own_place``."""
+    guard_places(require_own_place)
+
+
+def guard_places(check: Callable[[str, str], None]) -> None:
+    """Have MLflow call ``check`` wherever it finds out how to reach files: with their address, and with its store's."""
     from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
 
-    known: dict[str, Any] = get_registered_artifact_repositories()  # type: ignore[assignment]
+    def guarded(make: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
+            check(artifact_uri, tracking_uri or "")
+            return make(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
+
+        return checked
+
+    known: dict[str, Any] = get_registered_artifact_repositories()
     for scheme, make in list(known.items()):
-        known[scheme] = _guarded(make)
-
-
-def _guarded(make: Callable[..., Any]) -> Callable[..., Any]:
-    def make_if_own(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
-        require_own_place(artifact_uri, tracking_uri or "")
-        return make(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
-
-    return make_if_own
+        known[scheme] = guarded(make)
 
 
 def require_own_place(artifact_uri: str, tracking_uri: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import shlex
 import socket
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import samebits
 from samebits.errors import HostError
 from samebits.files import write_text
 from samebits.records.log import LOGS
@@ -150,9 +152,12 @@ def serve(port: int) -> None:
     if os.fork() == 0:
         _announce(port, server)
         os._exit(0)
-    arguments = ["-P", "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    # A peer is who the connection comes from, whatever a header says; nothing is imported from this folder.
+    options = f"--no-proxy-headers --app-dir {shlex.quote(str(Path(samebits.__file__).parent.parent))}"
+    arguments = ["-P", "-m", "mlflow", "server", "--app-name", "samebits", "--host", "127.0.0.1", "--port", str(port),
+                 "--workers", "1", "--uvicorn-opts", options]  # fmt: skip
     # PYTHONWARNINGS are its libraries'; the store may have a password, which arguments show to all.
-    environ = {**os.environ, "PYTHONWARNINGS": "ignore", "MLFLOW_BACKEND_STORE_URI": uri}
+    environ = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1", "MLFLOW_BACKEND_STORE_URI": uri}
     environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes for what nobody asks here
     os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
 

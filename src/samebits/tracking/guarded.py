@@ -1,0 +1,103 @@
+"""MLflow's server as the kit starts it: for this user alone, and for files of its own store alone.
+
+MLflow has no login, and reads and writes files with its own rights wherever an experiment says that they are. These are
+factories for ``mlflow server --app-name``, by the entry points of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from samebits.tracking.artifacts import guard_places
+from samebits.tracking.store import file_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
+
+_ESTABLISHED = "01"
+_SOCKETS = Path("/proc/net/tcp")
+
+
+def shared_app() -> App:
+    """The server with files of its own store alone, for a container that others reach."""
+    from mlflow.server.fastapi_app import app
+
+    roots = [os.environ.get(f"_MLFLOW_SERVER_{name}") for name in ("ARTIFACT_DESTINATION", "ARTIFACT_ROOT")]
+    database = file_of(os.environ.get("_MLFLOW_SERVER_FILE_STORE", ""))
+    guard_files([*filter(None, map(_folder_of, filter(None, roots))), *([database.parent] if database else [])])
+    served: App = app
+    return served
+
+
+def own_app() -> App:
+    """The same for peers of this user alone."""
+    return OwnPeers(shared_app())
+
+
+def guard_files(roots: Iterable[Path]) -> None:
+    """Refuse every place for files on this machine that is not below one of these folders."""
+    below = [root.resolve() for root in roots]
+
+    def require_below(uri: str, _: str) -> None:
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+
+        folder = _folder_of(uri)
+        if folder is not None and not any(folder.resolve().is_relative_to(root) for root in below):
+            raise MlflowException("these files lie outside this server's store", error_code=PERMISSION_DENIED)
+
+    guard_places(require_below)
+
+
+def _folder_of(uri: str) -> Path | None:
+    """The folder that an address of files names, None if they are not on this machine."""
+    parts = urlsplit(uri)
+    if parts.scheme.lower() == "file":
+        return Path(unquote(parts.path))
+    return None if parts.scheme else Path(uri)
+
+
+class OwnPeers:
+    """An ASGI application that answers processes of this user alone, which Linux knows of every local connection."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Hand a request on, or answer it with 403."""
+        if scope["type"] == "lifespan" or owner_of(scope["client"], scope["server"]) == os.getuid():
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            text = b"403: this server answers processes of the user who has started it alone\n"
+            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+            await send({"type": "http.response.body", "body": text})
+
+
+def owner_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
+    """The uid whose socket an open IPv4 connection comes from; None if it is not of this machine."""
+    if not client or not server:
+        return None
+    try:
+        ends = [_in_hexadecimal(*client), _in_hexadecimal(*server), _ESTABLISHED]
+    except OSError:  # IPv6
+        return None
+    for line in _SOCKETS.read_text(encoding="ascii").splitlines()[1:]:
+        fields = line.split()
+        if fields[1:4] == ends:
+            return int(fields[7])
+    return None
+
+
+def _in_hexadecimal(host: str, port: int) -> str:
+    """As the kernel writes an address: the host as a number in this machine's byte order."""
+    (number,) = struct.unpack("=I", socket.inet_aton(host))
+    return f"{number:08X}:{port:04X}"

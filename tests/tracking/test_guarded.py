@@ -1,0 +1,154 @@
+"""``samebits ui`` on a host with other users: a real server, asked by them and for files that are not its own."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from contextlib import contextmanager
+
+import pytest
+from tracking_fixtures import make_migrated_store, make_repository  # noqa: F401 - two fixtures
+
+from conftest import ROOT, wait_for
+from ports import free_port
+from samebits.tracking.guarded import OwnPeers, owner_of
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="another user's processes take root to start")
+
+
+@contextmanager
+def connection():
+    """An accepted connection on loopback: its two ends' addresses, and the peer's socket."""
+    with socket.socket() as listener, socket.socket() as peer:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        peer.connect(listener.getsockname())
+        accepted, client = listener.accept()
+        with accepted:
+            yield client, accepted.getsockname(), peer
+
+
+def test_whose_a_connection_is_linux_knows_as_long_as_it_is_open():
+    with connection() as (client, server, peer):
+        assert owner_of(client, server) == os.getuid()
+        assert owner_of((client[0], client[1] ^ 1), server) is None
+        assert owner_of(("::1", 1), server) is None
+        assert owner_of(None, server) is None
+        peer.close()
+        wait_for(lambda: owner_of(client, server) is None, seconds=60)
+
+
+def test_a_websocket_of_nobody_is_closed():
+    async def app(*_):
+        raise AssertionError("it was let in")
+
+    async def send(message):
+        said.append(message)
+
+    said = []
+    asyncio.run(
+        OwnPeers(app)({"type": "websocket", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}, None, send)
+    )
+    assert said == [{"type": "websocket.close", "code": 1008}]
+
+
+@pytest.fixture
+def server(repository):
+    """The address of ``samebits ui`` over a store of its own, in a folder that has files with libraries' names."""
+    for name in ("queue", "sqlalchemy", "flask", "mlflow", "uvicorn"):
+        (repository / f"{name}.py").write_text("raise SystemExit('mine')\n")
+    port = free_port()
+    command = [str(ROOT / ".venv/bin/samebits"), "ui", "--port", str(port)]
+    with (repository / "ui.log").open("wb") as output:
+        process = subprocess.Popen(command, cwd=repository, stdout=output, stderr=output, start_new_session=True)
+    root = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: b"Ready: " in (repository / "ui.log").read_bytes(), seconds=600)
+        yield root
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def ask(root, path, value=None):
+    """What the server answers to this process."""
+    data = None if value is None else value if isinstance(value, bytes) else json.dumps(value).encode()
+    request = urllib.request.Request(root + path, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return answer.read()
+
+
+ASKS = """
+import sys, urllib.error, urllib.request
+request = urllib.request.Request(sys.argv[1], headers={"X-Forwarded-For": "127.0.0.1", "Host": "localhost"})
+try:
+    print(urllib.request.urlopen(request, timeout=60).status)
+except urllib.error.HTTPError as error:
+    print(error.code)
+"""
+
+
+def code_for(uid, address):
+    """What the server answers to a process of another user."""
+    command = [
+        "setpriv",
+        f"--reuid={uid}",
+        f"--regid={uid}",
+        "--clear-groups",
+        sys.executable,
+        "-I",
+        "-c",
+        ASKS,
+        address,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
+
+
+@needs_root
+def test_another_user_is_answered_nothing_and_no_file_outside_the_store_is_read_or_written(server, repository):
+    api, secret = "/api/2.0/mlflow", repository.parent / f"{repository.name}-home"
+    secret.mkdir(mode=0o700)
+    (secret / "key").write_text("secret")
+    for path in ("/", "/health", f"{api}/experiments/search?max_results=1", "/get-artifact?path=key&run_uuid=0"):
+        assert code_for(65534, server + path) == "403"
+    assert ask(server, "/health") == b"OK"
+
+    link = repository.parent / f"{repository.name}-link"
+    link.symlink_to(secret)
+    made = 0
+    for place in (secret.as_uri(), link.as_uri(), str(secret), f"{repository.as_uri()}/../{secret.name}"):
+        try:
+            answer = ask(server, f"{api}/experiments/create", {"name": place, "artifact_location": place})
+        except urllib.error.HTTPError:
+            continue  # MLflow itself refuses it
+        made += 1
+        experiment = json.loads(answer)["experiment_id"]
+        run = json.loads(ask(server, f"{api}/runs/create", {"experiment_id": experiment}))["run"]["info"]
+        (secret / run["run_id"] / "artifacts").mkdir(parents=True)
+        (secret / run["run_id"] / "artifacts/key").write_text("secret")
+        for path, value in (
+            (f"/get-artifact?path=key&run_uuid={run['run_id']}", None),
+            (f"{api}/artifacts/list?run_id={run['run_id']}", None),
+            (f"/ajax-api/2.0/mlflow/upload-artifact?path=authorized_keys&run_uuid={run['run_id']}", b"mine"),
+        ):
+            with pytest.raises(urllib.error.HTTPError) as caught:
+                ask(server, path, value)
+            assert b"secret" not in caught.value.read()
+            assert caught.value.code in (400, 403)
+    assert made > 1
+    assert not list(secret.rglob("authorized_keys"))
+
+
+def test_the_runs_of_the_store_are_served(server, repository):
+    api = "/api/2.0/mlflow"
+    place = (repository / "mlartifacts").as_uri()
+    experiment = json.loads(ask(server, f"{api}/experiments/create", {"name": "own", "artifact_location": place}))
+    run = json.loads(ask(server, f"{api}/runs/create", experiment))["run"]["info"]["run_id"]
+    ask(server, f"/ajax-api/2.0/mlflow/upload-artifact?path=note.txt&run_uuid={run}", b"text")
+    assert ask(server, f"/get-artifact?path=note.txt&run_uuid={run}") == b"text"
+    assert list((repository / "mlartifacts").rglob("note.txt"))
