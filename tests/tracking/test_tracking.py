@@ -1098,7 +1098,7 @@ def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_termina
     recorded = Recorded(
         run_id="0" * 32, folder=tmp_path, run=read_run(tmp_path), commit=commit, patch=patch, packages={"torch": "1.0"}
     )
-    shown = recorded.describe().splitlines()
+    shown = recorded.describe(patch).splitlines()
     subject = subprocess.run(["git", "log", "-1", "--format=%s"], capture_output=True, text=True, check=True).stdout
     assert shown[0] == f"run {'0' * 32}: single-fast, 2 steps, of this commit:"
     assert shown[1].startswith(commit[:7])
@@ -1146,6 +1146,10 @@ def test_a_patch_that_is_no_file_is_none(make, tmp_path):
     ("git", "message"),
     [
         (GitState(commit=None, dirty=False, problem="no git here"), "has no commit: no git here. hint: "),
+        *(
+            (GitState(commit=name, dirty=False), f"its commit is '{name}', expected a hash. hint: ")
+            for name in ("HEAD", "main", "deadbeef", "-x")
+        ),
         (GitState(commit="1" * 40, dirty=False), "commit 1{40} is not in this repository. hint: git fetch, or"),
     ],
 )
@@ -1175,6 +1179,72 @@ def test_a_worktree_that_cannot_be_made_is_said_and_leaves_nothing(commit, patch
     assert not (tmp_path / "worktree").exists()
     listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) == 1
+
+
+def patched(tmp_path, monkeypatch, files, attributes=""):
+    """A repository with two files, and a run of it whose patch gives them this content."""
+    monkeypatch.chdir(tmp_path)
+    for variable in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{variable}_NAME", "A")
+        monkeypatch.setenv(f"GIT_{variable}_EMAIL", "a@b")
+
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], check=True, capture_output=True).stdout
+
+    Path("net.py").write_text("a = 1\n")
+    Path("data.bin").write_bytes(b"\0\1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message=all")
+    for name, content in files.items():
+        Path(name).write_bytes(content)
+    Path(".git/info/attributes").write_text(attributes)
+    git("add", "--intent-to-add", ".")
+    patch = tmp_path.parent / f"{tmp_path.name}.patch"
+    patch.write_bytes(git("diff", "--binary", "HEAD"))
+    Path(".git/info/attributes").unlink()
+    git("reset", "--hard", "--quiet")
+    git("clean", "-d", "--force", "--quiet")
+    return SimpleNamespace(commit="HEAD", patch=patch)
+
+
+def test_what_a_patch_changes_is_shown_as_it_lies_there(tmp_path, monkeypatch):
+    files = {"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.bin": b"\0\2"}
+    (tmp_path / "new").mkdir()
+    recorded = patched(tmp_path, monkeypatch, files)
+    with reproduce.worktree(recorded, tmp_path):
+        shown = (tmp_path / "changes.diff").read_text()
+    for line in ("-a = 1", "+a = 2", "+b = 3", "Binary files a/data.bin and b/data.bin differ"):
+        assert line in shown.splitlines()
+
+
+@pytest.mark.parametrize("name", ["net.py", "other.py"])
+def test_text_in_a_part_for_binary_files_is_shown(name, tmp_path, monkeypatch):
+    recorded = patched(tmp_path, monkeypatch, {name: b"import os\n"}, "*.py binary")
+    assert b"GIT binary patch" in recorded.patch.read_bytes()
+    with reproduce.worktree(recorded, tmp_path):
+        assert "+import os" in (tmp_path / "changes.diff").read_text().splitlines()
+
+
+@pytest.mark.parametrize("attribute", [b"binary", b"-diff"])
+def test_a_patch_that_calls_text_binary_is_refused(attribute, tmp_path, monkeypatch):
+    files = {"net.py": b"import os\n", ".gitattributes": b"*.py " + attribute}
+    recorded = patched(tmp_path, monkeypatch, files)
+    message = r"the patch changes net\.py as a binary file, and it is text"
+    with pytest.raises(UserError, match=message), reproduce.worktree(recorded, tmp_path):
+        raise AssertionError("it is shown")
+    assert not (tmp_path / "worktree").exists()
+
+
+def test_what_a_patch_leaves_out_is_shown(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_files(tmp_path, run_record())
+    shutil.copy(ROOT / "params.yaml", tmp_path)
+    run = read_run(tmp_path)
+    made = Recorded(
+        run_id="0" * 32, folder=tmp_path, run=run, commit="HEAD", patch=None, packages={}, omits=("a.key", "big.py")
+    )
+    assert "without files that it was made beside, and that MLflow has not: a.key, big.py" in made.describe()
 
 
 def test_other_data_than_the_recorded_are_not_trained_on(repository, monkeypatch):
@@ -1346,7 +1416,8 @@ def test_a_verdict_is_told_also_where_mlflow_is_away_at_the_end(away, repository
     monkeypatch.setattr(reproduce, "worktree", lambda recorded, scratch: nullcontext(scratch))
     monkeypatch.setattr(reproduce, "train_again", lambda *_, **__: run)
     monkeypatch.setattr(reproduce, "log_reproduction", log)
-    monkeypatch.setattr(Recorded, "describe", lambda _: "")
+    monkeypatch.setattr(Recorded, "describe", lambda *_: "")
+    monkeypatch.setattr(Recorded, "params", lambda _: "")
     again = reproduce.reproduce("0" * 32, repository, num_devices=None, confirm=lambda _: True)
     assert again.verdict.grade == "bitwise"
     said = "the verdict stays untracked: MLflow cannot be reached. hint: later\n" if away else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 400  # of a patch or of params, for a terminal
 _ABSENT = "(absent)"
+_CHANGES = "changes.diff"
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 REPRODUCES_TAG = "samebits.reproduces"
 """Tag of a run that was made again, with the id of the original."""
@@ -61,7 +64,10 @@ class Reproduction:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A run as MLflow has it: its files in ``folder``, the commit, the patch on top of it or None, and packages."""
+    """A run as MLflow has it: its files in ``folder``, the commit, the patch on top of it or None, and packages.
+
+    ``omits`` are files that were there and are not in the patch.
+    """
 
     run_id: str
     folder: Path
@@ -69,14 +75,17 @@ class Recorded:
     commit: str
     patch: Path | None
     packages: dict[str, str]
+    omits: tuple[str, ...] = ()
 
-    def describe(self) -> str:
-        """What will be done, for the user to agree to."""
+    def describe(self, changes: Path | None = None) -> str:
+        """What will be done, for the user to agree to; ``changes`` holds what the patch makes of the commit."""
         lines = [f"run {self.run_id}: {self.run.name}, {len(self.run.losses)} steps, of this commit:"]
         lines.append(_git("show", "--no-patch", "--format=%h of %as by %an: %s", self.commit).stdout.strip())
-        if self.patch:
-            lines.append("with this patch on top, which came from MLflow:")
-            lines += _first_of(self.patch.read_bytes().decode(errors="backslashreplace").split("\n"), self.patch)
+        if changes:
+            lines.append("with these changes on top, by a patch that came from MLflow:")
+            lines += _first_of(changes.read_bytes().decode(errors="backslashreplace").split("\n"), changes)
+        if self.omits:
+            lines.append(f"without files that it was made beside, and that MLflow has not: {', '.join(self.omits)}")
         if changed := self._changed_params():
             lines.append("with these params, which came from MLflow, in place of the commit's:")
             lines += _first_of(changed, self.folder / "params.yaml")
@@ -124,9 +133,11 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
     recorded = read_recorded(run_id, fetch_run(run_id, original))
     if num_devices is not None and recorded.run.record.strategy == "single":
         raise UserError("--num-devices: the run is of single, which uses one device", hint="leave it out")
-    if not confirm(recorded.describe()):
-        raise UserError("nothing was run", hint="answer y, or give --yes")
     with worktree(recorded, scratch) as tree:
+        if not confirm(recorded.describe(scratch / _CHANGES if recorded.patch else None)):
+            raise UserError("nothing was run", hint="answer y, or give --yes")
+        write_text(tree / "params.yaml", recorded.params())
+        _link_files(recorded.run.record.params.data.kwargs.model_dump(), tree)
         again = train_again(recorded, tree, num_devices=num_devices)
         reproduction = Reproduction(
             run_id=run_id,
@@ -147,13 +158,15 @@ def read_recorded(run_id: str, folder: Path) -> Recorded:
     """What was fetched to ``folder``.
 
     Raises:
-        UserError: the commit is not known, or is not in this repository, or the patch is missing.
+        UserError: the commit is not known, is no hash, or is not in this repository, or the patch is missing.
     """
     provenance = Provenance.read(folder / "provenance.json", made_by="samebits track sync")
     commit = provenance.git.commit
     if commit is None:
         hint = "only runs of a git repository can be repeated"
         raise UserError(f"run {run_id} has no commit: {provenance.git.problem}", hint=hint)
+    if not _HASH.fullmatch(commit):  # a branch may be another commit when it is run than when it was shown
+        raise UserError(f"run {run_id}: its commit is {commit!r}, expected a hash", hint="look at its provenance.json")
     if _git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
         raise UserError(f"commit {commit} is not in this repository", hint="git fetch, or work in a clone that has it")
     patch = folder / provenance.patch if provenance.patch else None
@@ -162,13 +175,22 @@ def read_recorded(run_id: str, folder: Path) -> Recorded:
         what = f"run {run_id} was made from changed files, whose patch is not there: {why}"
         raise UserError(what, hint="train it again with git at hand")
     return Recorded(
-        run_id=run_id, folder=folder, run=read_run(folder), commit=commit, patch=patch, packages=provenance.packages
+        run_id=run_id,
+        folder=folder,
+        run=read_run(folder),
+        commit=commit,
+        patch=patch,
+        packages=provenance.packages,
+        omits=provenance.patch_omits,
     )
 
 
 @contextmanager
 def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
-    """The recorded code and params in a worktree, which goes away. Raises UserError: the patch does not apply."""
+    """The recorded code in a worktree, which goes away; ``scratch`` gets what the patch has changed in it.
+
+    Raises UserError: the patch does not apply, or hides text.
+    """
     tree = scratch / "worktree"
     added = _git("worktree", "add", "--detach", "--quiet", str(tree), recorded.commit)
     if added.returncode:
@@ -178,11 +200,33 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
             applied = _git("-C", str(tree), "apply", "--binary", str(recorded.patch.resolve()))
             if applied.returncode:
                 raise UserError(f"the patch does not apply: {last_line(applied.stderr)}", hint="compare it by hand")
-        write_text(tree / "params.yaml", recorded.params())
-        _link_files(recorded.run.record.params.data.kwargs.model_dump(), tree)
+            write_text(scratch / _CHANGES, _changes_in(tree))
         yield tree
     finally:
         _git("worktree", "remove", "--force", str(tree))
+
+
+def _changes_in(tree: Path) -> str:
+    """What differs from the commit, as it lies there: a patch can say it in ways that nobody reads.
+
+    Raises UserError: it calls a file binary that is text, as an attribute or a part for binary files does.
+    """
+    _git("-C", str(tree), "add", "--intent-to-add", "--force", ".")
+    diff = ("-C", str(tree), "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "HEAD")
+    for line in _git(*diff, "--numstat", "-z").stdout.split("\0"):
+        added, _, name = line.partition("\t-\t")
+        if added == "-" and _is_text(tree / name):
+            hint = "whoever made the run has to take its attribute out of .gitattributes"
+            raise UserError(f"the patch changes {name} as a binary file, and it is text", hint=hint)
+    return _git(*diff, "--no-color").stdout
+
+
+def _is_text(file: Path) -> bool:
+    """Whether it is a file that people, and Python, read."""
+    try:
+        return file.is_file() and not file.is_symlink() and "\0" not in file.read_text(encoding="utf-8")
+    except ValueError:
+        return False
 
 
 def _first_of(lines: list[str], path: Path) -> list[str]:
