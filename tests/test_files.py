@@ -253,6 +253,12 @@ def test_debug_shows_the_traceback(capsys):
         ("http://db:5000/a@b, Basic authentication", "http://db:5000/a@b, Basic authentication"),
         ("postgresql://me:S3CRET/S3CRET@db/mlflow", "postgresql://me:***@db/mlflow"),
         ("http://me:S3CRET@S3CRET@db/a@b", "http://me:***@db/a@b"),
+        ("https://S3CRET@db/mlflow", "https://***@db/mlflow"),
+        ("https://u@d.com:S3CRET@db/x", "https://u@d.com:***@db/x"),
+        ("http://db/x?access_token=S3CRET&y=1", "http://db/x?access_token=***&y=1"),
+        ("http://db/x?api_key=S3CRET", "http://db/x?api_key=***"),
+        ("http://db/x?X-Amz-Signature=S3CRET&sigma=1", "http://db/x?X-Amz-Signature=***&sigma=1"),
+        ("postgresql://mlflow@postgres/mlflow", "postgresql://mlflow@postgres/mlflow"),
         ("postgresql://db/mlflow?user=me&Password=S3CRET&x=1", "postgresql://db/mlflow?user=me&Password=***&x=1"),
     ],
 )

@@ -12,7 +12,7 @@ import click
 
 from samebits import __version__
 from samebits.engines.command import container
-from samebits.errors import UserError, exit_on_error
+from samebits.errors import UserError, exit_on_error, printable_lines
 from samebits.files import scratch_folder
 from samebits.params import load_params, require_repository
 from samebits.params.schema import StrategyName
@@ -243,7 +243,9 @@ def reproduce(
     with scratch_folder(Path(".samebits")) as folder:
         reproduction = train_again(run, folder, num_devices=num_devices, confirm=confirm)
     verdict = reproduction.verdict
-    click.echo(reproduction.as_json() if as_json else say_comparison(verdict, reproduction.differences))
+    click.echo(
+        reproduction.as_json() if as_json else printable_lines(say_comparison(verdict, reproduction.differences))
+    )
     required = require or ("bitwise" if reproduction.original.record.numerics == "exact" else "tolerance")
     context.exit(int(not meets(verdict.grade, required)))
 

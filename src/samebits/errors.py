@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind", bound=BaseException)
 _LONGEST = 1000  # characters of a message
+_MASKED = "password|passwd|pwd|token|secret|signature|api[_-]?key|access[_-]?key"
 
 
 class WithHint(BaseException):
@@ -54,8 +55,9 @@ class SamebitsError(WithHint, Exception):
 def without_password(text: str) -> str:
     """A text in which no address has its password, ``http://user:***@host``, and no header its credentials."""
     # A password up to the last @ before the path; or with slashes in it, as SQLAlchemy takes it, unless it is a port.
-    text = re.sub(r"(://[^/\s:@]*):(?:[^/\s]*|(?!\d+/)[^\s@]*)@", r"\1:***@", text)
-    text = re.sub(r"(?i)([?&](?:password|passwd|pwd|token)=)[^&\s#]*", r"\1***", text)
+    text = re.sub(r"(://[^/\s:]*):(?:[^/\s]*|(?!\d+/)[^\s@]*)@", r"\1:***@", text)
+    text = re.sub(r"(https?://)[^/\s:@]+@(?![^/\s]*@)", r"\1***@", text)  # a token in the place of a name
+    text = re.sub(rf"(?i)([?&](?:[\w-]*(?:{_MASKED})|sig)=)[^&\s#]*", r"\1***", text)
     return re.sub(r"\b(Basic|Bearer) [\w+/.~=-]{16,}", r"\1 ***", text)
 
 
@@ -71,6 +73,11 @@ def one_line(text: str) -> str:
 def printable(text: str) -> str:
     """A text whose control characters are written out, those among them that turn the direction of a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def printable_lines(text: str) -> str:
+    """The same of a text of several lines, as what a foreign record says."""
+    return "\n".join(map(printable, text.split("\n")))
 
 
 class UserError(SamebitsError, ValueError):

@@ -23,7 +23,7 @@ from samebits.errors import HostError, UserError, reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-_SCRATCH = "samebits-scratch-"
+_SCRATCH = "samebits-temporary-"  # not that of versions that locked folders, which would take these for abandoned
 _LOCK = ".samebits.lock"
 _UNFINISHED = ".samebits.tmp"
 _DEEPEST = 128  # levels of a JSON file, since pydantic writes 255 at most

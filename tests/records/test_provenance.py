@@ -105,7 +105,9 @@ def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monk
         ("new.py", True), ("keys.yaml", True), ("environment.yml", True), ("package/monkey.py", True),
         (".env", False), ("package/.env", False), (".env.local", False), ("prod.env", False),
         ("credentials.json", False), ("id_ed25519", False), ("server.key", False), ("my-secrets.yaml", False),
-        (".netrc", False),
+        (".netrc", False), (".envrc", False), ("service-account.json", False), ("api_key.txt", False),
+        ("rclone.conf", False), ("hf_token", False), ("tokens.json", False), ("private-key.txt", False),
+        ("tokenizer.py", True), ("tokenize.py", True), ("tokenizer.json", True), ("subtoken.py", True),
     ],
 )  # fmt: skip
 def test_a_patch_has_no_file_whose_name_says_that_it_holds_secrets(name, is_taken, repository):

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from generated import changed, refusal
 from samebits.cli import main
-from samebits.errors import UserError
+from samebits.errors import UserError, printable_lines
 from samebits.files import write_json, write_text
 from samebits.params import parse_params
 from samebits.records.breakdown import Phases
@@ -305,6 +305,16 @@ def test_a_fallback_is_never_a_speed_up(compared):
     assert (row.speedup, row.scaling_efficiency) == (None, None)
     assert dict(zip(COLUMNS, cells(row), strict=True))["speed-up"] == "–"
     assert row_remarks(row, speed_is_said=True) == []  # the answers say it
+
+
+def test_what_a_record_says_moves_no_cursor(compared, capsys):
+    """It may be another's: from a store of a group, or a cache."""
+    text = "\x1b[2Kgone\u202e"
+    changed = compared().model_copy(update={"rows": (row(notes=[SpokenRemark(kind="resumed", text=text)], run=text),)})
+    show(changed)
+    assert "\\x1b[2Kgone\\u202e" in capsys.readouterr().out
+    assert printable_lines(f"a\n{text}").isprintable() is False
+    assert printable_lines(f"a\n{text}").split("\n") == ["a", "\\x1b[2Kgone\\u202e"]
 
 
 def test_seconds_of_several_goes_are_called_that():

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "numpy", "safetensors", "mlflow", "dvc", "samebits")
 _MAX_UNTRACKED_BYTES = 2**20  # a larger file is no source
 _SECRET = re.compile(
-    r"^\.env($|[.-])|\.env$|\.(pem|key|p12|pfx|jks|kdbx|ovpn)$|^id_(rsa|dsa|ecdsa|ed25519)|"
-    r"^\.(netrc|npmrc|pypirc|pgpass|htpasswd)$|^kubeconfig|secret|credential|passw|token",
+    r"^\.env|\.env$|\.(pem|key|p12|pfx|jks|keystore|kdbx|ovpn|ppk|gpg|asc)$|^id_(rsa|dsa|ecdsa|ed25519)|"
+    r"^\.(netrc|npmrc|pypirc|pgpass|htpasswd|s3cfg|boto|dockercfg|my\.cnf)$|^(rclone\.conf|kaggle\.json|auth\.json)$|"
+    r"^kubeconfig|secret|credential|passw|vault.?pass|service.?account|(api|access|private).?key|"
+    r"(?<![a-z])tokens?(?![a-z])",  # not a tokenizer
     re.IGNORECASE,
 )
 """Names of files that mostly hold what nobody should send to a server; a patch has none of them."""

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from samebits.errors import printable
 from samebits.results.ratios import gain, times
 from samebits.results.text import answers, count_of, headline, remarks
 from samebits.results.usage import joules, share
@@ -84,11 +86,11 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     for number, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
     for row in (*map(cells, comparison.rows), *map(refused_cells, comparison.refused)):
-        table.add_row(*row)
-    console.print(headline(comparison), markup=False)
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    console.print(printable(headline(comparison)), markup=False)
     for text in answers(comparison):
-        console.print(f"- {text}", markup=False)
+        console.print(f"- {printable(text)}", markup=False)
     console.print(table)
     console.print(f"{LEGEND}.", style="dim", markup=False)
     for remark in remarks(comparison):
-        console.print(f"- {remark}", markup=False)
+        console.print(f"- {printable(remark)}", markup=False)

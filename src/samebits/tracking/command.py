@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from samebits.errors import HostError, UserError, counted
+from samebits.errors import HostError, UserError, counted, printable_lines
 from samebits.files import scratch_folder
 from samebits.params import load_params, require_repository
 
@@ -52,7 +52,7 @@ def compare(context: click.Context, a: str, b: str, require: Require | None, as_
         runs = _find((a, b), folder)
         verdict, differences = compare_runs(*runs), settings_that_differ(*runs)
     as_data = {"a": a, "b": b, **verdict.model_dump(mode="json"), "differences": differences}
-    click.echo(json.dumps(as_data, indent=2) if as_json else say_comparison(verdict, differences))
+    click.echo(json.dumps(as_data, indent=2) if as_json else printable_lines(say_comparison(verdict, differences)))
     context.exit(int(not meets(verdict.grade, require)))
 
 
@@ -100,9 +100,9 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
             data["against"] = {"run": others[0].name, **beside.model_dump(mode="json")}
         click.echo(json.dumps(data, indent=2))
         return
-    click.echo(say_explanation(say_trained(chosen.record), explanation))
+    click.echo(printable_lines(say_explanation(say_trained(chosen.record), explanation)))
     if beside:
-        click.echo(f"\n{say_change(beside, chosen, others[0])}")
+        click.echo(printable_lines(f"\n{say_change(beside, chosen, others[0])}"))
 
 
 def _default_run() -> str:
