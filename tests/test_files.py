@@ -142,6 +142,16 @@ def test_the_folder_of_one_that_is_killed_meanwhile_goes_too(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_without_a_lock_goes_once_it_is_old(tmp_path):
+    left = tmp_path / "samebits-temporary-left"
+    left.mkdir()
+    with scratch_folder(tmp_path):
+        assert left.is_dir()  # another process may have made it this moment
+    os.utime(left, (0, 0))
+    with scratch_folder(tmp_path):
+        assert not left.exists()
+
+
 WRITES = """
 import sys, time
 from pathlib import Path

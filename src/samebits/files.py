@@ -11,6 +11,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _SCRATCH = "samebits-temporary-"  # not that of versions that locked folders, which would take these for abandoned
 _LOCK = ".samebits.lock"
+_OLD_SECONDS = 3600.0
 _UNFINISHED = ".samebits.tmp"
 _DEEPEST = 128  # levels of a JSON file, since pydantic writes 255 at most
 
@@ -160,13 +162,15 @@ def _remove_abandoned(root: Path, pattern: str) -> None:
     """Remove the folders that this user's processes left and that no living one has a lock on."""
     for path in root.glob(pattern):
         with suppress(OSError):
-            fd = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                if os.fstat(fd).st_uid == os.getuid():
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = path.lstat()
+            if found.st_uid != os.getuid():
+                continue
+            if (path / _LOCK).exists():
+                with (path / _LOCK).open("rb+") as stream:
+                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path)
-            finally:
-                os.close(fd)
+            elif time.time() - found.st_mtime > _OLD_SECONDS:  # left by who was killed before there was one
+                shutil.rmtree(path)
 
 
 @contextmanager

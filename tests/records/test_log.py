@@ -56,6 +56,7 @@ def test_a_new_log_removes_what_a_killed_sender_left_beside_it(tmp_path):
     unfinished = tmp_path / ".old.state.json.abcdefgh.samebits.tmp"
     unfinished.mkdir()
     (unfinished / "old.state.json").write_text("half")
+    (unfinished / ".samebits.lock").touch()
     (tmp_path / ".others.tmp").mkdir()
     RunLog(tmp_path / "run.jsonl")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".others.tmp", "run.jsonl"]
