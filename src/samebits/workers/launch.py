@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from samebits.errors import Interrupted, SamebitsError, WorkerError, first_line
 from samebits.files import make_folder, remove
 from samebits.host.rendezvous import Nodes
+from samebits.params.sections import UserModel
 from samebits.records.log import LOGS, SCHEMA, EndEvent, RunLog, SampledEvent, StartEvent, new_key, store_in_use
 from samebits.records.provenance import note_provenance
 from samebits.records.run import FILES, TRACE, Evaluation, run_name
@@ -62,8 +63,8 @@ def run_training(
         WorkerError: a worker failed, or a machine.
         Interrupted: a signal ended the training.
     """
-    if numerics == "fast":
-        import torch._dynamo  # noqa: F401 - else each worker would, at its first optimizer step, for seconds
+    if numerics == "fast" or isinstance(params.model, UserModel):
+        import torch._dynamo  # noqa: F401 - else each worker would, for seconds
     with gathered(
         params,
         strategy,

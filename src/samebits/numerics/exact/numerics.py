@@ -73,6 +73,8 @@ class ExactNumerics(Numerics):
         choose_kernels(fused=False)  # what the engine can see into, and products in one order
         if not self.independent:
             guard_process()
+            # Whoever imports it later, as DDP does, would find a stance by which functions of the model are compiled.
+            from torch import _dynamo  # noqa: F401
 
     @contextmanager
     def construction(self, refusals: Refusals | None = None) -> Iterator[None]:
