@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -870,9 +871,10 @@ def doctor(repo, stage):
     script = repo / "command.py"
     script.write_text("from samebits.cli import main\nmain()\n")
 
-    def run(*arguments, init="pass", before="pass", result="y", **train):
+    def run(*arguments, init="pass", before="pass", result="y", data=None, **train):
         (repo / "net.py").write_text(NET.format(init=init, before=before, result=result))
-        stage.write_params(small(model={"name": "net:make", "source": "net.py"}, **train))
+        params = small(model={"name": "net:make", "source": "net.py"}, **train)
+        stage.write_params(params | ({"data": data} if data else {}))
         done = stage.run_script(script, "doctor", "--model", "--json", *arguments)
         report = json.loads(done.stdout)
         assert done.returncode == report["exit_code"], done.stderr
@@ -900,6 +902,18 @@ def test_a_model_without_mistakes(doctor):
     assert "DataParallel" in texts["dp"]
     assert texts["ddp"].startswith("2 steps of 4 samples on 2 ")
     assert not (Path.cwd() / "data").exists()
+
+
+def test_images_whose_channels_may_come_last_are_warned_of(doctor, repo):
+    np.save(repo / "x.npy", np.zeros((128, 8, 6, 3), np.float32))
+    np.save(repo / "y.npy", np.arange(128) % 10)
+    kwargs = {"inputs": "x.npy", "targets": "y.npy"}
+    data = {"task": "file", "num_samples": 64, "test_samples": 64, "kwargs": kwargs}
+    _, findings = doctor(init="self.layer = nn.Linear(144, 10)", before="x = x.flatten(1)", data=data)
+    assert [(name, hint) for name, text, hint in told(findings, "warning") if "channels came last" in text] == [
+        ("data", "transpose the file if they do: inputs.transpose(0, 3, 1, 2)")
+    ]
+    assert [finding.text for finding in findings if "taken for this" in finding.text]
 
 
 SEVERAL = (
@@ -1093,7 +1107,7 @@ def test_the_data_that_is_there_is_used_if_it_fits(tmp_path, data_dir):
 def test_a_key_that_dvc_would_miss_is_told(tmp_path):
     (tmp_path / "params.yaml").write_text("seed: 0\n")
     said = one(repository.params(tmp_path / "params.yaml"))
-    expect(said, "warning", "params.yaml: data: missing, and DVC follows every key: `dvc repro` cannot", "add `data: ")
+    expect(said, "warning", "params.yaml: data: missing, and DVC follows every key: `dvc repro` fails", "add `data: ")
     text = (ROOT / "params.yaml").read_text()
     (tmp_path / "params.yaml").write_text(text.replace("  numerics: [fast, exact]", "  #"))
     said = one(repository.params(tmp_path / "params.yaml"))

@@ -14,7 +14,7 @@ from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.records.remarks import BatchNorm, IdleParameters
 from samebits.training import diagnosis
-from samples import placed
+from samples import card, placed
 
 PARAMS = parse_params(
     {
@@ -76,6 +76,46 @@ def test_pytorchs_words_become_ours(error, kind, message):
     assert type(found) is kind
     assert message in str(found)
     assert "\n" not in str(found)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "classes", "hint"),
+    [
+        ((8,), (8, 1), None, "give each value an axis: outputs.unsqueeze(-1)"),
+        ((8, 12, 50), (8, 50, 12), 12, "classes are the last axis: outputs.movedim(1, -1)"),
+        ((8, 12, 4, 6), (8, 4, 6, 12), 12, "classes are the last axis: outputs.movedim(1, -1)"),
+        ((8, 5), (8, 5, 2), 2, "return 2 outputs, one for each class, in the place of each"),
+        ((8, 9), (8, 10), 10, "end the model with one output for each class"),
+        ((8, 3), (8, 2), None, "return the values in the shape of the targets"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_told_with_what_makes_it_fit(got, expected, classes, hint):
+    assert diagnosis._hint_for_shape(got, expected, card(num_classes=classes)).startswith(hint)
+    if "movedim" in hint:
+        assert torch.zeros(got).movedim(1, -1).shape == expected
+
+
+def test_a_table_that_is_asked_by_fractions_is_told():
+    with pytest.raises(RuntimeError) as caught:
+        nn.Embedding(4, 2)(torch.zeros(3))
+    told = diagnosis.explain(caught.value, placement=SINGLE, model=None)
+    assert "looks up rows by numbers that are no integers" in told.message
+    assert "int16 or wider" in told.hint
+
+
+def test_sparse_gradients_are_refused(trial):
+    model = nn.Sequential(nn.Linear(128, 4), Looks(), nn.Linear(2, 10))
+    with pytest.raises(UserError, match=r"the gradients of 1\.table\.weight are sparse"):
+        trial(model, SINGLE)
+
+
+class Looks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 2, sparse=True)
+
+    def forward(self, x):
+        return self.table(x.argmax(1)) + x[:, :2]
 
 
 def test_channels_in_the_last_axis_are_told_as_that():

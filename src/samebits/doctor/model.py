@@ -172,9 +172,10 @@ def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Find
         if card.made_from == params.data_identity:
             return data_dir, ok(f"{data_dir}, {card.task}, {card.train.num_samples} samples", name="data")
         why = f"{data_dir} is another set than that of params.yaml"
+    made = "taken" if data.task == "file" else "drawn"
     small = data.model_copy(update={"num_samples": batch, "test_samples": _TEST_SAMPLES})
     prepare(params.model_copy(update={"data": small}), spare)
-    return spare, ok(f"{batch} samples of {data.task}, drawn for this: {why}", name="data")
+    return spare, ok(f"{batch} samples of {data.task}, {made} for this: {why}", name="data")
 
 
 def _two_ranks_if_possible(

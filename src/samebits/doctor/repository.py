@@ -75,8 +75,8 @@ def params(path: Path) -> Finding:
     checked = load_params(path)
     try:
         require_every_key(checked, str(path))
-    except UserError as error:  # a script runs without
-        return warning(f"{error.message}: `dvc repro` cannot read it", error.hint)
+    except UserError as error:  # a script takes the default
+        return warning(f"{error.message}: `dvc repro` fails, and a script by hand runs", error.hint)
     return ok(f"{path}: {checked.model.name} on {checked.data.task}, global batch {checked.train.global_batch_size}")
 
 

@@ -68,6 +68,9 @@ class Trial:
         return "exact" if self.numerics == "exact" else self.strategy
 
 
+_CHANNELS = (1, 3, 4)
+
+
 class Examination:
     """One rank of a trial."""
 
@@ -145,6 +148,10 @@ class Examination:
     def _look(self, model: nn.Module) -> None:
         count = sum(p.numel() for p in model.parameters())
         self.say(ok(f"{self._params.model.name}, {count:,} parameters", name="model"))
+        if len(shape := self._card.input_shape) == 3 and shape[-1] in _CHANNELS and shape[0] not in _CHANNELS:
+            hint = "transpose the file if they do: inputs.transpose(0, 3, 1, 2)"
+            text = f"samples of shape {tuple(shape)} look as if their channels came last, and PyTorch takes them first"
+            self.say(warning(text, hint, name="data"))
         tensors, modules = unregistered(model)
         if tensors:
             name = tensors[0].rpartition(".")[2].partition("[")[0]

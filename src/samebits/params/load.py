@@ -196,6 +196,9 @@ def _explain(error: ValidationError, origin: str) -> UserError:
             got, accepts = repr(context["tag"]), f"Input should be one of {context['expected_tags']}"
         case "missing":
             got = "nothing"
+            if key in ("data.kwargs", "data.kwargs.inputs", "data.kwargs.targets"):
+                hint = "name your arrays: kwargs: {inputs: mydata/inputs.npy, targets: mydata/targets.npy}"
+                return UserError(f"{origin}: {key}: got nothing{more}", hint=hint)
     got = got if len(got) <= 60 else got[:57] + "..."
     hint = _HINTS.get(key, "docs/reference/params.md has every key and what it accepts")
     return UserError(f"{origin}: {key or 'the file'}: got {got}: {accepts}{more}", hint=hint)

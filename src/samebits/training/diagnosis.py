@@ -69,7 +69,7 @@ def trial_step(
     if waiting and ranks and numerics.name == "fast":  # exact refuses its operation
         raise UserError(
             f"{few(waiting)}: SyncBatchNorm waits for the other ranks, and a device is also timed without them",
-            hint="use nn.GroupNorm, or nn.BatchNorm for statistics of each device's own samples",
+            hint="use nn.GroupNorm, or nn.BatchNorm, or keep to single and dp in train.strategies",
         )
     before = state(model) if graphs else {}
     module = numerics.module(model)
@@ -82,9 +82,11 @@ def trial_step(
     if tuple(outputs.shape) != expected:
         raise UserError(
             f"the model returned shape {tuple(outputs.shape)} for {rows} samples, expected {expected}",
-            hint="end the model with one output per class of data/card.json",
+            hint=_hint_for_shape(tuple(outputs.shape), expected, card),
         )
     numerics.backward(numerics.loss(outputs, batch.targets))
+    if sparse := [name for name, p in model.named_parameters() if p.grad is not None and p.grad.is_sparse]:
+        raise UserError(f"the gradients of {few(sparse)} are sparse, expected dense ones", hint="give sparse=False")
     notes: list[ModelNote] = [*_batch_norm_notes(model, placement)]
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
@@ -95,6 +97,19 @@ def trial_step(
             )
         notes.append(IdleParameters(names=tuple(idle)))
     return notes
+
+
+def _hint_for_shape(got: tuple[int, ...], expected: tuple[int, ...], card: Card) -> str:
+    """What makes one shape of the other."""
+    if (*got, 1) == expected:
+        return "give each value an axis: outputs.unsqueeze(-1)"
+    if len(got) > 2 and (got[0], *got[2:], got[1]) == expected:
+        return "classes are the last axis: outputs.movedim(1, -1)"
+    if card.num_classes is None:
+        return "return the values in the shape of the targets, one row for each sample"
+    if got == expected[:-1]:
+        return f"return {card.num_classes} outputs, one for each class, in the place of each"
+    return "end the model with one output for each class of data/card.json"
 
 
 def require_same_again(numerics: Numerics, module: nn.Module, batch: MicroBatch) -> dict[int, bytes]:
@@ -115,6 +130,13 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
             "and draws",
             hint="see docs/concepts/exact.md for what that may be, or set train.numerics: [fast]",
         )
+
+
+def hint_for_nan(*, first: bool) -> str:
+    """What to do about a loss that is not finite; at the ``first`` step no learning rate has done anything yet."""
+    if first:
+        return "look for a division by zero, or a root or logarithm of zero, in forward"
+    return "lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up"
 
 
 def where_not_finite(
@@ -173,6 +195,12 @@ _KNOWN = (
         UserError,
         "the samples have {0[1]} channels as their last axis, where PyTorch's convolutions take them first: {line}",
         "transpose the file: inputs.transpose(0, 3, 1, 2); or in forward, x.permute(0, 3, 1, 2)",
+    ),
+    _Known(
+        r"scalar types: Long, Int; but got \S+FloatTensor",
+        UserError,
+        "the model looks up rows by numbers that are no integers: {line}",
+        "save tokens as int16 or wider, since bytes are fed as float32; or .long() in forward",
     ),
     _Known(
         r"Expected to have finished reduction",

@@ -13,7 +13,7 @@ import torch
 
 from samebits.errors import NotFiniteError, UserError, few
 from samebits.numerics.portable.elementary import cos_pi
-from samebits.training.diagnosis import require_same_again, where_not_finite
+from samebits.training.diagnosis import hint_for_nan, require_same_again, where_not_finite
 from samebits.training.meters import StepClock
 from samebits.training.notes import no_notes
 
@@ -339,7 +339,7 @@ def train(
         bad = next((i for i, loss in enumerate(part) if not math.isfinite(loss)), None)
         if bad is not None:
             text = f"the loss is {part[bad]} at step {start + bad + 1}, expected a finite number"
-            raise UserError(text, hint="lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up")
+            raise UserError(text, hint=hint_for_nan(first=start + bad == 0))
         if stop == total_steps or stop >= _ASKED_EVERY * max(asked, 1):
             trainable.require_same_again(start)
             asked = stop

@@ -164,7 +164,11 @@ class Engine(EagerDispatchMode):
         if why := REFUSED.get(func.overloadpacket):
             module = calling_module()
             if why is BATCH_NORM and module is not None and "BatchNorm" not in module.kind:
-                why = f"{module.kind} is computed by it here, as by BatchNorm"
+                name = func.name().removeprefix("aten::")
+                raise self.refusal(
+                    f"{name}: {module.kind} is computed by it here, as by BatchNorm",
+                    "use nn.GroupNorm(channels, channels) in the place of InstanceNorm, or set train.numerics: [fast]",
+                )
             raise self._refusal(func, why)
         if func.overloadpacket in INTEGER and not _has_floats((args, kwargs)):
             result = func(*args, **kwargs)

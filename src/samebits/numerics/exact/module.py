@@ -123,7 +123,8 @@ class ExactModule(nn.Module):
         except RefusedError as error:  # what is seen at the end of a pass alone
             refusals.note(error)
         for name in kept.changes() if kept else ():
-            refusals.note(written_in_forward(name))
+            if "._flat_weight" not in name:  # of recurrent modules, which are refused by themselves
+                refusals.note(written_in_forward(name))
         if switch := switched(before):
             refusals.note(written_in_forward(f"a switch of PyTorch's, {switch}"))
 

@@ -137,8 +137,8 @@ REFUSED = {
 HINTS = {
     **dict.fromkeys(
         (packet for packet, why in REFUSED.items() if why is BATCH_NORM),
-        "use nn.GroupNorm (torchvision's models take norm_layer=lambda width: nn.GroupNorm(32, width)), or means and "
-        "variances, or set train.numerics: [fast]",
+        "use nn.GroupNorm (torchvision's models take norm_layer=lambda width: nn.GroupNorm(8, width)), or set "
+        "train.numerics: [fast]",
     ),
     **dict.fromkeys(
         _packets("histc _grouped_mm"),
