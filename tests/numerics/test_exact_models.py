@@ -2,9 +2,12 @@
 
 import copy
 import functools
+import gc
 import itertools
+import mmap
 import os
 import random
+import re
 import subprocess
 import threading
 import time
@@ -453,6 +456,70 @@ def test_weights_that_are_not_finite_are_named_before_what_comes_of_them():
     numerics.prepare(model)
     told = numerics.not_finite(numerics.module(model), MicroBatch(images(), classes(), 0, range(SHARDS)))
     assert told == ["model.body.bias: infinite or NaN before this step"]
+
+
+class Helper:
+    """A class beside the model's own, of the same file."""
+
+    seen, shapes = 0, []
+
+
+LOCAL, MAPPED = threading.local(), mmap.mmap(-1, 16)
+
+
+def counts_in_a_helper(net, x):
+    Helper.seen += 1
+    return x
+
+
+def lists_in_a_helper(net, x):
+    Helper.shapes.append(x.shape)
+    return x
+
+
+def counts_in_a_thread(net, x):
+    LOCAL.seen = getattr(LOCAL, "seen", 0) + 1
+    return x
+
+
+def counts_in_memory(net, x):
+    MAPPED[0] = (MAPPED[0] + 1) % 256
+    return x
+
+
+def counts_in_a_gradient(net, x):
+    if net.mask.grad is None:
+        net.mask.grad = torch.zeros(1)
+    net.mask.grad.add_(1)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        (counts_in_a_helper, "Helper.seen"),
+        (lists_in_a_helper, "Helper.shapes"),
+        (counts_in_a_thread, "test_exact_models.LOCAL.seen"),
+        (counts_in_memory, "test_exact_models.MAPPED"),
+        (counts_in_a_gradient, "model.mask.grad"),
+        (lambda net, x: x + len(gc.get_objects()) % 2, "gc.get_objects is asked for"),
+        (lambda net, x: x + len(list(Path("/proc/self/fd").iterdir())), "/proc/self/fd is listed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_kept_beside_the_model_is_named_whether_it_is_used_or_not(what, name):
+    def make():
+        model = Does(what)
+        model.register_buffer("mask", torch.zeros(1))
+        return model
+
+    with pytest.raises(RefusedError, match=re.escape(name)):
+        train(make, images(), classes())
+    numerics = ExactNumerics(TRAIN, CPU, "cross_entropy", (), seed=0, shards=SHARDS, samples=SAMPLES, independent=False)
+    model = make()
+    numerics.prepare(model)
+    with pytest.raises(RefusedError, match=re.escape(name)):  # by its name, before anything is compared
+        require_same_again(numerics, numerics.module(model), MicroBatch(images(), classes(), 0, range(SHARDS)))
 
 
 class KeepsDraws(nn.Module):

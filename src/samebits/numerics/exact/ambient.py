@@ -122,7 +122,7 @@ def _replace(module: ModuleType, name: str, answer: Callable[[], object] | None 
 
     @functools.wraps(function)
     def stand_in(*args: Any, **kwargs: Any) -> Any:
-        if not (_GUARD.engine is None or _GUARD.builds or _asked_by_the_kit()):
+        if _GUARD.engine is not None and (answer or not _GUARD.builds) and not _asked_by_the_kit():
             if answer is not None:
                 return answer()
             _refuse(f"{module.__name__}.{name.lstrip('_')} is asked for", _HINT)
@@ -136,11 +136,16 @@ def _hear_of_processes(event: str, arguments: tuple[object, ...]) -> None:
         return
     if event in {"subprocess.Popen", "os.fork", "os.posix_spawn"}:
         _refuse("a process is started", "do it before the training")
+    if event in {"gc.get_objects", "gc.get_referrers"} and not _asked_by_the_kit():
+        _refuse(f"{event} is asked for", _HINT)
+    if event in {"os.listdir", "os.scandir"} and not _asked_by_the_kit():
+        _refuse(f"{arguments[0] or 'the folder'} is listed", "list it in the factory")
     writes = (
         event == "open" and isinstance(arguments[1], str) and {*"wax"} & {*arguments[1]} and "+" not in arguments[1]
     )
     if event == "open" and not writes and not _asked_by_the_kit():
-        _refuse(f"{arguments[0]} is read", "read it in the factory, and keep it in a buffer")
+        of_system = str(arguments[0]).startswith(("/proc/", "/sys/"))
+        _refuse(f"{arguments[0]} is read", _HINT if of_system else "read it in the factory, and keep it in a buffer")
 
 
 def _asked_by_the_kit() -> bool:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+import mmap
 import random
 import sys
+import threading
 import types
 from collections import deque
 from contextvars import ContextVar
@@ -60,6 +62,7 @@ class Kept:
         self._things: list[_Thing] = []
         self._empty: list[tuple[str, Any]] = []  # as most containers of modules are
         self._seen: dict[int, object] = {}  # by id, which stays theirs while they are held here
+        self._classes: set[type] = set()
         self._bytes = 0
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._add("Python's random numbers", random.getstate)
@@ -140,7 +143,11 @@ class Kept:
             self._object(name, value, depth)
 
     def _tensor(self, name: str, tensor: Tensor) -> None:
-        """By its bytes where NumPy may share them, which counts no versions; else writing to it is an operation."""
+        """With its gradient, and by its bytes where NumPy may share them; else writing to it is an operation."""
+        if tensor.is_leaf:
+            self._add(f"{name}.grad", lambda: (tensor.grad,))
+            if tensor.grad is not None:
+                self._walk(f"{name}.grad", tensor.grad, _DEPTH)
         if tensor.device.type == "cpu" and tensor.layout is torch.strided:
             self._bytes += tensor.nbytes
             if self._bytes <= _MOST_BYTES:
@@ -172,9 +179,9 @@ class Kept:
 
     def _class(self, kind: type) -> None:
         for one in kind.__mro__:
-            if id(one) in self._seen or not _is_own(one.__module__):
+            if one in self._classes or not _is_own(one.__module__):
                 continue
-            self._seen[id(one)] = one
+            self._classes.add(one)
             self._add(one.__qualname__, lambda one=one: _without_code(vars(one)), vars(one))  # type: ignore[misc]
             for name, value in list(vars(one).items()):
                 self._walk(f"{one.__qualname__}.{name}", getattr(value, "__wrapped__", value), 1)
@@ -231,8 +238,10 @@ def _looking_at(value: object) -> Callable[[], object] | None:
             return lambda: bits(value.get_state())
         case itertools.count():
             return lambda: repr(value)
-        case bytearray():
+        case bytearray() | mmap.mmap():
             return lambda: bytes(value)
+        case threading.local():
+            return lambda: dict(vars(value))
         case types.GeneratorType():
             return lambda: (value.gi_frame and value.gi_frame.f_lasti, dict(_locals(value)))
     if isinstance(value, ContextVar):

@@ -91,21 +91,20 @@ class ExactModule(nn.Module):
         ``slopes_of`` gives the loss's gradients for the outputs of the shard at a place.
         """
         parts = list(enumerate(zip(shards, inputs.unbind(0), strict=True)))
-        values = self._values()
+        values, before = self._values(), _kept_of(self.model)
         found, kept = {}, self._guarded(values)
         for index, (shard, part) in reversed(parts) if backwards else parts:
             digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
             engine = Engine(draws, kept=kept)
             with torch.enable_grad(), self._entered(values), engine, _OneForm(engine):
-                before = switches()
                 with guarded(engine):
                     outputs = logits_of(self.model(part.clone()))
-                if name := switched(before):
-                    raise written_in_forward(f"a switch of PyTorch's, {name}")
                 grads = self._grads(outputs, slopes_of(index, outputs.detach()))
             for tensor in (outputs, *(grad for grad in grads if grad is not None)):
                 digest.update(bits(tensor.cpu()))
             found[shard] = digest.digest() + bytes(str(draws.count), "ascii")
+        for name in before.changes():
+            raise written_in_forward(name)
         return found
 
     def survey(self, refusals: Refusals, inputs: Tensor, step: int, slopes_of: Callable[[int, Tensor], Tensor]) -> None:
@@ -168,10 +167,7 @@ class ExactModule(nn.Module):
     def _require_kept(self, mode: bool) -> None:
         """Refuse a model that has changed anything beside its parameters since it was first looked at in this mode."""
         if mode not in self._kept:
-            try:
-                self._kept[mode] = Kept(self.model)
-            except IteratorHeldError as error:
-                raise written_in_forward(f"{error}, an iterator") from None
+            self._kept[mode] = _kept_of(self.model)
         for name in self._kept[mode].changes():
             raise written_in_forward(name)
 
@@ -234,6 +230,13 @@ class ExactModule(nn.Module):
 # the optimizer's float64 parameters, by ``DataParallel`` and by ``DistributedDataParallel``, in whatever order; so each
 # shard's gradient is rounded to a window (``windows``) on the way to its parameter. What devices take apart in
 # different ways is caught above ATen, where a call still has its meaning.
+
+
+def _kept_of(model: nn.Module) -> Kept:
+    try:
+        return Kept(model)
+    except IteratorHeldError as error:
+        raise written_in_forward(f"{error}, an iterator") from None
 
 
 class _Entry(torch.autograd.Function):
