@@ -86,9 +86,8 @@ def remove(path: Path) -> None:
 
 def _explained(error: OSError, path: Path) -> UserError | HostError:
     if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
-        return UserError(
-            f"{path}: {error.filename or path} is in the way: {error.strerror}", hint="name another folder"
-        )
+        text = f"{path}: {error.filename or path} is in the way: {error.strerror}"
+        return UserError(text, hint="name another folder")
     if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
         return UserError(f"{str(path)[:80]}...: {error.strerror}", hint="name another folder")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -127,10 +126,8 @@ def scratch_folder(within: Path | None = None) -> Iterator[Path]:
 @contextmanager
 def _claimed(make: Callable[[], Path]) -> Iterator[Path]:
     """A temporary folder with a lock, held by this process and those forked from it: somebody needs it."""
-    lock = None
-    while lock is None:
-        folder = make()
-        lock = _lock_of(folder)
+    while (lock := _lock_of(folder := make())) is None:
+        pass
     try:
         yield folder
     finally:
