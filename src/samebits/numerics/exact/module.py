@@ -97,8 +97,11 @@ class ExactModule(nn.Module):
             digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
             engine = Engine(draws, kept=kept)
             with torch.enable_grad(), self._entered(values), engine, _OneForm(engine):
+                held = switches()
                 with guarded(engine):
                     outputs = logits_of(self.model(part.clone()))
+                if name := switched(held):  # before the backward pass, which may need it as it was
+                    raise written_in_forward(f"a switch of PyTorch's, {name}")
                 grads = self._grads(outputs, slopes_of(index, outputs.detach()))
             for tensor in (outputs, *(grad for grad in grads if grad is not None)):
                 digest.update(bits(tensor.cpu()))
