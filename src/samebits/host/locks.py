@@ -32,9 +32,9 @@ def locked(path: Path, *, seconds: float | None = None) -> Iterator[None]:
     except PermissionError:
         fd = os.open(path, flags | os.O_RDONLY)
     try:
-        deadline = None if seconds is None else time.monotonic() + seconds
-        while not _try_lock(fd, path):
-            if deadline and time.monotonic() > deadline:
+        deadline = time.monotonic() + (seconds or 0.0)
+        while not _lock(fd, path, waits=seconds is None):
+            if time.monotonic() > deadline:
                 hint = "`fuser` on that file names it; end that process, or remove the file"
                 raise HostError(f"{path}: another process holds it for more than {seconds:g} s", hint=hint)
             time.sleep(0.05)
@@ -43,9 +43,9 @@ def locked(path: Path, *, seconds: float | None = None) -> Iterator[None]:
         os.close(fd)
 
 
-def _try_lock(fd: int, path: Path) -> bool:
+def _lock(fd: int, path: Path, *, waits: bool) -> bool:
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_EX if waits else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError as error:

@@ -92,8 +92,8 @@ class NotFinite(Survey):
     ) -> Any:
         known, level = self._refusals.count, _level((args, kwargs))
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self._refusals.count == known and _level(result) > level:  # else it is of an operation that this one used
-            made = "infinity of finite numbers" if _level(result) == _INFINITE else "NaN"
+        if self._refusals.count == known and (now := _level(result)) > level:  # else it is of one that this one used
+            made = "infinity of finite numbers" if now == _INFINITE else "NaN"
             self.refuse(self.refusal(f"{func.overloadpacket.__name__} makes {made}", ""))
         return result
 
