@@ -3,10 +3,14 @@ r"""Try all of this repository on a host with GPUs, and write gpu-check.json, on
 It holds facts of the host, versions, hashes, figures, and what failed; no environment, no names, no paths. The
 working tree stays as it is.
 
+With --here it runs under the Python and the PyTorch that there are, also where neither DVC nor MLflow is installed
+and no network is: the stages are called one by one.
+
 \b
 Examples:
   make gpu-check
   make gpu-check ONLY=tests
+  PYTHONPATH=src python tools/gpu_check.py --here --only tests --only repro
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +36,9 @@ import click
 
 from samebits.errors import HostError, exit_on_error, without_password
 from samebits.files import write_json
-from samebits.host import count_gpus, driver_facts, torch_build
+from samebits.host import count_cores, count_gpus, driver_facts, may_share_gpus, torch_build
 from samebits.numerics.environment import ENVIRONMENT, prepare_environment
+from samebits.params import load_params
 from samebits.records.provenance import git_state, versions
 from samebits.records.run import read_run
 from samebits.results.comparison import Comparison
@@ -44,14 +50,16 @@ ROOT = Path(__file__).resolve().parent.parent
 _LINES = 60  # of what a failed command said
 _REPORT_SECONDS = 60.0
 _FACTS = "from samebits.host import host_facts; print(host_facts().model_dump_json())"
+_COMMAND = "from samebits.cli import main; main()"  # without an installed script
 
 
 class Check:
     """Runs commands, each of which may fail, and keeps what they said."""
 
-    def __init__(self, folder: Path, set_here: Collection[str] = ()) -> None:
-        """``set_here`` are variables that this process has set for itself."""
-        self.folder, self.set_here = folder, set_here
+    def __init__(self, folder: Path, set_here: Collection[str] = (), *, here: bool = False) -> None:
+        """``set_here`` are variables that this process has set for itself; ``here``: nothing has been installed."""
+        self.folder, self.set_here, self.here = folder, set_here, here
+        self.samebits = [sys.executable, "-P", "-c", _COMMAND] if here else ["samebits"]
         self.steps: dict[str, dict[str, Any]] = {}
 
     def run(self, name: str, *command: str, minutes: float, cwd: Path = ROOT, **environ: str) -> str:
@@ -76,11 +84,12 @@ class Check:
                 _end_group(process)
                 raise
         said = f"{stdout}\n{stderr}"
-        step = self.steps.setdefault(name, {})
-        step |= {"exit_code": code, "seconds": round(time.monotonic() - started, 1)}
+        step = self.steps.setdefault(name, {"exit_code": 0, "seconds": 0.0})
+        seconds = time.monotonic() - started
+        step |= {"exit_code": step["exit_code"] or code, "seconds": round(step["seconds"] + seconds, 1)}
         if code:
-            step["said"] = [cleaned(line) for line in said.strip().splitlines()[-_LINES:]]
-        click.echo(f"{name}: {'ok' if code == 0 else f'failed with {code}'} in {step['seconds']} s", err=True)
+            step.setdefault("said", []).extend(cleaned(line) for line in said.strip().splitlines()[-_LINES:])
+        click.echo(f"{name}: {'ok' if code == 0 else f'failed with {code}'} in {seconds:.1f} s", err=True)
         return stdout
 
 
@@ -118,7 +127,7 @@ def host(check: Check) -> None:
 
 def doctor(check: Check) -> None:
     """Findings, those of the model among them."""
-    out = check.run("doctor", "samebits", "doctor", "--model", "--json", minutes=10, MLFLOW_TRACKING_URI="")
+    out = check.run("doctor", *check.samebits, "doctor", "--model", "--json", minutes=10, MLFLOW_TRACKING_URI="")
     if out:
         findings = json.loads(out)["findings"]
         check.steps["doctor"]["findings"] = [
@@ -129,9 +138,12 @@ def doctor(check: Check) -> None:
 def tests(check: Check) -> None:
     """``tests/gpu``, the golden hashes of the CPU among them."""
     report = check.folder / "tests.xml"
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--junitxml={report}", "tests/gpu"]
+    without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]  # the latter warns, which is an error here
+    command = [sys.executable, "-m", "pytest", "-v", *without, f"--junitxml={report}", "tests/gpu"]
+    if find_spec("xdist") and may_share_gpus():
+        command += ["-n", str(max(1, min(8, count_cores() // 2))), "--dist", "load"]
     unset = [f"--unset={name}" for name in sorted(check.set_here)]  # stages have to set them themselves
-    check.run("tests", "env", *unset, *command, minutes=120)
+    check.run("tests", "env", *unset, *command, minutes=120, OMP_NUM_THREADS="2")
     if report.exists():
         cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest wrote it
         failed = {f"{case.get('classname')}::{case.get('name')}": said for case in cases if (said := _why(case))}
@@ -151,7 +163,7 @@ def _why(case: ET.Element) -> list[str]:
 
 def verify(check: Check) -> None:
     """The exact runs of ``dvc.lock``, trained again here."""
-    out = check.run("verify", "samebits", "verify", minutes=30)
+    out = check.run("verify", *check.samebits, "verify", minutes=30)
     if not check.steps["verify"]["exit_code"]:  # else what it said, on stderr too, is kept already
         check.steps["verify"]["said"] = [cleaned(line) for line in out.splitlines()]
 
@@ -165,7 +177,10 @@ def cost(check: Check) -> None:
 
 
 def repro(check: Check) -> None:
-    """The pipeline at its defaults, in a clone."""
+    """The pipeline at its defaults, in a clone; without DVC its stages one by one, in an empty folder."""
+    if check.here:
+        _stages(check)
+        return
     clone = check.folder / "clone"
     check.run("repro", "git", "clone", "--quiet", str(ROOT), str(clone), minutes=5)
     if check.steps["repro"]["exit_code"]:
@@ -173,11 +188,30 @@ def repro(check: Check) -> None:
     # Its own code, and neither the user's server nor somebody's cluster.
     environ = {"PYTHONPATH": str(clone / "src"), "MLFLOW_TRACKING_URI": "", "SAMEBITS_LAUNCHER": ""}
     check.run("repro", "dvc", "repro", minutes=30, cwd=clone, **environ)
-    file = clone / "reports/comparison.json"
+    _figures(check, clone)
+
+
+def _stages(check: Check) -> None:
+    folder = check.folder / "stages"
+    folder.mkdir()
+    (folder / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    train = load_params(folder / "params.yaml").train
+    runs = [(strategy, numerics) for numerics in train.numerics for strategy in train.strategies]
+    trainings = [["train", "--strategy", strategy, "--numerics", numerics] for strategy, numerics in runs]
+    for stage, *options in (["host"], ["prepare"], *trainings, ["evaluate"], ["compare"]):
+        untracked = ["--no-tracking"] if stage in ("train", "compare") else []
+        script = str(ROOT / f"pipeline/{stage}.py")
+        check.run("repro", sys.executable, script, *options, *untracked, minutes=15, cwd=folder)
+    _figures(check, folder)
+
+
+def _figures(check: Check, folder: Path) -> None:
+    """What the pipeline has measured in a folder."""
+    file = folder / "reports/comparison.json"
     if file.exists():
         rows = Comparison.read(file, made_by="dvc repro").rows
         check.steps["repro"]["rows"] = {row.name: row.model_dump(mode="json") for row in rows}
-        records = [read_run(clone / "runs" / row.name).record for row in rows]
+        records = [read_run(folder / "runs" / row.name).record for row in rows]
         check.steps["repro"]["weights_sha256"] = {record.name: record.weights_sha256 for record in records}
 
 
@@ -207,15 +241,18 @@ STEPS: dict[str, Callable[[Check], None]] = {step.__name__: step for step in (ho
 @click.option(
     "--out", default="gpu-check.json", show_default=True, type=click.Path(path_type=Path), help="File to write."
 )
+@click.option("--here", is_flag=True, help="With the Python and PyTorch that there are, without DVC and MLflow.")
 @click.option("--without-gpu", is_flag=True, help="Go on where there is none, to try this command.")
-def main(only: tuple[str, ...], out: Path, *, without_gpu: bool) -> None:  # noqa: D103 - click
+def main(only: tuple[str, ...], out: Path, *, here: bool, without_gpu: bool) -> None:  # noqa: D103 - click
     with exit_on_error():
         if not without_gpu and not _has_gpus():
             raise HostError(f"no GPU that torch can use: {_why_none()}", hint="see `samebits doctor`")
         set_here = ENVIRONMENT.keys() - os.environ.keys()
         prepare_environment()  # for all that is started here
+        if here:
+            os.environ |= {"SAMEBITS_RUNTIME": "host", "PYTHONPATH": os.pathsep.join(sys.path[1:])}
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            check = Check(Path(folder), set_here)
+            check = Check(Path(folder), set_here, here=here)
             git = git_state()
             for name in only or STEPS:
                 try:

@@ -10,7 +10,10 @@ import json
 import os
 import sys
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import repeat
+from multiprocessing import get_context
 
 from samebits.numerics.environment import prepare_environment
 
@@ -21,6 +24,7 @@ from torch.utils._pytree import tree_map  # noqa: E402
 
 from operations_probe import NO_MODE, SAMPLES, UNINITIALISED, attempt, samples_of  # noqa: E402
 from samebits.errors import UserError  # noqa: E402
+from samebits.host import count_cores  # noqa: E402
 from samebits.numerics.exact.engine import Draws, Engine  # noqa: E402
 from samebits.numerics.exact.module import _OneForm  # noqa: E402
 from samebits.numerics.initialization import portable_initialization  # noqa: E402
@@ -48,10 +52,10 @@ def moved(op, sample):
 
 def bits(tensor):
     """The bytes, of all NaN the same ones."""
-    t = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    t = tensor.detach().cpu().resolve_conj().resolve_neg()
     if t.is_floating_point():
         t = torch.where(t.isnan(), torch.full((), float("nan"), dtype=t.dtype), t)
-    return str(t.dtype), tuple(t.shape), t.flatten().view(torch.uint8).numpy().tobytes()
+    return str(t.dtype), tuple(t.shape), torch.cat([t.flatten()]).view(torch.uint8).numpy().tobytes()
 
 
 def compare(op, sample, number):
@@ -70,13 +74,14 @@ def compare(op, sample, number):
     return ""
 
 
-def main():
+def probe(part, parts, only):
+    """What ``main`` prints, of every ``parts``-th operation from one on."""
     choose_kernels(fused=False)  # the database freezes these
     from torch.testing._internal.common_methods_invocations import op_db  # takes seconds
 
     warnings.simplefilter("ignore")
-    computed, different, only = 0, {}, sys.argv[1:]
-    for op in op_db:
+    computed, different = 0, {}
+    for op in op_db[part::parts]:
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
         if op.name in NO_MODE or UNINITIALISED in name or (only and op.name not in only):
             continue
@@ -91,7 +96,15 @@ def main():
             computed += found == ""
             if found:
                 different.setdefault(name, []).append(found)
-    json.dump({"computed": computed, "different": different}, sys.stdout)
+    return {"computed": computed, "different": different}
+
+
+def main():
+    parts = max(1, count_cores() - 2)
+    with ProcessPoolExecutor(parts, get_context("spawn")) as pool:
+        found = list(pool.map(probe, range(parts), repeat(parts), repeat(sys.argv[1:])))
+    different = {name: said for one in found for name, said in one["different"].items()}
+    json.dump({"computed": sum(one["computed"] for one in found), "different": different}, sys.stdout)
 
 
 if __name__ == "__main__":

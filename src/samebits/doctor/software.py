@@ -31,7 +31,11 @@ CUDA_SECONDS = 120.0
 @check("python")
 def python() -> Finding:
     """Whether the interpreter is one that the locks are for."""
-    version, accepts = platform.python_version(), metadata.metadata("samebits")["Requires-Python"]
+    version = platform.python_version()
+    try:
+        accepts = metadata.metadata("samebits")["Requires-Python"]
+    except metadata.PackageNotFoundError:
+        return warning(f"{version}; samebits is not installed, and runs from its folder", "make .venv")
     if SpecifierSet(accepts).contains(version, prereleases=True):
         return ok(version)
     return failed(f"{version}, accepts {accepts}", "rm -r .venv; make .venv PYTHON=python3.12")

@@ -184,7 +184,8 @@ class Trainable:
     @property
     def sync_buffers(self) -> bool:
         """Whether a forward pass begins with the buffers of rank 0."""
-        return bool(getattr(self.module, "forward_sync_buffers", False))
+        flag = getattr(self.module, "forward_sync_buffers", None)  # the other is PyTorch's name before 2.12
+        return bool(getattr(self.module, "broadcast_buffers", False) if flag is None else flag)
 
     def mean_losses(self, losses: Tensor) -> list[float]:
         """What ``run`` gave on this and on all other ranks, as mean losses; every rank must call it."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import datetime
+import inspect
 import itertools
 import os
 import time
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.05
 _PIECE_BYTES = 2**26
+# Before 2.12, PyTorch had one flag for the first and for all later forward passes.
+_SYNC_BUFFERS = "forward_sync_buffers"
+if _SYNC_BUFFERS not in inspect.signature(DistributedDataParallel).parameters:
+    _SYNC_BUFFERS = "broadcast_buffers"
 
 INIT_METHOD = "SAMEBITS_INIT_METHOD"
 """Variable with the process group's ``init_method``; unset, as under plain torchrun, it is ``env://``."""
@@ -109,6 +114,7 @@ class DDPStrategy(SingleDeviceStrategy):
     def wrap(self, module: nn.Module, *, reduction: Reduction = "mean") -> nn.Module:
         """Wrap with the flags of ``train.ddp``."""
         options = self._train.ddp
+        sync: dict[str, Any] = {_SYNC_BUFFERS: options.forward_sync_buffers}
         wrapped = DistributedDataParallel(
             module,
             process_group=self._group,
@@ -116,7 +122,7 @@ class DDPStrategy(SingleDeviceStrategy):
             gradient_as_bucket_view=options.gradient_as_bucket_view,
             static_graph=options.static_graph and self._train.grad_accum_steps == 1,
             bucket_cap_mb=options.bucket_cap_mb,
-            forward_sync_buffers=options.forward_sync_buffers,
+            **sync,
         )
         if reduction == "sum":
             wrapped.register_comm_hook(self._group, _sum_of_ranks)
