@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from samebits.errors import UserError
 from samebits.numerics.exact.engine import Draws, Engine
@@ -234,3 +235,50 @@ def test_uniform_numbers_are_below_their_upper_bound(low, high, least, monkeypat
     with portable_initialization(0):
         drawn = torch.empty(3).uniform_(low, high)
     assert drawn.tolist() == [least] * 3
+
+
+def test_an_operation_whose_gradient_has_another_type_on_a_gpu_is_refused():
+    """As PyTorch's ``renorm_backward`` has it; on an H100 it gave other bits."""
+    with (
+        Engine(Draws(0, 0, [0])),
+        pytest.raises(UserError, match="renorm: its gradient is computed in float64 on a CPU"),
+    ):
+        torch.randn(3, 4).renorm(2, 0, 1.0)
+
+
+class Waits(TorchDispatchMode):
+    """Notes of every copy whether somebody waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
+            self.found.append(not (kwargs or {}).get("non_blocking", False) and True not in args[2:])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "copy", [lambda x: x.to(torch.float64, non_blocking=True), lambda x: torch.empty(3).copy_(x, non_blocking=True)]
+)
+def test_who_reads_a_copy_has_waited_for_it(copy):
+    x = torch.ones(3)
+    with Waits() as plain:
+        copy(x)
+    assert False in plain.found
+    with Waits() as below, Engine(Draws(0, 0, [0])):
+        copy(x)
+    assert below.found
+    assert all(below.found)
+
+
+def test_a_library_that_a_factory_imports_may_ask_its_own_for_numbers():
+    """As torchaudio asks for its version of CUDA; a forward pass may not."""
+    library = torch.library.Library("samebits_tested", "DEF")
+    library.define("version() -> int")
+    library.impl("version", lambda: 13, "CompositeExplicitAutograd")
+    with Engine(builds=True):
+        assert torch.ops.samebits_tested.version() == 13
+    with Engine(Draws(0, 0, [0])), pytest.raises(UserError, match="samebits_tested::version: it has no exact version"):
+        torch.ops.samebits_tested.version()

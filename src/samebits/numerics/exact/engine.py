@@ -28,9 +28,12 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 _COLLECTIVES = {"c10d", "_c10d_functional"}  # in a backward pass, where they sum numbers on grids
-_BACKWARD = "the backward pass"
 _NO_ARITHMETIC = {"profiler", "prim"}
 _HINT = "replace it by operations of docs/concepts/exact.md, or set train.numerics: [fast]"
+_ONE_CHANNEL = (
+    "use nn.GroupNorm(channels, channels) in the place of InstanceNorm, write a weight's standardisation with mean and "
+    "var, or set train.numerics: [fast]"
+)
 below = torch._C._DisableTorchDispatch
 """Context of code that sees to its exactness itself."""
 
@@ -60,8 +63,8 @@ class Draws:
 class Engine(EagerDispatchMode):
     """Enter it around forward and backward passes, in every thread that makes one.
 
-    ``draws`` answers random operations of a forward pass; without it they are refused. ``during`` is what a refusal
-    names where no module's ``forward`` runs. ``defer`` is given each refusal that only values on a GPU decide, with the
+    ``draws`` answers random operations of a forward pass; without it they are refused. ``builds``: a factory runs,
+    and neither pass. ``defer`` is given each refusal that only values on a GPU decide, with the
     truth value that decides it; without it the GPU is asked at once, and is waited for. ``kept`` are tensors that
     nothing may write to, by name, and ``replaced`` parameters that nothing may read, since others are trained in their
     place.
@@ -74,13 +77,13 @@ class Engine(EagerDispatchMode):
         self,
         draws: Draws | None = None,
         *,
-        during: str = _BACKWARD,
+        builds: bool = False,
         defer: Defer | None = None,
         kept: Mapping[str, Tensor] = MappingProxyType({}),
         replaced: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> None:
         super().__init__()
-        self._draws, self._during, self._defer = draws, during, defer
+        self._draws, self._builds, self._defer = draws, builds, defer
         self._kept = {storage_of(tensor): name for name, tensor in kept.items()}
         self._replaced = {storage_of(tensor): name for name, tensor in replaced.items()}
 
@@ -164,16 +167,14 @@ class Engine(EagerDispatchMode):
         if why := REFUSED.get(func.overloadpacket):
             module = calling_module()
             if why is BATCH_NORM and module is not None and "BatchNorm" not in module.kind:
-                name = func.name().removeprefix("aten::")
-                raise self.refusal(
-                    f"{name}: {module.kind} is computed by it here, as by BatchNorm",
-                    "use nn.GroupNorm(channels, channels) in the place of InstanceNorm, or set train.numerics: [fast]",
-                )
+                raise self._refusal(func, f"{module.kind} is computed by it here, as by BatchNorm", _ONE_CHANNEL)
             raise self._refusal(func, why)
         if func.overloadpacket in INTEGER and not _has_floats((args, kwargs)):
             result = func(*args, **kwargs)
             if not _has_floats(result):
                 return result
+        if self._builds and not _has_tensors(func):  # a library that is imported now asks its own what it is built for
+            return func(*args, **kwargs)
         decomposition = decomposition_table.get(func)
         with self:
             result = decomposition(*args, **kwargs) if decomposition else func.decompose(*args, **kwargs)
@@ -219,15 +220,14 @@ class Engine(EagerDispatchMode):
         if module := calling_module():
             return RefusedError(why, hint=hint, at=module.path, kind=module.kind)
         built = class_in_construction()
-        return RefusedError(
-            why, hint=hint, at=f"in {self._during}" if built is None else f"in the construction of {built}"
-        )
+        place = "the model's construction" if self._builds else "the backward pass"
+        return RefusedError(why, hint=hint, at=f"in {place}" if built is None else f"in the construction of {built}")
 
-    def _refusal(self, func: Any, why: str) -> RefusedError:
-        if self._draws is None and self._during == _BACKWARD and calling_module() is not None:
+    def _refusal(self, func: Any, why: str, hint: str | None = None) -> RefusedError:
+        if self._draws is None and not self._builds and calling_module() is not None:
             why = "forward runs again in the backward pass, as activation checkpointing has it"
             return self.refusal(why, "switch checkpointing off, or set train.numerics: [fast]")
-        hint = HINTS.get(func.overloadpacket, _HINT)
+        hint = hint or HINTS.get(func.overloadpacket, _HINT)
         return self.refusal(f"{func.name().removeprefix('aten::')}: {why}", hint)
 
 
@@ -255,6 +255,12 @@ def _places_written(func: Any) -> tuple[int | str, ...]:
     arguments = enumerate(func._schema.arguments)
     written = [(i, one) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write]
     return tuple(one.name if one.kwarg_only else i for i, one in written)
+
+
+@cache
+def _has_tensors(func: Any) -> bool:
+    """Whether an operation takes or gives tensors."""
+    return any("Tensor" in str(one.type) for one in (*func._schema.arguments, *func._schema.returns))
 
 
 def _overlaps_itself(x: Tensor) -> bool:

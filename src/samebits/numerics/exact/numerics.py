@@ -83,8 +83,8 @@ class ExactNumerics(Numerics):
         Raises RefusedError, unless ``refusals`` is there to note it: also where the factory leaves a thread behind, or
         PyTorch's switches otherwise than they were.
         """
-        threads, before, during = ambient.threads(), switches(), "the model's construction"
-        engine = Engine(during=during) if refusals is None else Survey(refusals, during=during)
+        threads, before = ambient.threads(), switches()
+        engine = Engine(builds=True) if refusals is None else Survey(refusals, builds=True)
         with engine, ambient.guarded(engine, builds=True):
             yield
         if left := sorted(ambient.threads() - threads):

@@ -265,8 +265,11 @@ def lerp(x: Tensor, y: Tensor, weight: Tensor | Number) -> Tensor:
 
 
 @exact(aten._to_copy)
-def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
-    """``x`` as another type, on another device or in another layout."""
+def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, non_blocking: bool = False, **options: Any) -> Tensor:  # noqa: ARG001
+    """``x`` as another type, on another device or in another layout.
+
+    Always waited for: what a GPU has not copied yet would be read as it was.
+    """
     converted: Tensor = aten._to_copy(to_fit(x, dtype or x.dtype), dtype=dtype or x.dtype, **options)
     return converted
 

@@ -131,6 +131,7 @@ REFUSED = {
         ),
         BATCH_NORM,
     ),
+    aten.renorm: "its gradient is computed in float64 on a CPU, and in float32 on a GPU",
 }
 """Operations that PyTorch could take apart, but not in one way for all devices and splits, each with the reason."""
 
@@ -144,6 +145,7 @@ HINTS = {
         _packets("histc _grouped_mm"),
         'set experts_implementation="eager" in a configuration of transformers, or set train.numerics: [fast]',
     ),
+    aten.renorm: "scale it by its norm: x * (limit / (x.norm(dim=1, keepdim=True) + 1e-7)).clamp(max=1)",
 }
 """What avoids a refused operation, where an option is known that does."""
 
