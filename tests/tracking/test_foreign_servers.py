@@ -1,12 +1,14 @@
 """A server that is not to be trusted with more than the runs it is sent."""
 
+import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 
 import pytest
 from tracking_fixtures import (  # noqa: F401 - two fixtures
@@ -20,12 +22,18 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
 )
 
 from conftest import wait_for
+from patience import patient
 from ports import free_port
-from samebits.errors import UserError
+from samebits.errors import HostError, UserError
+from samebits.records.run import FILES, read_run
+from samebits.tracking import download
 from samebits.tracking.artifacts import require_own_place
 from samebits.tracking.delivery import Delivery, sync
-from samebits.tracking.store import answers, connect, find_run_files, tracking_uri
+from samebits.tracking.download import find_run_files
+from samebits.tracking.recorder import events, record_all
+from samebits.tracking.store import answers, connect, tracking_uri
 
+RUN = "0" * 32
 SERVER = "https://me:secret@mlflow.example:5000/base"
 
 
@@ -42,7 +50,7 @@ def test_places_of_the_servers_own_and_object_stores_are_taken(uri):
     "uri",
     ["mlflow-artifacts://other.example/1", "mlflow-artifacts://mlflow.example/1", "file:///home/me/.ssh", "/home/me",
      "home", "http://mlflow.example:5000/1", "https://mlflow.example:5000/1", "ftp://mlflow.example/1", "sftp://h/1",
-     "hdfs://h/1", "dbfs:/1", "runs:/1/2", "models:/1", "r2://bucket@evil.example/1", "b2://bucket@evil.example/1",
+     "hdfs://h/1", "dbfs:/1", "models:/1", "r2://bucket@evil.example/1", "b2://bucket@evil.example/1",
      "MLFLOW-ARTIFACTS://other.example/1", "FILE:///home/me"],
 )  # fmt: skip
 def test_other_places_are_refused_and_told_without_a_password(uri):
@@ -90,6 +98,11 @@ def says(repository, migrated_store, tmp_path_factory, monkeypatch):
         with sqlite3.connect(folder / "mlflow.db") as database:
             database.execute("UPDATE experiments SET artifact_location = ?", [place])
 
+    def set_place(place):
+        with sqlite3.connect(folder / "mlflow.db") as database:
+            database.execute("UPDATE runs SET artifact_uri = ?", [place])
+
+    say.set_place = set_place
     yield say
     os.killpg(process.pid, 15)
     process.wait()
@@ -120,3 +133,94 @@ def test_no_file_and_no_login_goes_where_a_server_says(place, says, listener, re
     with pytest.raises(UserError, match="expected a place of its own or an object store"):
         find_run_files(run_id, repository / "scratch")
     assert listener.seen == []
+
+
+def test_a_run_is_fetched_from_a_server(says, repository, tmp_path):
+    """As ``says`` leaves it: with files where a server puts them by itself."""
+    says("mlflow-artifacts:/1")
+    write_files(repository / "runs" / "ddp-fast", "one")
+    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "runs" / "ddp-fast")))
+    found = find_run_files(run_id, tmp_path)
+    assert found.record.run == "one"
+
+
+@pytest.mark.parametrize("uri", ["runs:/{run}", "runs:/{run}/x"])
+def test_a_run_with_files_at_another_run_is_refused(uri, says, repository, tmp_path):
+    says("mlflow-artifacts:/1")
+    client = connect(tracking_uri())
+    run_id = client.create_run(client.get_experiment_by_name("samebits").experiment_id).info.run_id
+    says.set_place(uri.format(run=run_id))
+    with pytest.raises(UserError, match="MLflow's server keeps the files at runs:/"):
+        find_run_files(run_id, tmp_path)
+
+
+class Slow(BaseHTTPRequestHandler):
+    """Answers as MLflow does, by a byte now and then, or by more than it has said."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        if self.path.endswith("path=1"):
+            listed = [{"path": name, "is_dir": False, "file_size": 10} for name in FILES]
+            return self.answer(json.dumps({"files": listed}).encode())
+        if "runs/get" in self.path:
+            info = {"run_id": RUN, "run_uuid": RUN, "experiment_id": "1", "user_id": "", "status": "FINISHED",
+                    "start_time": 1, "end_time": 2, "artifact_uri": "mlflow-artifacts:/1",
+                    "lifecycle_stage": "active"}  # fmt: skip
+            return self.answer(json.dumps({"run": {"info": info, "data": {}}}).encode())
+        if "path=" in self.path and self.server.sends != "answer":  # is it a folder?
+            return self.answer(b'{"files": []}')
+        self.send_response(200)
+        self.send_header("Content-Length", str(2**33))
+        self.end_headers()
+        self.server.reached.set()
+        with suppress(OSError):
+            while not self.server.ended.wait(0.05 if self.server.sends == "bytes" else 0.0):
+                self.wfile.write(b"x" if self.server.sends == "bytes" else b"x" * 2**20)
+        return None
+
+    def answer(self, body):
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def slow(repository, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    server.sends, server.reached, server.ended = "bytes", threading.Event(), threading.Event()
+    threading.Thread(target=server.serve_forever, args=[0.05]).start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("sends", "seconds", "message"),
+    [
+        ("bytes", 5.0, "MLflow's server has taken too long to send a run's files"),
+        ("file", 3600.0, r"MLflow's server sends more than the \d+ bytes it has listed"),
+        ("answer", 3600.0, r"MLflow's server sends more than the \d+ bytes it has listed"),
+    ],
+)
+def test_a_server_that_sends_for_ever_is_left(sends, seconds, message, slow, tmp_path, monkeypatch):
+    slow.sends = sends
+    monkeypatch.setattr(download, "ANSWER_SECONDS", seconds)
+    with pytest.raises(HostError, match=message):
+        find_run_files(RUN, tmp_path)
+    assert slow.reached.is_set()
+
+
+def test_the_first_signal_ends_who_waits_for_a_server(slow):
+    command = [sys.executable, "-P", "-c", "from samebits.cli import main; main()", "compare", RUN, RUN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert slow.reached.wait(patient(120))
+        process.terminate()
+        assert process.wait(patient(20)) == 143

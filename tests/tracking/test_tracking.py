@@ -46,12 +46,13 @@ from samebits.records.run import FILES, TRACE, read_run
 from samebits.results.remarks import SpokenRemark
 from samebits.results.verdict import compare_runs
 from samebits.tracking import comparison as comparing
-from samebits.tracking import delivery, recorder, reproduce, sender, store, ui
+from samebits.tracking import delivery, download, recorder, reproduce, sender, store, ui
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import Delivery, deliver, sync
+from samebits.tracking.download import find_run_files
 from samebits.tracking.recorder import events, record_all
 from samebits.tracking.reproduce import Recorded, Reproduction, log_reproduction
-from samebits.tracking.store import RUN_TAG, connect, fetch_run, find_run_files, tracking_uri
+from samebits.tracking.store import RUN_TAG, connect, tracking_uri
 from samebits.tracking.ui import link
 from samples import card, comparison, explanation, host, ratio, row, run_files, run_record
 
@@ -1115,11 +1116,11 @@ def test_of_what_a_server_lists_only_files_of_the_run_are_downloaded(tmp_path, m
     listed = [*FILES, "params.yaml", "provenance.json", "git.patch", "../secret", "/etc/passwd", "a/b", "..", ""]
     downloaded = []
     client = SimpleNamespace(
-        list_artifacts=lambda run_id: [SimpleNamespace(path=name) for name in listed],
+        list_artifacts=lambda run_id: [SimpleNamespace(path=name, file_size=1) for name in listed],
         download_artifacts=lambda run_id, name, folder: downloaded.append(name),
     )
-    monkeypatch.setattr(store, "connect", lambda uri: client)
-    fetch_run("0" * 32, tmp_path)
+    monkeypatch.setattr(download, "connect", lambda uri: client)
+    download.download("0" * 32, tmp_path, download.Watch(tmp_path, 1.0), everything=True)
     assert {*downloaded} == {*FILES, "params.yaml", "provenance.json", "git.patch"}
 
 

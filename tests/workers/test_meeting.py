@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from torch.distributed import PrefixStore, TCPStore
 
 from conftest import wait_for
 from samebits.errors import HostError, UserError
@@ -145,13 +146,47 @@ def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port,
     assert caught.value.hint == "give another port on all machines"
 
 
-def test_a_port_that_another_address_of_this_machine_has_is_said(port):
-    """Node 0's own is free, and the store listens at all of them."""
-    with socket.create_server(("127.0.0.2", port)), pytest.raises(HostError) as caught:
-        Meeting(node(0, port), seconds=200)
-    assert caught.value.message.startswith(f"node 0 cannot listen at port {port}: ")
-    assert "EADDRINUSE" in caught.value.message
-    assert caught.value.hint == "give another port on all machines"
+def test_node_0_listens_at_its_own_address_alone(port):
+    with Meeting(node(0, port), seconds=200), socket.create_server(("127.0.0.2", port)):
+        pass
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        lambda store: store.add("joined/1", 1),
+        lambda store: store.set("joined/1", "me"),
+        lambda store: store.set("met", ""),
+        lambda store: store.set("facts/1", '"false"'),
+        lambda store: store.set("reports/1", "[[1, {}]]"),
+        lambda store: store.add("reports", 7),
+        lambda store: store.set("busy", "x"),
+    ],
+)
+def test_what_a_stranger_writes_is_not_heard(attack, port, monkeypatch):
+    """Somebody on the network who does not know the machines' secret."""
+    monkeypatch.setenv("SAMEBITS_SECRET", "of the machines")
+    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+        attack(PrefixStore("samebits/0/", TCPStore("127.0.0.1", port, is_master=False)))
+        first.join()
+        second.join()
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(first.share, "facts", "a")
+            assert second.share("facts", "b") == ["a", "b"]
+            assert told.result() == ["a", "b"]
+        assert first.reports() == second.reports() == []
+
+
+def test_machines_with_other_secrets_do_not_meet(port, monkeypatch):
+    monkeypatch.setenv("SAMEBITS_SECRET", "one")
+    with Meeting(node(0, port), seconds=0.5) as first:
+        monkeypatch.setenv("SAMEBITS_SECRET", "another")
+        with Meeting(node(1, port), seconds=200) as second:
+            second.join()
+            second.board.set("facts/1", '"b"')
+            with pytest.raises(HostError, match="node 1 of 2 did not come") as caught:
+                first.share("facts", "a")
+    assert "SAMEBITS_SECRET" in caught.value.hint
 
 
 def test_who_starts_late_is_waited_for_as_long_as_starts_take(port):
@@ -169,7 +204,7 @@ def test_a_node_that_is_at_work_is_waited_for(port, monkeypatch):
         second.join()
         first._deadline = 0.0
         with second.busy():
-            wait_for(lambda: second.store.add("busy", 0))
+            wait_for(lambda: second.board.get("busy"))
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(first.share, "facts", "a")
             assert second.share("facts", "b") == ["a", "b"]

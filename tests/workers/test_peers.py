@@ -49,12 +49,12 @@ def team(clock, port):
         for rank in range(3):
             nodes = Nodes(count=3, rank=rank, master="localhost", port=port)
             meetings.append(Meeting(nodes, seconds=patient(60)))
-            meetings[-1].store.set(f"beat/{rank}", "0")
+            meetings[-1].board.set(f"beat/{rank}", "0")
         for meeting in meetings:
             launchers.append(Others(meeting, NAMES, timeout_s=TIMEOUT_S))
             launchers[-1].watch()
         for launcher in launchers:
-            wait_for(lambda launcher=launcher: all(node.beat not in (b"", b"0") for node in launcher._nodes))
+            wait_for(lambda launcher=launcher: all(node.beat not in ("", "0") for node in launcher._nodes))
         yield launchers
     finally:
         for launcher in launchers:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _RESOLVE_SECONDS = 5.0
 _AGAIN_SECONDS = 1.0  # until a name is looked up again that may come to be known
+_WAITING = 4096  # connections that nobody has taken up yet, as PyTorch's own store lets wait
 _SAY_SECONDS = 3.0  # of waiting, before a line says for whom
 
 
@@ -63,19 +64,27 @@ class Address:
 
     def check_mine(self) -> None:
         """Raise HostError unless node 0 can listen there: it is no address of this machine, or the port is in use."""
-        family = socket.AF_INET6 if ":" in self.ip else socket.AF_INET
-        with socket.socket(family) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the store does
-            try:
-                probe.bind((self.ip, self.port))
-                probe.listen()
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    hint = "give another port on every machine, or end what listens there: see ss -ltnp"
-                    raise HostError(f"port {self.port} is in use on this machine, node 0", hint=hint) from None
-                addresses = few([f"{ip} ({name})" for name, ip in interfaces() if not _is_loopback(ip)], 4)
-                text = f"{self} is no address of this machine, which is node 0: {error.strerror}"
-                raise HostError(text, hint=f"it has {addresses}" if addresses else "it has no network") from None
+        try:
+            self.listen().close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                hint = "give another port on every machine, or end what listens there: see ss -ltnp"
+                raise HostError(f"port {self.port} is in use on this machine, node 0", hint=hint) from None
+            addresses = few([f"{ip} ({name})" for name, ip in interfaces() if not _is_loopback(ip)], 4)
+            text = f"{self} is no address of this machine, which is node 0: {error.strerror}"
+            raise HostError(text, hint=f"it has {addresses}" if addresses else "it has no network") from None
+
+    def listen(self) -> socket.socket:
+        """A socket that listens there. Raises OSError."""
+        listener = socket.socket(socket.AF_INET6 if ":" in self.ip else socket.AF_INET)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((self.ip, self.port))
+            listener.listen(_WAITING)
+        except OSError:
+            listener.close()
+            raise
+        return listener
 
     def interface(self) -> str | None:
         """This machine's network interface towards node 0; None if the kernel does not say."""

@@ -28,7 +28,10 @@ def guard_places(check: Callable[[str, str], None]) -> None:
     def guarded(make: Callable[..., Any]) -> Callable[..., Any]:
         def checked(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
             check(artifact_uri, tracking_uri or "")
-            return make(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
+            try:
+                return make(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
+            except AssertionError:  # MLflow's, of a run that has its files at another run's
+                raise _refusal(artifact_uri) from None
 
         return checked
 
@@ -42,10 +45,16 @@ def require_own_place(artifact_uri: str, tracking_uri: str) -> None:
     server, place = urlsplit(tracking_uri), urlsplit(artifact_uri)
     if server.scheme not in ("http", "https") or place.scheme in _OBJECT_STORES:
         return
+    if place.scheme == "runs":  # which stands for the place of a run's files, and MLflow asks again with that
+        return
     if place.scheme == "mlflow-artifacts" and place.netloc in ("", server.netloc, server.netloc.rpartition("@")[2]):
         return
-    raise UserError(
-        f"MLflow's server keeps the files at {without_password(artifact_uri)}, expected a place of its own or an "
-        "object store",
+    raise _refusal(artifact_uri)
+
+
+def _refusal(artifact_uri: str) -> UserError:
+    place = without_password(artifact_uri)
+    return UserError(
+        f"MLflow's server keeps the files at {place}, expected a place of its own or an object store",
         hint="start it with --artifacts-destination, or ask who runs it; see SECURITY.md",
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def _find(references: tuple[str, ...], folder: Path) -> list[Run]:
     """The runs of those names, downloaded below ``folder`` where MLflow has them."""
-    from samebits.tracking.store import find_run_files
+    from samebits.tracking.download import find_run_files
 
     runs = []
     for number, reference in enumerate(references):

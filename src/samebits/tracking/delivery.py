@@ -6,6 +6,7 @@ twice changes nothing.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from samebits.errors import UserError, one_line, without_password
@@ -101,12 +102,9 @@ class Delivery:
 
         Raises UserError: a line cannot be read. What stands before it has been given by then.
         """
-        with self._log.open("rb") as stream:
-            stream.seek(self.state.offset)
-            data = stream.read()
         together: list[Event] = []
         position, points = self.state.offset, 0
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+        for line in self._lines_from(position):
             try:
                 event = parse_event(line, self._log)
             except UserError:
@@ -120,6 +118,12 @@ class Delivery:
             together, points, position = [*together, event], points + more, position + len(line)
         if together:
             yield position, together
+
+    def _lines_from(self, offset: int) -> Iterator[bytes]:
+        """Whole lines behind an offset, one by one: a log can be larger than memory."""
+        with self._log.open("rb") as stream:
+            stream.seek(offset)
+            yield from itertools.takewhile(lambda line: line.endswith(b"\n"), stream)
 
     def deliver(self) -> None:
         """Deliver what is pending, and remember how far that was."""

@@ -23,8 +23,9 @@ from samebits.records.run import read_run
 from samebits.results.verdict import compare_runs, settings_that_differ
 from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
+from samebits.tracking.download import fetch_run
 from samebits.tracking.recorder import events, record_all, set_tags
-from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, fetch_run, tracking_uri
+from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, tracking_uri
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator

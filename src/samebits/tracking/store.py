@@ -1,10 +1,9 @@
-"""The MLflow store in use: where it is, how to reach it, which of its failures may pass, and a run's files in it."""
+"""The MLflow store in use: where it is, how to reach it, and which of its failures may pass."""
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -14,9 +13,7 @@ from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from samebits.errors import HostError, UserError, one_line, without_password
 from samebits.files import scratch_folder
 from samebits.host.locks import locked
-from samebits.params import require_repository
 from samebits.records.log import LOGS
-from samebits.records.run import FILES, read_run
 from samebits.tracking.artifacts import guard_artifacts
 
 if TYPE_CHECKING:
@@ -25,7 +22,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-    from samebits.records import run as records
 
 NOTE_TAG = "mlflow.note.content"
 """Tag that the UI shows as a description."""
@@ -177,43 +173,6 @@ def is_permanent(error: Exception) -> bool:
     return isinstance(error, MlflowException) and error.error_code in refused
 
 
-_FILE_NAME = re.compile(r"\w[\w.-]*")
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
-
-
-def find_run_files(reference: str, scratch: Path) -> records.Run:
-    """The run that ``reference`` names, its files in place or downloaded to ``scratch``.
-
-    Raises:
-        UserError: there is no such folder and no such run, or it has no files.
-        HostError: the MLflow store cannot be reached.
-    """
-    folder = Path(reference)
-    try:
-        is_folder = folder.is_dir()
-    except OSError:  # too long a name for one
-        is_folder = False
-    if is_folder:
-        return read_run(folder)
-    if not _RUN_ID.fullmatch(reference):
-        hint = "give a run's folder such as runs/single-fast, or the id of an MLflow run"
-        raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)
-    require_repository()  # elsewhere a store would be made
-    return read_run(_download(reference, scratch))
-
-
-def fetch_run(run_id: str, scratch: Path) -> Path:
-    """Download everything that MLflow has of a run.
-
-    Raises:
-        UserError: there is no such run, or it has no files.
-        HostError: the MLflow store cannot be reached.
-    """
-    if not _RUN_ID.fullmatch(run_id):
-        raise UserError(f"{run_id}: not a run id (32 hexadecimal digits)", hint="it is on the run's page in MLflow")
-    return _download(run_id, scratch, everything=True)
-
-
 @contextmanager
 def errors_of_the_store() -> Iterator[None]:
     """Raise HostError for what MLflow, the database under it, its driver or the disk that its files are on refuses."""
@@ -225,25 +184,3 @@ def errors_of_the_store() -> Iterator[None]:
     except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
         first = one_line(str(error))[:300]
         raise HostError(f"MLflow cannot be reached: {first}", hint="see `samebits doctor`") from None
-
-
-@errors_of_the_store()
-def _download(run_id: str, scratch: Path, *, everything: bool = False) -> Path:
-    from mlflow.exceptions import MlflowException
-    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
-
-    try:
-        client = connect(tracking_uri())
-        # A server may list any name; what leads elsewhere than to a file of this run is none of its artifacts.
-        here = {file.path for file in client.list_artifacts(run_id) if _FILE_NAME.fullmatch(file.path)}
-        for name in (*FILES, *(("params.yaml", "provenance.json") if everything else ())):
-            if name not in here:
-                hint = "choose a training that has ended; a comparison's own run holds no weights"
-                raise UserError(f"run {run_id} has no {name}", hint=hint)
-        for name in here if everything else FILES:
-            client.download_artifacts(run_id, name, str(scratch))
-    except MlflowException as error:
-        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
-            raise UserError(f"MLflow has no run {run_id}", hint="is MLFLOW_TRACKING_URI the right one?") from None
-        raise
-    return scratch

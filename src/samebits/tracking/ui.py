@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import samebits
-from samebits.errors import HostError
+from samebits.errors import HostError, UserError, without_password
 from samebits.files import write_text
 from samebits.records.log import LOGS
 from samebits.tracking.store import NOTE_TAG, tracking_uri
@@ -32,6 +32,7 @@ KEY = "samebits"
 LINK = LOGS.parent / "view.txt"
 """File with the view's address below the server's."""
 
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _COLUMNS = (
     "metrics.`speedup`",
     "metrics.`bound`",
@@ -138,6 +139,7 @@ def serve(port: int) -> None:
     """Become MLflow's server on a port of this host; its address is printed once it answers.
 
     Raises:
+        UserError: the runs are in no database that MLflow knows.
         HostError: the runs are on a server, which has pages of its own, or the port is taken.
     """
     uri = tracking_uri()
@@ -146,6 +148,9 @@ def serve(port: int) -> None:
             "MLFLOW_TRACKING_URI is a server with a page of its own",
             hint=f"open its address, and there {known_link()}",
         )
+    if (kind := uri.partition(":")[0].partition("+")[0]) not in _DATABASES:  # MLflow would print all of the address
+        what = f"MLFLOW_TRACKING_URI: {without_password(uri)}: got {kind}, accepts {', '.join(_DATABASES)} and http(s)"
+        raise UserError(what, hint="unset it to use the local mlflow.db")
     require_free_port(port)
     click.echo("starting MLflow's server; its address follows when it answers", err=True)
     server = os.getpid()

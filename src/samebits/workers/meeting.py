@@ -6,13 +6,15 @@ import datetime
 import json
 import multiprocessing
 import os
+import secrets
 import signal
 import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Self, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, unlisted
 
@@ -29,6 +31,7 @@ from samebits.errors import (
 )
 from samebits.files import Part
 from samebits.host.addresses import Address, Waiting
+from samebits.workers.board import SECRET, Board
 from samebits.workers.parent import end_with_parent
 
 if TYPE_CHECKING:
@@ -100,15 +103,16 @@ class Meeting:
         self._seconds = max(seconds, nodes.start_seconds)
         self._deadline = time.monotonic() + self._seconds
         self._looked = time.monotonic()
-        self._heard = 0  # beats of nodes that are at work
+        self._heard: str | None = None  # of nodes that are at work
         self._server, self._is_stranger = None, False
         self._handed_over = False
+        self._own: list[tuple[int, Any]] = []  # failures that this node has told, with their numbers
         if nodes.rank == 0 and not nodes.served:
             self._check_mine()
-            self._server = _serve(self.address.port)
+            self._server = _serve(self.address)
         try:
             self._wait_for_answer()
-            self.store = self._connect()
+            self.board = Board(self._connect(), os.environ.get(SECRET, ""))
         except BaseException:
             self.close()
             raise
@@ -135,18 +139,18 @@ class Meeting:
         """
         nodes = self.nodes
         with self._while_node_0_is_there():
-            if self.store.check(["met"]):
+            if self.board.get("met") is not None:
                 self._is_stranger = True  # of whose failure those that train need not hear
                 hint = "wait for its end, or give each training a port of its own"
                 raise UserError(f"a training is under way at {self.address}", hint=hint)
-            if self.store.add(f"joined/{nodes.rank}", 1) > 1:
+            if not self.board.claim(f"joined/{nodes.rank}", secrets.token_hex(8)):
                 hint = "give each machine a number of its own, and each training a port of its own"
                 raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
-            self.store.set(f"beat/{nodes.rank}", "0")
+            self.board.set(f"beat/{nodes.rank}", "0")
 
     def close_door(self) -> None:
         """Let nobody in any more; every node must have shared something."""
-        self.store.set("met", "")
+        self.board.set("met", "")
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -156,7 +160,7 @@ class Meeting:
         def beat() -> None:
             with suppress(RuntimeError):  # node 0 is gone, which is told by whoever shares next
                 while not ended.wait(_BUSY_SECONDS):
-                    self.store.add("busy", 1)
+                    self.board.set("busy", secrets.token_hex(8))
 
         thread = threading.Thread(target=beat)
         thread.start()
@@ -185,37 +189,44 @@ class Meeting:
             raise Report.of(ended, 0).error() from None
 
     def _share(self, name: str, value: Shared) -> list[Shared]:
-        nodes, store = self.nodes, self.store
-        store.set(f"{name}/{nodes.rank}", json.dumps(value))
+        nodes, board = self.nodes, self.board
+        board.set(f"{name}/{nodes.rank}", json.dumps(value))
         waiting = Waiting()
-        while missing := [k for k in range(nodes.count) if not store.check([f"{name}/{k}"])]:
+        told: dict[int, str | None] = dict.fromkeys(range(nodes.count))
+        while True:
+            told |= {k: board.get(f"{name}/{k}") for k, text in told.items() if text is None}
+            missing = [k for k, text in told.items() if text is None]
+            if not missing:
+                break
             if report := root_cause(self.reports()):
                 raise report.error()
-            if self._heard != (beats := store.add("busy", 0)):
-                self._heard, self._deadline = beats, time.monotonic() + self._seconds
+            if self._heard != (beat := board.get("busy")):
+                self._heard, self._deadline = beat, time.monotonic() + self._seconds
             text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
             if time.monotonic() > self._deadline:
-                hint = f"start the same command there with its number, {missing[0]}; see whether it reaches this port"
+                hint = (
+                    f"start the same command there with its number, {missing[0]}, and the same SAMEBITS_SECRET, if any"
+                )
                 raise HostError(f"{text} did not come to {self.address} within {self._seconds:g} s", hint=hint)
             waiting.say(f"waiting at {self.address} for {text}")
             time.sleep(_POLL_SECONDS)
-        self._heard, self._deadline = store.add("busy", 0), time.monotonic() + self._seconds  # for what comes next
-        return [json.loads(store.get(f"{name}/{k}")) for k in range(nodes.count)]
+        self._heard, self._deadline = board.get("busy"), time.monotonic() + self._seconds  # for what comes next
+        return [json.loads(text) for text in told.values() if text is not None]
 
     def hand_over(self) -> None:
         """Leave the store to another thread, which tells of failures from here on: a call may not come back."""
         self._handed_over = True
 
     def report(self, report: Report) -> None:
-        """Tell all nodes of a failure, behind those that were told before."""
-        self.store.set(f"reports/{self.store.add('reports', 1)}", report.model_dump_json())
+        """Tell all nodes of a failure of this one, behind those that were told before."""
+        self._own.append((self.board.number("reports"), report.model_dump(mode="json")))
+        self.board.set(f"reports/{self.nodes.rank}", json.dumps(self._own))
 
-    def reports(self, known: Sequence[Report] = ()) -> list[Report]:
-        """All failures so far, of which some are ``known``."""
-        reports = list(known)
-        while self.store.check([key := f"reports/{len(reports) + 1}"]):
-            reports.append(Report.model_validate_json(self.store.get(key)))
-        return reports
+    def reports(self) -> list[Report]:
+        """All failures so far, in the order in which they were told."""
+        texts = [self.board.get(f"reports/{node}") for node in range(self.nodes.count)]
+        told = [one for text in texts if text for one in json.loads(text)]
+        return [Report.model_validate(report) for _, report in sorted(told, key=itemgetter(0))]
 
     def close(self) -> None:
         """End the store, if it is this node's."""
@@ -302,11 +313,11 @@ class _Greeting(threading.Thread):
             self.store = store
 
 
-def _serve(port: int) -> multiprocessing.context.ForkProcess:
+def _serve(address: Address) -> multiprocessing.context.ForkProcess:
     """Start the store in a process of its own: it has a thread, with which no worker should be forked."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_keep_store, args=(port, there), daemon=True)
+    process = context.Process(target=_keep_store, args=(address, there), daemon=True)
     process.start()
     there.close()
     problem = "its process ended"
@@ -319,17 +330,19 @@ def _serve(port: int) -> multiprocessing.context.ForkProcess:
         raise
     if problem:
         process.join()
-        raise HostError(f"node 0 cannot listen at port {port}: {problem}", hint="give another port on all machines")
+        raise HostError(f"node 0 cannot listen at {address}: {problem}", hint="give another port on all machines")
     return process
 
 
-def _keep_store(port: int, ready: Connection) -> None:
+def _keep_store(address: Address, ready: Connection) -> None:
     end_with_parent(signal.SIGKILL)  # it goes with its launcher, and not before
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     try:
-        store = TCPStore("0.0.0.0", port, is_master=True, wait_for_workers=False)  # noqa: S104 - the others come to it
-    except RuntimeError as error:
+        listener = address.listen()  # there alone: PyTorch would listen at all addresses of this machine
+        store = TCPStore(address.ip, address.port, is_master=True, wait_for_workers=False,
+                         master_listen_fd=listener.detach())  # fmt: skip
+    except (OSError, RuntimeError) as error:
         ready.send(first_line(str(error)))
         return
     ready.send("")

@@ -95,7 +95,7 @@ class Others:
         self._rank = meeting.nodes.rank
         self._outbox: queue.SimpleQueue[Report | State] = queue.SimpleQueue()
         self._reports: list[Report] = []
-        self._samples = SampleExchange(meeting.store, self._rank, len(names), gpus)
+        self._samples = SampleExchange(meeting.board, self._rank, len(names), gpus)
         self._take: Callable[[str, Sample], object] = lambda *_: None
         self._gone = False
         self._clock, self._looked = 0.0, time.monotonic()  # the clock stands while this process is stopped
@@ -188,7 +188,7 @@ class Others:
 
     def _talk(self) -> None:
         """Tell and hear, until this node leaves or the store is gone."""
-        number, state, store = 0, "training", self._meeting.store
+        number, state, board = 0, "training", self._meeting.board
         keys = [f"beat/{rank}" for rank in range(len(self._names))]
         try:
             while not self._stop.is_set():
@@ -199,9 +199,9 @@ class Others:
                         self._meeting.report(told)
                     else:
                         state = told
-                store.set(keys[self._rank], f"{number} {state}")
-                self._reports = self._meeting.reports(self._reports)
-                for node, beat in zip(self._nodes, store.multi_get(keys), strict=True):
+                board.set(keys[self._rank], f"{number} {state}")
+                self._reports = self._meeting.reports()
+                for node, beat in zip(self._nodes, board.get_all(keys), strict=True):
                     node.hear(beat, self._clock)
                 self._answered = self._clock
                 self._samples.pass_on()
@@ -214,15 +214,15 @@ class Others:
 class _Node:
     """What was heard of a node last, and when it was something new."""
 
-    beat: bytes = b""
+    beat: str = ""
     state: State = "training"
     heard: float = 0.0
 
-    def hear(self, beat: bytes, now: float) -> None:
+    def hear(self, beat: str | None, now: float) -> None:
         """Take note of what its key holds."""
-        if beat != self.beat:
+        if beat is not None and beat != self.beat:
             self.beat, self.heard = beat, now
-            self.state = cast("State", beat.decode().partition(" ")[2] or "training")
+            self.state = cast("State", beat.partition(" ")[2] or "training")
 
 
 def _loss(node: int, text: str) -> Report:

@@ -1,4 +1,4 @@
-"""What the other machines of a training count, passed to node 0 through the store."""
+"""What the other machines of a training count, passed to node 0 by the board."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from samebits.host import Counters, sample_seconds
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch.distributed import Store  # type: ignore[attr-defined]
+    from samebits.workers.board import Board
 
 
 class Sample(Part):
@@ -25,8 +25,8 @@ class Sample(Part):
 class SampleExchange:
     """One machine's end of it: node 0, whose own are its sender's, takes; the others give."""
 
-    def __init__(self, store: Store, rank: int, count: int, gpus: Sequence[int]) -> None:
-        self._store, self._rank, self._keys = store, rank, [f"sample/{node}" for node in range(count)]
+    def __init__(self, board: Board, rank: int, count: int, gpus: Sequence[int]) -> None:
+        self._board, self._rank, self._keys = board, rank, [f"sample/{node}" for node in range(count)]
         self._seconds = sample_seconds()
         self._due = time.monotonic() + self._seconds
         self._number = 0
@@ -35,18 +35,18 @@ class SampleExchange:
         self._new: queue.SimpleQueue[tuple[int, Sample]] = queue.SimpleQueue()
 
     def pass_on(self) -> None:
-        """Give or take what is due; called again and again by the thread that has the store."""
+        """Give or take what is due; called again and again by the thread that has the board."""
         if time.monotonic() < self._due:
             return
         self._due += self._seconds
         if self._counters:
             sample = Sample(number=self._number, values=self._counters.sample())
             self._number += 1
-            self._store.set(self._keys[self._rank], sample.model_dump_json())
+            self._board.set(self._keys[self._rank], sample.model_dump_json())
             return
         for node, key in enumerate(self._keys):
-            if self._store.check([key]):
-                sample = Sample.model_validate_json(self._store.get(key))
+            if text := self._board.get(key):
+                sample = Sample.model_validate_json(text)
                 if sample.number > self._seen[node]:
                     self._seen[node] = sample.number
                     self._new.put((node, sample))

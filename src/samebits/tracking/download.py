@@ -1,0 +1,163 @@
+"""Fetch a run's files from MLflow, in a process of its own: a server may let one wait for ever, or send for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import TYPE_CHECKING
+
+from samebits.errors import HostError, SamebitsError, UserError, from_exit_code, last_line
+from samebits.params import require_repository
+from samebits.records.run import FILES, read_run
+from samebits.tracking.store import connect, errors_of_the_store, tracking_uri
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from samebits.records import run as records
+
+ANSWER_SECONDS = 60.0
+"""In which a server has to say what files there are."""
+SLOWEST = 2**18  # bytes a second
+_SLACK = 2**20  # bytes above what was listed, for how files are counted
+_MEMORY_KIB = 2**20  # of this process: a file is never in it whole, and what a server says of files is short
+_MORE = ("params.yaml", "provenance.json")  # which a run has that can be made again
+_FILE_NAME = re.compile(r"\w[\w.-]*")
+_POLL_SECONDS = 0.1
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+_HINT = "ask who runs the server; see `samebits doctor`"
+
+
+def find_run_files(reference: str, scratch: Path) -> records.Run:
+    """The run that ``reference`` names, its files in place or downloaded to ``scratch``.
+
+    Raises:
+        UserError: there is no such folder and no such run, or it has no files.
+        HostError: see ``fetch``.
+    """
+    folder = Path(reference)
+    try:
+        is_folder = folder.is_dir()
+    except OSError:  # too long a name for one
+        is_folder = False
+    if is_folder:
+        return read_run(folder)
+    if not _RUN_ID.fullmatch(reference):
+        hint = "give a run's folder such as runs/single-fast, or the id of an MLflow run"
+        raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)
+    require_repository()  # elsewhere a store would be made
+    return read_run(fetch(reference, scratch))
+
+
+def fetch_run(run_id: str, scratch: Path) -> Path:
+    """Download everything that MLflow has of a run. Raises UserError and HostError: see ``fetch``."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise UserError(f"{run_id}: not a run id (32 hexadecimal digits)", hint="it is on the run's page in MLflow")
+    return fetch(run_id, scratch, everything=True)
+
+
+def fetch(run_id: str, folder: Path, *, everything: bool = False) -> Path:
+    """Download the files of a run that say what it was, or ``everything`` that MLflow has of it, to ``folder``.
+
+    Raises:
+        UserError: there is no such run, or it has no files.
+        HostError: the MLflow store cannot be reached, is too slow, or sends more than it says.
+    """
+    command = [sys.executable, "-P", "-m", "samebits.tracking.download", run_id, str(folder), str(ANSWER_SECONDS)]
+    done = subprocess.run([*command, *["all"] * everything], capture_output=True, text=True, check=False)
+    try:
+        exit_code, message, hint = json.loads(last_line(done.stdout))
+    except ValueError:
+        raise HostError(f"MLflow's client failed: {last_line(done.stderr)}", hint="see `samebits doctor`") from None
+    if exit_code:
+        raise from_exit_code(exit_code, message, hint)
+    return folder
+
+
+@errors_of_the_store()
+def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = False) -> None:
+    """As ``fetch``, in this process; ``watch`` hears what was listed."""
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
+
+    try:
+        client = connect(tracking_uri())
+        # A server may list any name; what leads elsewhere than to a file of this run is none of its artifacts.
+        here = {file.path: file.file_size for file in client.list_artifacts(run_id) if _FILE_NAME.fullmatch(file.path)}
+        for name in (*FILES, *(_MORE if everything else ())):
+            if name not in here:
+                hint = "choose a training that has ended; a comparison's own run holds no weights"
+                raise UserError(f"run {run_id} has no {name}", hint=hint)
+        names = [*here] if everything else FILES
+        watch.expect(here[name] for name in names)
+        for name in names:
+            client.download_artifacts(run_id, name, str(folder))
+    except MlflowException as error:
+        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+            raise UserError(f"MLflow has no run {run_id}", hint="is MLFLOW_TRACKING_URI the right one?") from None
+        raise
+
+
+class Watch(threading.Thread):
+    """Ends this process, with a word, when the server takes too long or sends more than it has listed."""
+
+    def __init__(self, folder: Path, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self._folder, self._deadline, self._most = folder, time.monotonic() + seconds, _SLACK
+        self._seconds = seconds
+
+    def expect(self, sizes: Iterable[int | None]) -> None:
+        """Wait for so many bytes more, at the slowest rate that is waited for."""
+        self._most += sum(size or 0 for size in sizes)
+        self._deadline = time.monotonic() + self._seconds + self._most / SLOWEST
+
+    def run(self) -> None:
+        """Look again and again."""
+        while True:
+            time.sleep(_POLL_SECONDS)
+            if _size(self._folder) > self._most or getrusage(RUSAGE_SELF).ru_maxrss > _MEMORY_KIB:
+                _tell(HostError(f"MLflow's server sends more than the {self._most} bytes it has listed", hint=_HINT))
+            elif time.monotonic() > self._deadline:
+                _tell(HostError("MLflow's server has taken too long to send a run's files", hint=_HINT))
+            else:
+                continue
+            os._exit(0)
+
+
+def _size(folder: Path) -> int:
+    """Bytes of all files in a folder, some of which may go away meanwhile."""
+    size = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):
+            size += file.lstat().st_size
+    return size
+
+
+def _tell(error: SamebitsError | None) -> None:
+    """Print what ``fetch`` reads."""
+    told = (0, "", "") if error is None else (error.exit_code, error.message, error.hint)
+    print(f"\n{json.dumps(told)}", flush=True)  # noqa: T201
+
+
+def main(run_id: str, folder: Path, seconds: float, *, everything: bool) -> None:
+    """The process that ``fetch`` starts."""
+    watch = Watch(folder, seconds)
+    watch.start()
+    try:
+        download(run_id, folder, watch, everything=everything)
+    except SamebitsError as error:
+        _tell(error)
+    else:
+        _tell(None)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), everything="all" in sys.argv[4:])

@@ -1,0 +1,57 @@
+"""What the launchers of all nodes tell each other: texts under keys of a store, signed by a secret that they share."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+SECRET = "SAMEBITS_SECRET"  # noqa: S105 - its name
+"""Variable with any text that all machines of a training have, and nobody else on their network."""
+_DIGITS = 32  # of a signature, HMAC with SHA-256
+
+
+class Board:
+    """A store in which nothing stands but what was signed: of a stranger's text it says that it is not there.
+
+    Whoever reaches the store may still remove what stands there, or overwrite it.
+    """
+
+    def __init__(self, store: Store, secret: str) -> None:
+        self._store, self._secret = store, secret.encode()
+
+    def set(self, key: str, text: str) -> None:
+        """Write a text, in the place of what stands there."""
+        self._store.set(key, self._signed(key, text))
+
+    def get(self, key: str) -> str | None:
+        """The text that stands there."""
+        return self._read(key, self._store.get(key)) if self._store.check([key]) else None
+
+    def get_all(self, keys: Sequence[str]) -> list[str | None]:
+        """The texts under keys each of which was set, in one go."""
+        return [self._read(key, value) for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)]
+
+    def claim(self, key: str, text: str) -> bool:
+        """Write a text unless there is another; whether it stands there now."""
+        stands = self._store.compare_set(key, "", self._signed(key, text))
+        if (known := self._read(key, stands)) is None:
+            self.set(key, text)
+        return known in (None, text)
+
+    def number(self, key: str) -> int:
+        """How often this was asked of the key; a stranger may have asked too."""
+        return self._store.add(key, 1)
+
+    def _signed(self, key: str, text: str) -> str:
+        mac = hmac.new(self._secret, f"{key}\n{text}".encode(), hashlib.sha256)
+        return mac.hexdigest()[:_DIGITS] + text
+
+    def _read(self, key: str, value: bytes) -> str | None:
+        text = value.decode(errors="replace")[_DIGITS:]
+        return text if hmac.compare_digest(self._signed(key, text).encode(), value) else None
