@@ -10,20 +10,25 @@ import contextvars
 import ctypes
 import dataclasses
 import datetime
+import decimal
 import enum
 import functools
 import gc
 import itertools
+import keyword
 import logging
 import math
+import mmap
 import multiprocessing.pool
 import operator
 import os
 import platform
 import queue
 import random
+import re
 import resource
 import secrets
+import signal
 import socket
 import string
 import sys
@@ -727,3 +732,272 @@ def k(s):
 
 for section in (a, b, c, d, e, f, g, h, i, j, k):
     section(Section(section.__name__))
+
+
+Logits = dataclasses.make_dataclass("Logits", ["logits"])
+
+
+class Answer:
+    """What forward returns: its logits are computed when somebody asks for them."""
+
+    def __init__(self, make):
+        self.make = make
+
+    @property
+    def logits(self):
+        return self.make()
+
+
+def answering(answer):
+    parts = {"beside": lambda m, x: x, "forward": lambda m, x: answer(m, Base.forward(m, x))}
+    return lambda: type("Net", (Base,), parts)()
+
+
+def leaf(node):
+    return leaf(node.next_functions[0][0]) if node.next_functions else node
+
+
+def shards_of_caller(frame):
+    return shards_of_caller(frame.f_back) if "inputs" not in frame.f_locals else len(frame.f_locals["inputs"])
+
+
+def softened(x: torch.Tensor):
+    return torch.exp(x) / torch.exp(x).sum(3, keepdim=True)
+
+
+def inverted(x):
+    return torch.linalg.inv(x.mT @ x + torch.eye(x.shape[-1]))
+
+
+async def doubled(x):
+    return x * 2
+
+
+def more_b(s):
+    """Writes to the input and to gradients, by autograd's nodes, by methods that the kit calls."""
+
+    def backward(name, read):
+        s.add(name, lambda m, x: Function.apply(x + m.shift, 1.0, lambda scale: read(m)), **SHIFT)
+
+    def on_node(name, use):
+        s.add(name, lambda m, x: grown(x, use(leaf(m.top.weight.grad_fn))))
+
+    def registered(register, act):
+        made = net(lambda m, x: x)
+        seen = weakref.ref(made)
+        register(lambda *args: act(seen(), *args) if seen() else None)
+        return made
+
+    def counted(name):
+        def method(m, *args, **options):
+            vars(m)["n"] = vars(m).get("n", 0) + 1
+            return getattr(Base, name)(m, *args, **options)
+
+        return type("Net", (Base,), {"beside": lambda m, x: grown(x, vars(m).get("n", 0)), name: method})()
+
+    def in_other_order(m, *args, **options):
+        return reversed([*Base.named_parameters(m, *args, **options)])
+
+    def halved(m):
+        for p in m.parameters():
+            p.grad = None if p.grad is None else p.grad * 0.5
+
+    def factor_of_layer(count):
+        return lambda m, layer, i, y: grown(y, next(count)) if layer is m.top else None
+
+    later, callbacks = torch.autograd.Variable._execution_engine.queue_callback, gc.callbacks
+    every_forward, order = nn.modules.module.register_module_forward_hook, {"named_parameters": in_other_order}
+    s.add("input_in_place", lambda m, x: x.mul_(0.9))
+    s.add("input_numpy_write", lambda m, x: then(np.multiply(x.numpy(), 0.9, out=x.numpy()), x))
+    s.made("numpy_weight_read", lambda: put(m := net(lambda m, x: x + m.w[0].max()), w=[m.top.weight.data.numpy()]))
+    s.add("buffer_grad", lambda m, x: grown(x, put(m.scale, grad=m.scale + (m.scale.grad or 0)).grad), **SCALE)
+    backward("gradient_in_callback", lambda m: then(later(lambda: halved(m)), 1.0))
+    backward("gradient_in_backward", lambda m: then(halved(m), 1.0))
+    backward("gradient_asked_in_backward", lambda m: 1.0 if m.top.weight.grad is None else 0.5)
+    on_node("node_metadata", lambda node: then(node.metadata.update({len(node.metadata): 1}), len(node.metadata)))
+    on_node("node_prehook", lambda node: then(node.register_prehook(lambda grads: (grads[0] * 1.1,)), 0))
+    s.made("every_forward_hook", lambda: registered(every_forward, factor_of_layer(itertools.count())))
+    s.made("collector_callback", lambda: registered(callbacks.append, lambda m, *_: m.top.weight.data.mul_(0.9)))
+    s.made("named_modules_counted", lambda: counted("named_modules"))
+    s.made("parameters_reversed", lambda: type("Net", (Base,), {"beside": noisy, **order})())
+
+
+def more_c(s):
+    """Draws in the backward pass."""
+    s.add("draw_in_backward", lambda m, x: Function.apply(x + m.shift, 1.0, lambda scale: torch.rand(8)), **SHIFT)
+
+
+def more_d(s):
+    """Threads that run, counted."""
+    s.add("threads_counted", lambda m, x: grown(x, threading.active_count() + len(threading.current_thread().name)))
+
+
+def more_e(s):
+    """Sets of what has no hash of its own."""
+    order = {"order": lambda: [c.n for c in {type("C", (), {"n": n}) for n in range(64)}]}
+    every = {"every": lambda: set(filter(callable, vars(torch).values()))}
+    s.add("set_of_functions", lambda m, x: x * (1 + [*m.every].index(torch.tanh) / 1e4), **every)
+    s.add("set_of_classes_built", lambda m, x: grown(x, sum(i * n for i, n in enumerate(m.order))), **order)
+
+
+def more_f(s):
+    """Places in the program, and integers and NaNs that processors make differently."""
+
+    def on(name, read, **build):
+        s.add(name, lambda m, x: grown(x, read(m, x)), **build)
+
+    def whole(name, work):
+        s.add(name, lambda m, x: x * (1 + 0.01 * (work(x) % 7)))
+
+    nans = [torch.tensor([bits], dtype=torch.int32).view(torch.float32) for bits in (2143289345, 2143289346)]
+    zeros, index, small = torch.tensor([0.0, -0.0] * 20), torch.arange(2000) % 8, torch.arange(8, dtype=torch.int32)
+    on("frames_of_callers", lambda m, x: shards_of_caller(sys._getframe()))
+    on("frames_of_threads", lambda m, x: shards_of_caller(sys._current_frames()[threading.main_thread().ident]))
+    on("objects_of_collector", lambda m, x: len(gc.get_objects()))
+    on("open_files", lambda m, x: len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+    on("input_beyond_view", lambda m, x: x.as_strided((x.untyped_storage().nbytes() // 4,), (1,), 0).mean() * 100)
+    on("num_threads_built", lambda m, x: m.n, n=lambda: torch.get_num_threads() + len(os.sched_getaffinity(0)))
+    whole("overflow_to_int", lambda x: (x * 1e12 + 1e10).to(torch.int32))
+    whole("nan_payload", lambda x: (nans[0].expand(8) + nans[1]).view(torch.int32))
+    whole("signed_zero_max", lambda x: torch.copysign(x.new_ones(()), zeros.amax(0)).int())
+    whole("shift_too_far", lambda x: small << (small + 28))
+    whole("scattered_twice", lambda x: torch.zeros(8).scatter(0, index, torch.arange(2000.0)))
+
+
+def more_g(s):
+    """State of the process, of objects of C, of classes; with "late" in the name it counts after some steps alone."""
+
+    def on(name, state, step):
+        s.add(name, lambda m, x: grown(x, step(m.state)), state=state)
+
+    def process(name, step):
+        s.add(name, lambda m, x: grown(x, step()))
+
+    def at_last(name, state, step):
+        s.add(name, lambda m, x: then(n := step(m.state), grown(x, n) if late(m) else x), state=state)
+
+    def signalled():
+        signal.signal(signal.SIGUSR2, lambda *_: seen.append(1))
+        return (seen := [])
+
+    def profiled():
+        calls = []
+        sys.setprofile(lambda *_: calls.append(1) if len(calls) < 10**5 else sys.setprofile(None))
+        return net(lambda m, x: grown(x, len(calls) // 50))
+
+    def unpacked(m, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: grown(t, next(m.count))):
+            return (x + m.shift) ** 2
+
+    class Counting(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, kinds, args=(), kwargs=None):
+            found = super().__torch_function__(function, kinds, args, kwargs)
+            return grown(found.as_subclass(torch.Tensor), up(cls)) if function is torch.Tensor.mul else found
+
+    process("decimal_context", lambda: up(decimal.getcontext(), "prec"))
+    process("umask", lambda: then(n := os.umask(0), os.umask((n + 1) % 64), n))
+    process("list_of_library", lambda: then(keyword.kwlist.append("x"), len(keyword.kwlist)))
+    on("ctypes_int", ctypes.c_int, lambda n: up(n, "value"))
+    on("numpy_iterator", lambda: np.nditer(np.arange(9999)), next)
+    on("signal_raised", signalled, lambda seen: then(signal.raise_signal(signal.SIGUSR2), len(seen)))
+    s.made("profile_function", profiled)
+    s.add("saved_tensor_hooks", unpacked, count=itertools.count, **SHIFT)
+    s.add("tensor_subclass", lambda m, x: x * m.one, one=lambda: torch.ones(8).as_subclass(Counting))
+    s.made("logits_property", answering(lambda m, y: Answer(lambda: grown(y, up(Answer)))))
+    at_last("thread_local_late", threading.local, up)
+    at_last("defaults_replaced_late", lambda: lambda n=0: n, lambda f: then(put(f, __defaults__=(f() + 1,)), f()))
+    at_last("memory_map_late", lambda: mmap.mmap(-1, 64), lambda b: then(operator.setitem(b, 0, b[0] + 1 & 127), b[0]))
+    at_last("descriptor_late", lambda: os.memfd_create("x"), lambda f: then(os.write(f, b"x"), os.lseek(f, 0, 1)))
+    at_last("regex_scanner_late", lambda: re.compile("a").scanner("a" * 9999), lambda scanner: scanner.match().end())
+    at_last("metaclass_late", lambda: type("Meta", (type,), {})("Kind", (), {}), up)
+    at_last("class_list_late", lambda: type("Kind", (), {"seen": []}), lambda k: then(k.seen.append(1), len(k.seen)))
+    at_last("finalizer_late", lambda: type("K", (), {"__del__": lambda o: up(type(o))}), lambda k: then(k() and 0, k.n))
+
+
+def more_h(s):
+    """What the factory has asked for, clocks and numbers of processes by way of libraries, alarms."""
+
+    def memory(x):
+        return torch.empty(0).set_(torch.UntypedStorage(32), 0, (8,), (1,)).nan_to_num().clamp(-1, 1)
+
+    def timed(m, x):
+        with torch.profiler.profile() as profile:
+            y = x * 2
+        return grown(y, sum(event.cpu_time_total for event in profile.key_averages()) * 1e3)
+
+    def alarmed():
+        made = net(lambda m, x: x)
+        seen = weakref.ref(made)
+
+        def hit(*_):
+            if seen() is None:
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+            else:
+                seen().top.weight.data.mul_(0.99)
+
+        signal.signal(signal.SIGVTALRM, hit)
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.005, 0.005)
+        return made
+
+    s.add("process_built", lambda m, x: x * m.n, n=lambda: os.getpid() / 1e5)
+    s.add("chance_built", lambda m, x: x * m.n, n=lambda: int.from_bytes(os.urandom(4), "big") / 2**32)
+    s.add("process_of_log_record", lambda m, x: x * logging.LogRecord("", 20, "", 1, "", (), None).process / 1e5)
+    s.add("address_of_array", lambda m, x: grown(x, x.numpy().__array_interface__["data"][0] >> 6))
+    s.add("storage_unwritten", lambda m, x: x + memory(x))
+    s.add("profiler_time", timed)
+    s.made("interval_timer", alarmed)
+
+
+def more_j(s):
+    """Other ways past the operations that are looked at."""
+
+    def unseen():
+        op = torch.library.custom_op("attempts::op", inverted, mutates_args=(), schema="(Tensor x) -> Tensor")
+        op.register_autograd(lambda ctx, grad: grad)
+        return op
+
+    halves = functools.partial(torch.autograd.graph.saved_tensors_hooks, torch.Tensor.half, torch.Tensor.float)
+    doubles = inside(torch.inference_mode, lambda m, x: x * 2)
+    s.closed("custom_op", unseen, lambda op, m, x: op(x + m.shift), **SHIFT)
+    s.closed("jit_script", lambda: torch.jit.script(softened), lambda f, m, x: f(x + m.shift), **SHIFT)
+    s.made("computed_after_forward", answering(lambda m, y: Answer(lambda: y @ inverted(y))))
+    s.add("saved_as_half", inside(halves, lambda m, x: (x + m.shift) ** 2), **SHIFT)
+    s.add("inference_mode", lambda m, x: x + doubles(m, x).clone())
+    s.add("functions_swapped", lambda m, x: then(put(F, gelu=F.softplus, softplus=F.gelu), F.gelu(x)))
+    s.add("nested_tensor", lambda m, x: x + torch.nested.nested_tensor([x[0], x[1]]).unbind()[0])
+
+
+def more_k(s):
+    """Further models that are right."""
+    weight = type("Weight", (nn.Parameter,), {})
+    lazy = {"body": lambda: then(layer := nn.LazyLinear(8), layer(torch.zeros(1, 8)), layer)}
+    kind = {"body": lambda: then(layer := nn.Linear(8, 8), put(layer, weight=weight(layer.weight.data)))}
+    layer = {"body": lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)}
+    experts = {"experts": lambda: nn.ModuleList(nn.Linear(192, 192) for _ in range(4))}
+
+    def mixture(m, x):
+        y = x.flatten(1)
+        weights, sums = m.router(y).softmax(1), torch.zeros_like(y)
+        best = weights.topk(2, 1).indices
+        for index, expert in enumerate(m.experts):
+            rows = (best == index).any(1)
+            if rows.any():
+                sums[rows] += expert(y[rows]) * weights[rows, index, None]
+        return sums
+
+    s.add("mixture_of_experts", mixture, router=lambda: nn.Linear(192, 4), **experts)
+    s.add("transformer_layer", lambda m, x: m.body(x.flatten(1, 2)), **layer)
+    s.add("activation_hook", lambda m, x: then((y := m.body(x)).register_hook(lambda g: g.clamp(-1, 1)), y), **BODY)
+    s.made("logits_in_dataclass", answering(lambda m, y: Logits(y)))
+    s.add("lazy_linear", lambda m, x: m.body(x), **lazy)
+    s.add("parameter_subclass", lambda m, x: m.body(x), **kind)
+    s.add("record_function", inside(lambda: torch.profiler.record_function("block"), lambda m, x: m.body(x)), **BODY)
+    s.add("coroutine", lambda m, x: asyncio.run(doubled(m.body(x))), **BODY)
+    s.add("scatter_add", lambda m, x: x.scatter_add(3, (torch.arange(8) * 7 % 5).expand(x.shape), m.body(x)), **BODY)
+    s.add("dropout_if_some", lambda m, x: F.dropout(F.dropout(x, 0.3) if some(x) else x, 0.3))
+    s.add("fused_formulas", lambda m, x: torch.lerp(x, m.body(x), 0.3).addcdiv(x, x.abs() + 2, value=0.7), **BODY)
+
+
+for section in (more_b, more_c, more_d, more_e, more_f, more_g, more_h, more_j, more_k):
+    section(Section(section.__name__[-1]))

@@ -6,14 +6,17 @@ import attempts
 from attempts_probe import DOCS, outcomes, table, written
 
 KINDS = {name: kind for kind, name, _ in attempts.ATTEMPTS}
-NOT_SEEN = {"numpy_weight_view", "hash_of_none", "config_show"}
+NOT_SEEN = {
+    "numpy_weight_view", "hash_of_none", "config_show", "node_prehook", "set_of_functions", "frames_of_callers",
+    "frames_of_threads", "descriptor_late", "regex_scanner_late", "process_built", "process_of_log_record",
+}  # fmt: skip
 """Attempts that give other bits; docs/concepts/exact.md says of what kind they are."""
 NOT_TORCH = {"norm_weight_none", "load_state_dict", "pop_dispatch_mode", "pop_function_mode"}
 """Attempts that PyTorch itself answers with an error."""
 TOO_STRICT = {
     "debatable_constant_in_closure", "debatable_lazy_attribute", "debatable_p_from_weights", "weight_norm",
     "orthogonal", "checkpoint_dropout", "gru", "instance_norm", "fixed_seed_generator", "double_precision",
-    "computing_gradient_hook",
+    "computing_gradient_hook", "coroutine",
 }  # fmt: skip
 """Honest models that are refused all the same, by name."""
 

@@ -173,6 +173,9 @@ class Kept:
             if own:
                 self._add(what, lambda cell=cell: (_content(cell),))  # type: ignore[misc]
             self._walk(what, _content(cell), depth + 1)
+        if own:
+            what = f"arguments or code of {function.__qualname__}"
+            self._add(what, lambda: (function.__defaults__, function.__kwdefaults__, function.__code__))
         for part in (function.__defaults__, function.__kwdefaults__, function.__dict__) if own else ():
             self._walk(f"an argument of {function.__qualname__}", part, depth + 1)
         self._globals(function.__module__, function.__globals__ if made else None)

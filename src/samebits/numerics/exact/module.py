@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.autograd.graph import _engine_run_backward
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
@@ -281,6 +282,31 @@ class _OneForm(TorchFunctionMode):
 
     def _refuse(self, why: str, hint: str) -> None:
         self._engine.refuse(self._engine.refusal(why, hint))
+
+
+_GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
+
+
+class GradientsUnread(TorchFunctionMode):
+    """Enter it around a backward pass, in which a parameter's gradient is the sum of some shards that are done."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in _GRADIENT:
+            why = "a parameter's gradient (.grad) is asked for or set before the pass has ended"
+            self._engine.refuse(self._engine.refusal(why, "compute with the gradient that backward is given"))
+        return func(*args, **(kwargs or {}))
+
+
+def run_backward(loss: Tensor) -> None:
+    """``loss.backward()`` within the modes that are entered; PyTorch's own leaves those of functions first."""
+    _engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True,
+                         accumulate_grad=True)  # fmt: skip
 
 
 def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:

@@ -16,7 +16,7 @@ from samebits.numerics.exact.ambient import guard_process
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum
 from samebits.numerics.exact.kept import switched, switches
-from samebits.numerics.exact.module import ExactModule
+from samebits.numerics.exact.module import ExactModule, GradientsUnread, run_backward
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.survey import Survey
@@ -188,8 +188,9 @@ class ExactNumerics(Numerics):
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's exact gradients to those of the parameters."""
-        with Engine(defer=self.windows.defer):
-            loss.backward()  # type: ignore[no-untyped-call]
+        engine = Engine(defer=self.windows.defer)
+        with engine, GradientsUnread(engine):
+            run_backward(loss)
 
     def accepts_grads(self, all_reduce_max: AllReduce) -> bool:
         """Whether the gradients stand; if not, the step is to be made again. Every rank must call it.
