@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A user's model may look at the order of a set; stages begin again where this is not so.
 export PYTHONHASHSEED := 0
 
-.PHONY: help repro verify up test test-all coverage faults gpu-check rehearse screenshots bench docs lint audit sbom format ui lock clean
+.PHONY: help repro verify up test test-all attacks coverage faults gpu-check rehearse screenshots bench docs lint audit sbom format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -38,9 +38,13 @@ $(BENCH_STAMP): $(BENCH_LOCK) requirements.uv.lock pyproject.toml
 	@sh tools/install.sh "$(PYTHON)" "$(BENCH_LOCK)" .venv-bench
 	@touch $@
 
+# DVC would keep pickles where all users of this host can write.
+OWN_CACHE := [ -n "$$DVC_SITE_CACHE_DIR" ] || { (umask 077; mkdir -p "$$HOME/.cache/samebits") 2>/dev/null && \
+	export DVC_SITE_CACHE_DIR="$$HOME/.cache/samebits/dvc"; } || true
+
 repro: $(STAMP)  ## run the pipeline, and print what it found
 	@# Who imports torch first compiles it, for seconds: another core can, while DVC starts and the data are made.
-	@export $(RUN); [ -e .venv/.compiled ] || { touch .venv/.compiled; python -c 'import torch._dynamo' & }; dvc repro
+	@$(OWN_CACHE); export $(RUN); [ -e .venv/.compiled ] || { touch .venv/.compiled; python -c 'import torch._dynamo' & }; dvc repro
 	@echo && sed '/^|/,$$d' reports/comparison.md
 	@echo "Table: reports/comparison.md. Report: reports/index.html. Runs in MLflow: make ui. Elsewhere: docs/guides/first-run.md."
 
@@ -53,8 +57,11 @@ test: $(STAMP)  ## the tests that take minutes: every promise once
 test-all: $(STAMP)  ## all tests that this host can run, in groups; ends with a table of them
 	@$(RUN) exec python tools/run_tests.py
 
-test-%: $(STAMP)  ## one group: quick four-gpus exact training pipeline browser nodes container rehearsal faults gpu
+test-%: $(STAMP)  ## one group: quick four-gpus shared exact training pipeline browser nodes container rehearsal faults gpu
 	@$(RUN) exec python tools/run_tests.py $*
+
+attacks: $(STAMP)  ## what other users, servers, repositories and strangers try, as a table; with root, a second user too
+	@$(RUN) exec python tools/attacks.py
 
 coverage: $(STAMP)  ## test-all, and which lines of the library it reaches, also in stages and workers; ONLY=exact is one group
 	@$(RUN) coverage erase

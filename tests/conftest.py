@@ -118,6 +118,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (bool(item.get_closest_marker("cuda_here")), order.get(item.path, len(order))))
     gpus, said = visible_gpus()
     for item in items:
+        if attack := item.get_closest_marker("attack"):
+            item.user_properties.append(("attacker", attack.args[0]))
         if mark := item.get_closest_marker("gpus"):
             needed = int(mark.args[0])
             if gpus < needed:

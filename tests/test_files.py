@@ -121,6 +121,7 @@ def one_killed_of_two(code, path):
         processes[1].communicate()
 
 
+@pytest.mark.attack("another user of the host")
 def test_the_folders_of_killed_processes_go_and_nobody_elses(tmp_path):
     (tmp_path / "other").mkdir()
     with one_killed_of_two(KILLED, tmp_path):
@@ -194,6 +195,7 @@ def test_a_missing_or_damaged_file_names_the_command_that_makes_it(text, message
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to(path)])
+@pytest.mark.attack("another user of the host")
 def test_what_is_no_regular_file_is_refused_before_it_is_opened(make, tmp_path):
     make(tmp_path / "x.json")
     with pytest.raises(
@@ -204,6 +206,7 @@ def test_what_is_no_regular_file_is_refused_before_it_is_opened(make, tmp_path):
         sha256(tmp_path / "x.json")
 
 
+@pytest.mark.attack("another user of the host")
 def test_a_folder_of_thousands_of_levels_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"\.\.\.: nested too deeply\. hint: name another folder"):
         write_text(tmp_path / ("x/" * 1800) / "file", "")
@@ -272,6 +275,7 @@ def test_debug_shows_the_traceback(capsys):
         ("postgresql://db/mlflow?user=me&Password=S3CRET&x=1", "postgresql://db/mlflow?user=me&Password=***&x=1"),
     ],
 )
+@pytest.mark.attack("another user of the host")
 def test_no_error_and_no_traceback_shows_a_password(text, shown, capsys):
     with pytest.raises(SystemExit), exit_on_error(debug=True):
         raise HostError("the store refuses", hint=text) from OSError(text)

@@ -54,6 +54,9 @@ _QUICK = ("-m", "not slow and not container", *_TWO, "--hypothesis-profile=searc
 GROUPS = {
     "quick": Group(about="what `make test` runs, where it makes up its cases with others", select=_QUICK),
     "four-gpus": Group(about="the same where NVIDIA's library tells of four GPUs", select=_QUICK, gpus_of="A"),
+    "shared": Group(
+        about="other users of the host, foreign servers, patches and strangers", select=("-m", "attack", "tests", *_TWO)
+    ),
     "exact": Group(
         about="exact numerics in other environments, every operation and model",
         select=("-m", _SLOW, "tests/numerics", "tests/rehearsal", "tests/system/test_operations.py", *_TWO),

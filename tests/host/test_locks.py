@@ -67,6 +67,7 @@ def test_a_lock_is_had_where_a_shared_disk_asks_for_a_file_open_for_writing(nfs,
     assert writer_gone(log.path)
 
 
+@pytest.mark.attack("another user of the host")
 def test_what_another_machine_writes_is_not_swept(nfs, other, tmp_path):
     with scratch_folder(tmp_path) as mine, atomic(tmp_path / "file") as temporary:
         temporary.write_text("text")
@@ -75,6 +76,7 @@ def test_what_another_machine_writes_is_not_swept(nfs, other, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["file", "lock", Path(other).name])
 
 
+@pytest.mark.attack("another user of the host")
 def test_a_lock_that_another_process_holds_is_named_after_a_while(other, tmp_path):
     with (
         pytest.raises(HostError, match=r"lock: another process holds it for more than 0\.2 s"),
@@ -83,6 +85,7 @@ def test_a_lock_that_another_process_holds_is_named_after_a_while(other, tmp_pat
         pass
 
 
+@pytest.mark.attack("another user of the host")
 def test_a_lock_file_that_cannot_be_written_still_locks(monkeypatch, tmp_path):
     """Another user may have made it, and root, as whom the tests may run, is refused nothing."""
     real = os.open

@@ -246,6 +246,7 @@ def test_variables_that_determinism_and_the_fork_rest_on(name, value, accepts, m
         }  # fmt: skip
 
 
+@pytest.mark.attack("another user of the host")
 def test_compiled_code_is_kept_where_nobody_else_can_write(tmp_path, monkeypatch):
     names = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 

@@ -110,6 +110,7 @@ def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monk
         ("tokenizer.py", True), ("tokenize.py", True), ("tokenizer.json", True), ("subtoken.py", True),
     ],
 )  # fmt: skip
+@pytest.mark.attack("a malicious repository or patch")
 def test_a_patch_has_no_file_whose_name_says_that_it_holds_secrets(name, is_taken, repository):
     (repository / name).write_text("S3NTINEL\n")
     patch, omitted = git_patch()

@@ -53,6 +53,7 @@ def test_places_of_the_servers_own_and_object_stores_are_taken(uri):
      "hdfs://h/1", "dbfs:/1", "models:/1", "r2://bucket@evil.example/1", "b2://bucket@evil.example/1",
      "MLFLOW-ARTIFACTS://other.example/1", "FILE:///home/me"],
 )  # fmt: skip
+@pytest.mark.attack("a malicious server")
 def test_other_places_are_refused_and_told_without_a_password(uri):
     with pytest.raises(UserError, match="MLflow's server keeps the files at"):
         require_own_place(uri, SERVER)
@@ -118,6 +119,7 @@ def says(repository, migrated_store, tmp_path_factory, monkeypatch):
         ),
     ],
 )
+@pytest.mark.attack("a malicious server")
 def test_no_file_and_no_login_goes_where_a_server_says(place, says, listener, repository, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     says(place.format(home=home, port=listener.server_port))
@@ -145,6 +147,7 @@ def test_a_run_is_fetched_from_a_server(says, repository, tmp_path):
 
 
 @pytest.mark.parametrize("uri", ["runs:/{run}", "runs:/{run}/x"])
+@pytest.mark.attack("a malicious server")
 def test_a_run_with_files_at_another_run_is_refused(uri, says, repository, tmp_path):
     says("mlflow-artifacts:/1")
     client = connect(tracking_uri())
@@ -210,6 +213,7 @@ def slow(repository, monkeypatch):
         ("answer", 3600.0, r"MLflow's server sends more than the \d+ bytes it has listed"),
     ],
 )
+@pytest.mark.attack("a malicious server")
 def test_a_server_that_sends_for_ever_is_left(sends, seconds, message, slow, tmp_path, monkeypatch):
     slow.sends = sends
     monkeypatch.setattr(download, "ANSWER_SECONDS", seconds)
@@ -218,6 +222,7 @@ def test_a_server_that_sends_for_ever_is_left(sends, seconds, message, slow, tmp
     assert slow.reached.is_set()
 
 
+@pytest.mark.attack("a malicious server")
 def test_the_first_signal_ends_who_waits_for_a_server(slow):
     command = [sys.executable, "-P", "-c", "from samebits.cli import main; main()", "compare", RUN, RUN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -33,6 +33,7 @@ def connection():
             yield client, accepted.getsockname(), peer
 
 
+@pytest.mark.attack("another user of the host")
 def test_whose_a_connection_is_linux_knows_as_long_as_it_is_open():
     with connection() as (client, server, peer):
         assert owner_of(client, server) == os.getuid()
@@ -43,6 +44,7 @@ def test_whose_a_connection_is_linux_knows_as_long_as_it_is_open():
         wait_for(lambda: owner_of(client, server) is None, seconds=60)
 
 
+@pytest.mark.attack("another user of the host")
 def test_a_websocket_of_nobody_is_closed():
     async def app(*_):
         raise AssertionError("it was let in")
@@ -110,6 +112,7 @@ def code_for(uid, address):
 
 
 @needs_root
+@pytest.mark.attack("another user of the host")
 def test_another_user_is_answered_nothing_and_no_file_outside_the_store_is_read_or_written(server, repository):
     api, secret = "/api/2.0/mlflow", repository.parent / f"{repository.name}-home"
     secret.mkdir(mode=0o700)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
@@ -258,6 +259,7 @@ def test_a_damaged_line_ends_the_run_with_all_that_stands_before_it(repository):
     assert losses_of(client, run) == [(1, 2.0), (2, 1.0)]
 
 
+@pytest.mark.attack("another user of the host")
 def test_a_log_that_is_moved_away_or_is_another_users_holds_up_none(repository, serve, monkeypatch):
     gone, secret = LOGS / "0-gone.jsonl", finish(start("1-secret"))
     finish(start("2-sound"))
@@ -266,7 +268,7 @@ def test_a_log_that_is_moved_away_or_is_another_users_holds_up_none(repository, 
     assert Delivery(gone).done
     assert (events_of_a_log.start_of(gone), events_of_a_log.writer_gone(gone)) == (None, True)
     with monkeypatch.context() as patch:  # it was there when the logs were listed
-        patch.setattr(sender, "all_logs", lambda: [gone, LOGS / "2-sound.jsonl"])
+        patch.setattr(sender, "all_logs", lambda but=(): [gone, LOGS / "2-sound.jsonl"])
         serve()
     assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["2-sound"]
     assert sync() == (0, {})
@@ -303,6 +305,7 @@ def test_a_sender_is_no_less_nice_than_its_training(niceness, monkeypatch):
     assert asked == [max(10, niceness)]
 
 
+@pytest.mark.attack("a malicious server")
 def test_a_servers_login_goes_to_that_server_alone(monkeypatch):
     names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s3cr%40t@new.example:5000")
@@ -418,6 +421,36 @@ def test_a_sender_delivers_what_others_left(repository, serve):
         finish(start(name))
     serve()
     assert len(runs()[1]) == 2
+
+
+def test_logs_that_mlflow_has_had_for_a_month_go_away(repository, monkeypatch):
+    old, young, refused = (finish(start(name)) for name in ("old", "young", "refused"))
+    assert sync()[0] == 3
+    waiting = finish(start("waiting"))
+    state = Delivery(refused)
+    state._set(refused="why")
+    state._save()
+    for log in (old, refused, waiting):
+        os.utime(log, (0, 0))
+    provenance_of(old).touch()
+    sender.remove_old_logs()
+    names = {path.name.partition(".")[0] for path in events_of_a_log.LOGS.iterdir()}
+    assert names == {"young", "refused", "waiting"}
+    assert young.exists()
+
+
+def test_a_log_is_delivered_line_by_line(repository, monkeypatch):
+    """Whatever it has of them, since it may be larger than memory."""
+    log = start("long")
+    for step in range(1, 200):
+        log.losses(step, [0.5] * 50, [0.1] * 50)
+    size = log.path.stat().st_size
+    finish(log)
+    tracemalloc.start()
+    assert sum(1 for _ in Delivery(log.path)._lines_from(0)) == 201
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < size / 2
 
 
 def test_a_sender_waits_for_what_may_follow_until_the_comparison_is_delivered(repository, monkeypatch):
@@ -964,6 +997,7 @@ def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir,
     assert losses_of(client, run) == list(enumerate(expected, start=1))
 
 
+@pytest.mark.attack("another user of the host")
 def test_a_password_in_a_stores_own_words_is_not_passed_on(repository, serve, monkeypatch, capsys):
     def fails(*_):
         raise OSError("cannot reach\npostgresql://me:S3CRET@db/mlflow")
@@ -989,6 +1023,7 @@ def with_secrets(uri):
 
 
 @pytest.mark.slow
+@pytest.mark.attack("another user of the host")
 def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repository, tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("store") / "mlflow.db")
     environ = with_secrets(server.uri)
@@ -1053,6 +1088,7 @@ ASKED_OF_A_STORE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [None, 401, 500])
+@pytest.mark.attack("another user of the host")
 def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data_dir):
     params = stage.write_params(small(strategies=["single"]))
     shutil.copytree(data_dir(params), stage.folder / "data")
@@ -1087,6 +1123,7 @@ def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data
         assert [path for path in files if hidden.encode() in path.read_bytes()] == []
 
 
+@pytest.mark.attack("a malicious repository or patch")
 def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_terminal_would_hide(tmp_path, monkeypatch):
     run_files(tmp_path, run_record())
     params = (ROOT / "params.yaml").read_text().replace("seed: 0", "seed: 9  # \u202e")
@@ -1112,6 +1149,7 @@ def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_termina
     assert shown[-2].startswith("packages that differ here: torch 1.0 -> ")
 
 
+@pytest.mark.attack("a malicious server")
 def test_of_what_a_server_lists_only_files_of_the_run_are_downloaded(tmp_path, monkeypatch):
     listed = [*FILES, "params.yaml", "provenance.json", "git.patch", "../secret", "/etc/passwd", "a/b", "..", ""]
     downloaded = []
@@ -1125,6 +1163,7 @@ def test_of_what_a_server_lists_only_files_of_the_run_are_downloaded(tmp_path, m
 
 
 @pytest.mark.parametrize("patch", ["/etc/passwd", "../secret.patch", "..", ".", "a/b.patch", ""])
+@pytest.mark.attack("a malicious server")
 def test_a_patch_is_a_file_beside_its_provenance(patch, tmp_path):
     file = tmp_path / "provenance.json"
     provenance("0" * 40).write(file)
@@ -1135,6 +1174,7 @@ def test_a_patch_is_a_file_beside_its_provenance(patch, tmp_path):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+@pytest.mark.attack("a malicious repository or patch")
 def test_a_patch_that_is_no_file_is_none(make, tmp_path):
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     provenance(commit.strip(), patch="a.patch").write(tmp_path / "provenance.json")
@@ -1154,6 +1194,7 @@ def test_a_patch_that_is_no_file_is_none(make, tmp_path):
         (GitState(commit="1" * 40, dirty=False), "commit 1{40} is not in this repository. hint: git fetch, or"),
     ],
 )
+@pytest.mark.attack("a malicious repository or patch")
 def test_a_run_whose_commit_is_not_here_cannot_be_made_again(git, message, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     provenance("0" * 40).model_copy(update={"git": git}).write(tmp_path / "provenance.json")
@@ -1209,6 +1250,7 @@ def patched(tmp_path, monkeypatch, files, attributes=""):
     return SimpleNamespace(commit="HEAD", patch=patch)
 
 
+@pytest.mark.attack("a malicious repository or patch")
 def test_what_a_patch_changes_is_shown_as_it_lies_there(tmp_path, monkeypatch):
     files = {"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.bin": b"\0\2"}
     (tmp_path / "new").mkdir()
@@ -1220,6 +1262,7 @@ def test_what_a_patch_changes_is_shown_as_it_lies_there(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["net.py", "other.py"])
+@pytest.mark.attack("a malicious repository or patch")
 def test_text_in_a_part_for_binary_files_is_shown(name, tmp_path, monkeypatch):
     recorded = patched(tmp_path, monkeypatch, {name: b"import os\n"}, "*.py binary")
     assert b"GIT binary patch" in recorded.patch.read_bytes()
@@ -1228,6 +1271,7 @@ def test_text_in_a_part_for_binary_files_is_shown(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("attribute", [b"binary", b"-diff"])
+@pytest.mark.attack("a malicious repository or patch")
 def test_a_patch_that_calls_text_binary_is_refused(attribute, tmp_path, monkeypatch):
     files = {"net.py": b"import os\n", ".gitattributes": b"*.py " + attribute}
     recorded = patched(tmp_path, monkeypatch, files)
@@ -1237,6 +1281,7 @@ def test_a_patch_that_calls_text_binary_is_refused(attribute, tmp_path, monkeypa
     assert not (tmp_path / "worktree").exists()
 
 
+@pytest.mark.attack("a malicious repository or patch")
 def test_what_a_patch_leaves_out_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     run_files(tmp_path, run_record())
@@ -1248,6 +1293,7 @@ def test_what_a_patch_leaves_out_is_shown(tmp_path, monkeypatch):
     assert "without files that it was made beside, and that MLflow has not: a.key, big.py" in made.describe()
 
 
+@pytest.mark.attack("a malicious server")
 def test_other_data_than_the_recorded_are_not_trained_on(repository, monkeypatch):
     run_files(repository / "run", run_record())
     run = SimpleNamespace(run=read_run(repository / "run"))
@@ -1261,6 +1307,7 @@ def test_other_data_than_the_recorded_are_not_trained_on(repository, monkeypatch
     assert stages == ["prepare"]
 
 
+@pytest.mark.attack("a malicious repository or patch")
 def test_data_of_a_recorded_run_are_linked_within_its_tree_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tree, outside = tmp_path / "tree", tmp_path / "outside"
@@ -1281,6 +1328,7 @@ def test_data_of_a_recorded_run_are_linked_within_its_tree_alone(tmp_path, monke
 @pytest.mark.parametrize(("content", "why"), [(b"\xff: 1", "invalid start byte"), (None, "No such file or directory"),
                                               (b"\0" * 99, "special characters are not allowed"),
                                               (b"seed: [", "while parsing"), (b"[" * 99_999, "recursion")])  # fmt: skip
+@pytest.mark.attack("a malicious server")
 def test_recorded_params_that_cannot_be_read_are_said(content, why, tmp_path):
     if content:
         (tmp_path / "params.yaml").write_bytes(content)
@@ -1366,6 +1414,7 @@ def test_a_store_whose_making_was_killed_is_made_again(tmp_path, monkeypatch):
     assert sorted(path.name for path in (tmp_path / ".samebits").iterdir()) == ["store.lock"]
 
 
+@pytest.mark.attack("another user of the host")
 def test_the_page_of_a_store_is_served_without_its_address_among_the_arguments(repository, monkeypatch):
     """They are shown to every user of the host, and a database's address has a password."""
     ran = []
@@ -1425,6 +1474,7 @@ def test_a_verdict_is_told_also_where_mlflow_is_away_at_the_end(away, repository
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.attack("a malicious repository or patch")
 def test_a_commit_that_is_no_text_can_be_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     name = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "i18n.commitEncoding="]
@@ -1448,6 +1498,7 @@ def test_without_git_nothing_can_be_made_again(monkeypatch):
     ],
     ids=["which cannot be read", "which leave keys to their defaults"],
 )
+@pytest.mark.attack("a malicious repository or patch")
 def test_what_differs_from_the_params_of_a_commit(committed, recorded, changed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(committed)

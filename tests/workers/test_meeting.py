@@ -130,6 +130,7 @@ class Talks(socketserver.BaseRequestHandler):
     ("talks", "slack", "why"),
     [(True, 30, "Ping failed, .*|Broken pipe|Connection reset by peer"), (False, 0.1, "no store has answered for 1 s")],
 )
+@pytest.mark.attack("a stranger on the network")
 def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port, monkeypatch):
     monkeypatch.setattr(meeting, "_SLACK_SECONDS", slack)
     threads = set(threading.enumerate())
@@ -146,6 +147,7 @@ def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port,
     assert caught.value.hint == "give another port on all machines"
 
 
+@pytest.mark.attack("a stranger on the network")
 def test_node_0_listens_at_its_own_address_alone(port):
     with Meeting(node(0, port), seconds=200), socket.create_server(("127.0.0.2", port)):
         pass
@@ -163,6 +165,7 @@ def test_node_0_listens_at_its_own_address_alone(port):
         lambda store: store.set("busy", "x"),
     ],
 )
+@pytest.mark.attack("a stranger on the network")
 def test_what_a_stranger_writes_is_not_heard(attack, port, monkeypatch):
     """Somebody on the network who does not know the machines' secret."""
     monkeypatch.setenv("SAMEBITS_SECRET", "of the machines")
@@ -177,6 +180,7 @@ def test_what_a_stranger_writes_is_not_heard(attack, port, monkeypatch):
         assert first.reports() == second.reports() == []
 
 
+@pytest.mark.attack("a stranger on the network")
 def test_machines_with_other_secrets_do_not_meet(port, monkeypatch):
     monkeypatch.setenv("SAMEBITS_SECRET", "one")
     with Meeting(node(0, port), seconds=0.5) as first:

@@ -11,12 +11,14 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from samebits.doctor.finding import Finding, check, failed, ok, skipped
+from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
+from samebits.host.addresses import is_loopback
 from samebits.tracking.store import address_parts, connect, file_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+    from urllib.parse import SplitResult
 
 REQUEST_SECONDS = 5
 CLIENT_SECONDS = 60.0  # of which MLflow's import takes several
@@ -59,7 +61,7 @@ def ask(uri: str) -> Finding:
             cause = cause.__cause__ or cause.__context__ or cause
         status = error.get_http_status_code()  # type: ignore[attr-defined] # 500 also where the server gave none
     else:
-        return ok(f"{shown} answers")
+        return _answers(shown, parts)
     if isinstance(cause, ResponseError):
         return failed(f"{shown} answers with an error of its own: {cause}", "read the server's log")
     if isinstance(cause, OSError):
@@ -75,6 +77,15 @@ def ask(uri: str) -> Finding:
     if status == 404:
         return failed(f"{shown} has no MLflow API (404)", f"correct MLFLOW_TRACKING_URI, or {_LOCAL}")
     return failed(f"something else than MLflow answers at {shown}", f"correct MLFLOW_TRACKING_URI, or {_LOCAL}")
+
+
+def _answers(shown: str, parts: SplitResult, environ: Mapping[str, str] = os.environ) -> Finding:
+    """Whether it asks who one is, too; on this host's loopback it need not."""
+    login = parts.username or environ.get("MLFLOW_TRACKING_USERNAME") or environ.get("MLFLOW_TRACKING_TOKEN")
+    if login or is_loopback(parts.hostname or ""):
+        return ok(f"{shown} answers")
+    text = f"{shown} answers without a login: whoever reaches it can read, change and delete its runs"
+    return warning(text, "ask who runs it for a login, or a proxy with one; see SECURITY.md")
 
 
 def _file(path: Path) -> Finding:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from samebits import __version__
-from samebits.doctor import machine, repository, software
+from samebits.doctor import machine, repository, sharing, software
 from samebits.doctor.containers import containers
 from samebits.doctor.finding import Finding, of_error
 from samebits.doctor.store import store
@@ -50,7 +50,9 @@ def host_findings(params_file: Path) -> Iterator[Finding]:
     yield from store(tracking_uri())
     yield from containers(gpus)
     yield from repository.git()
+    yield from sharing.clone()
     yield from repository.dvc()
+    yield from sharing.dvc_cache()
     yield from repository.params(params_file)
     yield from repository.logs()
 

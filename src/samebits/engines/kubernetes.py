@@ -17,7 +17,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from samebits.engines.settings import FILE
 from samebits.errors import UserError, without_password
-from samebits.host.rendezvous import DEFAULT_PORT
+from samebits.host.rendezvous import DEFAULT_PORT, SECRET
 from samebits.tracking.store import address_parts
 
 if TYPE_CHECKING:
@@ -284,7 +284,7 @@ def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, An
         plain["MLFLOW_TRACKING_URI"] = _reachable(uri)
     secret = {
         name: {"secretKeyRef": {"name": settings.secret, "key": name, "optional": name != "MLFLOW_TRACKING_URI"}}
-        for name in _OF_MLFLOW
+        for name in (*_OF_MLFLOW, SECRET)
         if settings.secret and name not in plain
     }
     return {**ours, **plain, **secret}

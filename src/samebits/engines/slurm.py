@@ -19,6 +19,7 @@ from samebits.engines.endings import FOLDER, has_begun, read_endings
 from samebits.engines.image import IMAGE
 from samebits.errors import HostError, Interrupted, WorkerError, last_line
 from samebits.files import make_folder, sha256_remembered
+from samebits.host.rendezvous import SECRET
 from samebits.tracking.sender import taken_over
 
 if TYPE_CHECKING:
@@ -45,13 +46,11 @@ class Handover:
 
     @classmethod
     def of(cls, cluster: Cluster, command: Sequence[str], environ: Mapping[str, str]) -> Self:
-        """A hand-over of now, of which nothing is there yet.
-
-        The command gets ``environ``, and there a folder in which to say how it ends.
-        """
+        """A hand-over of now; its command gets ``environ``, a folder to say in how it ends, and a secret."""
         name = f"samebits-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = (LAUNCHES / name).resolve()
-        return cls(cluster=cluster, command=command, environ={**environ, FOLDER: str(folder)}, folder=folder, name=name)
+        told = {SECRET: secrets.token_hex(16), **environ, FOLDER: str(folder)}
+        return cls(cluster=cluster, command=command, environ=told, folder=folder, name=name)
 
     @property
     def is_step(self) -> bool:

@@ -53,7 +53,7 @@ class Address:
             HostError: the name is not known, or no name server answers.
         """
         ip = _resolve(nodes.master, nodes.start_seconds)
-        if _is_loopback(ip) and not _is_loopback(nodes.master) and nodes.master != "localhost":
+        if is_loopback(ip) and not is_loopback(nodes.master):
             hint = "give node 0's address in its network, or correct /etc/hosts there"
             raise UserError(f"{nodes.master} is {ip} on this machine, where no other one reaches it", hint=hint)
         return cls(nodes.master, ip, nodes.port)
@@ -70,7 +70,7 @@ class Address:
             if error.errno == errno.EADDRINUSE:
                 hint = "give another port on every machine, or end what listens there: see ss -ltnp"
                 raise HostError(f"port {self.port} is in use on this machine, node 0", hint=hint) from None
-            addresses = few([f"{ip} ({name})" for name, ip in interfaces() if not _is_loopback(ip)], 4)
+            addresses = few([f"{ip} ({name})" for name, ip in interfaces() if not is_loopback(ip)], 4)
             text = f"{self} is no address of this machine, which is node 0: {error.strerror}"
             raise HostError(text, hint=f"it has {addresses}" if addresses else "it has no network") from None
 
@@ -142,7 +142,7 @@ class _Lookup(threading.Thread):
             answers = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
             addresses = [str(answer[4][0]) for answer in answers]
             # A name may also stand for a loopback address, as Debian's own in /etc/hosts.
-            self.addresses = sorted(addresses, key=lambda ip: (_is_loopback(ip), ":" in ip))
+            self.addresses = sorted(addresses, key=lambda ip: (is_loopback(ip), ":" in ip))
         except OSError as error:
             self._error = str(error.strerror)
 
@@ -154,8 +154,9 @@ class _Lookup(threading.Thread):
         return "" if self.addresses else f"{self._host} is no host that this machine knows: {self._error}"
 
 
-def _is_loopback(ip: str) -> bool:
-    return ip.startswith("127.") or ip == "::1"
+def is_loopback(host: str) -> bool:
+    """Whether an address is one of each machine's own, or stands for that by name."""
+    return host.startswith("127.") or host in ("::1", "localhost")
 
 
 def interfaces() -> list[tuple[str, str]]:

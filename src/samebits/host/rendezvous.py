@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 DEFAULT_PORT = 29500  # torchrun's
 START = "SAMEBITS_START_SECONDS"
 """Variable with the seconds that the machines may take to start, one after the other, as on Kubernetes."""
+SECRET = "SAMEBITS_SECRET"  # noqa: S105 - its name
+"""Variable with any text that all machines of a training have, and nobody else on their network."""
 _AUTO = {"auto", "cpu", "gpu", "cuda"}  # torchrun's words for as many as there are
 
 

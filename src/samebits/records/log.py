@@ -28,7 +28,7 @@ from samebits.records.card import Card
 from samebits.records.run import Node, Placement, Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
@@ -152,9 +152,10 @@ def parse_event(line: bytes, log: Path) -> Event:
         raise UserError(f"{log}: an event that this version cannot read: {what}", hint=hint) from None
 
 
-def all_logs() -> list[Path]:
+def all_logs(but: Container[Path] = ()) -> list[Path]:
     """The logs of this repository that this user may read, by name; a folder or a pipe of such a name is none."""
-    return [path for path in sorted(LOGS.glob("*.jsonl")) if path.is_file() and os.access(path, os.R_OK)]
+    found = (path for path in sorted(LOGS.glob("*.jsonl")) if path not in but)
+    return [path for path in found if path.is_file() and os.access(path, os.R_OK)]
 
 
 def start_of(log: Path) -> StartEvent | ComparedEvent | None:

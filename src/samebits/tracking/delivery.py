@@ -6,7 +6,10 @@ twice changes nothing.
 
 from __future__ import annotations
 
+import glob
 import itertools
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from samebits.errors import UserError, one_line, without_password
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
 
     from samebits.records.log import Event
     from samebits.tracking.sender import Telemetry
+
+
+_KEPT_SECONDS = 30 * 24 * 3600.0
 
 
 class State(Record):
@@ -96,6 +102,11 @@ class Delivery:
         except FileNotFoundError:
             return True
         return (self.state.ended and self.state.offset == size) or self.state.refused is not None
+
+    @property
+    def delivered(self) -> bool:
+        """Whether MLflow has all of it."""
+        return self.done and self.state.refused is None
 
     def _pending(self) -> Iterator[tuple[int, list[Event]]]:
         """Whole lines that were not delivered, with the offset behind them; losses come together, as one call's points.
@@ -212,6 +223,15 @@ def deliver(log: Path, telemetry: Telemetry | None = None) -> bool:
         if gone and not delivery.done:
             delivery.abandon()
         return delivery.done
+
+
+def remove_old_logs() -> None:
+    """Remove what MLflow has had whole for long: logs, with what lies beside them."""
+    for log in all_logs():
+        with suppress(OSError):  # another user's, say
+            if time.time() - log.stat().st_mtime > _KEPT_SECONDS and Delivery(log).delivered:
+                for file in log.parent.glob(f"{glob.escape(log.stem)}.*"):
+                    file.unlink(missing_ok=True)
 
 
 def sync() -> tuple[int, dict[Path, str]]:

@@ -20,7 +20,7 @@ from samebits.host.locks import locked
 from samebits.records.log import LOGS, ComparedEvent, StartEvent, all_logs, now_ms, start_of, writer_gone
 from samebits.records.provenance import Provenance, provenance_of
 from samebits.tracking.comparison import log_comparison
-from samebits.tracking.delivery import Delivery, deliver
+from samebits.tracking.delivery import Delivery, deliver, remove_old_logs
 from samebits.tracking.recorder import metric
 from samebits.tracking.store import answers
 
@@ -36,6 +36,8 @@ POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
 LINGER_SECONDS = 60.0  # the comparison of a pipeline finds a sender that is ready, after its evaluations
 GIVE_UP_SECONDS = 60.0  # of a store that is away, after the last writer; the next start or `track sync` delivers
+
+_PAUSE_BY_LOOK = 20  # of very many logs a look takes long, and a training wants the core
 
 _LOCK = LOGS.parent / "sender.lock"
 
@@ -79,6 +81,7 @@ def _lower_priority(process: int) -> None:
 def run(log: Path) -> None:
     """Deliver all logs, unless another sender is doing that."""
     with locked(_LOCK):
+        remove_old_logs()
         if not Delivery(log).done:  # the sender before this one may have seen to it
             Sender().serve()
 
@@ -161,15 +164,17 @@ class Sender:
                 idle_since = time.monotonic()
             self._watch(alive)
             pause = POLL_SECONDS if self._deliver(waiting) else RETRY_SECONDS
+            looked = time.monotonic()
             waiting = self._undelivered()
+            took = time.monotonic() - looked
             idle = time.monotonic() - idle_since
             if not alive and idle > (GIVE_UP_SECONDS if waiting else _linger_seconds()):
                 return
-            time.sleep(pause)
+            time.sleep(max(pause, _PAUSE_BY_LOOK * took))
 
     def _undelivered(self) -> list[Path]:
         """Logs that MLflow does not have whole, the oldest first."""
-        deliveries = {log: Delivery(log) for log in all_logs() if log not in self._done}
+        deliveries = {log: Delivery(log) for log in all_logs(but=self._done)}
         self._done |= {log for log, delivery in deliveries.items() if delivery.done}
         return [log for log, delivery in deliveries.items() if not delivery.done]
 

@@ -180,7 +180,8 @@ def _gradients_told(trainable: Trainable, kept: set[int], watch: _Watch) -> Iter
     told: set[int] = set()
 
     def tell(parameter: Tensor) -> None:
-        grad = parameter.grad
+        with torch._C.DisableTorchFunction():  # exact refuses to be asked for it meanwhile
+            grad = parameter.grad
         if grad is not None and id(parameter) not in told and grad.untyped_storage()._cdata not in kept:
             told.add(id(parameter))
             watch.gradient(grad.untyped_storage().nbytes())

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-SECRET = "SAMEBITS_SECRET"  # noqa: S105 - its name
-"""Variable with any text that all machines of a training have, and nobody else on their network."""
 _DIGITS = 32  # of a signature, HMAC with SHA-256
 
 

@@ -31,7 +31,8 @@ from samebits.errors import (
 )
 from samebits.files import Part
 from samebits.host.addresses import Address, Waiting
-from samebits.workers.board import SECRET, Board
+from samebits.host.rendezvous import SECRET
+from samebits.workers.board import Board
 from samebits.workers.parent import end_with_parent
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ class Meeting:
         self._deadline = time.monotonic() + self._seconds
         self._looked = time.monotonic()
         self._heard: str | None = None  # of nodes that are at work
-        self._server, self._is_stranger = None, False
-        self._handed_over = False
+        self._server, self._is_stranger, self._handed_over = None, False, False
         self._own: list[tuple[int, Any]] = []  # failures that this node has told, with their numbers
         if nodes.rank == 0 and not nodes.served:
             self._check_mine()
