@@ -9,6 +9,7 @@ it differs. A process that an attempt has spoiled for others, or that hangs, is 
 
 import collections
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -80,6 +81,10 @@ def worker(names):
         torch._C._set_mkldnn_enabled(True)
         torch.set_autocast_enabled("cpu", False)
         choose_kernels(fused=True)
+        sys.setprofile(None)
+        gc.callbacks.clear()
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        torch.nn.modules.module._global_forward_hooks.clear()
 
     def numerics():
         split = {"shards": SHARDS, "samples": SAMPLES, "independent": False}

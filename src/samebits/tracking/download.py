@@ -11,10 +11,10 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
 from typing import TYPE_CHECKING
 
 from samebits.errors import HostError, SamebitsError, UserError, from_exit_code, last_line
+from samebits.host import private_bytes
 from samebits.params import require_repository
 from samebits.records.run import FILES, read_run
 from samebits.tracking.store import connect, errors_of_the_store, tracking_uri
@@ -28,7 +28,7 @@ ANSWER_SECONDS = 60.0
 """In which a server has to say what files there are."""
 SLOWEST = 2**18  # bytes a second
 _SLACK = 2**20  # bytes above what was listed, for how files are counted
-_MEMORY_KIB = 2**20  # of this process: a file is never in it whole, and what a server says of files is short
+_MEMORY = 2**30  # bytes of this process: a file is never in it whole, and what a server says of files is short
 _MORE = ("params.yaml", "provenance.json")  # which a run has that can be made again
 _FILE_NAME = re.compile(r"\w[\w.-]*")
 _POLL_SECONDS = 0.1
@@ -123,7 +123,7 @@ class Watch(threading.Thread):
         """Look again and again."""
         while True:
             time.sleep(_POLL_SECONDS)
-            if _size(self._folder) > self._most or getrusage(RUSAGE_SELF).ru_maxrss > _MEMORY_KIB:
+            if _size(self._folder) > self._most or private_bytes() > _MEMORY:
                 _tell(HostError(f"MLflow's server sends more than the {self._most} bytes it has listed", hint=_HINT))
             elif time.monotonic() > self._deadline:
                 _tell(HostError("MLflow's server has taken too long to send a run's files", hint=_HINT))
