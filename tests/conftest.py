@@ -119,7 +119,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpus, said = visible_gpus()
     for item in items:
         if attack := item.get_closest_marker("attack"):
-            item.user_properties.append(("attacker", attack.args[0]))
+            item.user_properties += [("attacker", attack.args[0]), ("outcome", attack.kwargs.get("outcome", "held"))]
         if mark := item.get_closest_marker("gpus"):
             needed = int(mark.args[0])
             if gpus < needed:

@@ -1,6 +1,7 @@
-"""Try what somebody else could do to who uses the kit, and print a table: attacker, attempt, and whether it was held.
+"""Try what somebody else could do to who uses the kit, and print a table: attacker, attempt, and outcome.
 
-The attempts are the tests with the mark ``attack``; those with another user need root. Exit code 1: one was not held.
+An attempt is held, or the doctor warns of it. The attempts are the tests with the mark ``attack``; those with another
+user need root. Exit code 1: one was not held.
 """
 
 from __future__ import annotations
@@ -13,19 +14,21 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_HELD, _NOT_HELD, _NOT_TRIED = "held", "NOT HELD", "not tried"
+_NOT_HELD, _NOT_TRIED = "NOT HELD", "not tried"
 
 
 def attempts(report: Path) -> list[tuple[str, str, str]]:
     """Attacker, attempt and outcome of each test in pytest's report, by attacker."""
     found = []
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it
-        attackers = [one.get("value", "") for one in case.iter("property") if one.get("name") == "attacker"]
+        known = {one.get("name"): one.get("value", "") for one in case.iter("property")}
+        if "attacker" not in known:
+            continue
         name, _, how = case.get("name", "").removeprefix("test_").partition("[")
         attempt = name.replace("_", " ") + (f" ({how[:-1]})" if how else "")
         failed = case.find("failure") is not None or case.find("error") is not None
-        outcome = _NOT_HELD if failed else _HELD if case.find("skipped") is None else _NOT_TRIED
-        found += [(attacker, attempt, outcome) for attacker in attackers]
+        outcome = _NOT_HELD if failed else known["outcome"] if case.find("skipped") is None else _NOT_TRIED
+        found.append((known["attacker"], attempt, outcome))
     return sorted(found, key=lambda one: one[0])
 
 

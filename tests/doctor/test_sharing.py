@@ -1,6 +1,8 @@
 """What other users of the host, or of its network, could change."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -31,7 +33,7 @@ def test_a_clone_that_nobody_else_writes_to(repository):
 
 
 @pytest.mark.parametrize(("name", "mode"), [("src", 0o777), ("dvc.yaml", 0o646), ("pipeline", 0o1777)])
-@pytest.mark.attack("another user of the host")
+@pytest.mark.attack("another user of the host", outcome="warned")
 def test_a_clone_that_all_write_to(name, mode, repository):
     (repository / name).chmod(mode)
     status, text, hint = texts(sharing.clone(repository))
@@ -41,7 +43,7 @@ def test_a_clone_that_all_write_to(name, mode, repository):
 
 @needs_root
 @pytest.mark.parametrize(("owner", "group", "mode"), [(0, NOBODY, 0o775), (NOBODY, NOBODY, 0o755)])
-@pytest.mark.attack("another user of the host")
+@pytest.mark.attack("another user of the host", outcome="warned")
 def test_a_clone_that_a_group_or_another_owner_writes_to(owner, group, mode, repository):
     os.chown(repository / "src", owner, group)
     (repository / "src").chmod(mode)
@@ -63,23 +65,34 @@ def home(tmp_path, monkeypatch):
 
 
 @needs_root
-@pytest.mark.attack("another user of the host")
+@pytest.mark.attack("another user of the host", outcome="warned")
 def test_dvcs_cache_on_a_host_with_other_users(repository, home, monkeypatch):
-    monkeypatch.setattr(sharing, "_DVC_CACHE", str(repository / "dvc"))
+    cache = repository / "dvc"
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(cache))
     monkeypatch.setattr(sharing, "_is_private", lambda path: path == home)  # pytest's own folders are
-    cache = f"{repository}/dvc"
-    assert texts(sharing.dvc_cache(repository, {}))[:2] == ("ok", f"in {cache}, on a host without other users")
+    assert texts(sharing.dvc_cache(repository))[:2] == ("ok", f"in {cache}, on a host without other users")
     (home.parent / "other").mkdir()
     os.chown(home.parent / "other", NOBODY, NOBODY)
-    status, text, hint = texts(sharing.dvc_cache(repository, {}))
+    status, text, hint = texts(sharing.dvc_cache(repository))
     assert (status, text) == (
         "warning",
         f"DVC reads pickles in {cache}, which is open to all users of this host",
     )
-    (repository / ".dvc/config.local").write_text(f"[core]\n    site_cache_dir = {home}/dvc\n")
-    assert texts(sharing.dvc_cache(repository, {}))[0] == "ok"
-    assert texts(sharing.dvc_cache(repository, {"DVC_SITE_CACHE_DIR": "/var/tmp/other"}))[0] == "warning"
     assert "dvc config --local core.site_cache_dir" in hint
+
+
+@pytest.mark.parametrize("level", ["local", "global"])
+def test_dvcs_cache_is_where_dvc_itself_says(level, repository, home, monkeypatch):
+    """Also of settings for all of a user's repositories, of which DVC alone knows where they are."""
+    monkeypatch.delenv("DVC_SITE_CACHE_DIR", raising=False)
+    monkeypatch.setenv("DVC_GLOBAL_CONFIG_DIR", str(home / "config"))
+    assert "in /var/tmp/dvc, " in texts(sharing.dvc_cache(repository))[1]
+    cache = home / "cache"
+    cache.mkdir(mode=0o700)
+    command = [sys.executable, "-m", "dvc", "config", f"--{level}", "core.site_cache_dir", str(cache)]
+    subprocess.run([sys.executable, "-m", "dvc", "init", "-q", "--no-scm", "-f"], cwd=repository, check=True)
+    subprocess.run(command, cwd=repository, check=True)
+    assert texts(sharing.dvc_cache(repository))[:2] == ("ok", f"in {cache}, where nobody else comes")
 
 
 @pytest.mark.parametrize(
@@ -107,6 +120,13 @@ def test_a_private_folder(mode, owner, private, tmp_path):
         ("http://[::1]:5000", {}, "ok"),
     ],
 )
-@pytest.mark.attack("a stranger on the network")
-def test_a_server_that_answers_without_a_login(uri, environ, status):
+@pytest.mark.attack("a stranger on the network", outcome="warned")
+def test_a_server_that_answers_without_a_login(uri, environ, status, home):
     assert _answers("it", urlsplit(uri), environ).status == status
+
+
+def test_a_login_of_netrc_is_a_login(home):
+    """MLflow's client takes it, as requests does."""
+    (home / ".netrc").write_text("machine mlflow.example login me password pw\n")
+    assert _answers("it", urlsplit("http://mlflow.example:5000"), {}).status == "ok"
+    assert _answers("it", urlsplit("http://another.example:5000"), {}).status == "warning"

@@ -147,6 +147,7 @@ def test_a_pod_gets_what_the_settings_say(kind):
     }  # fmt: skip
     assert (environ["SAMEBITS_HOST_GPUS"], environ["NCCL_SOCKET_IFNAME"]) == ("4", "eth1")
     assert environ["MLFLOW_TRACKING_TOKEN"] == "mlflow/MLFLOW_TRACKING_TOKEN"
+    assert environ["SAMEBITS_SECRET"] == "mlflow/SAMEBITS_SECRET"  # which the pods share, and a manifest shows nobody
     assert "NVIDIA_VISIBLE_DEVICES" not in environ
 
 

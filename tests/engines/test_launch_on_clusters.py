@@ -161,6 +161,27 @@ def test_a_launch_waits_and_ends_as_the_machines_do(repository, program, monkeyp
     assert "SAMEBITS_LAUNCHER=local" in environ  # where it ends up, it trains
 
 
+@pytest.mark.attack("a stranger on the network")
+def test_the_machines_of_a_launch_share_a_secret_that_nobody_else_is_told(repository, program, monkeypatch):
+    """In the environment: arguments are shown to all users of a host."""
+    program("sbatch", SBATCH.replace("{code}", "4"))
+
+    def told():
+        with pytest.raises(SystemExit):
+            main(["launch", "slurm", *DDP], standalone_mode=False)
+        environ = dict(
+            line.split("=", 1) for line in (repository / "environ.txt").read_text().splitlines() if "=" in line
+        )
+        assert environ["SAMEBITS_SECRET"] not in (repository / "arguments.txt").read_text()
+        return environ["SAMEBITS_SECRET"]
+
+    secrets = {told(), told()}
+    assert {len(secret) for secret in secrets} == {32}
+    assert len(secrets) == 2
+    monkeypatch.setenv("SAMEBITS_SECRET", "mine")
+    assert told() == "mine"
+
+
 def test_a_job_that_sbatch_has_not_numbered_is_cancelled_by_its_name(repository, program, monkeypatch):
     program("sbatch", "#!/bin/sh\nexec sleep 3600\n")
     program("scancel", '#!/bin/sh\necho "$@" >> scancelled.txt\n')

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import urllib.request
 from contextlib import contextmanager
 
 import pytest
-from tracking_fixtures import make_migrated_store, make_repository  # noqa: F401 - two fixtures
+from tracking_fixtures import make_migrated_store  # noqa: F401 - a fixture
 
 from conftest import ROOT, wait_for
 from ports import free_port
@@ -59,7 +60,16 @@ def test_a_websocket_of_nobody_is_closed():
     assert said == [{"type": "websocket.close", "code": 1008}]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def repository(migrated_store, tmp_path_factory):
+    """A folder with an empty store."""
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "params.yaml").touch()
+    shutil.copy(migrated_store, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def server(repository):
     """The address of ``samebits ui`` over a store of its own, in a folder that has files with libraries' names."""
     for name in ("queue", "sqlalchemy", "flask", "mlflow", "uvicorn"):
@@ -67,7 +77,10 @@ def server(repository):
     port = free_port()
     command = [str(ROOT / ".venv/bin/samebits"), "ui", "--port", str(port)]
     with (repository / "ui.log").open("wb") as output:
-        process = subprocess.Popen(command, cwd=repository, stdout=output, stderr=output, start_new_session=True)
+        environ = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+        process = subprocess.Popen(
+            command, cwd=repository, env=environ, stdout=output, stderr=output, start_new_session=True
+        )
     root = f"http://127.0.0.1:{port}"
     try:
         wait_for(lambda: b"Ready: " in (repository / "ui.log").read_bytes(), seconds=600)
@@ -155,3 +168,70 @@ def test_the_runs_of_the_store_are_served(server, repository):
     ask(server, f"/ajax-api/2.0/mlflow/upload-artifact?path=note.txt&run_uuid={run}", b"text")
     assert ask(server, f"/get-artifact?path=note.txt&run_uuid={run}") == b"text"
     assert list((repository / "mlartifacts").rglob("note.txt"))
+
+
+EVIL = "http://evil.example"
+MAKES = b'{"name": "of a page"}'
+_PAGES = {  # what a page that the user looks at has the browser send: path, headers, body
+    "reads by a name of its own that leads to this host": ("/", {"Host": "evil.example"}, None),
+    "reads the API by such a name": (
+        "/api/2.0/mlflow/experiments/search?max_results=9",
+        {"Host": "evil.example:5000", "Origin": f"{EVIL}:5000"},
+        None,
+    ),
+    "writes with JSON": (
+        "/api/2.0/mlflow/experiments/create",
+        {"Origin": EVIL, "Content-Type": "application/json"},
+        MAKES,
+    ),
+    "writes with what needs no question before": (
+        "/api/2.0/mlflow/experiments/create",
+        {"Origin": EVIL, "Content-Type": "text/plain"},
+        MAKES,
+    ),
+    "writes from a frame without an origin": (
+        "/api/2.0/mlflow/experiments/create",
+        {"Origin": "null", "Content-Type": "text/plain"},
+        MAKES,
+    ),
+    "writes a file": ("/ajax-api/2.0/mlflow/upload-artifact?path=x&run_uuid=0", {"Origin": EVIL}, b"x"),
+}
+
+
+def answer_to(server, path, headers, body=None, method=None):
+    """The code and the headers of what the server answers."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(server + path, body, headers, method=method)) as answer:
+            return answer.status, answer.headers
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.headers
+
+
+@pytest.mark.parametrize("how", _PAGES)
+@pytest.mark.attack("a web page in the user's browser")
+def test_a_page_of_another_site(how, server):
+    path, headers, body = _PAGES[how]
+    assert answer_to(server, path, headers, body)[0] == 403
+    assert b"of a page" not in ask(server, "/api/2.0/mlflow/experiments/search?max_results=9")
+
+
+_GRAPHQL = b'{"query": "{mlflowGetExperiment(input: {experimentId: \\"0\\"}) {experiment {name}}}"}'
+
+
+@pytest.mark.parametrize(
+    ("path", "body"), [("/api/2.0/mlflow/experiments/search?max_results=9", None), ("/", None), ("/graphql", _GRAPHQL)]
+)
+@pytest.mark.attack("a web page in the user's browser")
+def test_what_a_page_of_another_site_asks_for_is_not_shown_to_it(path, body, server):
+    """The browser keeps an answer that does not name the page's site from the page, and from a frame of it."""
+    code, headers = answer_to(server, path, {"Origin": EVIL, "Content-Type": "application/json"}, body)
+    assert (code, headers.get("Access-Control-Allow-Origin")) == (200, None)
+    assert headers["X-Frame-Options"] == "SAMEORIGIN"
+
+
+@pytest.mark.attack("a web page in the user's browser")
+def test_no_page_of_another_site_is_told_that_it_may_write(server):
+    asks = {"Origin": EVIL, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+    _, headers = answer_to(server, "/api/2.0/mlflow/experiments/create", asks, method="OPTIONS")
+    assert headers.get("Access-Control-Allow-Origin") is None

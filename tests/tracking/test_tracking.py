@@ -424,8 +424,8 @@ def test_a_sender_delivers_what_others_left(repository, serve):
 
 
 def test_logs_that_mlflow_has_had_for_a_month_go_away(repository, monkeypatch):
-    old, young, refused = (finish(start(name)) for name in ("old", "young", "refused"))
-    assert sync()[0] == 3
+    old, young, more, refused = (finish(start(name)) for name in ("old", "young", "old.and-more", "refused"))
+    assert sync()[0] == 4
     waiting = finish(start("waiting"))
     state = Delivery(refused)
     state._set(refused="why")
@@ -434,9 +434,11 @@ def test_logs_that_mlflow_has_had_for_a_month_go_away(repository, monkeypatch):
         os.utime(log, (0, 0))
     provenance_of(old).touch()
     sender.remove_old_logs()
-    names = {path.name.partition(".")[0] for path in events_of_a_log.LOGS.iterdir()}
-    assert names == {"young", "refused", "waiting"}
     assert young.exists()
+    assert more.exists()
+    more.unlink()
+    names = {path.name.partition(".")[0] for path in events_of_a_log.LOGS.iterdir() if "and-more" not in path.name}
+    assert names == {"young", "refused", "waiting"}
 
 
 def test_a_log_is_delivered_line_by_line(repository, monkeypatch):
@@ -470,6 +472,27 @@ def test_a_sender_waits_for_what_may_follow_until_the_comparison_is_delivered(re
     comparing.log_comparison(COMPARISON, reports=repository / "reports", runs=repository / "runs")
     sender.Sender().serve()
     assert not paused
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.001, sender.POLL_SECONDS), (1.0, 20.0)])
+def test_a_look_that_takes_long_is_made_rarely(took, pause, repository, monkeypatch):
+    """Of very many logs; a training wants the core."""
+    clock, paused = [0.0], []
+
+    def look(_):
+        clock[0] += took
+        return []
+
+    def sleep(seconds):
+        paused.append(seconds)
+        clock[0] += 3600
+
+    monkeypatch.setattr(sender, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: clock[0]))
+    monkeypatch.setattr(sender.Sender, "_undelivered", look)
+    monkeypatch.setattr(sender, "LINGER_SECONDS", 60.0)
+    finish(start("20260101-101500-single-fast"))
+    sender.Sender().serve()
+    assert paused == [pytest.approx(pause)]
 
 
 def senders(folder, log=None):
@@ -1412,6 +1435,16 @@ def test_a_store_whose_making_was_killed_is_made_again(tmp_path, monkeypatch):
     assert [one.name for one in client.search_experiments()] == ["Default"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".samebits", "mlflow.db"]
     assert sorted(path.name for path in (tmp_path / ".samebits").iterdir()) == ["store.lock"]
+
+
+@pytest.mark.attack("another user of the host")
+def test_the_page_of_an_unknown_kind_of_store_is_refused_without_its_password(repository, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "oracle://me:S3CRET@db/mlflow")
+    monkeypatch.setattr(ui.os, "execve", None)
+    with pytest.raises(
+        UserError, match=r"^MLFLOW_TRACKING_URI: oracle://me:\*\*\*@db/mlflow: got oracle, accepts sqlite, "
+    ):
+        ui.serve(free_port())
 
 
 @pytest.mark.attack("another user of the host")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
 import grp
 import os
 import pwd
@@ -10,14 +9,13 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.doctor.finding import Finding, check, ok, warning
+from samebits.doctor.finding import Finding, check, ok, skipped, warning
 from samebits.errors import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 _OF_THE_CLONE = (".", ".git", ".dvc", "src", "pipeline", "dvc.yaml", "params.yaml")
-_DVC_CACHE = "/var/tmp/dvc"  # noqa: S108 - DVC's own, which is looked at
 
 
 @check("clone")
@@ -30,22 +28,20 @@ def clone(folder: Path = Path()) -> Finding:
 
 
 @check("dvc cache")
-def dvc_cache(folder: Path = Path(), environ: Mapping[str, str] = os.environ) -> Finding:
+def dvc_cache(folder: Path = Path()) -> Finding:
     """Whether nobody else can put a pickle where DVC reads one."""
-    cache = Path(environ.get("DVC_SITE_CACHE_DIR") or _configured(folder / ".dvc/config.local") or _DVC_CACHE)
+    try:
+        from dvc.config import Config
+        from dvc.dirs import site_cache_dir
+    except ImportError:
+        return skipped("DVC is not installed")
+    cache = Path(site_cache_dir(Config(str(folder / ".dvc"))["core"].get("site_cache_dir")))
     if any(_is_private(one) for one in (cache, *cache.parents)):
         return ok(f"in {cache}, where nobody else comes")
     if not _has_other_users(cache):
         return ok(f"in {cache}, on a host without other users")
     hint = "dvc config --local core.site_cache_dir ~/.cache/samebits/dvc"
     return warning(f"DVC reads pickles in {cache}, which is open to all users of this host", hint)
-
-
-def _configured(file: Path) -> str | None:
-    """What ``dvc config --local`` was told."""
-    config = configparser.ConfigParser(interpolation=None, strict=False)
-    config.read(file, encoding="utf-8")
-    return config.get("core", "site_cache_dir", fallback=None)
 
 
 def _is_private(folder: Path) -> bool:

@@ -81,7 +81,10 @@ def ask(uri: str) -> Finding:
 
 def _answers(shown: str, parts: SplitResult, environ: Mapping[str, str] = os.environ) -> Finding:
     """Whether it asks who one is, too; on this host's loopback it need not."""
-    login = parts.username or environ.get("MLFLOW_TRACKING_USERNAME") or environ.get("MLFLOW_TRACKING_TOKEN")
+    from requests.utils import get_netrc_auth
+
+    names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN")
+    login = parts.username or any(map(environ.get, names)) or get_netrc_auth(parts.geturl())
     if login or is_loopback(parts.hostname or ""):
         return ok(f"{shown} answers")
     text = f"{shown} answers without a login: whoever reaches it can read, change and delete its runs"

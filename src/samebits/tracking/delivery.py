@@ -6,7 +6,6 @@ twice changes nothing.
 
 from __future__ import annotations
 
-import glob
 import itertools
 import time
 from contextlib import suppress
@@ -226,12 +225,22 @@ def deliver(log: Path, telemetry: Telemetry | None = None) -> bool:
 
 
 def remove_old_logs() -> None:
-    """Remove what MLflow has had whole for long: logs, with what lies beside them."""
-    for log in all_logs():
-        with suppress(OSError):  # another user's, say
-            if time.time() - log.stat().st_mtime > _KEPT_SECONDS and Delivery(log).delivered:
-                for file in log.parent.glob(f"{glob.escape(log.stem)}.*"):
-                    file.unlink(missing_ok=True)
+    """Remove what MLflow has had whole for long: logs, with what lies beside them under their names."""
+    logs = {log.stem: log for log in all_logs()}
+    old = {stem for stem, log in logs.items() if _is_old(log)}
+    for file in [*LOGS.iterdir()] if old else ():
+        parts = file.name.split(".")
+        stems = (".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
+        if next((stem for stem in stems if stem in logs), None) in old:  # the longest: names may begin alike
+            with suppress(OSError):  # another user's, say
+                file.unlink(missing_ok=True)
+
+
+def _is_old(log: Path) -> bool:
+    try:
+        return time.time() - log.stat().st_mtime > _KEPT_SECONDS and Delivery(log).delivered
+    except OSError:
+        return False
 
 
 def sync() -> tuple[int, dict[Path, str]]:

@@ -71,8 +71,9 @@ def fetch(run_id: str, folder: Path, *, everything: bool = False) -> Path:
         UserError: there is no such run, or it has no files.
         HostError: the MLflow store cannot be reached, is too slow, or sends more than it says.
     """
-    command = [sys.executable, "-P", "-m", "samebits.tracking.download", run_id, str(folder), str(ANSWER_SECONDS)]
-    done = subprocess.run([*command, *["all"] * everything], capture_output=True, text=True, check=False)
+    call = {"run_id": run_id, "folder": str(folder), "seconds": ANSWER_SECONDS, "everything": everything}
+    command = [sys.executable, "-P", "-m", "samebits.tracking.download", json.dumps(call)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         exit_code, message, hint = json.loads(last_line(done.stdout))
     except ValueError:
@@ -147,12 +148,12 @@ def _tell(error: SamebitsError | None) -> None:
     print(f"\n{json.dumps(told)}", flush=True)  # noqa: T201
 
 
-def main(run_id: str, folder: Path, seconds: float, *, everything: bool) -> None:
+def main(run_id: str, folder: str, seconds: float, *, everything: bool) -> None:
     """The process that ``fetch`` starts."""
-    watch = Watch(folder, seconds)
+    watch = Watch(Path(folder), seconds)
     watch.start()
     try:
-        download(run_id, folder, watch, everything=everything)
+        download(run_id, Path(folder), watch, everything=everything)
     except SamebitsError as error:
         _tell(error)
     else:
@@ -160,4 +161,4 @@ def main(run_id: str, folder: Path, seconds: float, *, everything: bool) -> None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), everything="all" in sys.argv[4:])
+    main(**json.loads(sys.argv[1]))

@@ -29,7 +29,11 @@ class Board:
 
     def get(self, key: str) -> str | None:
         """The text that stands there."""
-        return self._read(key, self._store.get(key)) if self._store.check([key]) else None
+        return self._read(key, self._store.get(key)) if self.has(key) else None
+
+    def has(self, key: str) -> bool:
+        """Whether anything stands there, be it a stranger's."""
+        return bool(self._store.check([key]))
 
     def get_all(self, keys: Sequence[str]) -> list[str | None]:
         """The texts under keys each of which was set, in one go."""

@@ -261,14 +261,22 @@ class _Entry(torch.autograd.Function):
 
 
 _CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
 
 
-class _OneForm(TorchFunctionMode):
-    """Enter it around a forward pass: each of these functions is computed by the same operations on every device."""
+class _Functions(TorchFunctionMode):
+    """Sees PyTorch's functions before they become operations, and refuses some as ``engine`` does."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
+
+    def _refuse(self, why: str, hint: str) -> None:
+        self._engine.refuse(self._engine.refusal(why, hint))
+
+
+class _OneForm(_Functions):
+    """Enter it around a forward pass: each of these functions is computed by the same operations on every device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -280,26 +288,16 @@ class _OneForm(TorchFunctionMode):
             return args[0]
         return _FORMS.get(func, func)(*args, **(kwargs or {}))
 
-    def _refuse(self, why: str, hint: str) -> None:
-        self._engine.refuse(self._engine.refusal(why, hint))
 
-
-_GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
-
-
-class GradientsUnread(TorchFunctionMode):
+class GradientsUnread(_Functions):
     """Enter it around a backward pass, in which a parameter's gradient is the sum of some shards that are done."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self._engine = engine
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func in _GRADIENT:
             why = "a parameter's gradient (.grad) is asked for or set before the pass has ended"
-            self._engine.refuse(self._engine.refusal(why, "compute with the gradient that backward is given"))
+            self._refuse(why, "compute with the gradient that backward is given")
         return func(*args, **(kwargs or {}))
 
 
