@@ -89,6 +89,7 @@ def test_dvcs_cache_is_where_dvc_itself_says(level, repository, home, monkeypatc
     assert "in /var/tmp/dvc, " in texts(sharing.dvc_cache(repository))[1]
     cache = home / "cache"
     cache.mkdir(mode=0o700)
+    (repository / ".dvc").rmdir()
     command = [sys.executable, "-m", "dvc", "config", f"--{level}", "core.site_cache_dir", str(cache)]
     subprocess.run([sys.executable, "-m", "dvc", "init", "-q", "--no-scm", "-f"], cwd=repository, check=True)
     subprocess.run(command, cwd=repository, check=True)

@@ -7,11 +7,11 @@ import multiprocessing
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import torch
 
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from samebits.params.split import BatchSplit
     from samebits.records.remarks import Label, Note
     from samebits.records.run import Placement
+
+_T = TypeVar("_T")
 
 SECONDS = 300
 _TEST_SAMPLES = 8  # a set of data has some, and nothing here reads them
@@ -102,19 +104,13 @@ def _after_the_import(model: Model, trials: Sequence[Trial], seconds: int) -> It
     Where that has left the fork with more than one thread, or with CUDA, no trial can be forked from it, and each
     imports by itself.
     """
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    fork = context.Process(target=_import_and_try, args=(model, trials, seconds, sender))
-    fork.start()
-    sender.close()
     alone = False
-    try:
-        with suppress(EOFError):
-            yield from iter(receiver.recv, None)
-            alone = True
-        fork.join()
-    finally:
-        fork.terminate()
+    with _forked(partial(_import_and_try, model, trials, seconds)) as (findings, fork):
+        for finding in findings:
+            if finding is None:
+                alone = True
+                break
+            yield finding
         fork.join()
     if alone:
         yield from _all(trials)
@@ -124,9 +120,39 @@ def _after_the_import(model: Model, trials: Sequence[Trial], seconds: int) -> It
         yield of_error(_too_long(error, seconds) or WorkerError(text, hint="import it in Python to see"), name="model")
 
 
-def _import_and_try(model: Model, trials: Sequence[Trial], seconds: int, sender: Connection) -> None:
+@contextmanager
+def _forked(work: Callable[[], Iterator[_T]]) -> Iterator[tuple[Iterator[_T], multiprocessing.process.BaseProcess]]:
+    """A fork of this process, and what ``work`` gives there, as it comes."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    fork = context.Process(target=_send, args=(work, sender))
+    fork.start()
+    sender.close()
+
+    def received() -> Iterator[_T]:
+        with suppress(EOFError):
+            while True:
+                yield receiver.recv()
+
+    try:
+        yield received(), fork
+    finally:
+        fork.terminate()
+        fork.join()
+
+
+def _send(work: Callable[[], Iterator[object]], sender: Connection) -> None:
     os.dup2(2, 1)  # what a model prints is not the doctor's answer
     end_with_parent(signal.SIGTERM)
+    try:
+        for found in work():
+            sender.send(found)
+    except (Interrupted, KeyboardInterrupt):  # which the doctor has had, too
+        sys.exit(128 + signal.SIGINT)
+
+
+def _import_and_try(model: Model, trials: Sequence[Trial], seconds: int) -> Iterator[Finding | None]:
+    """What the trials show; None if they cannot be forked from this process."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # SciPy's starts its threads when it is imported
     signal.alarm(seconds)
     if isinstance(model, UserModel):
@@ -135,32 +161,38 @@ def _import_and_try(model: Model, trials: Sequence[Trial], seconds: int, sender:
     signal.alarm(0)
     threads = len([*Path("/proc/self/task").iterdir()])
     if threads > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        sender.send(None)
-        return
-    try:
-        for finding in _all(trials):
-            sender.send(finding)
-    except (Interrupted, KeyboardInterrupt):  # which the doctor has had, too
-        sys.exit(128 + signal.SIGINT)
+        yield None
+    else:
+        yield from _all(trials)
 
 
 def _all(trials: Sequence[Trial]) -> Iterator[Finding]:
     """What each trial shows; where the model fails in plain arithmetic on one device, nothing else is said of it."""
-    later: list[Finding] = []
+    exact = [trial for trial in trials if trial.numerics == "exact"]
+    fast = partial(_each, [trial for trial in trials if trial not in exact])
+    # exact keeps one core busy, mostly, and two cores have room for the others beside it; a GPU may be for one alone
+    with nullcontext((fast(), None)) if count_gpus() else _forked(fast) as (outcomes, _):
+        later: list[Finding] = []
+        for _, findings, refused in _each(exact):
+            if findings[-1].status == "failed" and not refused:
+                later = findings
+            else:
+                yield from findings
+        for name, findings, refused in outcomes:
+            yield from findings
+            if name == "single":
+                if findings[-1].status == "failed" and not refused:
+                    names = [other.name for other in trials if other.name != "single" and (later or other not in exact)]
+                    yield from (skipped("what fails under single fails here", name=name) for name in names)
+                    return
+                yield from later
+
+
+def _each(trials: Sequence[Trial]) -> Iterator[tuple[str, list[Finding], bool]]:
+    """The name of each trial, what it has shown, and whether ``exact`` refused the model."""
     for trial in trials:
         trial.out.mkdir()
-        findings, refused = _try(trial)
-        fails = findings[-1].status == "failed" and not refused
-        if trial.numerics == "exact" and fails:
-            later = findings
-            continue
-        yield from findings
-        if trial.name == "single":
-            if fails:
-                names = [other.name for other in trials if other.name != "single" and (later or other.name != "exact")]
-                yield from (skipped("what fails under single fails here", name=name) for name in names)
-                return
-            yield from later
+        yield trial.name, *_try(trial)
 
 
 def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Finding]:

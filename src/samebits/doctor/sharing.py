@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import grp
+import importlib.util
 import os
 import pwd
 import stat
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +16,10 @@ from samebits.doctor.finding import Finding, check, ok, skipped, warning
 from samebits.errors import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _OF_THE_CLONE = (".", ".git", ".dvc", "src", "pipeline", "dvc.yaml", "params.yaml")
+_DVC_CACHE = "/var/tmp/dvc"  # noqa: S108 - DVC's own, which is looked at
 
 
 @check("clone")
@@ -28,20 +32,23 @@ def clone(folder: Path = Path()) -> Finding:
 
 
 @check("dvc cache")
-def dvc_cache(folder: Path = Path()) -> Finding:
+def dvc_cache(folder: Path = Path(), environ: Mapping[str, str] = os.environ) -> Finding:
     """Whether nobody else can put a pickle where DVC reads one."""
-    try:
-        from dvc.config import Config
-        from dvc.dirs import site_cache_dir
-    except ImportError:
+    if importlib.util.find_spec("dvc") is None:
         return skipped("DVC is not installed")
-    cache = Path(site_cache_dir(Config(str(folder / ".dvc"))["core"].get("site_cache_dir")))
+    cache = Path(environ.get("DVC_SITE_CACHE_DIR") or _configured(folder) or _DVC_CACHE)
     if any(_is_private(one) for one in (cache, *cache.parents)):
         return ok(f"in {cache}, where nobody else comes")
     if not _has_other_users(cache):
         return ok(f"in {cache}, on a host without other users")
     hint = "dvc config --local core.site_cache_dir ~/.cache/samebits/dvc"
     return warning(f"DVC reads pickles in {cache}, which is open to all users of this host", hint)
+
+
+def _configured(folder: Path) -> str:
+    """What DVC's settings say, be they of this clone, of the user or of the host."""
+    command = [sys.executable, "-P", "-m", "dvc", "config", "core.site_cache_dir"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _is_private(folder: Path) -> bool:

@@ -73,14 +73,17 @@ def _stream_of(generator: torch.Generator) -> Stream:
         return Stream(0, "a generator", *torch.randint(2**31, (4,), generator=generator).tolist())
 
 
-def _fill(tensor: Tensor, draw: Callable[[int], NDArray[np.generic]]) -> Tensor:
+def _fill(stream: Stream, tensor: Tensor, draw: Callable[[int], NDArray[np.generic]]) -> Tensor:
     """Put draws into ``tensor`` in row-major order of its shape, whatever its layout."""
     count = tensor.numel()
-    values = np.empty(count, dtype=np.float64)
-    for start in range(0, count, _SLICE):
-        stop = min(count, start + _SLICE)
+    values = np.empty(min(count, stream.period or count), dtype=np.float64)
+    for start in range(0, len(values), _SLICE):
+        stop = min(len(values), start + _SLICE)
         values[start:stop] = draw(stop - start)
-    drawn = torch.from_numpy(values).view(tensor.shape)
+    drawn = torch.from_numpy(values)
+    if len(values) < count:
+        drawn = drawn.to(tensor.dtype).repeat(-(-count // len(values)))[:count]
+    drawn = drawn.view(tensor.shape)
     if tensor.is_cuda:  # from memory that is pinned nobody waits for the copy
         drawn = drawn.to(tensor.dtype).pin_memory()
     return tensor.copy_(drawn, non_blocking=True)
@@ -93,16 +96,16 @@ def _uniform(stream: Stream, tensor: Tensor, low: float = 0.0, high: float = 1.0
     """From ``low`` up to ``high``, which a number close to it would be rounded to: it becomes the one below."""
     kind = _NUMPY.get(tensor.dtype)
     most = high if kind is None or low >= high else float(np.nextafter(np.array(high, kind), np.array(low, kind)))
-    return _fill(tensor, lambda n: np.minimum(np.add(np.multiply(stream.uniform(n), high - low), low), most))
+    return _fill(stream, tensor, lambda n: np.minimum(np.add(np.multiply(stream.uniform(n), high - low), low), most))
 
 
 def _normal(stream: Stream, tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    return _fill(tensor, lambda n: np.add(np.multiply(stream.normal(n), std), mean))
+    return _fill(stream, tensor, lambda n: np.add(np.multiply(stream.normal(n), std), mean))
 
 
 def bernoulli(stream: Stream, tensor: Tensor, p: float = 0.5) -> Tensor:
     """Fill with ones, with probability ``p``, and zeros."""
-    return _fill(tensor, lambda n: stream.uniform(n) < p)
+    return _fill(stream, tensor, lambda n: stream.uniform(n) < p)
 
 
 def _erfinv(_: Stream, tensor: Tensor) -> Tensor:
@@ -122,7 +125,7 @@ def _randint(stream: Stream, tensor: Tensor, *args: Any) -> Tensor:
     low, high = bounds if len(bounds) == 2 else (0, bounds[0])
     if high - low > MOST:
         raise UserError(f"torch.randint: got a range of {high - low:,}, accepts at most 2**31", hint="make it smaller")
-    return _fill(tensor, lambda n: stream.below(high - low, n) + low)
+    return _fill(stream, tensor, lambda n: stream.below(high - low, n) + low)
 
 
 DRAWS: dict[Any, Callable[..., Tensor]] = {

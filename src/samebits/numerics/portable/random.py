@@ -30,6 +30,9 @@ def derive(seed: int, *purpose: str | int) -> int:
 class Stream:
     """A sequence of draws, fixed by ``seed`` and ``purpose``."""
 
+    period: int | None = None
+    """After how many numbers a tensor's draws repeat themselves, if they do."""
+
     def __init__(self, seed: int, *purpose: str | int) -> None:
         self._bits = np.random.Philox(key=derive(seed, *purpose))
 
@@ -65,17 +68,16 @@ class Stream:
 class RepeatedStream(Stream):
     """A few draws over and over: as quick as a copy, for who looks at what a model does and not at its weights."""
 
+    period = 65537  # a prime, so that no two rows of a matrix are the same
+
     def __init__(self, seed: int, *purpose: str | int) -> None:
         super().__init__(seed, *purpose)
-        self._uniform, self._normal = super().uniform(_FEW), super().normal(_FEW)
+        self._uniform, self._normal = super().uniform(self.period), super().normal(self.period)
 
     def uniform(self, count: int) -> NDArray[np.float64]:
-        """See ``Stream``."""
-        return np.resize(self._uniform, count)
+        """See ``Stream``; ``count`` is at most ``period``."""
+        return self._uniform[:count]
 
     def normal(self, count: int) -> NDArray[np.float64]:
-        """See ``Stream``."""
-        return np.resize(self._normal, count)
-
-
-_FEW = 65537  # a prime, so that no two rows of a matrix are the same
+        """See ``Stream``; ``count`` is at most ``period``."""
+        return self._normal[:count]
