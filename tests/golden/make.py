@@ -1,6 +1,6 @@
 """Write golden files again, after a change that is meant to change bits.
 
-python tests/golden/make.py [models] [data] [operations]   (all of them by default, which takes a minute or two)
+python tests/golden/make.py [models] [data] [operations] [schemas]   (by default all: a minute or two)
 python tests/golden/make.py operations NAME ...            (these lines alone; some have other inputs on each host)
 """
 
@@ -10,7 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parent / "numerics"), str(HERE.parents[1] / "tools")]
+sys.path[:0] = [*(str(HERE.parent / name) for name in (".", "numerics", "records")), str(HERE.parents[1] / "tools")]
+
+import schemas  # noqa: E402
 
 import operations_probe  # noqa: E402 - found by the line above
 from conftest import MODEL_OF_TASK, small  # noqa: E402
@@ -54,13 +56,16 @@ FILES = {
     "models": ("exact.json", lambda: as_json(models())),
     "data": ("data.json", lambda: as_json(data())),
     "operations": ("operations.txt", operations),
+    "schemas": ("schemas.txt", lambda: schemas.text_of(schemas.shapes())),
 }
 
 if __name__ == "__main__":
     parts = [part for part in sys.argv[1:] if part in FILES]
     names = [name for name in sys.argv[1:] if name not in FILES]
     if names and parts != ["operations"]:
-        raise SystemExit(f"{names[0]}: give models, data or operations; only after operations may other names stand")
+        raise SystemExit(
+            f"{names[0]}: give models, data, operations or schemas; only after operations may other names stand"
+        )
     for part in parts or FILES:
         file, text = FILES[part]
         (HERE / file).write_text(text(*names))
