@@ -24,10 +24,11 @@ from common import MLP, VECTORS, Variant, few, interleave, ratio_of, result_of, 
 from samebits.data.prepare import prepare
 from samebits.params import parse_params
 from samebits.records.card import read_card
+from samebits.strategies.placement import Devices
 from samebits.training.loop import Snapshot, train, warm_up
 from samebits.training.placement import place
 from samebits.training.setup import Setup
-from samebits.training.strategies import make_strategy
+from samebits.training.worker import make_worker
 from samebits.workers.worker import Progress
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
+    from samebits.batch_split import BatchSplit
     from samebits.params import Params
-    from samebits.params.schema import StrategyName
-    from samebits.params.split import BatchSplit
-    from samebits.records.run import Placement
+    from samebits.strategies import StrategyName
+    from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable
     from samebits.workers.rank import Reporter
@@ -142,21 +143,21 @@ class Task:
 def work(task: Task, _: Reporter) -> dict[str, list[float]]:
     """Run in each worker; the seconds of each variant's slices."""
     card = read_card(task.folder / "card.json")
-    strategy = make_strategy(task.placement, task.params.train)
-    setup = Setup(task.params, "fast", card, split=task.split, strategy=strategy)
+    worker = make_worker(task.placement, task.params.train)
+    setup = Setup(task.params, "fast", card, split=task.split, worker=worker)
     setup.enter_process()
-    if strategy.world_size == 1:
+    if worker.world_size == 1:
         for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
             del os.environ[name]  # else a peer takes itself for one of several and sets its own threads
     seconds = measure(task, setup)
     gc.collect()  # the wrappers must be gone before their process group
-    strategy.close()
+    worker.close()
     return seconds
 
 
 def measure(task: Task, setup: Setup) -> dict[str, list[float]]:
     """Time every loop in turns, once all have shown that they do the same work."""
-    strategy, steps = setup.strategy, task.params.total_steps
+    worker, steps = setup.worker, task.params.total_steps
     model, data = setup.build(), setup.load(task.folder)
     batches = setup.batches(data)
     order = torch.stack([batches._rows(step, 0) for step in range(steps)])
@@ -167,14 +168,14 @@ def measure(task: Task, setup: Setup) -> dict[str, list[float]]:
     variants = {"kit": kit(trainable, steps, losses)}
     for name, make in task.loops.items():
         variants[name] = make(Setting(copy.deepcopy(model), data, order, task.clock, losses), name)
-    interleave(variants, 3, strategy, task.clock)
-    means = {name: strategy.all_reduce(torch.tensor(values)) / strategy.world_size for name, values in losses.items()}
+    interleave(variants, 3, worker, task.clock)
+    means = {name: worker.ranks.all_reduce(torch.tensor(values)) / worker.world_size for name, values in losses.items()}
     for name in task.loops:
         apart = float((means[name] - means["kit"]).abs().max())
         assert apart <= TOLERANCE, f"{name} does not do the same work: its losses differ by {apart}"
     assert torch.get_num_threads() == 1, "a loop has set the number of threads"
     gc.freeze()  # so that collecting before each slice looks at new objects alone
-    return interleave(variants, task.rounds, strategy, task.clock)
+    return interleave(variants, task.rounds, worker, task.clock)
 
 
 def against(
@@ -197,7 +198,7 @@ def against(
                 },
             }
         )
-        placement, split = place(strategy, params, "fast", gpus=0, cores=2)
+        placement, split = place(strategy, params, "fast", Devices(gpus=0, cores=2))
         with tempfile.TemporaryDirectory() as folder:
             prepare(params, Path(folder))
             task = Task(

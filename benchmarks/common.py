@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from samebits.records.provenance import GitState
-    from samebits.training.strategies import Strategy
+    from samebits.training.worker import Worker
     from samebits.workers.rank import Reporter
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers, machines and what runs on them end too
@@ -131,7 +131,7 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
 
 
 def interleave(
-    variants: Mapping[str, Variant], rounds: int, strategy: Strategy, clock: Callable[[], float]
+    variants: Mapping[str, Variant], rounds: int, worker: Worker, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
     """Seconds of each variant's slice in each round, of the slowest rank; who begins changes from round to round."""
     names = list(variants)
@@ -140,10 +140,10 @@ def interleave(
         for name in in_turn(names, number):
             variants[name].reset()
             gc.collect()  # nobody pays for what another left behind
-            strategy.barrier()
+            worker.ranks.barrier()
             started = clock()
             counted = variants[name].run()
-            seconds[name] += strategy.max_over_ranks([clock() - started if counted is None else counted])
+            seconds[name] += worker.ranks.max_over_ranks([clock() - started if counted is None else counted])
     return seconds
 
 

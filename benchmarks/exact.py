@@ -44,12 +44,11 @@ from samebits.host import count_gpus
 from samebits.numerics.exact.module import ExactModule
 from samebits.params import parse_params
 from samebits.params.sections import UserModel
-from samebits.params.split import BatchSplit
 from samebits.records.card import read_card
 from samebits.training.diagnosis import require_same_again
 from samebits.training.loop import Snapshot, warm_up
 from samebits.training.setup import Setup
-from samebits.training.single import SingleDeviceStrategy
+from samebits.training.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,9 +75,9 @@ PARTS = ("forward", "loss", "backward", "accepts_grads", "step")  # methods of n
 
 def set_up(params: Params, numerics: NumericsName, folder: Path) -> Setup:
     """One device, which is fed the whole batch; this process gets the switches of the numerics."""
-    strategy = SingleDeviceStrategy(torch.device("cuda", 0) if count_gpus() else torch.device("cpu"))
-    card, split = read_card(folder / "card.json"), BatchSplit.of(params, numerics)
-    setup = Setup(params, numerics, card, split=split, strategy=strategy)
+    worker = Worker([torch.device("cuda", 0) if count_gpus() else torch.device("cpu")])
+    card, split = read_card(folder / "card.json"), params.batch_split(numerics)
+    setup = Setup(params, numerics, card, split=split, worker=worker)
     setup.enter_process()
     return setup
 
@@ -92,7 +91,7 @@ def kit(setup: Setup, folder: Path) -> Trainable:
 
 def float64(setup: Setup, folder: Path, steps: int) -> Variant:
     """A loop by hand in plain float64."""
-    model = setup.build().to(setup.strategy.device).double()
+    model = setup.build().to(setup.worker.device).double()
     batches, initial = setup.batches(setup.load(folder)), Snapshot(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -103,7 +102,7 @@ def float64(setup: Setup, folder: Path, steps: int) -> Variant:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs).flatten(0, -2), batch.targets.flatten()).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        if setup.strategy.device.type == "cuda":
+        if setup.worker.device.type == "cuda":
             torch.cuda.synchronize()
 
     def reset() -> None:
@@ -119,7 +118,7 @@ def running(trainable: Trainable, steps: int) -> Variant:
     def run() -> None:
         for step in range(steps):
             trainable.step(step, 0.01)
-        if trainable.strategy.device.type == "cuda":
+        if trainable.worker.device.type == "cuda":
             torch.cuda.synchronize()
 
     return Variant(run, trainable.numerics.configure)  # each has set this process's switches its own way
@@ -136,7 +135,7 @@ def breakdown(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> 
         def call(*args: Any) -> Any:
             started = clock()
             result = methods[part](*args)
-            if trainable.strategy.device.type == "cuda":
+            if trainable.worker.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds[part].append(1e3 * (clock() - started))
             return result
@@ -178,16 +177,16 @@ def watched(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> di
 def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> dict[str, Any]:
     """Measure one case in a worker."""
     fast_setup = set_up(params, "fast", folder)
-    strategy = fast_setup.strategy
-    clock = time.process_time if strategy.device.type == "cpu" else time.perf_counter
+    worker = fast_setup.worker
+    clock = time.process_time if worker.device.type == "cpu" else time.perf_counter
     fast, exact = kit(fast_setup, folder), kit(set_up(params, "exact", folder), folder)
     variants = {
         "exact": running(exact, steps),
         "fast": running(fast, steps),
         "float64": float64(fast_setup, folder, steps),
     }
-    interleave(variants, 2, strategy, clock)
-    seconds = interleave(variants, rounds, strategy, clock)
+    interleave(variants, 2, worker, clock)
+    seconds = interleave(variants, rounds, worker, clock)
     ratios = {name: ratio_of(seconds["exact"], seconds[name]) for name in ("fast", "float64")}
     looks = few(max(8, min(rounds, 20)), 1)
     measured = {

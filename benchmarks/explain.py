@@ -36,9 +36,9 @@ from samebits.results.explanation.remedies import TIMES
 from samebits.workers.launch import run_training
 
 if TYPE_CHECKING:
-    from samebits.params.schema import StrategyName
     from samebits.records.run import Run
     from samebits.results.explanation.explain import ExplainedCause, Explanation
+    from samebits.strategies import StrategyName
 
 INSIDE = "SAMEBITS_EXPLAIN_INSIDE"
 FEATURES, CLASSES = 64, 10  # as planted_model.py has them: it is imported from where it was copied to alone

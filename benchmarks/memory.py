@@ -24,9 +24,10 @@ from common import ROOT, VECTORS, few, middle_of, ratio_of, result_of, save, sho
 from samebits.data.prepare import prepare
 from samebits.params import parse_params
 from samebits.records.run import read_run
+from samebits.strategies.placement import Devices
 from samebits.training.meters import peak_gib
 from samebits.training.placement import place
-from samebits.training.single import SingleDeviceStrategy
+from samebits.training.worker import Worker
 from samebits.workers.worker import TrainingSpec, train_as_rank
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ CASES = {"mlp at batch 256": ("mlp", (256, 128), 256, 128), "wide_mlp at batch 2
 def life(spec: TrainingSpec, reporter: Reporter) -> float:
     """Run in the worker; the GiB that it took at the most until its end."""
     train_as_rank(spec, reporter)
-    (peak,) = peak_gib(SingleDeviceStrategy(torch.device("cpu")))
+    (peak,) = peak_gib(Worker([torch.device("cpu")]))
     return peak
 
 
 def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
     """MiB at the most while a worker trains, and until it ends."""
-    placement, split = place("single", params, "fast", gpus=0, cores=1)
+    placement, split = place("single", params, "fast", Devices(gpus=0, cores=1))
     spec = TrainingSpec(
         params=params,
         numerics="fast",

@@ -17,12 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from samebits.training.batches import Batches
-from samebits.training.strategies import DDPStrategy
+from samebits.training.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from samebits.params.schema import StrategyName
+    from samebits.strategies import StrategyName
 
 SOURCE = "planted_model.py"
 
@@ -49,12 +49,12 @@ def slow_input(seconds: float) -> Iterator[None]:
 @contextmanager
 def always_sync() -> Iterator[None]:
     """Every micro-batch is followed by an all-reduce of all gradients."""
-    no_sync = DDPStrategy.no_sync
-    DDPStrategy.no_sync = lambda self, module: nullcontext()  # type: ignore[method-assign]  # noqa: ARG005
+    no_sync = Worker.no_sync
+    Worker.no_sync = lambda self, module: nullcontext()  # type: ignore[method-assign]  # noqa: ARG005
     try:
         yield
     finally:
-        DDPStrategy.no_sync = no_sync  # type: ignore[method-assign]
+        Worker.no_sync = no_sync  # type: ignore[method-assign]
 
 
 @contextmanager

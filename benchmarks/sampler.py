@@ -18,7 +18,7 @@ import click
 
 from common import ROOT, few
 from samebits.host import count_visible
-from samebits.records.run import Placement
+from samebits.strategies.placement import Placement
 from samebits.training.loop import Training
 from samebits.workers.sampler import CPU_SHARE, SAMPLE_SECONDS, Sampler
 

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from common import ROOT, few, result_of, save, some, with_out_dir
 from samebits.results.scaling.fit import Point, fit
 from samebits.results.scaling.model import BACKWARD_SHARE, Step
-from samebits.training.strategies import INIT_METHOD
+from samebits.training.collectives import INIT_METHOD
 
 sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "tests/system/nodes"))

@@ -20,14 +20,15 @@ from ruamel.yaml import YAML
 from common import ROOT, few, in_turn, middle_of, run, save, show_middle, with_out_dir
 from samebits.params import parse_params
 from samebits.records.run import read_run
+from samebits.strategies.placement import Devices
 from samebits.training.placement import place
-from samebits.training.strategies import make_strategy
+from samebits.training.worker import make_worker
 from samebits.workers.processes import launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from samebits.records.run import Placement
+    from samebits.strategies.placement import Placement
     from samebits.workers.rank import Reporter
 
 PARAMS = {"train": {"repeats": 1}}  # the training alone, without timed slices after it
@@ -40,10 +41,10 @@ def nothing(_: Reporter) -> None:
 
 def join(placement: Placement, _: Reporter) -> None:
     """Run in each worker."""
-    strategy = make_strategy(placement, parse_params(PARAMS).train)
-    strategy.setup()
-    strategy.barrier()
-    strategy.close()
+    worker = make_worker(placement, parse_params(PARAMS).train)
+    worker.setup()
+    worker.ranks.barrier()
+    worker.close()
 
 
 def seconds_of_launch(function: Callable[[Reporter], None]) -> float:
@@ -65,7 +66,7 @@ def training_overhead(folder: Path) -> float:
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
     params = parse_params({"train": {"num_devices": 2, "oversubscribe": True}})
-    placement, _ = place("ddp", params, "fast", gpus=0, cores=2)
+    placement, _ = place("ddp", params, "fast", Devices(gpus=0, cores=2))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         YAML().dump(PARAMS, folder / "small.yaml")

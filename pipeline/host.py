@@ -21,6 +21,7 @@ from samebits.host import count_cores, count_gpus, host_facts
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, require_every_key
 from samebits.stages import say_what_stays_unused, stage
+from samebits.strategies.placement import Devices
 from samebits.training.models.sources import find_sources, is_known, recalled
 from samebits.training.placement import place
 
@@ -41,7 +42,7 @@ def main(params: Params) -> None:
     for strategy in params.train.strategies:  # a count that does not exist is told before anything trains
         for numerics in params.train.numerics:
             if not goes_elsewhere(strategy, os.environ):
-                place(strategy, params, numerics, gpus=gpus, cores=cores)
+                place(strategy, params, numerics, Devices(gpus=gpus, cores=cores))
     write_json(Path("source.json"), sources_of(params))
     files = sources(params.data) if params.data.task == "file" else {}
     write_json(Path("files.json"), {key: sha256_remembered(file.path, MEMORY) for key, file in files.items()})

@@ -20,12 +20,13 @@ from samebits.errors import RefusedError, from_exit_code
 from samebits.host.rendezvous import find_nodes
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, with_num_devices
-from samebits.params.schema import NumericsName, StrategyName
+from samebits.params.schema import NumericsName
 from samebits.stages import say_what_stays_unused, stage
+from samebits.strategies import STRATEGIES, StrategyName
 
 
 @stage
-@click.option("--strategy", type=click.Choice(get_args(StrategyName)), required=True, help="How to use the devices.")
+@click.option("--strategy", type=click.Choice([*STRATEGIES]), required=True, help="How to use the devices.")
 @click.option("--numerics", type=click.Choice(get_args(NumericsName)), default="fast", show_default=True)
 @click.option("--num-devices", default=None, help="In place of train.num_devices: auto or a number.")
 @click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")

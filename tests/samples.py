@@ -12,18 +12,19 @@ from samebits.params import Params, parse_params
 from samebits.records.card import Card, signed_card
 from samebits.records.memory import DeviceMemory, Memory
 from samebits.records.provenance import GitState
-from samebits.records.run import Evaluation, Placement, Ratio, RunRecord, Timing, write_run
+from samebits.records.run import Evaluation, Ratio, RunRecord, Timing, write_run
 from samebits.records.usage import DeviceUsage
 from samebits.results.comparison import Comparison, Row
 from samebits.results.explanation.explain import Explanation
 from samebits.results.explanation.parts import Parts
+from samebits.strategies.placement import Devices, Placement
 from samebits.training.placement import place
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from samebits.batch_split import BatchSplit
     from samebits.params.schema import NumericsName
-    from samebits.params.split import BatchSplit
 
 PARAMS = parse_params({})
 GPU = {"name": "GPU", "memory_gib": 80.0, "compute_capability": "9.0", "gpu_cores": 1}
@@ -33,7 +34,7 @@ def placed(
     strategy: str, params: Params = PARAMS, *, gpus: int, cores: int = 2, numerics: NumericsName = "fast"
 ) -> tuple[Placement, BatchSplit]:
     """``place`` with its usual arguments."""
-    return place(strategy, params, numerics, gpus=gpus, cores=cores)  # type: ignore[arg-type]
+    return place(strategy, params, numerics, Devices(gpus=gpus, cores=cores))  # type: ignore[arg-type]
 
 
 def ratio(median: float, low: float | None = None, high: float | None = None) -> Ratio:

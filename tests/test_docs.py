@@ -13,7 +13,7 @@ import pytest
 from samebits.errors import RefusedError
 from samebits.numerics.exact.operations import EXACT
 from samebits.params.load import FITTING_TASKS
-from samebits.results.remarks import LABELS
+from samebits.remarks import LABELS
 from samebits.results.table import COLUMNS
 from samples import comparison, run_files, run_record
 from test_architecture import ANYBODY, MAY_IMPORT, OF_THE_LOOSE

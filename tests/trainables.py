@@ -9,7 +9,7 @@ from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.training.models.build import build_model
 from samebits.training.setup import Setup
-from samebits.training.single import SingleDeviceStrategy
+from samebits.training.worker import Worker
 from samples import placed
 
 
@@ -20,7 +20,7 @@ def make_trainable(data_dir, **settings):
     folder = data_dir(params)
     card = read_card(folder / "card.json")
     _, split = placed("single", params, gpus=0, cores=1)
-    setup = Setup(params, "fast", card, split=split, strategy=SingleDeviceStrategy(torch.device("cpu")))
+    setup = Setup(params, "fast", card, split=split, worker=Worker([torch.device("cpu")]))
     data = setup.load(folder)
     trainable = setup.trainable(setup.place(build_model(params.model, card, params.seed)), setup.batches(data))
     return SimpleNamespace(trainable=trainable, params=params, data=data, card=card, setup=setup)

@@ -13,7 +13,8 @@ from ruamel.yaml import YAML
 
 from samebits.cli import main as samebits
 from samebits.params import Params
-from samebits.params.sections import FACTORY, Section
+from samebits.params.sections import FACTORY
+from samebits.section import Section
 from samebits.stages import HELP_OPTIONS
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,9 +15,9 @@ from samebits.engines.command import container
 from samebits.errors import UserError, exit_on_error, printable_lines
 from samebits.files import scratch_folder
 from samebits.params import load_params, require_repository
-from samebits.params.schema import StrategyName
 from samebits.results.scaling.command import scale
 from samebits.stages import HELP_OPTIONS, Group, options_of
+from samebits.strategies import STRATEGIES
 from samebits.tracking.command import compare, explain, track
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _several_nodes() -> Nodes:
 
 
 @main.command()
-@click.option("--strategy", "only", type=click.Choice(get_args(StrategyName)), help="This one alone.")
+@click.option("--strategy", "only", type=click.Choice([*STRATEGIES]), help="This one alone.")
 @click.option("--num-devices", help="In place of train.num_devices: auto or a number.")
 @click.option("--quick", is_flag=True, help="The first steps alone, compared with the losses in runs/.")
 @click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")

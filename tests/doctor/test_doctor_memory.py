@@ -15,7 +15,6 @@ from samebits.doctor.room import FULL, STEP_MEMORY, Attempt, StepMemory
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.params import parse_params
-from samebits.params.split import BatchSplit
 from samebits.workers.processes import WorkerSignalledError
 from samples import memory as taken
 
@@ -277,7 +276,7 @@ def test_a_worker_that_ran_out_of_memory_leaves_word_and_no_other(error, full, t
         params=case.params,
         numerics="fast",
         placement=case.placement,
-        split=BatchSplit.of(case.params, "fast"),
+        split=case.params.batch_split("fast"),
         data_dir=tmp_path,
         out=tmp_path,
         limit=None,

@@ -16,12 +16,13 @@ from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import matmul
 from samebits.params import parse_params
 from samebits.records.card import read_card
+from samebits.strategies.placement import Devices
 from samebits.training.checkpoints import CheckpointRecord, Checkpoints
 from samebits.training.meters import StepClock
 from samebits.training.placement import place
 from samebits.training.setup import Setup
-from samebits.training.strategies import make_strategy
 from samebits.training.weights import weights_digest
+from samebits.training.worker import make_worker
 
 pytestmark = pytest.mark.gpus(1)
 GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())
@@ -73,8 +74,8 @@ def test_every_operation_has_the_bits_of_the_cpu():
 
 def trainable(params, folder, device):
     card = read_card(folder / "card.json")
-    placement, split = place("single", params, "exact", gpus=int(device == "cuda"), cores=1)
-    setup = Setup(params, "exact", card, split=split, strategy=make_strategy(placement, params.train))
+    placement, split = place("single", params, "exact", Devices(gpus=int(device == "cuda"), cores=1))
+    setup = Setup(params, "exact", card, split=split, worker=make_worker(placement, params.train))
     setup.enter_process()
     made = setup.trainable(setup.place(setup.build()), setup.batches(setup.load(folder)))
     made.reset()
@@ -82,7 +83,7 @@ def trainable(params, folder, device):
 
 
 def steps(made, start, stop):
-    return made.mean_losses(made.run(start, made.rates(start, stop), StepClock(made.strategy.device)))
+    return made.mean_losses(made.run(start, made.rates(start, stop), StepClock(made.worker.device)))
 
 
 @pytest.mark.cuda_here

@@ -15,19 +15,20 @@ import pytest
 import torch
 
 from conftest import MODEL_OF_TASK, small
+from samebits.batch_split import BatchSplit
 from samebits.files import sha256
 from samebits.host import count_gpus, driver_facts, host_facts
 from samebits.params import parse_params
-from samebits.params.split import BatchSplit
 from samebits.records.card import read_card
 from samebits.records.run import Evaluation, read_run
+from samebits.strategies.placement import Devices
 from samebits.training import batches as feeding
 from samebits.training.batches import Batches, load_data, on_device
 from samebits.training.loop import warm_up
 from samebits.training.meters import StepClock
 from samebits.training.placement import place
 from samebits.training.setup import Setup
-from samebits.training.strategies import make_strategy
+from samebits.training.worker import make_worker
 
 pytestmark = pytest.mark.gpus(1)
 
@@ -207,9 +208,9 @@ def test_the_clock_times_the_device_and_not_the_host():
 def test_a_step_waits_for_the_device_as_seldom_as_the_rehearsal_says(numerics, data_dir):
     params = parse_params(small("images", numerics=[numerics]))
     folder = data_dir(params)
-    placement, split = place("single", params, numerics, gpus=1, cores=1)
-    strategy = make_strategy(placement, params.train)
-    setup = Setup(params, numerics, read_card(folder / "card.json"), split=split, strategy=strategy)
+    placement, split = place("single", params, numerics, Devices(gpus=1, cores=1))
+    worker = make_worker(placement, params.train)
+    setup = Setup(params, numerics, read_card(folder / "card.json"), split=split, worker=worker)
     setup.enter_process()
     trainable = setup.trainable(setup.place(setup.build()), setup.batches(setup.load(folder)))
     warm_up(trainable, 3)

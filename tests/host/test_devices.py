@@ -12,6 +12,7 @@ from samebits import host
 from samebits.errors import HostError
 from samebits.host.devices import ListedGpu, visible
 from samebits.params import parse_params
+from samebits.strategies.placement import Devices
 from samebits.training.placement import place
 
 A_SLICE = "MIG-00000001-0000-5000-8000-000000000000"
@@ -71,7 +72,7 @@ def test_slices_and_whole_gpus(setting, expected):
 def test_gpus_are_counted_as_cuda_would_show_them(name, lines, devices, count, gpu_host):
     gpu_host(name, *lines, **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
     assert host.count_gpus() == host.count_visible() == len(host.driver_facts().gpus) == count
-    placement, _ = place("ddp", parse_params({}), "fast", gpus=host.count_gpus(), cores=2)
+    placement, _ = place("ddp", parse_params({}), "fast", Devices(gpus=host.count_gpus(), cores=2))
     assert (placement.device_type, placement.num_devices) == ("cuda" if count else "cpu", count or 2)
 
 

@@ -25,11 +25,13 @@ import torch
 from samebits.numerics.environment import prepare_environment
 from samebits.params import parse_params
 from samebits.params.load import FITTING_TASKS
-from samebits.params.schema import StrategyName
+from samebits.strategies import StrategyName
+from samebits.strategies.placement import Devices
+from samebits.training.collectives import INIT_METHOD
 from samebits.training.loop import warm_up
 from samebits.training.placement import place
 from samebits.training.setup import Setup
-from samebits.training.strategies import INIT_METHOD, make_strategy
+from samebits.training.worker import make_worker
 from samples import card
 
 SRC = str(Path(__file__).resolve().parents[2] / "src" / "samebits")
@@ -121,8 +123,8 @@ def rehearse(model, numerics, precision, strategy, optimizer):
     """Some steps of a training after its start; return the waits of the second, and of the first of the next epoch."""
     params = params_of(model, numerics, strategy, optimizer, precision)
     facts = card(**model[1])
-    placement, split = place(strategy, params, numerics, gpus=2, cores=2)
-    chosen = make_strategy(placement, params.train)
+    placement, split = place(strategy, params, numerics, Devices(gpus=2, cores=2))
+    chosen = make_worker(placement, params.train)
     setup = Setup(params, numerics, facts, split=split, strategy=chosen)
     setup.enter_process()
     try:

@@ -16,11 +16,11 @@ from samebits.files import write_json, write_text
 from samebits.params import parse_params
 from samebits.records.breakdown import Phases
 from samebits.records.measurement import Measurement, Repeats
-from samebits.records.remarks import AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.records.run import Node, Run, read_losses, read_run
+from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
 from samebits.results.ratios import gain, three_digits, times, times_of
-from samebits.results.remarks import NOT_APPLIED, SpokenRemark, say
+from samebits.results.remarks import SpokenRemark
 from samebits.results.table import COLUMNS, cells, markdown, show
 from samebits.results.text import (
     answers,
@@ -285,7 +285,7 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
             "dp-fast: different start: its first weights are not those of single-fast: the factory draws numbers that "
             "are not seeded",
         ),
-        ({"notes": [RESUMED]}, f"dp-fast: {say(RESUMED)}"),
+        ({"notes": [RESUMED]}, f"dp-fast: {RESUMED.sentence()}"),
         (
             {"not_applied": {"train.compile": "dp_is_not_compiled"}},
             f"dp-fast: train.compile was not applied: {NOT_APPLIED['dp_is_not_compiled']}",
@@ -746,8 +746,8 @@ def test_what_a_reader_must_know_of_a_training(compared, tmp_path):
     label = AnyOrder()
     compared(labels=[label], notes=[RESUMED], not_applied={"train.compile": "dp_is_not_compiled"})
     assert notes_of(read_run(tmp_path / "runs/dp-fast")) == [
-        f"any order: {say(label)}",
-        f"note: {say(RESUMED)}",
+        f"any order: {label.sentence()}",
+        f"note: {RESUMED.sentence()}",
         f"note: train.compile was not applied: {NOT_APPLIED['dp_is_not_compiled']}",
     ]
 

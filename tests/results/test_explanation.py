@@ -7,7 +7,7 @@ import pytest
 
 from samebits.params import parse_params
 from samebits.records.breakdown import AllReduce, Bounds, Breakdown, Bucket, Phases, RankPhases, Reads, Traffic
-from samebits.records.remarks import Oversubscribed
+from samebits.remarks import Oversubscribed
 from samebits.results.comparison import SliceSteps
 from samebits.results.explanation.causes import LEAST_SHARE
 from samebits.results.explanation.explain import explain

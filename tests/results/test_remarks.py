@@ -9,13 +9,16 @@ from pydantic import TypeAdapter, ValidationError
 from samebits.errors import UserError
 from samebits.files import first_fault
 from samebits.params import parse_params
-from samebits.records.remarks import (
+from samebits.records.run import read_run
+from samebits.records.statistics import NARROW
+from samebits.remarks import (
+    KINDS,
+    LABELS,
     BatchNorm,
     Fallback,
     IdleParameters,
     Label,
     Missing,
-    NotAppliedKind,
     Note,
     OneDevice,
     Prolonged,
@@ -23,10 +26,9 @@ from samebits.records.remarks import (
     Resumed,
     Unrepeated,
 )
-from samebits.records.run import read_run
-from samebits.results import remarks
-from samebits.results.remarks import LABELS, NOT_APPLIED, LabelKind, SpokenRemark, in_words, say, spoken
-from samebits.training.placement import Devices, place_over_nodes
+from samebits.results.remarks import SpokenRemark, in_words, spoken
+from samebits.strategies.placement import Devices
+from samebits.training.placement import place
 from samples import placed, run_files, run_record
 
 MORE_THAN_ITS_SHARE = {"num_devices": 4, "oversubscribe": True}
@@ -37,12 +39,11 @@ RING = (
 )
 
 
-def test_each_kind_has_words_and_nothing_else_has():
+def test_every_remark_has_a_kind_of_its_own_and_every_label_says_what_it_means():
+    assert len({*KINDS}) == len(KINDS)
     labels, *_ = get_args(Label)
-    assert {one.model_fields["kind"].default for one in get_args(labels)} < {*get_args(LabelKind)}
-    assert {*remarks._MISSING} == {*get_args(Missing.model_fields["kind"].annotation)}
-    assert {*NOT_APPLIED} == {*get_args(NotAppliedKind)}
-    assert {*LABELS} == {*get_args(LabelKind)}
+    assert {one.model_fields["kind"].default for one in get_args(labels)} < {*LABELS}
+    assert all(text.endswith(".") for text in LABELS.values())
 
 
 @pytest.mark.parametrize(
@@ -64,7 +65,7 @@ def test_each_kind_has_words_and_nothing_else_has():
 def test_what_a_placement_says(strategy, train, host, said):
     train = {"global_batch_size": 8, "strategies": [strategy], **train}
     placement, _ = placed(strategy, parse_params({"data": {"num_samples": 8}, "train": train}), **host)
-    assert [say(remark) for remark in (*placement.labels, *placement.notes)] == said
+    assert [remark.sentence() for remark in (*placement.labels, *placement.notes)] == said
 
 
 def test_what_a_placement_over_machines_says():
@@ -72,24 +73,23 @@ def test_what_a_placement_over_machines_says():
     two, four = (
         Devices(gpus=0, cores=cores, wanted=4, name=name, machine=name) for cores, name in ((2, "one"), (4, "two"))
     )
-    placement, _ = place_over_nodes("ddp", shared, "fast", [two, four])
-    assert [say(label) for label in placement.labels] == ["4 workers share 2 CPU cores of one"]
+    placement, _ = place("ddp", shared, "fast", two, four)
+    assert [label.sentence() for label in placement.labels] == ["4 workers share 2 CPU cores of one"]
     machines = [Devices(gpus=3, cores=8, name=name, machine=name) for name in ("one", "two")]
-    placement, _ = place_over_nodes("ddp", parse_params({"train": {"global_batch_size": 64}}), "fast", machines)
-    assert [say(note) for note in placement.notes][:1] == ["4 of 6 devices, as 64 samples are shared out equally"]
+    placement, _ = place("ddp", parse_params({"train": {"global_batch_size": 64}}), "fast", *machines)
+    assert [note.sentence() for note in placement.notes][:1] == ["4 of 6 devices, as 64 samples are shared out equally"]
 
 
 BATCH_NORM = (
-    "BatchNorm: each of 2 devices normalises by its own part of the batch, and the running statistics of {} are kept, "
-    "so the model differs from single; GroupNorm does not have this"
+    "BatchNorm: each of 2 devices normalises by its own part of the batch, and the running statistics of the first are "
+    "kept, so the model differs from single; GroupNorm does not have this"
 )
 
 
 @pytest.mark.parametrize(
     ("remark", "said"),
     [
-        (BatchNorm(devices=2, strategy="dp"), BATCH_NORM.format("the first device")),
-        (BatchNorm(devices=2, strategy="ddp"), BATCH_NORM.format("rank 0")),
+        (BatchNorm(devices=2, strategy="dp"), BATCH_NORM),
         (IdleParameters(names=tuple("abcde")),
          "no gradient reaches a, b, c and 2 more: ranks, as those of ddp, would wait for it, and under dp weight decay "
          "changes it"),
@@ -114,7 +114,8 @@ BATCH_NORM = (
     ],
 )  # fmt: skip
 def test_what_a_remark_says(remark, said):
-    assert say(remark) == say(type(remark).model_validate_json(remark.model_dump_json())) == said
+    assert f"{NARROW:.0%}" == "5%"
+    assert remark.sentence() == type(remark).model_validate_json(remark.model_dump_json()).sentence() == said
     assert in_words(remark).text == said
     assert spoken(remark.kind) == remark.kind.replace("_", " ")
 

@@ -11,12 +11,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from samebits.files import sha256
-from samebits.params.schema import StrategyName
 from samebits.records.provenance import GitState
+from samebits.remarks import LABELS
 from samebits.results.page import render, write_report
 from samebits.results.plots import _LOOKS, PLOTS, TOGETHER, step_times
-from samebits.results.remarks import LABELS, SpokenRemark
+from samebits.results.remarks import SpokenRemark
 from samebits.results.text import COLOURS, answers, remarks, row_remarks
+from samebits.strategies import StrategyName
 from samples import comparison, explanation, memory, ratio, row
 
 

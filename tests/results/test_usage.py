@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from samebits.records.remarks import Oversubscribed
 from samebits.records.usage import CoreUsage, Interval, Roof, Usage
+from samebits.remarks import Oversubscribed
 from samebits.results.page import render
 from samebits.results.table import COLUMNS, cells, markdown, show
 from samebits.results.text import answers, remarks

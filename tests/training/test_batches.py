@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from conftest import small
+from samebits.batch_split import BatchSplit
 from samebits.params import parse_params
-from samebits.params.split import BatchSplit
 from samebits.records.card import read_card
 from samebits.training import batches as feeding
 from samebits.training.batches import Batches, load_data, model_inputs

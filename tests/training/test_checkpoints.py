@@ -20,7 +20,7 @@ from patience import patient
 from samebits.errors import Interrupted
 from samebits.files import sha256
 from samebits.params import parse_params
-from samebits.records.run import Placement
+from samebits.strategies.placement import Placement
 from samebits.training import checkpoints, loop
 from samebits.training.checkpoints import CheckpointRecord, Checkpoints, PeriodicCheckpointer
 from samebits.training.loop import NoTracker

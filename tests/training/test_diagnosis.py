@@ -12,7 +12,7 @@ from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
 from samebits.params import parse_params
 from samebits.records.card import read_card
-from samebits.records.remarks import BatchNorm, IdleParameters
+from samebits.remarks import BatchNorm, IdleParameters
 from samebits.training import diagnosis
 from samples import card, placed
 

@@ -15,7 +15,7 @@ def test_a_step_without_a_gradient_for_each_parameter_is_an_error_where_there_ar
     spare = torch.nn.Parameter(torch.ones(1))
     made._trained.append(("spare", spare))
     made.step(0, 0.1)
-    made.strategy.world_size = 2
+    made.worker.world_size = 2
     with pytest.raises(UserError, match="no gradient reaches spare at step 2, and the ranks wait for it"):
         made.step(1, 0.1)
     made._trained.pop()
@@ -29,6 +29,6 @@ def test_a_training_ends_with_what_a_next_step_would_have_said(data_dir, monkeyp
 
     made = make_trainable(data_dir).trainable
     made.reset()
-    monkeypatch.setattr(made.strategy, "require_reduced", unfinished)
+    monkeypatch.setattr(made.worker, "require_reduced", unfinished)
     with pytest.raises(RuntimeError, match="finished reduction"):
         train(made, 8, step_seconds=1, tracker=NoTracker())

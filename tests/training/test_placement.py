@@ -1,10 +1,11 @@
 import pytest
 
+from samebits.batch_split import BatchSplit
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
-from samebits.params.split import BatchSplit
-from samebits.records.remarks import FewerDevices, Ring
-from samebits.training.placement import Devices, not_applied, place_over_nodes
+from samebits.remarks import FewerDevices, Ring
+from samebits.strategies.placement import Devices
+from samebits.training.placement import not_applied, place
 from samples import placed
 
 # strategy, train settings, GPUs, cores -> device type, devices used, world size, devices, backend, label kinds
@@ -259,9 +260,9 @@ OVER_NODES = [
 
 
 @pytest.mark.parametrize(("machines", "train", "numerics", "expected"), OVER_NODES)
-def test_place_over_nodes(machines, train, numerics, expected):
+def test_place_over_machines(machines, train, numerics, expected):
     batch = 24 if numerics == "fast" else 256
-    placement, split = place_over_nodes("ddp", params_of({"global_batch_size": batch, **train}), numerics, machines)
+    placement, split = place("ddp", params_of({"global_batch_size": batch, **train}), numerics, *machines)
     by_node, devices, backend, labels, notes = expected
     assert (placement.devices_by_node, placement.devices, placement.backend) == (by_node, devices, backend)
     assert [label.kind for label in placement.labels] == labels
@@ -288,4 +289,4 @@ def test_place_over_nodes(machines, train, numerics, expected):
 )
 def test_what_machines_cannot_share_is_refused(strategy, machines, numerics, error, message):
     with pytest.raises(error, match=message):
-        place_over_nodes(strategy, params_of({}), numerics, machines)
+        place(strategy, params_of({}), numerics, *machines)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from samebits.records.measurement import Repeats
-from samebits.records.remarks import Prolonged, Unrepeated
+from samebits.remarks import Prolonged, Unrepeated
 from samebits.training import slices as timing
 from samebits.training.loop import NoTracker, train
 from samebits.training.prolonging import MOST_REPEATS, Prolonging, notes_of, why_stop
@@ -103,7 +103,7 @@ def timed(data_dir, monkeypatch):
         made.reset()
         losses = train(made, steps, step_seconds=1, tracker=NoTracker()).losses
         for name, value in strategy.items():
-            monkeypatch.setattr(made.strategy, name, value)
+            monkeypatch.setattr(made.worker, name, value)
         monkeypatch.setattr(timing, "StepClock", PlantedClock(noise))
         readings = iter(range(10_000))
         others = {name: make_trainable(data_dir).trainable for name in names}

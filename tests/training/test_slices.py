@@ -15,6 +15,7 @@ from samebits.errors import UserError
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.records.run import TwinLoss, relative_difference
+from samebits.strategies import STRATEGIES
 from samebits.training import meters as timing
 from samebits.training import slices as slices_module
 from samebits.training.loop import NoTracker, Snapshot, train, warm_up
@@ -23,9 +24,8 @@ from samebits.training.models.build import build_model
 from samebits.training.prolonging import Prolonging
 from samebits.training.rounding import PERTURBATION, envelope, measure_rounding
 from samebits.training.setup import Setup
-from samebits.training.single import SingleDeviceStrategy
 from samebits.training.slices import Slices, copy_of, make_reference, reference_names, time_slices
-from samebits.training.strategies import DataParallelStrategy, DDPStrategy
+from samebits.training.worker import Worker
 from samples import placed, ratio
 from trainables import make_trainable
 
@@ -111,7 +111,7 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
     training = train(made.trainable, 8, step_seconds=1, tracker=NoTracker())
     params = parse_params(small(num_devices=2, oversubscribe=True))
     two, split = placed("ddp", params, gpus=0)
-    setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.strategy)
+    setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.worker)
     others = {
         name: make_reference(name, untrained=untrained, data=made.data, setup=setup, placement=two)
         for name in reference_names(two, "fast")
@@ -133,7 +133,7 @@ def test_a_reference_with_the_whole_batch_that_does_not_fit_leaves_the_others(la
     """Also what a batch is too large for on one device is divided into its parts, and weak scaling is timed."""
     made = trainable(repeats=3, prolong_s=0.0)
     two, split = placed("ddp", parse_params(small(num_devices=2, oversubscribe=True)), gpus=0)
-    setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.strategy)
+    setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.worker)
     real = slices_module.make_reference
     monkeypatch.setattr(slices_module, "make_reference", lambda name, **kw: None if name == lacks else real(name, **kw))
     untrained = build_model(made.params.model, made.card, made.params.seed)
@@ -202,7 +202,7 @@ def test_a_fast_reference_runs_under_its_own_switches(trainable, data_dir):
     untrained = build_model(made.params.model, made.card, made.params.seed)
     params = made.params
     placement, split = placed("single", params, numerics="exact", gpus=0)
-    setup = Setup(params, "exact", made.card, split=split, strategy=SingleDeviceStrategy(CPU))
+    setup = Setup(params, "exact", made.card, split=split, worker=Worker([CPU]))
     setup.numerics.configure()
     try:
         exact = setup.trainable(setup.place(copy.deepcopy(untrained)), setup.batches(made.data))
@@ -224,9 +224,9 @@ def make_both_references(strategy, made, params, about):
     """The references of a strategy that accelerates models as its own class says; ``about`` hears each name before."""
     untrained = build_model(made.params.model, made.card, made.params.seed)
     placement, split = placed(strategy, params, gpus=2)
-    parallel = SingleDeviceStrategy(CPU)
-    parallel.compiles = {"dp": DataParallelStrategy, "ddp": DDPStrategy}[strategy].compiles
-    setup = Setup(params, "fast", made.card, split=split, strategy=parallel)
+    parallel = Worker([CPU])
+    parallel.compiles = STRATEGIES[strategy].compiles
+    setup = Setup(params, "fast", made.card, split=split, worker=parallel)
     for name in ("single", "share"):
         about(name)
         make_reference(name, untrained=untrained, data=made.data, setup=setup, placement=placement)

@@ -12,10 +12,12 @@ from torch._utils import ExceptionWrapper
 
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
-from samebits.training import strategies
+from samebits.strategies import STRATEGIES, replicas
+from samebits.strategies.ddp import DDP
+from samebits.strategies.dp import DP
+from samebits.strategies.placement import Devices
 from samebits.training.placement import place
-from samebits.training.single import SingleDeviceStrategy
-from samebits.training.strategies import DataParallelStrategy, DDPStrategy, make_strategy
+from samebits.training.worker import Worker, make_worker
 from samples import placed
 
 PARAMS = parse_params({"train": {"oversubscribe": True, "num_devices": 2}})
@@ -24,7 +26,7 @@ DATA_PARALLEL = sys.modules["torch.nn.parallel.data_parallel"]  # the package ha
 
 
 def make(strategy, *, gpus, params=PARAMS):
-    return make_strategy(placed(strategy, params, gpus=gpus)[0], params.train)
+    return make_worker(placed(strategy, params, gpus=gpus)[0], params.train)
 
 
 def test_workers_that_torchrun_starts_again_find_nothing_of_those_before(monkeypatch, port):
@@ -36,33 +38,32 @@ def test_workers_that_torchrun_starts_again_find_nothing_of_those_before(monkeyp
     for attempt in ("0", "1"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
         before = kept.num_keys()
-        strategy = DDPStrategy(CPU, "gloo", PARAMS.train)
-        strategy.setup()
-        strategy.first_alone(lambda: None)
-        strategy.close()
+        worker = make("ddp", gpus=0)
+        worker.setup()
+        worker.ranks.first_alone(lambda: None)
+        worker.close()
         assert kept.num_keys() > before
 
 
-@pytest.mark.parametrize(
-    ("strategy", "cls"), [("single", SingleDeviceStrategy), ("dp", DataParallelStrategy), ("ddp", DDPStrategy)]
-)
-def test_each_name_is_a_class(strategy, cls, monkeypatch):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_which_rank_a_worker_is(strategy, monkeypatch):
     for name in ("RANK", "LOCAL_RANK"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     made = make(strategy, gpus=0)
-    assert type(made) is cls
-    assert (made.rank, made.world_size) == ((1, 2) if strategy == "ddp" else (0, 1))
+    assert (made.rank, made.world_size) == ((1, 2) if STRATEGIES[strategy].has_ranks else (0, 1))
     assert made.device == torch.device("cpu")
     assert made.cuda_devices == ()
+    alone = made.alone()
+    assert (alone.rank, alone.world_size, alone.compiles) == (made.rank, 1, STRATEGIES[strategy].compiles)
 
 
 class Recorder(nn.Module):
     """Stands in for a wrapper that needs GPUs."""
 
-    def __init__(self, module, **options):
+    def __init__(self, module, *, forward_sync_buffers=None, **options):
         super().__init__()
-        self.module, self.options = module, options
+        self.module, self.options = module, options | {"forward_sync_buffers": forward_sync_buffers}
 
 
 @pytest.mark.parametrize(
@@ -70,26 +71,26 @@ class Recorder(nn.Module):
     [(4, 4, [0, 1, 2, 3], (0, 1, 2, 3)), (2, 4, [0, 1, 0, 1], (0, 1)), (1, 2, [0, 0], (0,)), (0, 2, None, ())],
 )
 def test_what_dp_hands_to_its_wrapper(gpus, count, device_ids, cuda_devices, monkeypatch):
-    monkeypatch.setattr(strategies, "Replicas", Recorder)
+    monkeypatch.setattr(replicas, "Replicas", Recorder)
     params = parse_params({"train": {"oversubscribe": True, "num_devices": count}})
-    strategy = make("dp", gpus=gpus, params=params)
+    worker = make("dp", gpus=gpus, params=params)
     module = nn.Linear(1, 1)
-    wrapped = strategy.wrap(module)
+    wrapped = worker.wrap(module)
     assert wrapped.module is module
     cuda = device_ids and [torch.device("cuda", index) for index in device_ids]
-    assert wrapped.options == {"device_ids": cuda}
-    assert strategy.cuda_devices == cuda_devices
-    assert strategy.device == torch.device("cuda:0" if gpus else "cpu")
+    assert wrapped.options["device_ids"] == cuda
+    assert worker.cuda_devices == cuda_devices
+    assert worker.device == torch.device("cuda:0" if gpus else "cpu")
 
 
 def test_what_ddp_hands_to_its_wrapper(monkeypatch):
-    monkeypatch.setattr(strategies, "DistributedDataParallel", Recorder)
+    monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Recorder)
     for name, value in (("RANK", "3"), ("LOCAL_RANK", "3"), ("WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)
     raw = {"num_devices": 4, "oversubscribe": True, "ddp": {"static_graph": True, "bucket_cap_mb": 7}}
-    strategy = make("ddp", gpus=2, params=parse_params({"train": raw}))
-    assert strategy.device == torch.device("cuda:1")
-    assert strategy.wrap(nn.Linear(1, 1)).options == {
+    worker = make("ddp", gpus=2, params=parse_params({"train": raw}))
+    assert worker.device == torch.device("cuda:1")
+    assert worker.wrap(nn.Linear(1, 1)).options == {
         "device_ids": [torch.device("cuda:1")],
         "process_group": None,
         "gradient_as_bucket_view": True,
@@ -116,24 +117,24 @@ def test_gradients_that_ddp_has_not_reduced_are_an_error_also_after_the_last_ste
     environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    strategy = DDPStrategy(CPU, "gloo", PARAMS.train)
-    strategy.setup()
+    worker = make("ddp", gpus=0)
+    worker.setup()
     try:
         for signs in ([1.0], [-1.0, 1.0], [1.0, -1.0], [-1.0]):
-            module = strategy.wrap(Branches())
+            module = worker.wrap(Branches())
             for _ in range(2):  # of the warm-up: buckets are made anew after the first
                 module(torch.ones(2, 4)).sum().backward()
-            strategy.require_reduced(module)
+            worker.require_reduced(module)
             for number, sign in enumerate(signs):
-                with nullcontext() if number == len(signs) - 1 else strategy.no_sync(module):
+                with nullcontext() if number == len(signs) - 1 else worker.no_sync(module):
                     module(torch.full((2, 4), sign)).sum().backward()
             if signs[-1] > 0:
-                strategy.require_reduced(module)
+                worker.require_reduced(module)
                 continue
             with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
-                strategy.require_reduced(module)
+                worker.require_reduced(module)
     finally:
-        strategy.close()
+        worker.close()
 
 
 class SplitInTwo(nn.Module):
@@ -148,14 +149,14 @@ class SplitInTwo(nn.Module):
 
 
 def test_gradients_under_dp_are_those_of_single(monkeypatch):
-    monkeypatch.setattr(strategies, "Replicas", SplitInTwo)
-    strategy = DataParallelStrategy([CPU, CPU])
+    monkeypatch.setattr(replicas, "Replicas", SplitInTwo)
+    worker = Worker([CPU, CPU], DP)
     torch.manual_seed(0)
     model, inputs, targets = nn.Linear(5, 3), torch.randn(7, 5), torch.randint(3, (7,))
     nn.functional.cross_entropy(model(inputs), targets).backward()
     expected = model.weight.grad.clone()
     model.zero_grad()
-    nn.functional.cross_entropy(strategy.wrap(model)(inputs), targets).backward()
+    nn.functional.cross_entropy(worker.wrap(model)(inputs), targets).backward()
     assert torch.allclose(model.weight.grad, expected, atol=1e-6)
 
 
@@ -169,7 +170,7 @@ def test_dp_divides_a_range_as_it_does_the_rows_beside_it(count, start, length, 
         return tuple((part, *others) for part in parts), tuple(kwargs for _ in parts)
 
     monkeypatch.setattr(DATA_PARALLEL, "scatter_kwargs", scatter_kwargs)
-    wrapped = DataParallelStrategy([CPU]).wrap(nn.Identity())
+    wrapped = Worker([CPU], DP).wrap(nn.Identity())
     wrapped.dim = 0  # which it leaves unset where there is no GPU
     rows = range(start, start + length)
     parts, _ = wrapped.scatter((torch.tensor(rows), rows, 5), {}, [torch.device("cuda", i) for i in range(count)])
@@ -198,7 +199,7 @@ def test_what_a_replica_raised_is_raised(first, monkeypatch):
                 output.reraise()
 
     monkeypatch.setattr(DATA_PARALLEL, "parallel_apply", parallel_apply)
-    wrapped = DataParallelStrategy([CPU]).wrap(Refuses())
+    wrapped = Worker([CPU], DP).wrap(Refuses())
     parts = [(torch.zeros(first),), (torch.zeros(2),)]
     with pytest.raises(UserError, match=r"exact: model\.0: no\. hint: take another one"):
         wrapped.parallel_apply([Refuses(), Refuses()], parts, [{}, {}])
@@ -206,33 +207,32 @@ def test_what_a_replica_raised_is_raised(first, monkeypatch):
         wrapped.parallel_apply([Refuses(), Refuses()], [(torch.zeros(1),)], [{}, {}])
 
 
-@pytest.mark.parametrize(
-    ("environ", "then"), [({}, "Ring"), ({"NCCL_ALGO": "ring"}, "ring"), ({"NCCL_ALGO": "Tree"}, None)]
-)
-def test_nccl_is_held_to_its_ring(environ, then):
-    if then is None:
-        with pytest.raises(UserError, match=r"NCCL_ALGO is Tree, and train\.ddp\.deterministic holds NCCL to Ring"):
-            strategies._hold_to_ring(environ)
-    else:
-        strategies._hold_to_ring(environ)
-        assert environ == {"NCCL_ALGO": then}
-
-
 @pytest.mark.parametrize(("numerics", "deterministic"), [("fast", True), ("fast", False), ("exact", True)])
-def test_nccl_is_held_where_the_placement_says_so(numerics, deterministic, monkeypatch):
+@pytest.mark.parametrize("chosen", [None, "ring", "Tree"])
+def test_nccl_is_held_to_its_ring_where_the_placement_says_so(chosen, numerics, deterministic):
     """Not in exact, whose sums are the same in any order."""
-    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2")):
-        monkeypatch.setenv(name, value)
     params = parse_params({"train": {"num_devices": 2, "ddp": {"deterministic": deterministic}}})
-    placement, _ = place("ddp", params, numerics, gpus=2, cores=2)
+    placement, _ = place("ddp", params, numerics, Devices(gpus=2, cores=2))
     assert placement.backend == "nccl"
-    held = []
-    monkeypatch.setattr(strategies, "_hold_to_ring", held.append)
-    monkeypatch.setattr(SingleDeviceStrategy, "setup", lambda _: None)
-    monkeypatch.setattr(strategies, "rendezvous", lambda *_: iter([]))
-    with pytest.raises(StopIteration):
-        make_strategy(placement, params.train).setup()
-    assert bool(held) == (numerics == "fast" and deterministic)
+    held = numerics == "fast" and deterministic
+    environ = {"NCCL_ALGO": chosen} if chosen else {}
+    if held and chosen == "Tree":
+        with pytest.raises(UserError, match=r"NCCL_ALGO is Tree, and train\.ddp\.deterministic holds NCCL to Ring"):
+            DDP.prepare(placement, environ)
+    else:
+        DDP.prepare(placement, environ)
+        assert environ.get("NCCL_ALGO") == (chosen or ("Ring" if held else None))
+
+
+def test_the_environment_is_prepared_before_the_ranks_meet(monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("NCCL_ALGO", "Tree")
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    worker = make("ddp", gpus=2)
+    with pytest.raises(UserError, match="NCCL_ALGO is Tree"):
+        worker.setup()
 
 
 def test_a_gpu_that_does_not_start_is_a_host_error(monkeypatch):
@@ -241,17 +241,17 @@ def test_a_gpu_that_does_not_start_is_a_host_error(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "init", fail)
     with pytest.raises(HostError, match="CUDA does not start on cuda:0: CUDA call failed lazily"):
-        SingleDeviceStrategy(torch.device("cuda", 0)).setup()
+        Worker([torch.device("cuda", 0)]).setup()
 
 
 def test_random_streams_continue_where_they_stood():
-    strategy = SingleDeviceStrategy(CPU)
-    strategy.seed(1)
-    state = strategy.random_state()
+    worker = Worker([CPU])
+    worker.seed(1)
+    state = worker.random_state()
     first = torch.rand(4)
-    strategy.set_random_state(state)
+    worker.set_random_state(state)
     assert torch.equal(torch.rand(4), first)
-    strategy.seed(2)
+    worker.seed(2)
     assert not torch.equal(torch.rand(4), first)
 
 

@@ -115,16 +115,14 @@ def deaf(reporter):
 
 def first_is_slow(reporter):
     import torch
-    from samebits.params import parse_params
-    from samebits.training.strategies import DDPStrategy
-    train = parse_params({"train": {"timeout_s": 15}}).train
-    strategy = DDPStrategy(torch.device("cpu"), "gloo", train)
-    strategy.setup()
+    from samebits.training.collectives import GroupCollectives
+    ranks = GroupCollectives(torch.device("cpu"), "gloo", timeout_s=15)
+    ranks.join()
     for number in (1, 2):
-        made = strategy.first_alone(lambda: time.sleep(17) or f"work {number}")
-        strategy.barrier()
-    Path(f"made{strategy.rank}").write_text(str(made))
-    strategy.close()
+        made = ranks.first_alone(lambda: time.sleep(17) or f"work {number}")
+        ranks.barrier()
+    Path(f"made{ranks.rank}").write_text(str(made))
+    ranks.close()
     reporter.done()
 
 def well(reporter):

@@ -9,8 +9,9 @@ from conftest import small, wait_for
 from samebits.files import write_text
 from samebits.host import GpuReading
 from samebits.host.cores import CoreTimes
-from samebits.records.run import Placement, read_run
+from samebits.records.run import read_run
 from samebits.records.usage import MeanMax, Roof
+from samebits.strategies.placement import Placement
 from samebits.training.loop import Training
 from samebits.workers import sampler
 from samebits.workers.sampler import Sampler, device_usage, pause_after

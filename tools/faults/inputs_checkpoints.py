@@ -15,11 +15,11 @@ from faults.inputs_records import tensors
 from faults.inputs_template import RUN
 from faults.inputs_values import damaged, not_a_file
 from faults.subject import expect
-from samebits.host import count_cores, count_gpus, host_facts
+from samebits.host import host_facts
 from samebits.params import load_params
 from samebits.records.card import read_card
 from samebits.training.checkpoints import FOLDER, identity
-from samebits.training.placement import place
+from samebits.training.placement import place, this_machine
 
 if TYPE_CHECKING:
     import random
@@ -63,7 +63,7 @@ def shown(rng: random.Random, bench: Bench) -> Attempt:
 def left(rng: random.Random, bench: Bench) -> Attempt:
     """Leave something under the name of a whole checkpoint: the training sets it aside, and its bits are the same."""
     params = load_params(bench.folder / "params.yaml")
-    placement, _ = place("single", params, "fast", gpus=count_gpus(), cores=count_cores())
+    placement, _ = place("single", params, "fast", this_machine())
     card, versions = read_card(bench.folder / "data/card.json"), {"torch": str(torch.__version__)}
     host = host_facts().fingerprint
     name = identity(params, "fast", placement, card=card, host=host, versions=versions, source=None, folder=Path(RUN))

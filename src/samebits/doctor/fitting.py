@@ -15,17 +15,19 @@ from samebits.doctor.room import FULL, STEP_MEMORY, Attempt, StepMemory, attempt
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
 from samebits.records.run import run_name
+from samebits.strategies.placement import Devices
 from samebits.training.placement import place
 from samebits.workers.processes import WorkerSignalledError, launch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from samebits.batch_split import BatchSplit
     from samebits.doctor.forecast import Forecast
     from samebits.params import Params
-    from samebits.params.schema import NumericsName, StrategyName
-    from samebits.params.split import BatchSplit
-    from samebits.records.run import Placement
+    from samebits.params.schema import NumericsName
+    from samebits.strategies import StrategyName
+    from samebits.strategies.placement import Placement
 
 PRECISION = 1 / 50
 """Of the batch, within which the limit is found."""
@@ -80,7 +82,7 @@ class Case:
         return self._placed()[0]
 
     def _placed(self) -> tuple[Placement, BatchSplit]:
-        return place(self.strategy, self.params, self.numerics, gpus=self.gpus, cores=self.cores)
+        return place(self.strategy, self.params, self.numerics, Devices(gpus=self.gpus, cores=self.cores))
 
     @property
     def unit(self) -> int:
@@ -137,7 +139,7 @@ class Case:
         devices = self.placement.num_devices
         train = self.params.train.model_copy(update={"global_batch_size": samples, "num_devices": devices})
         params = self.params.model_copy(update={"train": train})
-        placement, split = place(self.strategy, params, self.numerics, gpus=self.gpus, cores=self.cores)
+        placement, split = place(self.strategy, params, self.numerics, Devices(gpus=self.gpus, cores=self.cores))
         out = Path(tempfile.mkdtemp(dir=self.folder))
         attempt = Attempt(
             params=params,

@@ -14,7 +14,7 @@ from samebits.files import scratch_folder
 from samebits.host import count_cores, count_gpus
 from samebits.params import load_params
 from samebits.results.memory import say_memory
-from samebits.results.remarks import say
+from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,7 +71,7 @@ def memory_findings(
 def _findings_of(case: Case) -> Iterator[Finding]:
     placement, wanted = case.placement, case.params.train.global_batch_size
     if placement.fallback:
-        yield skipped(f"{case.name}: as single, because {say(placement.fallback)}", name="memory")
+        yield skipped(f"{case.name}: as single, because {placement.fallback.sentence()}", name="memory")
         return
     estimate = case.estimate()
     if estimate is None:
@@ -115,7 +115,7 @@ def _forecast(estimate: Estimate, case: Case) -> str:
     text = f"forecast a batch of {samples // case.unit * case.unit:,} in {size(rooms[number])}"
     if len(rooms) == 1:
         return text
-    why = ", which also holds what dp gathers" if case.strategy == "dp" and number == 0 else ""
+    why = ", which also holds what dp gathers" if STRATEGIES[case.strategy].gathers and number == 0 else ""
     return f"{text} of device {number}{why}"
 
 

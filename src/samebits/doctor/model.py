@@ -11,7 +11,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -20,16 +20,15 @@ from samebits.doctor.finding import Finding, of_error, ok, skipped, warning
 from samebits.doctor.trial import FINDINGS, Trial, try_model
 from samebits.errors import Interrupted, RefusedError, SamebitsError, UserError, WorkerError
 from samebits.files import scratch_folder
-from samebits.host import count_cores, count_gpus, may_share_gpus
+from samebits.host import count_gpus, may_share_gpus
 from samebits.params import load_params
-from samebits.params.schema import StrategyName
 from samebits.params.sections import UserModel
 from samebits.records.card import read_card
-from samebits.records.remarks import Fallback, FewerDevices, UnusedDevices
 from samebits.records.run import run_name
-from samebits.results.remarks import say
+from samebits.remarks import Fallback, FewerDevices, UnusedDevices
+from samebits.strategies import BASELINE, STRATEGIES, StrategyName
 from samebits.training.models.build import import_factory
-from samebits.training.placement import place
+from samebits.training.placement import place, this_machine
 from samebits.workers.parent import end_with_parent
 from samebits.workers.processes import WorkerSignalledError, launch
 
@@ -37,12 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
+    from samebits.batch_split import BatchSplit
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.params.sections import Model
-    from samebits.params.split import BatchSplit
-    from samebits.records.remarks import Label, Note
-    from samebits.records.run import Placement
+    from samebits.remarks import Label, Note
+    from samebits.strategies.placement import Placement
 
 _T = TypeVar("_T")
 
@@ -93,8 +92,8 @@ def model_findings(
 def _wanted(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
     """``exact``, if it is wanted, on one device: what it refuses, it refuses everywhere; then every strategy."""
     if "exact" in params.train.numerics:
-        yield "single", "exact"
-    for strategy in get_args(StrategyName):
+        yield BASELINE.name, "exact"
+    for strategy in STRATEGIES:
         yield strategy, "fast"
 
 
@@ -180,9 +179,11 @@ def _all(trials: Sequence[Trial]) -> Iterator[Finding]:
                 yield from findings
         for name, findings, refused in outcomes:
             yield from findings
-            if name == "single":
+            if name == BASELINE.name:
                 if findings[-1].status == "failed" and not refused:
-                    names = [other.name for other in trials if other.name != "single" and (later or other not in exact)]
+                    names = [
+                        other.name for other in trials if other.name != BASELINE.name and (later or other not in exact)
+                    ]
                     yield from (skipped("what fails under single fails here", name=name) for name in names)
                     return
                 yield from later
@@ -210,15 +211,17 @@ def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Find
     return spare, ok(f"{batch} samples of {data.task}, {made} for this: {why}", name="data")
 
 
-def _two_ranks_if_possible(
-    placed: Callable[[Params], tuple[Placement, BatchSplit]], params: Params
-) -> tuple[Placement, BatchSplit]:
+def _two_ranks_if_possible(trial: Trial) -> tuple[Placement, BatchSplit]:
     """Where a training would run; ranks are two also on a host with one device, if the batch allows it."""
-    placement, split = placed(params)
+    placement, split = _placed(trial)
     alone = placement.has_ranks and placement.world_size == 1 and split.over(ranks=2).even
     if alone and (placement.device_type == "cpu" or may_share_gpus()):
-        return placed(_with(params, num_devices=2, oversubscribe=True))
+        return _placed(replace(trial, params=_with(trial.params, num_devices=2, oversubscribe=True)))
     return placement, split
+
+
+def _placed(trial: Trial) -> tuple[Placement, BatchSplit]:
+    return place(trial.strategy, trial.params, trial.numerics, this_machine())
 
 
 def _small(params: Params, placement: Placement, split: BatchSplit) -> Params:
@@ -242,14 +245,13 @@ def _try(trial: Trial) -> tuple[list[Finding], bool]:
     """What one trial showed, of which a failure is the last, and whether ``exact`` refused the model."""
     findings: list[Finding] = []
     try:
-        placed = partial(place, trial.strategy, numerics=trial.numerics, gpus=count_gpus(), cores=count_cores())
-        placement, split = _two_ranks_if_possible(placed, trial.params)
+        placement, split = _two_ranks_if_possible(trial)
         findings = [_of_remark(note, trial) for note in placement.notes]
         remarks = [_of_remark(label, trial) for label in placement.labels]
         if any(isinstance(label, Fallback) for label in placement.labels):  # it is ``single``
             return findings + remarks, False
         trial = replace(trial, params=_small(trial.params, placement, split))
-        placement, split = placed(trial.params)
+        placement, split = _placed(trial)
         launch(partial(try_model, trial, placement, split), placement.world_size)
     except RefusedError as error:
         left = _left(trial.out)
@@ -263,14 +265,14 @@ def _try(trial: Trial) -> tuple[list[Finding], bool]:
 def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
     """What a placement says; another batch would use more devices, and all else is as it has to be."""
     if isinstance(remark, FewerDevices | UnusedDevices):
-        return warning(say(remark), _BATCH_HINT, name=trial.name, is_remark=True)
-    return ok(say(remark), name=trial.name)
+        return warning(remark.sentence(), _BATCH_HINT, name=trial.name, is_remark=True)
+    return ok(remark.sentence(), name=trial.name)
 
 
 def _failure(error: SamebitsError, trial: Trial) -> Finding:
     """A failure, or a warning if the strategy is not one that params.yaml asks for."""
     finding = of_error(_too_long(error, trial.seconds) or error, name=trial.name)
-    if trial.name in {"single", "exact", *trial.params.train.strategies}:
+    if trial.name in {BASELINE.name, "exact", *trial.params.train.strategies}:
         return finding
     text = f"{finding.text}; it is not in train.strategies"
     return replace(finding, status="warning", text=text, exit_code=0)

@@ -21,7 +21,7 @@ from samebits.records.memory import Memory
 from samebits.training.memory import measure_memory
 from samebits.training.meters import reset_peak
 from samebits.training.setup import Setup
-from samebits.training.strategies import make_strategy
+from samebits.training.worker import make_worker
 from samebits.workers.rank import run_rank
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from samebits.batch_split import BatchSplit
     from samebits.params import Params
     from samebits.params.schema import NumericsName
-    from samebits.params.split import BatchSplit
-    from samebits.records.run import Placement
+    from samebits.strategies.placement import Placement
     from samebits.workers.rank import Reporter
 
 STEP_MEMORY, FULL = "step_memory.json", "full"
@@ -81,7 +81,7 @@ class Occupant:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self.strategy = make_strategy(attempt.placement, attempt.params.train)
+        self.worker = make_worker(attempt.placement, attempt.params.train)
         self.model: nn.Module | None = None
 
     def run(self) -> None:
@@ -97,37 +97,37 @@ class Occupant:
         (self._attempt.out / FULL).touch()
 
     def _train(self) -> None:
-        attempt, strategy = self._attempt, self.strategy
+        attempt, worker = self._attempt, self.worker
         card = read_card(attempt.data_dir / "card.json")
-        setup = Setup(attempt.params, attempt.numerics, card, split=attempt.split, strategy=strategy)
+        setup = Setup(attempt.params, attempt.numerics, card, split=attempt.split, worker=worker)
         setup.enter_process()
         samples = attempt.split.samples
         data = setup.load(attempt.data_dir, at_least=samples)
-        rooms = self._gpu_rooms() if strategy.cuda_devices else [self._limited()]
-        reset_peak(strategy)
+        rooms = self._gpu_rooms() if worker.cuda_devices else [self._limited()]
+        reset_peak(worker)
         self.model = setup.build()
         trainable = setup.trainable(setup.place(self.model), setup.batches(data))
         trainable.reset()
         rate = attempt.params.train.optimizer.lr
         trainable.mean_losses(torch.stack([trainable.step(step, rate) for step in range(STEPS)]))  # waits for them
-        peaks = [torch.cuda.max_memory_reserved(index) for index in strategy.cuda_devices] or [private_peak()]
-        if peaks[0] > rooms[0] and not strategy.cuda_devices:  # there the allocator itself says so
+        peaks = [torch.cuda.max_memory_reserved(index) for index in worker.cuda_devices] or [private_peak()]
+        if peaks[0] > rooms[0] and not worker.cuda_devices:  # there the allocator itself says so
             self._say_full()
         if attempt.measured:
             self._leave(measure_memory(trainable, samples), peaks, rooms)
 
     def _leave(self, memory: Memory | None, peaks: list[int], rooms: list[int]) -> None:
         """Say what was seen on all ranks."""
-        figures = torch.tensor([peaks, rooms], device=self.strategy.device)
-        everyone = self.strategy.all_gather(figures).transpose(0, 1).flatten(1)  # (2, devices)
+        figures = torch.tensor([peaks, rooms], device=self.worker.device)
+        everyone = self.worker.ranks.all_gather(figures).transpose(0, 1).flatten(1)  # (2, devices)
         assert memory is not None, "nothing is compiled here"
-        if self.strategy.rank == 0:
+        if self.worker.rank == 0:
             step = StepMemory(memory=memory, peaks=tuple(everyone[0].tolist()), rooms=tuple(everyone[1].tolist()))
             write_json(self._attempt.out / STEP_MEMORY, step.model_dump(mode="json"))
 
     def _gpu_rooms(self) -> list[int]:
         """Bytes that this worker may take of each of its GPUs, to which the allocator holds it if they are a limit."""
-        limit, indices = self._attempt.limit, self.strategy.cuda_devices
+        limit, indices = self._attempt.limit, self.worker.cuda_devices
         if limit is None:
             sharing = -(-self._workers // torch.cuda.device_count())
             free = (torch.cuda.mem_get_info(index)[0] for index in indices)

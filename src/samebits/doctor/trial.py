@@ -19,13 +19,13 @@ from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.survey import Refusals
 from samebits.params.sections import UserModel
 from samebits.records.card import read_card
-from samebits.results.remarks import say
 from samebits.results.text import devices_of
+from samebits.strategies import BASELINE
 from samebits.training.loop import Snapshot
 from samebits.training.models.attributes import state, unregistered, written
 from samebits.training.setup import Setup
-from samebits.training.strategies import make_strategy
 from samebits.training.weights import load_weights
+from samebits.training.worker import make_worker
 from samebits.workers.rank import run_rank
 
 if TYPE_CHECKING:
@@ -33,18 +33,15 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from samebits.batch_split import BatchSplit
     from samebits.params import Params
-    from samebits.params.schema import NumericsName, StrategyName
-    from samebits.params.split import BatchSplit
-    from samebits.records.run import Placement
+    from samebits.params.schema import NumericsName
+    from samebits.strategies import StrategyName
+    from samebits.strategies.placement import Placement
     from samebits.workers.rank import Reporter
 
 FINDINGS = "findings.jsonl"
 STEPS = 2  # ddp says at the second what it missed in the first
-_NOTE_HINTS: dict[str, str] = {
-    "batch_norm": "use nn.GroupNorm, whose result does not depend on how a batch is split",
-    "idle_parameters": "use it in forward, or set its requires_grad to False",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,19 +74,19 @@ class Examination:
     def __init__(self, trial: Trial, placement: Placement, split: BatchSplit) -> None:
         self._trial, self._params, self._placement, self._split = trial, trial.params, placement, split
         self._card = read_card(trial.data_dir / "card.json")
-        self.strategy = make_strategy(placement, trial.params.train)
+        self.worker = make_worker(placement, trial.params.train)
         self.model: nn.Module | None = None
 
     def say(self, finding: Finding) -> None:
         """Leave a finding at once, so that a crash takes none with it."""
-        if self.strategy.rank == 0:
+        if self.worker.rank == 0:
             with (self._trial.out / FINDINGS).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(finding)) + "\n")
 
     def run(self) -> None:
         """Build the model, look at it if this is ``single``, and train it for a step or two."""
         trial, params = self._trial, self._params
-        setup = Setup(params, trial.numerics, self._card, split=self._split, strategy=self.strategy, rough=True)
+        setup = Setup(params, trial.numerics, self._card, split=self._split, worker=self.worker, rough=True)
         setup.enter_process()
         try:
             self._try(setup)
@@ -113,7 +110,7 @@ class Examination:
 
     def _try(self, setup: Setup) -> None:
         trial, params, name = self._trial, self._params, self._trial.name
-        alone = name == "single"
+        alone = name == BASELINE.name
         self.model = model = setup.build()
         if alone:
             self._look(model)
@@ -128,7 +125,7 @@ class Examination:
 
         look = look_at_what_was_written
         for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
-            self.say(warning(say(note), _NOTE_HINTS[note.kind], name=name, is_remark=True))
+            self.say(warning(note.sentence(), note.HINT, name=name, is_remark=True))
         where = f"{counted(self._split.samples, 'sample')} on {devices_of(self._placement)}"
         if trial.numerics == "exact":  # whose trial step was one
             tried = "the same bits in either order" if isinstance(params.model, UserModel) else "both passes"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 from samebits.engines.endings import FOLDER, begin, write_ending
 from samebits.errors import UserError, WithHint
 from samebits.host.rendezvous import find_nodes
+from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ Engine = Literal["slurm", "kubernetes"]
 
 LAUNCHER = "SAMEBITS_LAUNCHER"
 SCRIPT = "pipeline/train.py"
-_ONE_MACHINE = {None, "single", "dp"}
 _PRINTED = "samebits launch --dry-run kubernetes --strategy ddp ... | kubectl apply -f -"
 
 
@@ -74,7 +74,12 @@ def launcher(environ: Mapping[str, str]) -> Launcher:
 
 def goes_elsewhere(strategy: str | None, environ: Mapping[str, str]) -> bool:
     """Whether a training of this strategy runs on a cluster's machines. Raises what ``launcher`` does."""
-    return launcher(environ) != "local" and strategy not in _ONE_MACHINE
+    return launcher(environ) != "local" and _has_ranks(strategy)
+
+
+def _has_ranks(strategy: str | None) -> bool:
+    """Whether it may have several machines; a name that is wrong is refused where it is read."""
+    return strategy is not None and (strategy not in STRATEGIES or STRATEGIES[strategy].has_ranks)
 
 
 def hand_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, str]) -> bool:
@@ -145,7 +150,7 @@ def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> boo
 
 def _check(engine: Engine, training: TrainingCall, kind: Kind | None) -> None:
     strategy = training.strategy
-    if strategy in _ONE_MACHINE:
+    if not _has_ranks(strategy):
         hint = f"python {SCRIPT} --strategy {strategy}, or launch ddp"
         raise UserError(f"{strategy} uses one machine, and {engine} would start several", hint=hint)
     machines = {"--nodes": training.nodes, "--node-rank": training.node_rank, "--master": training.master}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
+from samebits.batch_split import leading
 from samebits.errors import UserError
-from samebits.params.split import leading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping

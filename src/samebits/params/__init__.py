@@ -1,7 +1,8 @@
 """params.yaml as typed, frozen objects, refused with one clear line where it is wrong."""
 
 from samebits.params.load import load_params, parse_params, require_every_key, require_repository, with_num_devices
-from samebits.params.schema import Params, differences, flatten
+from samebits.params.schema import Params
+from samebits.section import differences, flatten
 
 __all__ = [
     "Params",

@@ -13,10 +13,10 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
+from samebits.batch_split import divides
 from samebits.errors import UserError, first_line
 from samebits.params.schema import NumericsName, Params
 from samebits.params.sections import GPTModel
-from samebits.params.split import divides
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

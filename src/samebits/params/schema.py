@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_core import PydanticCustomError
 
-from samebits.params.sections import Data, FileData, MLPModel, Model, Section, VectorsData, as_tuple
-from samebits.params.split import BatchSplit
+from samebits.batch_split import BatchSplit
+from samebits.params.sections import Data, FileData, MLPModel, Model, VectorsData
+from samebits.section import Section, as_tuple
+from samebits.strategies import StrategyName
+from samebits.strategies.ddp import DDPOptions
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-StrategyName = Literal["single", "dp", "ddp"]
 NumericsName = Literal["fast", "exact"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -51,21 +50,6 @@ class Schedule(Section):
     """Constant, or a half cosine from lr to near zero."""
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up before it; fewer than the training has."""
-
-
-class DDPOptions(Section):
-    """Flags handed to ``DistributedDataParallel``."""
-
-    gradient_as_bucket_view: bool = True
-    """Let gradients share memory with the communication buckets."""
-    static_graph: bool = False
-    """Promise that every step uses the same parameters."""
-    bucket_cap_mb: int = Field(25, ge=1, le=1024)
-    """Size of a communication bucket in MiB."""
-    forward_sync_buffers: bool = True
-    """Give every rank rank 0's buffers before each forward pass; else each keeps its own, and rank 0's are saved."""
-    deterministic: bool = True
-    """Hold NCCL to its ring algorithm, so that runs repeat bit by bit; false lets it choose, which may be faster."""
 
 
 class Train(Section):
@@ -153,7 +137,12 @@ class Params(Section):
     @property
     def steps_per_epoch(self) -> int:
         """Whole global batches in the training split; the rest of an epoch's order is left out."""
-        return BatchSplit.of(self, "fast").batches_of(self.data.num_samples)
+        return self.data.num_samples // self.train.global_batch_size
+
+    def batch_split(self, numerics: NumericsName) -> BatchSplit:
+        """The whole global batch on one device."""
+        train, shards = self.train, self.exact.shards if numerics == "exact" else None
+        return BatchSplit(samples=train.global_batch_size, shards=shards, grad_accum_steps=train.grad_accum_steps)
 
     @property
     def data_identity(self) -> dict[str, Any]:
@@ -165,21 +154,3 @@ class Params(Section):
     def total_steps(self) -> int:
         """Optimizer steps of the whole training."""
         return self.steps_per_epoch * self.train.epochs
-
-
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one level with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
-def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted names whose values are not the same in two nested mappings; a missing one is None."""
-    first, second = flatten(a), flatten(b)
-    names = sorted(first.keys() | second.keys())
-    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}

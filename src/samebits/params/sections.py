@@ -1,40 +1,13 @@
-"""What every section of params.yaml is, and those that ``data.task`` and ``model.name`` choose between."""
+"""The sections of params.yaml that ``data.task`` and ``model.name`` choose between."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, PositiveInt, Tag, model_validator
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic import BeforeValidator, Discriminator, Field, PositiveInt, Tag
 
-
-class Section(BaseModel):
-    """A frozen part of params.yaml that refuses unknown keys and silent conversions."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unknown_keys(cls, raw: Any) -> Any:
-        """Pydantic's own refusal would not say which keys there are."""
-        for key in raw if isinstance(raw, dict) else ():
-            if key not in cls.model_fields:
-                near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
-                context = {"key": str(key), "accepts": ", ".join(cls.model_fields), "near": near}
-                raise PydanticCustomError("unknown_key", "Unknown key", context)
-        return raw
-
-
-def as_tuple(value: object) -> tuple[object, ...]:
-    """Take a YAML list as a tuple, so that the frozen objects are hashable."""
-    if not isinstance(value, list | tuple):
-        raise PydanticKnownError("list_type")
-    return tuple(value)
-
+from samebits.section import Section, as_tuple
 
 # -- data ---------------------------------------------------------------------------------------------------
 

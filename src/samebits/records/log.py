@@ -23,9 +23,11 @@ from samebits.errors import UserError, first_line, without_password
 from samebits.files import Part, make_folder, remove_unfinished
 from samebits.host import HostFacts
 from samebits.params import Params
-from samebits.params.schema import NumericsName, StrategyName
+from samebits.params.schema import NumericsName
 from samebits.records.card import Card
-from samebits.records.run import Node, Placement, Timing
+from samebits.records.run import Node, Timing
+from samebits.strategies import StrategyName
+from samebits.strategies.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence

@@ -10,8 +10,9 @@ from safetensors.numpy import save
 from samebits.errors import UserError
 from samebits.files import Record, atomic, read_json, write_json, write_text
 from samebits.params import Params
-from samebits.params.schema import NumericsName, StrategyName
+from samebits.params.schema import NumericsName
 from samebits.records.run import LOSSES, RECORD, TIMING, WEIGHTS, Timing, run_name
+from samebits.strategies import StrategyName
 
 if TYPE_CHECKING:
     from pathlib import Path

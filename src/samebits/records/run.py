@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -15,13 +14,15 @@ from samebits.errors import UserError, reason
 from samebits.files import Part, Record, read_json, regular, write_text
 from samebits.host import HostFacts
 from samebits.params import Params, differences
-from samebits.params.schema import NumericsName, StrategyName
+from samebits.params.schema import NumericsName
 from samebits.records.breakdown import Breakdown
 from samebits.records.card import Card
 from samebits.records.measurement import Measurement
 from samebits.records.memory import Memory
-from samebits.records.remarks import Fallback, Label, NotAppliedKind, Note, Reason
 from samebits.records.usage import Usage
+from samebits.remarks import NotAppliedKind, Note, Reason
+from samebits.strategies import BASELINE, StrategyName
+from samebits.strategies.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,57 +36,12 @@ TRACE = "trace.json.gz"
 """What it writes beside, if it is asked for a trace of some steps."""
 
 
-class Placement(Part):
-    """The devices of one training, by default one.
-
-    ``devices`` are CUDA indices, by local rank for ``ddp`` and as ``device_ids`` for ``dp``; on a CPU they only
-    number the single-threaded devices. ``num_devices`` was asked for, ``devices_used`` really get samples, at most
-    ``rows_per_device`` of them at a time. ``devices_by_node`` is empty on one machine; else ``devices`` are those of
-    all machines ("nodes"), by rank.
-    """
-
-    NOT_A_SPEEDUP: ClassVar = frozenset({"fallback", "oversubscribed", "one_device"})
-
-    strategy: StrategyName
-    device_type: Literal["cpu", "cuda"]
-    num_devices: PositiveInt = 1
-    devices_used: PositiveInt = 1
-    rows_per_device: PositiveInt
-    world_size: PositiveInt = 1
-    devices: tuple[int, ...] = (0,)
-    devices_by_node: tuple[int, ...] = ()
-    backend: Literal["gloo", "nccl"] | None = None
-    labels: tuple[Label, ...] = ()
-    notes: tuple[Note, ...] = ()
-
-    @property
-    def has_ranks(self) -> bool:
-        """Whether each device has a process of its own, in a process group, even if it is the only one."""
-        return self.backend is not None
-
-    @property
-    def ranks_by_node(self) -> list[range]:
-        """The ranks of each of several machines."""
-        ends = list(itertools.accumulate(self.devices_by_node))
-        return [range(end - count, end) for end, count in zip(ends, self.devices_by_node, strict=True)]
-
-    @property
-    def fallback(self) -> Fallback | None:
-        """Why it does what ``single`` does, under another name, if it does."""
-        return next((label for label in self.labels if isinstance(label, Fallback)), None)
-
-    @property
-    def may_speed_up(self) -> bool:
-        """Whether a ratio to ``single`` means anything."""
-        return self.devices_used > 1 and not any(label.kind in self.NOT_A_SPEEDUP for label in self.labels)
-
-
 def precedence(devices_used: int, strategy: StrategyName, *, has_ranks: bool) -> tuple[int, bool]:
     """Of several runs, the largest is the one that a reader asks about: most devices, then ranks.
 
     With one device it is ``single``, which alone has tried half of the batch.
     """
-    return devices_used, has_ranks if devices_used > 1 else strategy == "single"
+    return devices_used, has_ranks if devices_used > 1 else strategy == BASELINE.name
 
 
 class Node(Part):

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
 
-from samebits.errors import UserError, counted, few
+from samebits.errors import UserError, counted
 from samebits.files import Part, Record, first_fault, read_json
 from samebits.host import HostFacts
 from samebits.params import Params, flatten
-from samebits.params.schema import NumericsName, StrategyName
+from samebits.params.schema import NumericsName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
 from samebits.records.refusal import read_refusal
@@ -29,11 +29,13 @@ from samebits.records.run import (
     require_made_with,
     run_name,
 )
+from samebits.remarks import DifferentHosts, DifferentStart, Disturbed, Noisy, NotRepeatable, OneMachine, Remark
 from samebits.results.current import AGAIN, AGAIN_OR_BACK, require_comparable, settings_of
 from samebits.results.explanation.explain import Explanation, explain
 from samebits.results.remarks import SpokenRemark, in_words, say_not_applied
 from samebits.results.usage import RowUsage, disturbances, row_usage
 from samebits.results.verdict import Verdict, compare_runs
+from samebits.strategies import BASELINE, StrategyName
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -223,7 +225,7 @@ def figures_computed(*runs: Run) -> Iterator[None]:
 def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
     record, placement = run.record, run.record.placement
     timing = run.timing
-    if record.strategy == "single":
+    if record.strategy == BASELINE.name:
         timing = timing.model_copy(update={"speedup": Ratio(median=1.0, low=1.0, high=1.0)})
     slices, speedup, devices = slice_step_ms(record), timing.speedup, placement.devices_used
     against = None if run is reference else dict(compare_runs(reference, run))
@@ -242,7 +244,7 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         verdict=RowVerdict(against=reference.name, **against) if against else None,
         data_sha256=record.data.sha256,
         speedup_unavailable=in_words(record.speedup_unavailable) if record.speedup_unavailable else None,
-        labels=(*map(in_words, placement.labels), *_labels(run, reference)),
+        labels=tuple(map(in_words, (*placement.labels, *_labels(run, reference)))),
         notes=tuple(map(in_words, record.notes)),
         not_applied=say_not_applied(record),
         curve=curve(run),
@@ -251,20 +253,17 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
     )
 
 
-def _labels(run: Run, reference: Run) -> list[SpokenRemark]:
+def _labels(run: Run, reference: Run) -> Iterator[Remark]:
     """What the training itself could not know."""
-    labels = []
     if noise := _noise(run):
-        labels.append(SpokenRemark(kind="noisy", text=noise))
+        yield Noisy(why=noise)
     if disturbed := disturbances(run.record):
-        labels.append(SpokenRemark(kind="disturbed", text="; ".join(disturbed)))
+        yield Disturbed(why=tuple(disturbed))
     if step := run.record.first_unrepeated_step:
-        text = f"a repeat on this host gave another loss at step {step}"
-        labels.append(SpokenRemark(kind="not_repeatable", text=text))
+        yield NotRepeatable(step=step)
     if run.record.initial_sha256 != reference.record.initial_sha256:
-        text = f"its first weights are not those of {reference.name}: the factory draws numbers that are not seeded"
-        labels.append(SpokenRemark(kind="different_start", text=text))
-    return labels + _labels_of_nodes(run.record.nodes)
+        yield DifferentStart(reference=reference.name)
+    yield from _labels_of_nodes(run.record.nodes)
 
 
 _NO_MORE: dict[StopKind, str] = {
@@ -285,23 +284,19 @@ def _noise(run: Run) -> str:
     return "; ".join(texts)
 
 
-def _labels_of_nodes(nodes: Sequence[Node]) -> list[SpokenRemark]:
+def _labels_of_nodes(nodes: Sequence[Node]) -> Iterator[Remark]:
     """That several machines are unlike, or one and the same."""
-    labels = []
     for node in nodes[1:]:
         facts, others = (flatten(one.host.model_dump(mode="json")) for one in (nodes[0], node))
         unlike = [key for key in _TIMED_BY if facts.get(key) != others.get(key)]
         if [gpu.name for gpu in nodes[0].host.gpus] != [gpu.name for gpu in node.host.gpus]:
             unlike.append("gpus")
         if unlike:
-            text = f"{node.name} is not like {nodes[0].name}: other {few(unlike)}"
-            labels.append(SpokenRemark(kind="different_hosts", text=text))
+            yield DifferentHosts(node=node.name, first=nodes[0].name, unlike=tuple(unlike))
             break
     machines = [node.machine for node in nodes]
-    if shared := [node.name for node in nodes if machines.count(node.machine) > 1]:
-        text = f"{few(shared)} run on one kernel, and share its cores and its memory"
-        labels.append(SpokenRemark(kind="one_machine", text=text))
-    return labels
+    if shared := tuple(node.name for node in nodes if machines.count(node.machine) > 1):
+        yield OneMachine(nodes=shared)
 
 
 def curve(run: Run) -> Curve:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from samebits.results.ratios import three_digits
+from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from samebits.params.schema import StrategyName
     from samebits.records.memory import DeviceMemory, Memory
+    from samebits.strategies import StrategyName
 
 _GIB = 2**30
 
@@ -24,7 +25,7 @@ def say_memory(memory: Memory, strategy: StrategyName) -> str:
     device = memory.devices[number]
     where = ""
     if len(memory.devices) > 1:
-        gathers = strategy == "dp" and number == 0
+        gathers = STRATEGIES[strategy].gathers and number == 0
         where = f" on device {number}, the fullest" + (", which also holds what dp gathers" if gathers else "")
     rest = "data and workspaces" if memory.source == "allocator" else "the process itself"
     return (

@@ -6,9 +6,10 @@ import re
 from typing import TYPE_CHECKING
 
 from samebits.files import write_text
+from samebits.remarks import LABELS
 from samebits.results.explanation.section import why_section
 from samebits.results.plots import TITLES, draw, remove_former, write_tables
-from samebits.results.remarks import LABELS, spoken
+from samebits.results.remarks import spoken
 from samebits.results.table import COLUMNS, LEGEND, cells, markdown
 from samebits.results.text import answers, by_numerics, headline, remarks
 from samebits.results.verdict import ALLOWANCE

@@ -6,13 +6,15 @@ import csv
 import io
 import itertools
 from functools import partial
+from itertools import chain, cycle, repeat
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from samebits.files import atomic, remove, write_text
-from samebits.params.schema import NumericsName, StrategyName
+from samebits.params.schema import NumericsName
 from samebits.records.run import run_name
 from samebits.results.explanation.words import PART_NAMES, say_parts
 from samebits.results.text import COLOURS, by_numerics
+from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,9 +27,10 @@ if TYPE_CHECKING:
     from samebits.results.explanation.explain import Explanation
 
 _LOOKS: dict[str, dict[str, Any]] = {  # lines that lie on each other all show: a thin dashed one is on a thick one
-    "single": {"marker": "o", "linestyle": "-", "linewidth": 2.4},
-    "dp": {"marker": "s", "linestyle": "--", "linewidth": 1.8},
-    "ddp": {"marker": "^", "linestyle": "-.", "linewidth": 1.4},
+    strategy: {"marker": marker, "linestyle": line, "linewidth": width}
+    for strategy, marker, line, width in zip(
+        STRATEGIES, cycle("os^Dv"), cycle(("-", "--", "-.", ":")), chain((2.4, 1.8), repeat(1.4)), strict=False
+    )
 }
 PART_COLOURS = ("#999933", "#DDCC77", "#CC6677", "#88CCEE", "#AA4499", "#332288", "#44AA99", "#EE7733", "#CC3311",
                 "#117733", "#BBBBBB", "#000000")  # fmt: skip
@@ -158,7 +161,7 @@ def svg_of(figure: Figure) -> str:
 
 def remove_former(folder: Path) -> None:
     """Remove the plots and tables that an earlier report wrote to ``folder``, which may have been of other runs."""
-    runs = list(itertools.product(get_args(StrategyName), get_args(NumericsName)))
+    runs = list(itertools.product(STRATEGIES, get_args(NumericsName)))
     names = [f"plots/{name}*.{kind}" for name in PLOTS for kind in ("svg", "png")]
     names += [f"{table}/{run_name(*run)}.csv" for run in runs for table in ("curves", "step_times")]
     for path in itertools.chain.from_iterable(map(folder.glob, names)):

@@ -13,6 +13,7 @@ from samebits.errors import printable
 from samebits.results.ratios import gain, times
 from samebits.results.text import answers, count_of, headline, remarks
 from samebits.results.usage import joules, share
+from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, RefusedRow, Row
@@ -51,7 +52,7 @@ def _efficiency(row: Row) -> str:
     if row.scaling_efficiency is None:
         return "–"
     text = f"{100 * row.scaling_efficiency:.0f}%"
-    if row.scaling_efficiency_interval is None or row.strategy == "single":
+    if row.scaling_efficiency_interval is None or row.strategy == BASELINE.name:
         return text
     low, high = row.scaling_efficiency_interval
     return f"{text} ({100 * low:.0f}–{100 * high:.0f}%)"

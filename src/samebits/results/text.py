@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from samebits.errors import counted
-from samebits.records.run import Placement
+from samebits.remarks import LABELS
 from samebits.results.memory import say_memory
 from samebits.results.ratios import NO_DIFFERENCE, is_open, three_digits, times, times_of
-from samebits.results.remarks import LABELS, say, say_not_applied, say_refused, spoken
+from samebits.results.remarks import say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_use
 from samebits.results.verdict import GRADES
 from samebits.results.verdict_text import say_apart, sentences
+from samebits.strategies import BASELINE, STRATEGIES
+from samebits.strategies.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,7 +25,8 @@ if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, Row, SliceSteps
     from samebits.results.verdict import LossVerdict, WeightsVerdict
 
-COLOURS = {"single": "#0072B2", "dp": "#E69F00", "ddp": "#009E73"}
+_PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
+COLOURS = dict(zip(STRATEGIES, itertools.cycle(_PALETTE), strict=False))
 """Of each strategy, here and in MLflow: Okabe and Ito's palette, which people with any colour vision can tell apart."""
 
 
@@ -65,15 +69,15 @@ def describe_run(run: Run) -> str:
         shown = f" ({NO_DIFFERENCE})" if is_open(timing.speedup) else ""
         parts.append(f"{times(timing.speedup)} single{shown}, bound {times(timing.bound)}")
     elif record.speedup_unavailable:
-        parts.append(f"no speed-up: {say(record.speedup_unavailable)}")
+        parts.append(f"no speed-up: {record.speedup_unavailable.sentence()}")
     return ", ".join(parts) + f", weights {record.weights_sha256[:12]}"
 
 
 def notes_of(run: Run) -> list[str]:
     """What a reader must know of a training: labels, notes and settings that were not applied."""
     record = run.record
-    lines = [f"{spoken(label.kind)}: {say(label)}" for label in record.placement.labels]
-    lines += [f"note: {say(note)}" for note in record.notes]
+    lines = [f"{spoken(label.kind)}: {label.sentence()}" for label in record.placement.labels]
+    lines += [f"note: {note.sentence()}" for note in record.notes]
     return lines + [f"note: {key} was not applied: {why}" for key, why in say_not_applied(record).items()]
 
 
@@ -103,7 +107,7 @@ def headline(comparison: Comparison) -> str:
 def say_fastest(comparison: Comparison) -> str:
     """Which strategy to use here, by the speed-ups in the first numerics, as far as their intervals tell."""
     first, *_ = by_numerics(comparison.rows).values()
-    others = [row for row in first if row.strategy != "single"]
+    others = [row for row in first if row.strategy != BASELINE.name]
     measured = [(row, row.speedup) for row in others if row.speedup]
     unknown = {
         row.name: reason.text
@@ -150,7 +154,7 @@ def _times_single(ratio: Ratio) -> str:
 
 def say_speed(row: Row) -> str:
     """What a strategy bought, what it could have, and where the time of a step goes."""
-    if row.strategy == "single":
+    if row.strategy == BASELINE.name:
         return f"{row.name} on {devices_of(row)} is what the others are measured against."
     if row.speedup is None:
         if row.speedup_unavailable is None:
@@ -241,7 +245,7 @@ def _largest(verdict: LossVerdict | WeightsVerdict) -> float:
 def answers(comparison: Comparison) -> list[str]:
     """The short answers: what is fastest, whether a device is used well, what each strategy bought, and sameness."""
     groups = list(by_numerics(comparison.rows).values())
-    speeds = [say_speed(row) for row in groups[0] if row.strategy != "single"]
+    speeds = [say_speed(row) for row in groups[0] if row.strategy != BASELINE.name]
     prices = [say_price(row.price) for row in comparison.rows if row.price]
     use = say_use(groups[0], [row.name for row in groups[0]])
     refused = say_refused([(row.run, row.text, row.hint) for row in comparison.refused])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from samebits.params import Params
-    from samebits.params.schema import StrategyName
+    from samebits.strategies import StrategyName
 
 BITS = (WEIGHTS, LOSSES)
 """Files of a run that are functions of commit, params and data alone."""

@@ -15,7 +15,6 @@ from samebits.params import flatten
 from samebits.records import log
 from samebits.records.provenance import UNAVAILABLE
 from samebits.records.run import FILES, RECORD, TRACE, WEIGHTS, RunRecord, run_name
-from samebits.results.remarks import say
 from samebits.results.text import COLOURS, count_of
 from samebits.tracking.checkpoint import fail_unfinished, log_checkpoint
 from samebits.tracking.store import RUN_TAG, experiment_id, find_run
@@ -120,7 +119,7 @@ class Recorder:
                 "numerics": event.numerics,
                 "num_devices": str(placement.devices_used),
                 "num_nodes": str(len(placement.devices_by_node) or 1),
-                "fallback": say(placement.fallback) if placement.fallback else "",
+                "fallback": placement.fallback.sentence() if placement.fallback else "",
                 "labels": ", ".join(label.kind for label in placement.labels),
                 **event.tags,
             }

@@ -16,13 +16,14 @@ from ruamel.yaml import YAML
 from samebits.errors import HostError, UserError, last_line, printable, reason
 from samebits.files import regular, write_text
 from samebits.params import parse_params
-from samebits.params.schema import flatten
 from samebits.records.card import read_card
 from samebits.records.provenance import Provenance, versions
 from samebits.records.run import read_run
 from samebits.results.verdict import compare_runs, settings_that_differ
 from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
+from samebits.section import flatten
+from samebits.strategies import BASELINE
 from samebits.tracking.download import fetch_run
 from samebits.tracking.recorder import events, record_all, set_tags
 from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, tracking_uri
@@ -132,7 +133,7 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
     original = scratch / "original"
     original.mkdir()
     recorded = read_recorded(run_id, fetch_run(run_id, original))
-    if num_devices is not None and recorded.run.record.strategy == "single":
+    if num_devices is not None and recorded.run.record.strategy == BASELINE.name:
         raise UserError("--num-devices: the run is of single, which uses one device", hint="leave it out")
     with worktree(recorded, scratch) as tree:
         if not confirm(recorded.describe(scratch / _CHANGES if recorded.patch else None)):
@@ -267,7 +268,7 @@ def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> R
     out = tree / "runs" / record.name  # in the tree, which is what a container sees
     arguments: list[object] = ["--strategy", record.strategy, "--numerics", record.numerics]
     arguments += ["--no-tracking", "--out-dir", out]
-    if record.strategy != "single":
+    if record.strategy != BASELINE.name:
         arguments += ["--num-devices", num_devices or record.placement.num_devices]
     if len(recorded.run.losses) < record.params.total_steps:
         arguments += ["--steps", len(recorded.run.losses)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from samebits.params.split import BatchSplit
+    from samebits.batch_split import BatchSplit
     from samebits.records.card import Card
 
 _DRAWN_BYTES = 2**24

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from samebits.training.loop import Trainable
-    from samebits.training.strategies import Strategy
+    from samebits.training.worker import Worker
 
 _SIZES = tuple(2**power for power in (12, 16, 20, 22, 24, 26, 28))
 _TIMES = 5
@@ -24,11 +24,11 @@ _COPY_BYTES = {"cpu": 2**25, "cuda": 2**28}
 
 def measure_bounds(trainable: Trainable, half_ms: tuple[float, ...] | None) -> Bounds:
     """The bounds of a training on these devices; every rank must call it."""
-    strategy, device = trainable.strategy, trainable.strategy.device
-    strategy.barrier()
+    worker, device = trainable.worker, trainable.worker.device
+    worker.ranks.barrier()
     copy = _copy_gb_per_s(device)
     return Bounds(
-        all_reduces=_all_reduces(strategy, gradient_bytes(trainable)) if strategy.world_size > 1 else (),
+        all_reduces=_all_reduces(worker, gradient_bytes(trainable)) if worker.world_size > 1 else (),
         copy_gb_per_s=copy,
         host_to_device_gb_per_s=_host_to_device_gb_per_s(device) if device.type == "cuda" else None,
         optimizer_floor_ms=_optimizer_bytes(trainable) / copy / 1e6,
@@ -51,22 +51,24 @@ def _optimizer_bytes(trainable: Trainable) -> int:
     return total
 
 
-def _all_reduces(strategy: Strategy, bytes_of_gradients: int) -> tuple[AllReduce, ...]:
+def _all_reduces(worker: Worker, bytes_of_gradients: int) -> tuple[AllReduce, ...]:
     """The all-reduces that there is time for, by size; sizes take turns, so that a bad moment befalls none alone."""
-    values = {size: torch.zeros(-(-size // 4), device=strategy.device) for size in _SIZES if size < bytes_of_gradients}
-    values[bytes_of_gradients] = torch.zeros(-(-bytes_of_gradients // 4), device=strategy.device)
+    values = {size: torch.zeros(-(-size // 4), device=worker.device) for size in _SIZES if size < bytes_of_gradients}
+    values[bytes_of_gradients] = torch.zeros(-(-bytes_of_gradients // 4), device=worker.device)
     seconds: dict[int, list[float]] = {}
     spent = 0.0
     for size, tensor in values.items():
-        (once,) = strategy.max_over_ranks([min(_times(partial(strategy.all_reduce_, tensor), strategy.device, 1))])
+        (once,) = worker.ranks.max_over_ranks(
+            [min(_times(partial(worker.ranks.all_reduce_, tensor), worker.device, 1))]
+        )
         spent += _TIMES * once
         if spent < _SECONDS or size in (_SIZES[0], bytes_of_gradients):
             seconds[size] = [once]
     for _ in range(_TIMES):
         for size, measured in seconds.items():
-            measured += _times(partial(strategy.all_reduce_, values[size]), strategy.device, 1, warm=False)
+            measured += _times(partial(worker.ranks.all_reduce_, values[size]), worker.device, 1, warm=False)
     return tuple(
-        _all_reduce(values[size].nbytes, min(strategy.max_over_ranks(measured)), strategy.world_size)
+        _all_reduce(values[size].nbytes, min(worker.ranks.max_over_ranks(measured)), worker.world_size)
         for size, measured in seconds.items()
     )
 

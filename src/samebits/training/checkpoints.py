@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.records.card import Card
-    from samebits.records.run import Placement
+    from samebits.strategies.placement import Placement
     from samebits.training.loop import Trainable
-    from samebits.training.strategies import Strategy
+    from samebits.training.worker import Worker
 
 FOLDER = Path(".samebits/resume")
 KEPT = 2  # the newest, and the one before in case that is damaged
 _FORMAT = 4
 _TIMES, _RANDOM = ("losses", "step_seconds"), "random."  # keys beside those of the state
 _DIGITS = 12  # of a step in a file's name
-_CODE = ("numerics", "params", "training")  # packages that a result is a function of
+_CODE = ("batch_split.py", "numerics", "params", "section.py", "strategies", "training")  # what a result depends on
 _RESULT_OF = {"global_batch_size", "epochs", "optimizer", "schedule", "clip_grad_norm"}
 _FAST_RESULT_OF = _RESULT_OF | {"grad_accum_steps", "precision", "compile", "cuda_graphs", "ddp"}
 
@@ -238,10 +238,10 @@ def _resumed(
         raise ValueError("a time of it is no number of seconds")
     state = {key: value for key, value in tensors.items() if key not in _TIMES and not key.startswith(_RANDOM)}
     trainable.load_state_dict(state, record.state)
-    count = len(trainable.strategy.random_state())
-    streams = [tensors.get(f"{_RANDOM}{trainable.strategy.rank}.{i}") for i in range(count)]
+    count = len(trainable.worker.random_state())
+    streams = [tensors.get(f"{_RANDOM}{trainable.worker.rank}.{i}") for i in range(count)]
     if all(stream is not None for stream in streams):
-        trainable.strategy.set_random_state([stream for stream in streams if stream is not None])
+        trainable.worker.set_random_state([stream for stream in streams if stream is not None])
     return Training(
         losses=losses,
         step_seconds=step_seconds,
@@ -252,16 +252,16 @@ def _resumed(
 
 
 def _from_first_rank(
-    strategy: Strategy, tensors: dict[str, Tensor], record: CheckpointRecord | None
+    worker: Worker, tensors: dict[str, Tensor], record: CheckpointRecord | None
 ) -> tuple[dict[str, Tensor], CheckpointRecord]:
     """What rank 0 has read; the others are told names, types and shapes first."""
     layout = {name: (str(value.dtype).removeprefix("torch."), value.shape) for name, value in tensors.items()}
     description = json.dumps([layout, record.model_dump() if record else None])
-    layout, told = json.loads(strategy.broadcast_bytes(description.encode()))
-    if strategy.rank:
+    layout, told = json.loads(worker.ranks.broadcast_bytes(description.encode()))
+    if worker.rank:
         tensors = {name: torch.empty(shape, dtype=getattr(torch, kind)) for name, (kind, shape) in layout.items()}
     for name in layout:
-        strategy.broadcast(tensors[name])
+        worker.ranks.broadcast(tensors[name])
     return tensors, CheckpointRecord.model_validate(told)
 
 
@@ -278,13 +278,13 @@ class PeriodicCheckpointer:
 
     def resume(self, trainable: Trainable) -> Training | None:
         """Continue from the newest checkpoint that is whole and of use, which rank 0 reads and hands to the others."""
-        strategy = trainable.strategy
-        training, tensors, record = strategy.first_alone(lambda: self._newest(trainable)) or (None, {}, None)
+        worker = trainable.worker
+        training, tensors, record = worker.ranks.first_alone(lambda: self._newest(trainable)) or (None, {}, None)
         chosen = -1 if training is None else len(training.losses)
-        step = int(strategy.max_over_ranks([chosen])[0])
+        step = int(worker.ranks.max_over_ranks([chosen])[0])
         self._stop.armed = True
-        if step >= 0 and strategy.world_size > 1:  # the others may be on machines without that file
-            tensors, record = _from_first_rank(strategy, tensors, record)
+        if step >= 0 and worker.world_size > 1:  # the others may be on machines without that file
+            tensors, record = _from_first_rank(worker, tensors, record)
             training = training or _resumed(trainable, tensors, record, step=step, place=self._place)
         return training
 
@@ -307,7 +307,7 @@ class PeriodicCheckpointer:
 
         Raises Interrupted; a checkpoint of the last step has all of a training but its files.
         """
-        signum = int(trainable.strategy.max_over_ranks([self._stop.signum])[0])
+        signum = int(trainable.worker.ranks.max_over_ranks([self._stop.signum])[0])
         step = len(so_far.losses)
         if signum or (not last and self._every and step % self._every == 0):
             self._save(trainable, so_far)
@@ -323,10 +323,10 @@ class PeriodicCheckpointer:
         self._checkpoints.delete()
 
     def _save(self, trainable: Trainable, so_far: Training) -> None:
-        strategy = trainable.strategy
+        worker = trainable.worker
         tensors, state = trainable.state_dict()
-        for i, stream in enumerate(strategy.random_state()):
-            everyone: Tensor = strategy.all_gather(stream.to(strategy.device))
+        for i, stream in enumerate(worker.random_state()):
+            everyone: Tensor = worker.ranks.all_gather(stream.to(worker.device))
             tensors |= {f"{_RANDOM}{rank}.{i}": one for rank, one in enumerate(everyone)}
         for name in _TIMES:
             tensors[name] = torch.tensor(getattr(so_far, name), dtype=torch.float64)
@@ -337,8 +337,8 @@ class PeriodicCheckpointer:
             place=self._place,
             elsewhere=so_far.elsewhere,
         )
-        strategy.first_alone(lambda: self._write(len(so_far.losses), tensors, record))
-        strategy.max_over_ranks([0.0])  # all go on at once: the writing is in no step's time
+        worker.ranks.first_alone(lambda: self._write(len(so_far.losses), tensors, record))
+        worker.ranks.max_over_ranks([0.0])  # all go on at once: the writing is in no step's time
 
     def _write(self, step: int, tensors: dict[str, Tensor], record: CheckpointRecord) -> None:
         try:

@@ -25,7 +25,8 @@ from samebits.errors import (
 )
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.graphs import written_in_forward as not_run_again
-from samebits.records.remarks import BatchNorm, IdleParameters
+from samebits.remarks import BatchNorm, IdleParameters
+from samebits.strategies import STRATEGIES
 from samebits.training.models.attributes import state, written
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from samebits.numerics.interface import MicroBatch, Numerics
     from samebits.records.card import Card
-    from samebits.records.remarks import ModelNote
-    from samebits.records.run import Placement
+    from samebits.remarks import ModelNote
+    from samebits.strategies.placement import Placement
 
 
 def trial_step(
@@ -278,7 +279,7 @@ def _out_of_memory(text: str, placement: Placement, model: nn.Module | None) -> 
         with suppress(RuntimeError):  # of a context that cannot be used any more
             free, total = torch.cuda.mem_get_info(device)
             where += f" ({total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free)"
-    rows, gathers = placement.rows_per_device, placement.strategy == "dp"
+    rows, gathers = placement.rows_per_device, STRATEGIES[placement.strategy].gathers
     return HostError(
         f"out of memory on {where} with {rows} samples per device and a model of {weights:.2f} GiB of weights, as much "
         f"again for gradients and for each optimizer state{', and on the first device all outputs' if gathers else ''}",

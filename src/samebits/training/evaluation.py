@@ -14,12 +14,14 @@ from samebits.host import count_gpus
 from samebits.numerics.interface import MicroBatch
 from samebits.records.card import read_card
 from samebits.records.run import RECORD, WEIGHTS, Evaluation, RunRecord, require_made_with
+from samebits.strategies import BASELINE
+from samebits.strategies.placement import Devices
 from samebits.training.batches import model_inputs
 from samebits.training.diagnosis import explain
 from samebits.training.placement import place
 from samebits.training.setup import Setup
-from samebits.training.single import SingleDeviceStrategy
 from samebits.training.weights import load_weights
+from samebits.training.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -106,9 +108,9 @@ def evaluate_run(
     _require_recorded(weights, record)
     _require_its_own(run_dir / RECORD, record, params, card)
     gpus = min(1, count_gpus())
-    placement, split = place("single", params, record.numerics, gpus=gpus, cores=1)
+    placement, split = place(BASELINE.name, params, record.numerics, Devices(gpus=gpus, cores=1))
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
-    setup = Setup(params, record.numerics, card, split=split, strategy=SingleDeviceStrategy(device))
+    setup = Setup(params, record.numerics, card, split=split, worker=Worker([device]))
     setup.enter_process()
     torch.set_num_threads(1)  # the result must not depend on the host's number of cores
     at("building")

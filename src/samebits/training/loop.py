@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from samebits.training.batches import Batches
     from samebits.training.checkpoints import PeriodicCheckpointer
     from samebits.training.notes import Notes
-    from samebits.training.strategies import Strategy
+    from samebits.training.worker import Worker
 
 _ASKED_EVERY = 4  # times as many steps as when it was asked last whether the model does the same again
 SEGMENT_SECONDS = 0.5  # how often losses are handed to the tracker
@@ -105,17 +105,17 @@ class Trainable:
     """A model under one strategy, with its batches and its optimizer: all that a step needs."""
 
     def __init__(
-        self, *, model: nn.Module, batches: Batches, strategy: Strategy, numerics: Numerics, params: Params
+        self, *, model: nn.Module, batches: Batches, worker: Worker, numerics: Numerics, params: Params
     ) -> None:
-        self.model, self.batches, self.strategy, self.numerics = model, batches, strategy, numerics
+        self.model, self.batches, self.worker, self.numerics = model, batches, worker, numerics
         self._params = params
         self.notes: Notes = no_notes
         module = self._unwrapped = numerics.module(model)
-        if strategy.compiles and numerics.graphs:
+        if worker.compiles and numerics.graphs:
             numerics.capture(module, batches.micro_batch(0, 0), batches.micro_batch(1, 0))
-        self.module = strategy.wrap(module, reduction=numerics.reduction)
+        self.module = worker.wrap(module, reduction=numerics.reduction)
         self._initial = Snapshot(model)  # ddp has given every rank the weights of rank 0 by now
-        if params.train.compile and strategy.compiles:
+        if params.train.compile and worker.compiles:
             self.module = numerics.compile(self.module)
         self.optimizer = numerics.optimizer(model)
         self._trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -129,7 +129,7 @@ class Trainable:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        largest_of_all = partial(self.strategy.all_reduce, maximum=True)
+        largest_of_all = partial(self.worker.ranks.all_reduce, maximum=True)
         loss = self._accumulate_grads(step)
         try:
             while not self.numerics.accepts_grads(largest_of_all):
@@ -148,7 +148,7 @@ class Trainable:
         count = self.batches.micro_batches
         for index in range(count):
             last = index == count - 1
-            with nullcontext() if last else self.strategy.no_sync(self.module):
+            with nullcontext() if last else self.worker.no_sync(self.module):
                 self.notes("data")
                 batch = self.batches.micro_batch(step, index)
                 self.notes("forward")
@@ -159,7 +159,7 @@ class Trainable:
                 self.numerics.backward(loss)
                 self.notes("host")
             losses.append(loss.detach())
-        if self.strategy.world_size > 1 and (idle := [name for name, p in self._trained if p.grad is None]):
+        if self.worker.world_size > 1 and (idle := [name for name, p in self._trained if p.grad is None]):
             # DDP has not reduced what shares a bucket with it, and says so at the next forward pass, if there is one.
             raise UserError(
                 f"no gradient reaches {few(idle)} at step {step + 1}, and the ranks wait for it",
@@ -174,7 +174,7 @@ class Trainable:
     def watch(self, notes: Notes) -> None:
         """Have each step say what it does."""
         self.notes = notes
-        self.strategy.note_phases(self.module, notes)
+        self.worker.note_phases(self.module, notes)
 
     @property
     def total_steps(self) -> int:
@@ -189,7 +189,7 @@ class Trainable:
 
     def mean_losses(self, losses: Tensor) -> list[float]:
         """What ``run`` gave on this and on all other ranks, as mean losses; every rank must call it."""
-        return self.numerics.mean_losses(losses, self.strategy.all_reduce, self.strategy.world_size)
+        return self.numerics.mean_losses(losses, self.worker.ranks.all_reduce, self.worker.world_size)
 
     def rates(self, start: int, stop: int) -> list[float]:
         """Learning rates of the steps from ``start`` up to ``stop``."""
@@ -217,7 +217,7 @@ class Trainable:
         """Return to the initial state: weights, buffers, optimizer, gradient scale and random streams."""
         self._initial.restore()
         self.numerics.reset(self.optimizer)
-        self.strategy.seed(self._params.seed)
+        self.worker.seed(self._params.seed)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the next step depends on, of this rank: tensors, which are not copied, and the rest as JSON.
@@ -286,13 +286,13 @@ class Training:
 
 def warm_up(trainable: Trainable, steps: int, before_reset: Callable[[], None] = lambda: None) -> float:
     """Run some steps, return to the initial state, and give the seconds of the slowest rank's last step."""
-    clock = StepClock(trainable.strategy.device)
+    clock = StepClock(trainable.worker.device)
     trainable.reset()
     for step in range(steps):
         trainable.run(step, trainable.rates(step, step + 1), clock)
     before_reset()
     trainable.reset()
-    return trainable.strategy.max_over_ranks([clock.step_seconds[-1]])[0]
+    return trainable.worker.ranks.max_over_ranks([clock.step_seconds[-1]])[0]
 
 
 def train(
@@ -311,7 +311,7 @@ def train(
         UserError: the loss is not finite.
         Interrupted: somebody asked to stop.
     """
-    clock = StepClock(trainable.strategy.device)
+    clock = StepClock(trainable.worker.device)
     segment = max(1, min(total_steps, round(SEGMENT_SECONDS / max(step_seconds, 1e-9))))
     before = checkpointer.resume(trainable) if checkpointer else None
     losses = list(before.losses) if before else []
@@ -346,5 +346,5 @@ def train(
             asked = stop
         if checkpointer:
             checkpointer.segment_done(trainable, so_far(), last=stop == total_steps)
-    trainable.strategy.require_reduced(trainable.module)
+    trainable.worker.require_reduced(trainable.module)
     return so_far()

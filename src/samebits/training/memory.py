@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from samebits.training.loop import Trainable
-    from samebits.training.strategies import Strategy
+    from samebits.training.worker import Worker
 
 
 class MemoryMeter:
@@ -51,24 +51,24 @@ def measure_memory(trainable: Trainable, samples: int) -> Memory | None:
     """
     if hasattr(trainable.module, "_orig_mod"):
         return None
-    strategy = trainable.strategy
+    worker = trainable.worker
     kept = _gradients_that_stay(trainable)
     held = _Held(trainable, kept)
-    with _watched(strategy) as watch, _gradients_told(trainable, set(kept), watch):
+    with _watched(worker) as watch, _gradients_told(trainable, set(kept), watch):
         trainable.step(0, trainable.rates(0, 1)[0])
         watch.see()
-    here = [held.with_step(number, watch, _capacity(strategy, number)) for number in range(len(watch.most))]
-    everyone = strategy.gather_bytes(json.dumps([device.model_dump() for device in here]).encode())
+    here = [held.with_step(number, watch, _capacity(worker, number)) for number in range(len(watch.most))]
+    everyone = worker.ranks.gather_bytes(json.dumps([device.model_dump() for device in here]).encode())
     devices = tuple(DeviceMemory.model_validate(device) for rank in everyone for device in json.loads(rank))
-    return Memory(source="allocator" if strategy.cuda_devices else "counted", samples=samples, devices=devices)
+    return Memory(source="allocator" if worker.cuda_devices else "counted", samples=samples, devices=devices)
 
 
-def _capacity(strategy: Strategy, number: int) -> int:
+def _capacity(worker: Worker, number: int) -> int:
     """Bytes of a device of this worker, or its part of them where several workers share one."""
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if not strategy.cuda_devices:
+    if not worker.cuda_devices:
         return memory_limit() // workers
-    total: int = torch.cuda.get_device_properties(strategy.cuda_devices[number]).total_memory
+    total: int = torch.cuda.get_device_properties(worker.cuda_devices[number]).total_memory
     return total // -(-workers // torch.cuda.device_count())
 
 
@@ -103,14 +103,14 @@ class _Held:
     """Bytes that this worker's first device holds also between steps."""
 
     def __init__(self, trainable: Trainable, kept: dict[int, int]) -> None:
-        strategy, model = trainable.strategy, trainable.model
-        self._weights = _bytes_of(model.parameters(), strategy.device)
-        self._buffers = _bytes_of(model.buffers(), strategy.device)
+        worker, model = trainable.worker, trainable.model
+        self._weights = _bytes_of(model.parameters(), worker.device)
+        self._buffers = _bytes_of(model.buffers(), worker.device)
         state = (value for one in trainable.optimizer.state.values() for value in one.values())
-        self._optimizer = _bytes_of((value for value in state if isinstance(value, Tensor)), strategy.device)
+        self._optimizer = _bytes_of((value for value in state if isinstance(value, Tensor)), worker.device)
         self._gradients = sum(kept.values())
-        if strategy.cuda_devices:
-            self._there = [torch.cuda.memory_allocated(index) for index in strategy.cuda_devices]
+        if worker.cuda_devices:
+            self._there = [torch.cuda.memory_allocated(index) for index in worker.cuda_devices]
         else:
             with suppress(AttributeError, OSError):  # only GNU's library has it: what was freed would count twice
                 ctypes.CDLL(None).malloc_trim(0)
@@ -158,9 +158,9 @@ class _Watch:
 
 
 @contextmanager
-def _watched(strategy: Strategy) -> Iterator[_Watch]:
+def _watched(worker: Worker) -> Iterator[_Watch]:
     """Watch the devices of a worker while it makes a step."""
-    devices = strategy.cuda_devices
+    devices = worker.cuda_devices
     if not devices:
         counter = _Counter()
         with counter:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from samebits.training.strategies import Strategy
+    from samebits.training.worker import Worker
 
 _GIB = 2**30
 
@@ -68,19 +68,19 @@ class StepClock:
         self._events.append(event)
 
 
-def reset_peak(strategy: Strategy) -> None:
+def reset_peak(worker: Worker) -> None:
     """Start measuring: the allocator's peak on GPUs, the process's resident set on CPUs."""
-    for index in strategy.cuda_devices:
+    for index in worker.cuda_devices:
         torch.cuda.reset_peak_memory_stats(index)
-    if not strategy.cuda_devices:
+    if not worker.cuda_devices:
         with contextlib.suppress(OSError):  # some containers forbid it; the peak then includes start-up
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def peak_gib(strategy: Strategy) -> list[float]:
+def peak_gib(worker: Worker) -> list[float]:
     """Peak of each device of this worker since ``reset_peak``, in GiB; NaN where it cannot be read."""
-    if strategy.cuda_devices:
-        return [torch.cuda.max_memory_allocated(index) / _GIB for index in strategy.cuda_devices]
+    if worker.cuda_devices:
+        return [torch.cuda.max_memory_allocated(index) / _GIB for index in worker.cuda_devices]
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
             return [int(line.split()[1]) * 1024 / _GIB]

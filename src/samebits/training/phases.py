@@ -59,11 +59,11 @@ def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_sec
     turns = _Turns(trainable, twins, steps, total_steps)
     turns.run()
     traffic, reads = _trace(trainable, twins, total_steps)
-    strategy = trainable.strategy
-    everyone = strategy.gather_bytes(turns.here().model_dump_json().encode())
+    worker = trainable.worker
+    everyone = worker.ranks.gather_bytes(turns.here().model_dump_json().encode())
     ranks = tuple(RankPhases.model_validate_json(rank) for rank in everyone)
     shares = turns.shares
-    (others,) = strategy.max_over_ranks([shares.others if shares else math.inf])  # of the busiest machine
+    (others,) = worker.ranks.max_over_ranks([shares.others if shares else math.inf])  # of the busiest machine
     return Breakdown(
         steps=steps,
         plain_ms=turns.ms("plain"),
@@ -91,8 +91,8 @@ class _Turns:
         if takes_threads(trainable):
             self._subjects["one thread"] = trainable
         self._steps, self._last_start = steps, max(1, total_steps - steps + 1)
-        self._strategy = trainable.strategy
-        self._clock = PhaseClock(self._strategy.device)
+        self._worker = trainable.worker
+        self._clock = PhaseClock(self._worker.device)
         self._seconds: dict[Turn, list[float]] = {turn: [] for turn in self._subjects}
         self._phases: dict[Turn, list[Phases]] = {"noted": [], "alone": []}
         self.shares: CoreShares | None = None
@@ -107,7 +107,7 @@ class _Turns:
         for number in range(TURNS):
             first = number % len(order)
             for turn in order[first:] + order[:first]:
-                self._strategy.barrier()
+                self._worker.ranks.barrier()
                 self._take(turn, number * self._steps % self._last_start)
         after = cores.read()
         if before and after:
@@ -119,7 +119,7 @@ class _Turns:
         rates = subject.rates(start, start + self._steps)
         if noted:
             subject.watch(self._clock)
-        clock = StepClock(self._strategy.device)
+        clock = StepClock(self._worker.device)
         if noted:
             self._clock("host")
         with one_thread() if turn == "one thread" else nullcontext():
@@ -133,7 +133,7 @@ class _Turns:
         """Milliseconds of a step of the slowest rank, by turn, if there were any; every rank must call it."""
         if turn not in self._seconds:
             return ()
-        return tuple(1e3 * s / self._steps for s in self._strategy.max_over_ranks(self._seconds[turn]))
+        return tuple(1e3 * s / self._steps for s in self._worker.ranks.max_over_ranks(self._seconds[turn]))
 
     def here(self) -> RankPhases:
         """What this rank has noted."""
@@ -146,8 +146,8 @@ class _Turns:
 
 def takes_threads(trainable: Trainable) -> bool:
     """Whether some rank's model has taken more threads than a CPU device is, which is one; every rank must call it."""
-    taken = trainable.strategy.device.type == "cpu" and torch.get_num_threads() > 1
-    return bool(trainable.strategy.max_over_ranks([taken])[0])
+    taken = trainable.worker.device.type == "cpu" and torch.get_num_threads() > 1
+    return bool(trainable.worker.ranks.max_over_ranks([taken])[0])
 
 
 @contextmanager
@@ -179,8 +179,8 @@ class _TracedNotes:
 
 def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffic | None, Reads]:
     """What some steps send and read; they are slower than others."""
-    tracer = Tracer(trainable.strategy.device)
-    several = trainable.strategy.world_size > 1
+    tracer = Tracer(trainable.worker.device)
+    several = trainable.worker.world_size > 1
     subject = twins.traced(tracer) if several else trainable
     if subject is None:
         return None, Reads()
@@ -189,12 +189,12 @@ def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffi
     reads = ReadCounter(lambda: notes.phase)
     subject.watch(notes)
     with reads:
-        subject.run(0, subject.rates(0, 1), StepClock(trainable.strategy.device))
+        subject.run(0, subject.rates(0, 1), StepClock(trainable.worker.device))
     for step in range(min(TRACED_STEPS, total_steps)):
         tracer.begin_step()
-        subject.run(step, subject.rates(step, step + 1), StepClock(trainable.strategy.device))
+        subject.run(step, subject.rates(step, step + 1), StepClock(trainable.worker.device))
     subject.watch(no_notes)
-    of_one = read_seconds(trainable.strategy.device) if reads.count else 0.0
+    of_one = read_seconds(trainable.worker.device) if reads.count else 0.0
     counted = Reads(count=reads.count, ms=1e3 * of_one * reads.count)
     if not several:
         return None, counted

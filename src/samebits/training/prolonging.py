@@ -6,8 +6,8 @@ import time
 from typing import TYPE_CHECKING
 
 from samebits.records.measurement import Repeats
-from samebits.records.remarks import Prolonged, Unrepeated
 from samebits.records.statistics import NARROW
+from samebits.remarks import Prolonged, Unrepeated
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,7 @@ def measure_roof(trainable: Trainable, train: Train, samples: int, step_seconds:
     """
     if trainable.numerics.name == "exact" or train.repeats == 1:
         return None
-    return trainable.strategy.first_alone(lambda: _measure(trainable, train, samples, step_seconds))
+    return trainable.worker.ranks.first_alone(lambda: _measure(trainable, train, samples, step_seconds))
 
 
 def _measure(trainable: Trainable, train: Train, samples: int, step_seconds: float) -> Roof:
@@ -44,7 +44,7 @@ def _measure(trainable: Trainable, train: Train, samples: int, step_seconds: flo
     try:
         flops, uncounted = count_flops(trainable, samples, step_seconds)
         roof = Roof(flops_per_step=flops, uncounted=uncounted)
-        best = multiply_fast(trainable.strategy.device, _TYPES.get(train.precision, torch.float32))
+        best = multiply_fast(trainable.worker.device, _TYPES.get(train.precision, torch.float32))
     except Exception as error:  # noqa: BLE001 - the training is done, and no user's operation may end it now
         return roof.model_copy(update={"problem": f"{type(error).__name__}: {first_line(str(error))}"})
     return roof.model_copy(update={"roof_flops": best})

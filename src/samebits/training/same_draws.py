@@ -26,7 +26,7 @@ def measure_same_draws(trainable: Trainable, params: Params) -> tuple[float, ...
     Every rank must call it. A compiled model, replicas and CUDA graphs draw where nobody can answer.
     """
     numerics, settings = trainable.numerics, params.train
-    replicas = len(trainable.strategy.cuda_devices) > 1
+    replicas = len(trainable.worker.cuda_devices) > 1
     if not isinstance(numerics, FastNumerics) or settings.compile or numerics.graphs or replicas:
         return None
     shared = SharedDraws(params.seed, settings.global_batch_size)

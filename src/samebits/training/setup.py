@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from samebits.batch_split import BatchSplit
     from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import MicroBatch, Numerics
     from samebits.params import Params
     from samebits.params.schema import NumericsName
-    from samebits.params.split import BatchSplit
     from samebits.records.card import Card
-    from samebits.records.remarks import ModelNote
-    from samebits.records.run import Placement
+    from samebits.remarks import ModelNote
+    from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
     from samebits.training.models.sources import Sources
-    from samebits.training.strategies import Strategy
+    from samebits.training.worker import Worker
 
 
 _MOST_AGAIN = 2**26  # parameters of a model that is built twice
@@ -53,20 +53,20 @@ class Setup:
         card: Card,
         *,
         split: BatchSplit,
-        strategy: Strategy,
+        worker: Worker,
         rough: bool = False,
     ) -> None:
-        self.params, self.card, self.split, self.strategy, self._rough = params, card, split, strategy, rough
-        self.numerics = make_numerics(params, numerics, card, split=split, device=strategy.device)
+        self.params, self.card, self.split, self.worker, self._rough = params, card, split, worker, rough
+        self.numerics = make_numerics(params, numerics, card, split=split, device=worker.device)
         self.watched = Watched()
         self.draws: tuple[str, ...] = ()
         """Modules that draw random numbers in forward, as ``try_step`` has seen them in fast numerics."""
 
     def enter_process(self) -> None:
         """Make this process the strategy's worker, with the switches of the numerics and the seed's random streams."""
-        self.strategy.setup()
+        self.worker.setup()
         self.numerics.configure()
-        self.strategy.seed(self.params.seed)
+        self.worker.seed(self.params.seed)
 
     def build(self) -> nn.Module:
         """The untrained model on the CPU, as its factory made it. Raises UserError: see ``build_model``."""
@@ -83,7 +83,7 @@ class Setup:
     def place(self, model: nn.Module) -> nn.Module:
         """Make a model one that these numerics train, on the strategy's device."""
         self.numerics.prepare(model)
-        return model.to(self.strategy.device)
+        return model.to(self.worker.device)
 
     def load(self, folder: Path, split: Literal["train", "test"] = "train", *, at_least: int = 0) -> Data:
         """A split of the data, on the device if it fits; over and over if it has fewer samples than ``at_least``.
@@ -93,11 +93,11 @@ class Setup:
         inputs, targets = load_data(folder, self.card, split)
         if (times := -(-at_least // len(inputs))) > 1:
             inputs, targets = (torch.cat([tensor] * times)[:at_least] for tensor in (inputs, targets))
-        return on_device((inputs, targets), self.strategy.device)
+        return on_device((inputs, targets), self.worker.device)
 
     def batches(self, data: Data) -> Batches:
         """The micro-batches that this rank feeds to the model, out of ``data``."""
-        rank, device = self.strategy.rank, self.strategy.device
+        rank, device = self.worker.rank, self.worker.device
         epochs, seed = self.params.train.epochs, self.params.seed
         return Batches(data, self.card, self.split, rank=rank, seed=seed, device=device, epochs=epochs)
 
@@ -115,7 +115,7 @@ class Setup:
         initial = Snapshot(model)
         batch = batches.micro_batch(0, 0)
         self._require_same(model, batch.head(placement.rows_per_device))
-        graphs = self.strategy.compiles and self.numerics.graphs
+        graphs = self.worker.compiles and self.numerics.graphs
         seen = SeenDraws()
         with self.watched.opening():
             notes = trial_step(
@@ -147,7 +147,7 @@ class Setup:
         if {id(p) for p in model.parameters()} & {id(p) for p in again.parameters()}:
             return
         other.prepare(again)
-        again.to(self.strategy.device).train()
+        again.to(self.worker.device).train()
         require_alike(first, other.fingerprint(other.module(again), batch), _AGAIN)
 
     def survey(self, data: Data, refusals: Refusals) -> None:
@@ -157,15 +157,13 @@ class Setup:
         numerics.survey(model, self.batches(data).micro_batch(0, 0), refusals)
 
     def _exact_again(self) -> ExactNumerics:
-        numerics = make_numerics(self.params, "exact", self.card, split=self.split, device=self.strategy.device)
+        numerics = make_numerics(self.params, "exact", self.card, split=self.split, device=self.worker.device)
         assert isinstance(numerics, ExactNumerics)
         return numerics
 
     def trainable(self, model: nn.Module, batches: Batches) -> Trainable:
         """The placed model under the strategy, with its optimizer."""
-        return Trainable(
-            model=model, batches=batches, strategy=self.strategy, numerics=self.numerics, params=self.params
-        )
+        return Trainable(model=model, batches=batches, worker=self.worker, numerics=self.numerics, params=self.params)
 
 
 def make_numerics(

@@ -21,26 +21,27 @@ from typing import TYPE_CHECKING, Literal
 from samebits.errors import UserError, first_line
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.records.measurement import Measurement, Repeats, SliceName
-from samebits.records.remarks import Missing
 from samebits.records.statistics import paired_ratio
+from samebits.remarks import Missing
+from samebits.strategies import BASELINE
 from samebits.training.loop import warm_up
 from samebits.training.meters import StepClock
 from samebits.training.prolonging import Prolonging
 from samebits.training.setup import Setup
-from samebits.training.single import SingleDeviceStrategy
+from samebits.training.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor, nn
 
+    from samebits.batch_split import BatchSplit
     from samebits.params.schema import NumericsName, Train
-    from samebits.params.split import BatchSplit
-    from samebits.records.run import Placement, Ratio
+    from samebits.records.run import Ratio
+    from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
     from samebits.training.buckets import Tracer
     from samebits.training.loop import Trainable
-    from samebits.training.strategies import Strategy
 
 ReferenceName = SliceName | Literal["traced", "half"]
 """``traced`` is the training itself, with notes of its all-reduces; ``half`` does half the batch on one device."""
@@ -103,7 +104,7 @@ def reference_names(placement: Placement, numerics: NumericsName) -> tuple[Slice
         together: tuple[SliceName, ...] = ("together",) if placement.has_ranks else ()
         node: tuple[SliceName, ...] = ("node",) if max(placement.devices_by_node, default=1) > 1 else ()
         return "single", "share", *together, *node
-    return ("fast",) if numerics == "exact" and placement.strategy == "single" else ()
+    return ("fast",) if numerics == "exact" and placement.strategy == BASELINE.name else ()
 
 
 @dataclass
@@ -129,14 +130,14 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
     if setup.params.train.repeats == 1:
         return References(problem=Missing(kind="one_repeat"))
     references = References()
-    strategy = setup.strategy
+    worker = setup.worker
     for name in reference_names(placement, setup.numerics.name):
         make = partial(make_reference, name, untrained=untrained, data=data, setup=setup, placement=placement)
-        reference = make() if name in EVERYWHERE else strategy.first_alone(make)
+        reference = make() if name in EVERYWHERE else worker.ranks.first_alone(make)
         if reference is not None:
             references.here[name] = reference
-        lacks = reference is None and (strategy.rank == 0 or name in EVERYWHERE)
-        if not strategy.max_over_ranks([lacks])[0]:
+        lacks = reference is None and (worker.rank == 0 or name in EVERYWHERE)
+        if not worker.ranks.max_over_ranks([lacks])[0]:
             references.names += (name,)
             continue
         references.problem = Missing(kind="no_memory")
@@ -177,17 +178,17 @@ def make_reference(
     """
     assert untrained is not None
     numerics = "fast" if name == "fast" else setup.numerics.name
-    split, strategy = _part(name, setup, placement)
+    split, worker = _part(name, setup, placement)
     if tracer:
-        strategy = strategy.traced(tracer)
+        worker = worker.traced(tracer)
     if numerics == "fast":
         split = replace(split, shards=None)
-    part = Setup(setup.params, numerics, setup.card, split=split, strategy=strategy)
+    part = Setup(setup.params, numerics, setup.card, split=split, worker=worker)
     part.numerics.configure()
     try:
         model = part.place(copy_of(untrained))
         reference = part.trainable(model, part.batches(data))
-        warm_up(reference, WARM_UP_STEPS[setup.strategy.device.type])
+        warm_up(reference, WARM_UP_STEPS[setup.worker.device.type])
     except Exception as error:
         if name in ("node", "traced") or not is_out_of_memory(error):  # whose group waits for this rank
             raise
@@ -206,21 +207,21 @@ def copy_of(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def _part(name: ReferenceName, setup: Setup, placement: Placement) -> tuple[BatchSplit, Strategy]:
+def _part(name: ReferenceName, setup: Setup, placement: Placement) -> tuple[BatchSplit, Worker]:
     """What a reference feeds, and under which strategy."""
-    strategy = setup.strategy
+    worker = setup.worker
     match name:
         case "share":
-            return setup.split.share(), strategy.alone()
+            return setup.split.share(), worker.alone()
         case "together":
-            return setup.split, strategy.alone()
+            return setup.split, worker.alone()
         case "node":
-            return setup.split, strategy.within(placement.ranks_by_node)
+            return setup.split, worker.within(placement.ranks_by_node)
         case "traced":
-            return setup.split, strategy
+            return setup.split, worker
         case "half":
-            return setup.split.over(devices=2).share(), strategy.alone()
-    return setup.split.over(), SingleDeviceStrategy(strategy.device)
+            return setup.split.over(devices=2).share(), worker.alone()
+    return setup.split.over(), Worker([worker.device])
 
 
 def time_slices(
@@ -236,23 +237,23 @@ def time_slices(
 
     ``references`` are those that run on this rank; ``names`` lists all of them.
     """
-    strategy = trainable.strategy
+    worker = trainable.worker
     steps = max(1, min(len(losses), round(SLICE_SECONDS / max(step_seconds, 1e-9))))
     chunk = max(1, steps // CHUNKS)
     timed = _TimedSlices({"strategy": trainable, **references}, ["strategy", *names], losses[:steps], chunk)
     more, failed = True, False
     while more:
         timed.repeat()
-        failed = bool(strategy.max_over_ranks([timed.ran_out])[0])
+        failed = bool(worker.ranks.max_over_ranks([timed.ran_out])[0])
         speedup = partial(_ratio, timed.seconds, "single", "strategy") if "single" in names and not failed else None
-        wants_more = strategy.rank == 0 and prolonging.wants_more(speedup)
-        more = bool(strategy.max_over_ranks([wants_more])[0])
+        wants_more = worker.rank == 0 and prolonging.wants_more(speedup)
+        more = bool(worker.ranks.max_over_ranks([wants_more])[0])
     seconds, problem = timed.seconds, None
     if failed:
         seconds, problem = {"strategy": seconds["strategy"]}, Missing(kind="no_memory")
     elif "single" in names and _ratio(seconds, "single", "strategy") is None:
         problem = Missing(kind="one_pair")
-    result = prolonging.result() if strategy.rank == 0 else None
+    result = prolonging.result() if worker.rank == 0 else None
     return Slices(
         steps=steps,
         chunk_steps=chunk,
@@ -278,7 +279,7 @@ class _TimedSlices:
         self.first_difference: int | None = None
         self.ran_out = False
         self._here, self._order, self._losses, self._chunk = here, order, losses, chunk
-        self._strategy = here["strategy"].strategy
+        self._worker = here["strategy"].worker
         self._random: dict[SliceName, list[Tensor]] = {}
         # Over all repeats, so that a drift is shared out also in short slices.
         self._turns = itertools.cycle(range(len(order)))
@@ -287,23 +288,23 @@ class _TimedSlices:
         """Time a slice of each from the initial state, in turns of a chunk."""
         for name, one in self._here.items():
             one.reset()
-            self._random[name] = one.strategy.random_state()
+            self._random[name] = one.worker.random_state()
         times: dict[SliceName, list[float]] = {name: [] for name in self._order}
         for start in range(0, len(self._losses), self._chunk):
             steps, turn = range(start, min(start + self._chunk, len(self._losses))), next(self._turns)
             for name in self._order[turn:] + self._order[:turn]:
                 times[name].append(self._time(name, steps))
         for name, values in times.items():
-            self.seconds[name].append(self._strategy.max_over_ranks(values))
+            self.seconds[name].append(self._worker.ranks.max_over_ranks(values))
 
     def _time(self, name: SliceName, steps: range) -> float:
         """Seconds of a chunk on this rank, 0 if it does not run here."""
-        self._strategy.barrier()
-        clock = StepClock(self._strategy.device)
+        self._worker.ranks.barrier()
+        clock = StepClock(self._worker.device)
         if name == "strategy" or name in EVERYWHERE:
             self._run(name, steps, clock)
         else:  # the others wait, for longer than a collective may take if need be
-            self._strategy.first_alone(lambda: self._run(name, steps, clock))
+            self._worker.ranks.first_alone(lambda: self._run(name, steps, clock))
         return clock.seconds
 
     def _run(self, name: SliceName, steps: range, clock: StepClock) -> None:
@@ -332,6 +333,6 @@ def _run_steps(
 ) -> tuple[Tensor, list[Tensor]]:
     """Run some steps of one of those that share this process's switches and random generators: it has its own."""
     trainable.numerics.configure()
-    trainable.strategy.set_random_state(random)
+    trainable.worker.set_random_state(random)
     losses = trainable.run(steps.start, trainable.rates(steps.start, steps.stop), clock)
-    return losses, trainable.strategy.random_state()
+    return losses, trainable.worker.random_state()

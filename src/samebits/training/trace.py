@@ -22,16 +22,16 @@ def write_trace(trainable: Trainable, file: Path, total_steps: int) -> None:
 
     Without a schedule of the profiler's: its second cycle ends a forked process.
     """
-    strategy, steps = trainable.strategy, min(TRACED_STEPS, total_steps)
+    worker, steps = trainable.worker, min(TRACED_STEPS, total_steps)
     trainable.reset()
     rates = trainable.rates(0, steps)
-    strategy.barrier()
-    if strategy.rank:
-        trainable.run(0, rates, StepClock(strategy.device))
+    worker.ranks.barrier()
+    if worker.rank:
+        trainable.run(0, rates, StepClock(worker.device))
         return
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if strategy.device.type == "cuda" else [])]
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if worker.device.type == "cuda" else [])]
     with profile(activities=activities) as profiler:
         for step, rate in enumerate(rates):
             with torch.profiler.record_function(f"step {step + 1}"):
-                trainable.run(step, [rate], StepClock(strategy.device))
+                trainable.run(step, [rate], StepClock(worker.device))
     profiler.export_chrome_trace(str(file))

@@ -11,10 +11,12 @@ import torch
 
 from samebits.errors import few
 from samebits.records.card import read_card
+from samebits.strategies import BASELINE
+from samebits.strategies.placement import Devices
 from samebits.training.models.sources import remember
 from samebits.training.placement import place
 from samebits.training.setup import Setup
-from samebits.training.single import SingleDeviceStrategy
+from samebits.training.worker import Worker
 from samebits.workers.processes import launch
 from samebits.workers.rank import run_rank
 
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from samebits.batch_split import BatchSplit
     from samebits.params import Params
-    from samebits.params.split import BatchSplit
-    from samebits.records.run import Placement
+    from samebits.strategies.placement import Placement
     from samebits.workers.rank import Reporter
 
 _SECONDS = 120
@@ -38,7 +40,7 @@ def discover(params: Params, data_dir: Path) -> None:
     """
     train = params.train.model_copy(update={"global_batch_size": params.data.num_samples, "grad_accum_steps": 1})
     params = params.model_copy(update={"train": train.model_copy(update={"compile": False, "num_devices": "auto"})})
-    placement, split = place("single", params, "fast", gpus=0, cores=1)
+    placement, split = place(BASELINE.name, params, "fast", Devices(gpus=0, cores=1))
 
     def work(reporter: Reporter) -> None:
         os.dup2(2, 1)  # what a model prints is no answer of this command
@@ -53,10 +55,10 @@ class _Look:
     """The one rank of it."""
 
     def __init__(self, params: Params, placement: Placement, split: BatchSplit, data_dir: Path) -> None:
-        self.strategy = SingleDeviceStrategy(torch.device("cpu"))
+        self.worker = Worker([torch.device("cpu")])
         self.model: nn.Module | None = None
         self._params, self._placement, self._data_dir = params, placement, data_dir
-        self._setup = Setup(params, "fast", read_card(data_dir / "card.json"), split=split, strategy=self.strategy)
+        self._setup = Setup(params, "fast", read_card(data_dir / "card.json"), split=split, worker=self.worker)
 
     def run(self) -> None:
         """Build, make a step, and keep what was read."""

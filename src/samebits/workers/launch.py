@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.params import Params
-    from samebits.params.schema import NumericsName, StrategyName
+    from samebits.params.schema import NumericsName
     from samebits.records.log import Status
-    from samebits.records.run import Placement
+    from samebits.strategies import StrategyName
+    from samebits.strategies.placement import Placement
     from samebits.workers.rank import Reporter
     from samebits.workers.samples import Sample
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.numerics.allocators import is_out_of_memory
+from samebits.strategies import BASELINE
 from samebits.training.loop import Snapshot
 from samebits.training.phases import Twins, break_down
 from samebits.training.rounding import measure_rounding
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from samebits.records.breakdown import Breakdown
-    from samebits.records.run import Placement, Rounding
+    from samebits.records.run import Rounding
+    from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable
     from samebits.training.setup import Setup
@@ -48,7 +50,7 @@ def has_twins(setup: Setup, placement: Placement) -> bool:
     if setup.params.train.repeats == 1 or placement.fallback:
         return False
     names = {*reference_names(placement, setup.numerics.name)}
-    return setup.numerics.name == "fast" or bool(names if setup.strategy.rank == 0 else names & EVERYWHERE)
+    return setup.numerics.name == "fast" or bool(names if setup.worker.rank == 0 else names & EVERYWHERE)
 
 
 def measure(
@@ -68,12 +70,12 @@ def measure(
     """
     if placement.fallback:
         return Measurements(Slices())
-    strategy, params = setup.strategy, setup.params
+    worker, params = setup.worker, setup.params
     twin = params.train.repeats > 1 and setup.numerics.name == "fast"
     final = Snapshot(trainable.model) if twin else None
     same_draws = measure_same_draws(trainable, params) if setup.draws else None
     told = partial(Measurements, same_draws=same_draws)
-    strategy.barrier()  # saving a large model must not count as waiting for what comes next
+    worker.ranks.barrier()  # saving a large model must not count as waiting for what comes next
     measured = told(NO_MEMORY_LEFT)
     try:
         references = make_references(untrained, data, setup, placement)
@@ -93,7 +95,7 @@ def measure(
         breakdown = break_down(trainable, twins, total_steps=len(losses), step_seconds=step_seconds)
         return told(slices, rounding, breakdown)
     except Exception as error:
-        if strategy.world_size > 1 or not is_out_of_memory(error):  # other ranks wait for this one
+        if worker.world_size > 1 or not is_out_of_memory(error):  # other ranks wait for this one
             raise
         return measured
     finally:
@@ -109,7 +111,7 @@ def _twins(make: partial[Trainable | None], references: References, setup: Setup
     references.release()
     if placement.world_size > 1 and alone is None:
         alone = make("together")
-        if setup.strategy.max_over_ranks([alone is None])[0]:
+        if setup.worker.ranks.max_over_ranks([alone is None])[0]:
             return None
-    half = make("half") if placement.strategy == "single" and setup.split.has_halves else None
+    half = make("half") if placement.strategy == BASELINE.name and setup.split.has_halves else None
     return Twins(alone=alone, half=half, traced=lambda tracer: make("traced", tracer=tracer))

@@ -23,7 +23,7 @@ from samebits.errors import CollectiveError, HostError, Interrupted, SamebitsErr
 from samebits.files import scratch_folder
 from samebits.numerics.environment import prepare_environment
 from samebits.training.checkpoints import GRACE_SECONDS
-from samebits.training.strategies import INIT_METHOD
+from samebits.training.collectives import INIT_METHOD
 from samebits.workers.parent import end_with_parent
 from samebits.workers.peers import Alone
 from samebits.workers.rank import STACK_SIGNAL, Reports

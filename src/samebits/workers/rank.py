@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from samebits.records.run import Placement
-    from samebits.training.strategies import Strategy
+    from samebits.strategies.placement import Placement
+    from samebits.training.worker import Worker
 
 Phase = Literal["starting", "working", "preparing", "building", "training", "measuring", "recording", "done"]
 _PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -166,7 +166,7 @@ class Reports:
 class Rank(Protocol):
     """What one worker process does; ``model`` is None until it is built."""
 
-    strategy: Strategy
+    worker: Worker
     model: nn.Module | None
 
     def run(self) -> None:
@@ -184,7 +184,7 @@ def run_rank(make: Callable[[], Rank], placement: Placement, reporter: Reporter)
         # The wrapper must be gone before the process group: freed by the wrapper's destructor, which keeps
         # Python's lock, the group would wait for ever for threads of its own that need the lock.
         gc.collect()
-        rank.strategy.close()
+        rank.worker.close()
 
 
 @contextmanager

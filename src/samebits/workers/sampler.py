@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from samebits.host import GpuReading
-    from samebits.records.run import Placement
     from samebits.records.usage import Roof
+    from samebits.strategies.placement import Placement
     from samebits.training.loop import Training
 
 SAMPLE_SECONDS = 1.0

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from samebits.host import count_cores, count_gpus
-from samebits.training.placement import Devices, place, place_over_nodes
+from samebits.strategies.placement import Devices
+from samebits.training.placement import place, this_machine
 from samebits.workers.agreement import NodeFacts, node_facts, require_equal
 from samebits.workers.meeting import Meeting
 from samebits.workers.peers import Alone, Others
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    from samebits.batch_split import BatchSplit
     from samebits.host.addresses import Address
     from samebits.host.rendezvous import Nodes
     from samebits.params import Params
-    from samebits.params.schema import NumericsName, StrategyName
-    from samebits.params.split import BatchSplit
-    from samebits.records.run import Placement
+    from samebits.params.schema import NumericsName
+    from samebits.strategies import StrategyName
+    from samebits.strategies.placement import Placement
     from samebits.workers.peers import Peers
 
 
@@ -67,7 +68,7 @@ def gathered(
         SamebitsError: what another machine failed of.
     """
     if not nodes.several:
-        placement, split = place(strategy, params, numerics, gpus=count_gpus(), cores=count_cores())
+        placement, split = place(strategy, params, numerics, this_machine())
         ranks = Ranks.of_one_machine(placement.world_size)
         yield Team(placement=placement, split=split, ranks=ranks, peers=Alone())
         return
@@ -90,7 +91,7 @@ def gathered(
             )
             for one in facts
         ]
-        placement, split = place_over_nodes(strategy, params, numerics, devices)
+        placement, split = place(strategy, params, numerics, *devices)
         counts, names = placement.devices_by_node, tuple(one.name for one in facts)
         first = sum(counts[: nodes.rank])
         gpus = placement.devices[first : first + counts[nodes.rank]] if placement.device_type == "cuda" else ()

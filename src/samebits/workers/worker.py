@@ -15,9 +15,10 @@ from samebits.files import settle
 from samebits.host import HostFacts, host_facts
 from samebits.records import log as events
 from samebits.records.card import read_card
-from samebits.records.remarks import Fallback, Missing, OneDevice, Oversubscribed, Resumed
-from samebits.records.run import FILES, TRACE, WEIGHTS, Node, Placement, RunRecord, Timing, run_name, write_run
+from samebits.records.run import FILES, TRACE, WEIGHTS, Node, RunRecord, Timing, run_name, write_run
 from samebits.records.statistics import spread
+from samebits.remarks import Fallback, Missing, OneDevice, Oversubscribed, Resumed
+from samebits.strategies import BASELINE, STRATEGIES
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.diagnosis import batch_norms_of
 from samebits.training.loop import train, warm_up
@@ -28,9 +29,9 @@ from samebits.training.prolonging import notes_of
 from samebits.training.roof import measure_roof
 from samebits.training.setup import Setup
 from samebits.training.slices import NOT_ENDED, WARM_UP_STEPS, copy_of
-from samebits.training.strategies import make_strategy
 from samebits.training.trace import write_trace
 from samebits.training.weights import save_weights, weights_digest
+from samebits.training.worker import make_worker
 from samebits.workers.measure import Measurements, has_twins, measure
 from samebits.workers.rank import run_rank
 from samebits.workers.sampler import Sampler
@@ -41,12 +42,13 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from samebits.batch_split import BatchSplit
     from samebits.params import Params
     from samebits.params.schema import NumericsName
-    from samebits.params.split import BatchSplit
     from samebits.records.log import Event, RunLog
-    from samebits.records.remarks import Note, Reason
     from samebits.records.run import Arithmetic
+    from samebits.remarks import Note, Reason
+    from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable, Training
     from samebits.training.slices import Slices
@@ -125,27 +127,27 @@ class Progress:
         self._bar.close()
 
 
-class Worker:
+class TrainingRank:
     """One rank of a training."""
 
     def __init__(self, spec: TrainingSpec, stop: StopRequest, reporter: Reporter) -> None:
         self._spec, self._params, self._stop, self._at = spec, spec.params, stop, reporter.at
         self._at("preparing")
         self._card = read_card(spec.data_dir / "card.json", spec.params)
-        self.strategy = make_strategy(spec.placement, spec.params.train)
-        self._setup = Setup(spec.params, spec.numerics, self._card, split=spec.split, strategy=self.strategy)
+        self.worker = make_worker(spec.placement, spec.params.train)
+        self._setup = Setup(spec.params, spec.numerics, self._card, split=spec.split, worker=self.worker)
         self.model: nn.Module | None = None
         self._notes: list[Note] = list(spec.placement.notes)
-        self._sampler = Sampler(spec.placement, on=self.strategy.rank == 0)
+        self._sampler = Sampler(spec.placement, on=self.worker.rank == 0)
         self._memory = MemoryMeter()
 
     def run(self) -> None:
         """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
         prepared = self._prepare()
         look = partial(self._memory.measure, prepared.trainable, self._spec.split.samples)
-        step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.strategy.device.type], before_reset=look)
+        step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.worker.device.type], before_reset=look)
         trained = self._train(prepared, step_seconds)
-        first = self.strategy.rank == 0
+        first = self.worker.rank == 0
         if first:
             self._record(prepared, trained, Measurements(NOT_ENDED))  # so that nothing that comes after it can lose it
         self._at("measuring")
@@ -186,14 +188,14 @@ class Worker:
         self._at("building")
         self.model = model = setup.build()
         self._at("preparing")
-        first = self.strategy.rank == 0
+        first = self.worker.rank == 0
         untrained = copy_of(model) if has_twins(self._setup, spec.placement) else None
         initial_sha256 = weights_digest(model) if first else ""
         model_parameters = sum(p.numel() for p in model.parameters())  # before exact gives tied ones one each
         setup.place(model)
         data = setup.load(spec.data_dir)
         batches = setup.batches(data)
-        wants_ranks = bool({*self._params.train.strategies} - {"single", "dp"})
+        wants_ranks = any(STRATEGIES[name].has_ranks for name in self._params.train.strategies)
         self._notes += setup.try_step(model, batches, spec.placement, wants_ranks=wants_ranks)
         return Prepared(
             trainable=setup.trainable(model, batches),
@@ -211,7 +213,7 @@ class Worker:
         counts = self._spec.placement.devices_by_node
         if not counts:
             return ()
-        everyone = self.strategy.gather_bytes(host.model_dump_json().encode())
+        everyone = self.worker.ranks.gather_bytes(host.model_dump_json().encode())
         firsts = [everyone[sum(counts[:node])] for node in range(len(counts))]
         return tuple(
             Node(name=name, machine=machine, host=HostFacts.model_validate_json(facts))
@@ -234,14 +236,14 @@ class Worker:
             folder=spec.out_dir,
         )
         place = f"{spec.placement.strategy}, {spec.placement.devices_used} devices, {host.fingerprint}"
-        kept = Checkpoints(name, self.strategy.rank, spec.checkpoints)
+        kept = Checkpoints(name, self.worker.rank, spec.checkpoints)
         return PeriodicCheckpointer(kept, self._params.train.checkpoint_every_steps, self._stop, place=place)
 
     def _train(self, prepared: Prepared, seconds_of_a_step: float) -> Trained:
-        spec, strategy, numerics = self._spec, self.strategy, self._setup.numerics
-        first, steps = strategy.rank == 0, min(spec.steps or self._params.total_steps, self._params.total_steps)
+        spec, worker, numerics = self._spec, self.worker, self._setup.numerics
+        first, steps = worker.rank == 0, min(spec.steps or self._params.total_steps, self._params.total_steps)
         checkpointer, model = prepared.checkpointer, prepared.trainable.model
-        reset_peak(strategy)
+        reset_peak(worker)
         name = run_name(spec.placement.strategy, spec.numerics)
         progress = Progress(name, steps, self._at, spec.log if first else None, shown=first)
         with self._sampler.during("training"):
@@ -251,14 +253,14 @@ class Worker:
         progress.close()
         if training.resumed:
             self._notes.append(Resumed(steps=tuple(training.resumed), elsewhere=training.elsewhere))
-        peaks = strategy.all_gather(torch.tensor(peak_gib(strategy), dtype=torch.float64, device=strategy.device))
-        weights_sha256 = strategy.first_alone(
+        peaks = worker.ranks.all_gather(torch.tensor(peak_gib(worker), dtype=torch.float64, device=worker.device))
+        weights_sha256 = worker.ranks.first_alone(
             lambda: save_weights(numerics.model_state_dict(model), spec.out_dir / WEIGHTS)
         )
         if checkpointer:
             checkpointer.training_done()
-        (seconds,) = strategy.max_over_ranks([training.seconds])
-        step_seconds = strategy.max_over_ranks(training.step_seconds)
+        (seconds,) = worker.ranks.max_over_ranks([training.seconds])
+        step_seconds = worker.ranks.max_over_ranks(training.step_seconds)
         return Trained(
             training=replace(training, step_seconds=step_seconds, seconds=seconds),
             peaks_gib=peaks.flatten().tolist(),
@@ -267,8 +269,7 @@ class Worker:
         )
 
     def _record(self, prepared: Prepared, trained: Trained, measured: Measurements) -> Timing:
-        slices = measured.slices
-        spec, params, device = self._spec, self._params, self.strategy.device
+        slices, spec, params, device = measured.slices, self._spec, self._params, self.worker.device
         tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         record = RunRecord(
             run=spec.key,
@@ -307,7 +308,7 @@ class Worker:
             spec.log.close()  # with what the disk had not taken
 
     def _log(self, event: Event) -> None:
-        if self._spec.log and self.strategy.rank == 0:
+        if self._spec.log and self.worker.rank == 0:
             self._spec.log.append(event)
 
 
@@ -335,7 +336,7 @@ def timing_of(trained: Trained, slices: Slices, *, samples: int) -> Timing:
 
 def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
     """Why there is no ratio to ``single``; None where there is one, or where none can be."""
-    if placement.strategy == "single" or slices.speedup():
+    if placement.strategy == BASELINE.name or slices.speedup():
         return None
     if placement.may_speed_up:
         return slices.problem or Missing(kind="not_measured")
@@ -346,4 +347,4 @@ def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
 def train_as_rank(spec: TrainingSpec, reporter: Reporter) -> None:
     """Train as one rank of a forked worker; what fails goes by the ``reporter`` to the launcher."""
     stop = StopRequest()
-    run_rank(lambda: Worker(spec, stop, reporter), spec.placement, reporter)
+    run_rank(lambda: TrainingRank(spec, stop, reporter), spec.placement, reporter)

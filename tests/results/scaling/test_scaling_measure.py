@@ -8,9 +8,8 @@ from conftest import small
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
 from samebits.records.breakdown import Breakdown, Bucket, Traffic
-from samebits.records.remarks import Missing, Oversubscribed
 from samebits.records.run import read_run
-from samebits.results import remarks
+from samebits.remarks import Missing, Oversubscribed
 from samebits.results.scaling import measure
 from samebits.results.scaling.assemble import assemble
 from samebits.results.scaling.curve import Scaling
@@ -225,7 +224,7 @@ def test_nothing_is_projected_where_no_device_was_timed_alone(tmp_path):
 def test_a_training_without_its_references_is_said(tmp_path):
     problem = Missing(kind="no_memory")
     found = curve([run_of(tmp_path, "strong", 2), run_of(tmp_path, "weak", 2, problem=problem)])
-    assert f"weak, 2 devices: {remarks.say(problem)}" in found.notes
+    assert f"weak, 2 devices: {problem.sentence()}" in found.notes
     assert [one.speedup for one in found.measured if one.scaling == "weak" and one.devices == 2] == [None]
     assert len([one for one in found.points if one.rows == BATCH and one.bytes]) == 1  # its own time counts
 

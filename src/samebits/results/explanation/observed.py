@@ -10,8 +10,9 @@ from samebits.results.explanation.parts import Turn, mean_parts, turns_of
 
 if TYPE_CHECKING:
     from samebits.records.breakdown import Breakdown
-    from samebits.records.run import Placement, Ratio
+    from samebits.records.run import Ratio
     from samebits.results.comparison import SliceSteps
+    from samebits.strategies.placement import Placement
 
 BUSY_CORES = 0.3
 """Cores' worth of time of other processes, from which a host is busy."""

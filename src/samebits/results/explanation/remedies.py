@@ -6,6 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from samebits.files import Part
+from samebits.strategies.ddp import DDP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,7 +120,7 @@ def _fewer_devices(_: Cause, observed: Observed) -> Remedy:
 
 def _use_ddp(_: Cause, __: Observed) -> Remedy:
     """What ddp sends in their place is not known from a step under dp."""
-    return Remedy("use_ddp", {"train.strategies": "ddp"}, None)
+    return Remedy("use_ddp", {"train.strategies": DDP.name}, None)
 
 
 def _share_no_device(_: Cause, __: Observed) -> Remedy:

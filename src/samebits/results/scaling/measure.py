@@ -12,19 +12,19 @@ from ruamel.yaml import YAML
 from samebits.errors import HostError, UserError, counted
 from samebits.host import count_cores, count_gpus
 from samebits.params.sections import FileData
-from samebits.params.split import BatchSplit
 from samebits.records.run import Spread, read_run
 from samebits.records.statistics import ratios, spread
-from samebits.results.remarks import say
 from samebits.results.scaling.curve import MADE_BY, STRONG_AND_WEAK, MeasuredPoint, ScalingName
 from samebits.results.scaling.fit import Point
 from samebits.results.scaling.model import Step
 from samebits.results.verify import run_stage
+from samebits.strategies.ddp import DDP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from samebits.batch_split import BatchSplit
     from samebits.params import Params
     from samebits.records.measurement import Measurement, SliceName
     from samebits.records.run import Run
@@ -77,7 +77,7 @@ def default_devices(params: Params) -> tuple[int, ...]:
         HostError: this host has one device.
         UserError: the batch divides by none of these numbers.
     """
-    gpus, whole = count_gpus(), BatchSplit.of(params, "fast")
+    gpus, whole = count_gpus(), params.batch_split("fast")
     most = gpus or count_cores()
     if most < 2:
         text = f"this host has {counted(most, 'GPU' if gpus else 'CPU core')}, expected 2 devices or more to scale over"
@@ -92,7 +92,7 @@ def default_devices(params: Params) -> tuple[int, ...]:
 
 def default_projections(params: Params, devices: Sequence[int]) -> tuple[int, ...]:
     """Twice, four times and eight times as many as were measured, as far as there are samples for them."""
-    most = BatchSplit.of(params, "fast").units
+    most = params.batch_split("fast").units
     return tuple(n for n in (max(devices) * factor for factor in (2, 4, 8)) if n <= most)
 
 
@@ -105,7 +105,7 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
     """
     gpus = count_gpus()
     existing, kind = gpus or count_cores(), "GPU" if gpus else "CPU core"
-    whole = BatchSplit.of(params, "fast")
+    whole = params.batch_split("fast")
     more = sorted({n for n in devices if n > 1})
     if not more:
         raise UserError("--devices: got 1 alone, expected more than one number", hint="such as --devices 1,2")
@@ -154,7 +154,7 @@ def train(
         data = data.model_copy(update={"num_samples": largest})
     file, data_dir = scratch / "params.yaml", scratch / "data"
     for number, training in enumerate(trainings):
-        split = replace(BatchSplit.of(params, "fast"), samples=training.global_batch_size)
+        split = replace(params.batch_split("fast"), samples=training.global_batch_size)
         changes = {
             "numerics": ("fast",),
             "global_batch_size": split.samples,
@@ -168,7 +168,16 @@ def train(
         if not number:
             run_stage(root, "prepare", "--params", file, "--out-dir", data_dir, quiet=True)
         out = scratch / training.name
-        arguments = ["--strategy", "ddp", "--num-devices", training.devices, "--params", file, "--data-dir", data_dir]
+        arguments = [
+            "--strategy",
+            DDP.name,
+            "--num-devices",
+            training.devices,
+            "--params",
+            file,
+            "--data-dir",
+            data_dir,
+        ]
         only = ["--out-dir", out, "--no-tracking", "--no-checkpoints", "--steps", steps]
         run_stage(root, "train", *arguments, *only, quiet=True)
         yield read_run(out, made_by=MADE_BY)
@@ -231,7 +240,9 @@ def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -
     record, measurement = run.record, run.record.measurement
     if "strategy" not in measurement.chunk_seconds:
         reason = record.speedup_unavailable
-        collected.notes.append(f"{training.name} was not timed: {say(reason) if reason else 'its slices did not end'}")
+        collected.notes.append(
+            f"{training.name} was not timed: {reason.sentence() if reason else 'its slices did not end'}"
+        )
         return
     devices, rows = training.devices, training.samples
     shared = Step(devices=devices, rows=rows, sharing=devices)
@@ -240,7 +251,7 @@ def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -
     steps: dict[SliceName, Step] = {"share": Step(devices=1, rows=rows), "together": shared, "strategy": whole}
     if training.kind != "weak":  # there it has more samples than any device of a projection
         steps["single"] = Step(devices=1, rows=training.global_batch_size)
-    label = next((say(one) for one in record.placement.labels if one.kind == "oversubscribed"), None)
+    label = next((one.sentence() for one in record.placement.labels if one.kind == "oversubscribed"), None)
     points = {
         name: Point(**step.model_dump(), seconds=drift * median(_chunks(measurement, name)))
         for name, step in steps.items()
@@ -253,7 +264,7 @@ def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -
     if label is None and _ANCHORS[training.kind] not in measurement.chunk_seconds:
         reason = record.speedup_unavailable
         collected.notes.append(
-            f"{training.kind}, {devices} devices: {say(reason) if reason else 'no slice was paired'}"
+            f"{training.kind}, {devices} devices: {reason.sentence() if reason else 'no slice was paired'}"
         )
     if label is None:
         collected.trainings.append((training.kind, points["strategy"]))

@@ -8,6 +8,8 @@ from samebits.files import atomic, write_text
 from samebits.results.plots import svg_of
 from samebits.results.scaling.curve import STRONG_AND_WEAK
 from samebits.results.text import COLOURS
+from samebits.strategies import BASELINE
+from samebits.strategies.ddp import DDP
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from samebits.results.scaling.curve import Scaling, ScalingName
 
 NAME = "scaling"
-_COLOURS: dict[ScalingName, str] = {"strong": COLOURS["ddp"], "weak": COLOURS["single"]}
+_COLOURS: dict[ScalingName, str] = {"strong": COLOURS[DDP.name], "weak": COLOURS[BASELINE.name]}
 _MARKS: dict[ScalingName, str] = {"strong": "^", "weak": "o"}
 _STYLE: Any = {
     "axes.spines.top": False,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from samebits.params.split import BatchSplit, Rows, chunk, leading
+from samebits.batch_split import BatchSplit, Rows, chunk, leading
 
 WHOLE = BatchSplit(samples=32, shards=8, grad_accum_steps=1)
 SAMPLES = BatchSplit(samples=32, shards=None, grad_accum_steps=1)

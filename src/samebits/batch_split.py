@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, Self
-
-if TYPE_CHECKING:
-    from samebits.params import Params
-    from samebits.params.schema import NumericsName
+from typing import NamedTuple
 
 
 class Rows(NamedTuple):
@@ -36,12 +32,6 @@ class BatchSplit:
     grad_accum_steps: int
     ranks: int = 1
     devices: int = 1
-
-    @classmethod
-    def of(cls, params: Params, numerics: NumericsName) -> Self:
-        """The whole batch on one device."""
-        train, shards = params.train, params.exact.shards if numerics == "exact" else None
-        return cls(samples=train.global_batch_size, shards=shards, grad_accum_steps=train.grad_accum_steps)
 
     def over(self, *, ranks: int = 1, devices: int = 1) -> BatchSplit:
         """The same batch, shared out over so many ranks with so many devices each."""

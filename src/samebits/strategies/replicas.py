@@ -7,15 +7,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parallel import DataParallel
 
-from samebits.params.split import chunk
-from samebits.training.notes import no_notes
+from samebits.batch_split import chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
-
-    from samebits.training.notes import Notes
 
 
 class Replicas(DataParallel[nn.Module]):
@@ -24,7 +21,7 @@ class Replicas(DataParallel[nn.Module]):
     ``notes`` is told what it does beside the forward pass of its replicas.
     """
 
-    notes: Notes = staticmethod(no_notes)  # a plain function would become a method
+    notes: Callable[[Any], None] = staticmethod(lambda _: None)  # a plain function would become a method
 
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[int | torch.device]

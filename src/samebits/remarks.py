@@ -1,0 +1,350 @@
+"""What a reader must or may know of a training: each remark is a class with its kind, its figures and its sentence.
+
+A record keeps no sentence, so that to change one is no reason to train again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
+
+from pydantic import Field
+
+from samebits.errors import counted, few
+from samebits.files import Part
+
+
+class Remark(Part):
+    """A remark of some kind; ``SAYS`` is its sentence, with its figures by name."""
+
+    SAYS: ClassVar[str] = ""
+
+    def sentence(self) -> str:
+        """What it says, without a full stop."""
+        return self.SAYS.format_map(dict(self))
+
+
+class LabelOf(Remark):
+    """A label: what a reader must know of a result, where ``MEANS`` says what follows from it."""
+
+    MEANS: ClassVar[str]
+
+
+# -- labels that a training gives itself ------------------------------------------------------------------------
+
+
+class Fallback(LabelOf):
+    """DataParallel ran the plain module, on one GPU of ``gpus`` or on none."""
+
+    MEANS: ClassVar[str] = (
+        "PyTorch ran the plain module, as `single` does. Nothing was parallel, no speed-up is claimed, and no slices "
+        "were timed."
+    )
+    kind: Literal["fallback"] = "fallback"
+    gpus: int
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        return f"{'one GPU is used' if self.gpus else 'no CUDA device is visible'}, so DataParallel ran the plain module on one device"
+
+
+class Oversubscribed(LabelOf):
+    """Workers shared devices, CPU cores or GPUs; ``node`` is the machine, where there are several."""
+
+    MEANS: ClassVar[str] = "Several workers shared one device. This shows that the strategy works, not what it gains."
+    kind: Literal["oversubscribed"] = "oversubscribed"
+    workers: int
+    devices: int
+    device: str
+    node: str | None = None
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        where = f" of {self.node}" if self.node else ""
+        return f"{self.workers} workers share {counted(self.devices, self.device)}{where}"
+
+
+class OneDevice(LabelOf):
+    """There was nothing to share the work with; ``strategy`` is named if it ran all the same, as one process."""
+
+    MEANS: ClassVar[str] = "One device was used, so there was nothing to share the work with."
+    kind: Literal["one_device"] = "one_device"
+    strategy: str | None = None
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        if self.strategy is None:
+            return "one device was used"
+        return f"{self.strategy} ran with a world size of 1: one process, nothing to reduce"
+
+
+class UnusedDevices(LabelOf):
+    """DataParallel cut ``units`` samples or shards into fewer chunks than there are devices."""
+
+    MEANS: ClassVar[str] = "Some devices got no samples, because DataParallel cuts a batch into equal chunks."
+    kind: Literal["unused_devices"] = "unused_devices"
+    units: int
+    unit: str
+    chunks: int
+    devices: int
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        idle = f"{self.devices - self.chunks} of {self.devices} devices get none"
+        return f"DataParallel cuts {self.units} {self.unit} into {self.chunks} chunks, so {idle}"
+
+
+class AnyOrder(LabelOf):
+    """NCCL chose in which order gradients are added."""
+
+    MEANS: ClassVar[str] = "train.ddp.deterministic is false, so NCCL may add gradients in another order each time."
+    SAYS: ClassVar[str] = "NCCL chose its algorithm, so a repeat may give other bits"
+    kind: Literal["any_order"] = "any_order"
+
+
+# -- labels that only a comparison can give ---------------------------------------------------------------------
+
+
+class Noisy(LabelOf):
+    """The times of a run are uncertain."""
+
+    MEANS: ClassVar[str] = (
+        "Repeats differed by more than 15%, or the speed-up could not be told within 5%, often because something else "
+        "used the host. Seconds are uncertain; paired speed-ups are less so, as their interval shows."
+    )
+    SAYS: ClassVar[str] = "{why}"
+    kind: Literal["noisy"] = "noisy"
+    why: str
+
+
+class Disturbed(LabelOf):
+    """Something kept a device from its pace."""
+
+    MEANS: ClassVar[str] = (
+        "A device was slowed down, or others used it too. Its figures may be lower than without that."
+    )
+    kind: Literal["disturbed"] = "disturbed"
+    why: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        return "; ".join(self.why)
+
+
+class NotRepeatable(LabelOf):
+    """A repeat on the same host gave another loss at ``step``."""
+
+    MEANS: ClassVar[str] = (
+        "Training again on this host gave other losses: an operation of the model is not deterministic."
+    )
+    SAYS: ClassVar[str] = "a repeat on this host gave another loss at step {step}"
+    kind: Literal["not_repeatable"] = "not_repeatable"
+    step: int
+
+
+class DifferentStart(LabelOf):
+    """The first weights are not those of the run ``reference``."""
+
+    MEANS: ClassVar[str] = "It began from other weights than the run it is compared with, so it is another training."
+    SAYS: ClassVar[str] = (
+        "its first weights are not those of {reference}: the factory draws numbers that are not seeded"
+    )
+    kind: Literal["different_start"] = "different_start"
+    reference: str
+
+
+class DifferentHosts(LabelOf):
+    """A machine differs from the ``first`` one in what times depend on."""
+
+    MEANS: ClassVar[str] = "The slowest machine sets the pace of all; a figure holds for this mixture alone."
+    kind: Literal["different_hosts"] = "different_hosts"
+    node: str
+    first: str
+    unlike: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        return f"{self.node} is not like {self.first}: other {few(self.unlike)}"
+
+
+class OneMachine(LabelOf):
+    """Several nodes are one machine."""
+
+    MEANS: ClassVar[str] = "More machines of this kind would not share cores and memory."
+    kind: Literal["one_machine"] = "one_machine"
+    nodes: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        return f"{few(self.nodes)} run on one kernel, and share its cores and its memory"
+
+
+# -- notes ------------------------------------------------------------------------------------------------------
+
+
+class FewerDevices(Remark):
+    """As many devices were used as share out ``units`` samples or shards equally."""
+
+    kind: Literal["fewer_devices"] = "fewer_devices"
+    devices: int
+    available: int
+    units: int
+    unit: str
+    nodes: int = 1
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        used = f"{self.devices} of {self.available} devices"
+        if self.nodes > 1:
+            return f"{used}, as {self.units} {self.unit} are shared out equally"
+        return f"{used}, the most that divide {self.units} {self.unit} equally"
+
+
+class BatchNorm(Remark):
+    """Each device normalises by its own part of the batch."""
+
+    HINT: ClassVar[str] = "use nn.GroupNorm, whose result does not depend on how a batch is split"
+    SAYS: ClassVar[str] = (
+        "BatchNorm: each of {devices} devices normalises by its own part of the batch, and the running statistics of "
+        "the first are kept, so the model differs from single; GroupNorm does not have this"
+    )
+    kind: Literal["batch_norm"] = "batch_norm"
+    devices: int
+    strategy: str
+
+
+class IdleParameters(Remark):
+    """Parameters that no gradient reaches."""
+
+    HINT: ClassVar[str] = "use it in forward, or set its requires_grad to False"
+    kind: Literal["idle_parameters"] = "idle_parameters"
+    names: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        return (
+            f"no gradient reaches {few(self.names)}: ranks, as those of ddp, would wait for it, and under dp weight "
+            "decay changes it"
+        )
+
+
+class Resumed(Remark):
+    """The training was stopped and went on, after each of ``steps``; ``elsewhere`` is another strategy or host."""
+
+    kind: Literal["resumed"] = "resumed"
+    steps: tuple[int, ...]
+    elsewhere: bool = False
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        after = ", ".join(map(str, self.steps))
+        parts = "all parts, some of which had another strategy or other devices" if self.elsewhere else "all parts"
+        return f"the training was stopped and continued after step {after}; its times are of {parts}"
+
+
+class Ring(Remark):
+    """NCCL was held to its ring algorithm."""
+
+    SAYS: ClassVar[str] = (
+        "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its own "
+        "choice may be faster, with train.ddp.deterministic: false"
+    )
+    kind: Literal["ring"] = "ring"
+
+
+class Prolonged(Remark):
+    """Slices were timed ``count`` times in place of ``planned``, until the figure was known or a limit was reached."""
+
+    kind: Literal["prolonged"] = "prolonged"
+    planned: int
+    count: int
+    prolonged_seconds: float
+    known: bool
+
+    def sentence(self) -> str:
+        """See ``Remark``; a test compares its 5% with ``records.statistics``."""
+        until = "until the speed-up was known within 5%"
+        if not self.known:
+            until = "as often as allowed, and the speed-up is not known within 5%"
+        more = f"({self.prolonged_seconds:.1f} s more)"
+        return f"slices were timed {self.count} times in place of {self.planned}, {until} {more}"
+
+
+class Unrepeated(Remark):
+    """Slices were timed once, which does not tell how far such measurements differ."""
+
+    SAYS: ClassVar[str] = (
+        "slices were timed once, so the interval does not hold how far such measurements differ; raise train.repeats "
+        "or train.prolong_s"
+    )
+    kind: Literal["unrepeated"] = "unrepeated"
+
+
+# -- why a figure is missing, or a setting does nothing ---------------------------------------------------------
+
+MISSING = {
+    "one_repeat": "train.repeats is 1",
+    "one_pair": "one pair of times tells no interval, and train.repeats and train.prolong_s allow no more",
+    "no_memory": "the references do not fit on one device beside the training",
+    "no_memory_left": "memory ran out in the slices after the training",
+    "not_measured": "it was not measured",
+    "not_ended": "what comes after the training did not end",
+}
+"""Why a figure is missing, where nothing else is to be said."""
+
+NOT_APPLIED = {
+    "exact_is_not_compiled": "a compiler may fuse what the exact numerics round apart",
+    "exact_is_fp32": "the exact numerics compute in float32 precision",
+    "dp_is_not_compiled": "torch.compile is not combined with DataParallel",
+    "no_tf32_on_cpu": "tf32 is a mode of NVIDIA GPUs; float32 was used",
+    "gpu_before_tf32": "this GPU is older than tf32 (compute capability 8.0); float32 was used",
+    "graphs_in_exact": "the exact numerics look at values while a step runs",
+    "graphs_under_dp": "DataParallel makes new replicas at each step, and a graph is of one module's memory",
+    "graphs_on_cpu": "CUDA graphs are of NVIDIA GPUs",
+    "graphs_with_compile": "torch.compile makes kernels of its own, and the two are not combined",
+    "graphs_with_accumulation": "a replay writes its gradients over those of the micro-batch before",
+    "static_graph_with_accumulation": "PyTorch cannot combine it with gradient accumulation",
+    "adamw_has_no_momentum": "AdamW has no momentum setting",
+    "single_has_one_device": "single always uses one device",
+}
+"""Why a setting does nothing."""
+
+if TYPE_CHECKING:
+    MissingKind: TypeAlias = str
+    NotAppliedKind: TypeAlias = str
+else:
+    MissingKind, NotAppliedKind = (Literal[tuple(reasons)] for reasons in (MISSING, NOT_APPLIED))
+
+
+class Missing(Remark):
+    """Why a figure is missing, and nothing else."""
+
+    kind: MissingKind
+
+    def sentence(self) -> str:
+        """See ``Remark``."""
+        return MISSING[self.kind]
+
+
+ModelNote = BatchNorm | IdleParameters
+"""What a training's first step finds in the model."""
+
+Label = Annotated[Fallback | Oversubscribed | OneDevice | UnusedDevices | AnyOrder, Field(discriminator="kind")]
+"""What a reader must know of a result, as a training itself can tell."""
+
+Note = Annotated[FewerDevices | ModelNote | Resumed | Ring | Prolonged | Unrepeated, Field(discriminator="kind")]
+"""What a reader may want to know of a training."""
+
+Reason = Annotated[Fallback | Oversubscribed | OneDevice | Missing, Field(discriminator="kind")]
+"""Why a figure is missing: a label that says why, or nothing but that."""
+
+
+def _kind(remark: type[Remark]) -> str:
+    kind: str = remark.model_fields["kind"].default
+    return kind
+
+
+LABELS = {_kind(label): label.MEANS for label in LabelOf.__subclasses__()}
+"""What each label means for a reader, by its kind."""
+
+KINDS = (*LABELS, *(_kind(note) for note in Remark.__subclasses__() if note not in (LabelOf, Missing)), *MISSING)
+"""Of all remarks."""

@@ -1,0 +1,56 @@
+"""What params.yaml, and each part of it, is made of: frozen sections, and mappings with dotted names."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Section(BaseModel):
+    """A frozen part of params.yaml that refuses unknown keys and silent conversions."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_keys(cls, raw: Any) -> Any:
+        """Pydantic's own refusal would not say which keys there are."""
+        for key in raw if isinstance(raw, dict) else ():
+            if key not in cls.model_fields:
+                near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
+                context = {"key": str(key), "accepts": ", ".join(cls.model_fields), "near": near}
+                raise PydanticCustomError("unknown_key", "Unknown key", context)
+        return raw
+
+
+def as_tuple(value: object) -> tuple[object, ...]:
+    """Take a YAML list as a tuple, so that the frozen objects are hashable."""
+    if not isinstance(value, list | tuple):
+        raise PydanticKnownError("list_type")
+    return tuple(value)
+
+
+def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one level with dotted names."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Dotted names whose values are not the same in two nested mappings; a missing one is None."""
+    first, second = flatten(a), flatten(b)
+    names = sorted(first.keys() | second.keys())
+    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}

@@ -1,0 +1,23 @@
+"""The strategies that there are: how a training uses several devices. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from samebits.strategies.ddp import DDP
+from samebits.strategies.dp import DP
+from samebits.strategies.single import SINGLE
+
+if TYPE_CHECKING:
+    from samebits.strategies.interface import Strategy
+
+    StrategyName = str
+
+STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (SINGLE, DP, DDP)}
+"""By name, in the order in which they are listed everywhere."""
+
+BASELINE = SINGLE
+"""What every ratio is against."""
+
+if not TYPE_CHECKING:
+    StrategyName = Literal[tuple(STRATEGIES)]

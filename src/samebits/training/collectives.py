@@ -1,0 +1,178 @@
+"""What the ranks of a training exchange: nothing where there is one, else over a process group and its store."""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from samebits.errors import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+INIT_METHOD = "SAMEBITS_INIT_METHOD"
+"""Variable with the process group's ``init_method``; unset, as under plain torchrun, it is ``env://``."""
+
+_POLL_SECONDS = 0.05
+_PIECE_BYTES = 2**26
+
+T = TypeVar("T")
+
+
+class Collectives:
+    """Those of one rank alone; also the base of the others. Every rank must call each of them."""
+
+    group: dist.ProcessGroup | None = None
+    """What gradients are summed over, None for all ranks."""
+
+    def __init__(self, device: torch.device, rank: int = 0, world_size: int = 1) -> None:
+        self._device = device
+        self.rank, self.world_size = rank, world_size
+
+    def join(self) -> None:
+        """Meet the other ranks."""
+
+    def close(self) -> None:
+        """Leave them."""
+
+    def all_reduce(self, values: Tensor, *, maximum: bool = False) -> Tensor:  # noqa: ARG002
+        """The sum or the maximum over ranks."""
+        return values.clone()
+
+    def all_reduce_(self, values: Tensor) -> None:
+        """Put the sum over ranks in place of the values."""
+
+    def max_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """The maximum over ranks of Python's numbers."""
+        numbers = torch.tensor(values, dtype=torch.float64, device=self._device)
+        maxima: list[float] = self.all_reduce(numbers, maximum=True).tolist()
+        return maxima
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """Values of all ranks, stacked by rank; all hold the same shape."""
+        return values.unsqueeze(0)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each rank has, by rank."""
+        return [data]
+
+    def broadcast(self, values: Tensor) -> None:
+        """Fill a CPU tensor of any type with what rank 0 has in it."""
+
+    def broadcast_bytes(self, data: bytes) -> bytes:
+        """What rank 0 has."""
+        (size,) = self.max_over_ranks([len(data) if self.rank == 0 else 0])
+        whole = torch.zeros(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            whole.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        self.broadcast(whole)
+        return whole.numpy().tobytes()
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+
+    def first_alone(self, work: Callable[[], T]) -> T | None:
+        """What ``work`` gives on rank 0, while the others wait for it and get None."""
+        return work()
+
+    def within(self, groups: Sequence[Sequence[int]]) -> Collectives:  # noqa: ARG002 - one rank is one group
+        """The same with gradients, sums and maxima of one of these groups alone; all else is still of all ranks."""
+        return self
+
+
+class GroupCollectives(Collectives):
+    """Those of a process group; the launcher's environment says which rank this is."""
+
+    def __init__(self, device: torch.device, backend: str | None, *, timeout_s: float) -> None:
+        super().__init__(device, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        self._backend, self._limit = backend, datetime.timedelta(seconds=timeout_s)
+        self._numbers = itertools.count()  # of exchanges over the store; copies of this object go on in them
+
+    def join(self) -> None:
+        """Join the process group; a rank that waits longer than ``timeout_s`` fails."""
+        url = os.environ.get(INIT_METHOD, "env://")
+        store, *_ = next(rendezvous(url, self.rank, self.world_size))
+        # torchrun keeps its store when it starts workers again, and with it what those before have left there.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store: Any = PrefixStore(f"attempt{attempt}", store)  # Any: its set takes bytes, too
+        dist.init_process_group(
+            self._backend,
+            store=self._store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=self._limit,
+            device_id=self._device if self._backend == "nccl" else None,
+        )
+        if dist.get_world_size() != self.world_size:
+            raise WorkerError("the process group is not whole", hint="see the launcher's messages")
+
+    def close(self) -> None:
+        """Leave the process group."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def all_reduce(self, values: Tensor, *, maximum: bool = False) -> Tensor:
+        """See ``Collectives``."""
+        reduced = values.clone()
+        dist.all_reduce(reduced, op=dist.ReduceOp.MAX if maximum else dist.ReduceOp.SUM, group=self.group)
+        return reduced
+
+    def all_reduce_(self, values: Tensor) -> None:
+        """See ``Collectives``."""
+        dist.all_reduce(values, group=self.group)
+
+    def all_gather(self, values: Tensor) -> Tensor:
+        """See ``Collectives``."""
+        parts = [torch.empty_like(values) for _ in range(self.world_size)]
+        dist.all_gather(parts, values.contiguous())
+        return torch.stack(parts)
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """What each rank has, over the store, which needs no room on a device."""
+        key = f"samebits/bytes{next(self._numbers)}"
+        self._store.set(f"{key}/{self.rank}", data)
+        keys = [f"{key}/{rank}" for rank in range(self.world_size)]
+        self._store.wait(keys, self._limit)
+        return [self._store.get(one) for one in keys]
+
+    def broadcast(self, values: Tensor) -> None:
+        """What rank 0 has, in pieces for which every device has room."""
+        if not values.numel():
+            return
+        for piece in torch.split(values.flatten().view(torch.uint8), _PIECE_BYTES):
+            moved = piece.to(self._device)
+            dist.broadcast(moved, src=0)
+            piece.copy_(moved)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        dist.barrier()
+
+    def first_alone(self, work: Callable[[], T]) -> T | None:
+        """What ``work`` gives on rank 0; the others wait on the store, where no time limit of a collective ends it."""
+        key = f"samebits/work{next(self._numbers)}"
+        if self.rank == 0:
+            result = work()
+            self._store.set(key, "done")
+            return result
+        while not self._store.check([key]):
+            time.sleep(_POLL_SECONDS)
+        return None
+
+    def within(self, groups: Sequence[Sequence[int]]) -> GroupCollectives:
+        """See ``Collectives``."""
+        within = copy.copy(self)
+        within.group, _ = dist.new_subgroups_by_enumeration(  # type: ignore[no-untyped-call]
+            [list(ranks) for ranks in groups], timeout=self._limit
+        )
+        return within
