@@ -152,5 +152,8 @@ lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer vers
 	$(COMPILE) --group lint $(LOCKFLAGS) -o requirements.lint.lock
 	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 
+# What the stages write, by tools/generate.py.
+MADE := data files.json host.json reports runs source.json
+
 clean:  ## remove what the pipeline made; the environment stays
-	rm -rf build data runs reports dvc_plots host.json source.json files.json .samebits
+	rm -rf build $(MADE) dvc_plots .samebits

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from common import few, save, with_out_dir
 from samebits.host import host_facts
 from samebits.numerics.exact.engine import Engine
-from samebits.numerics.portable.random import Stream
+from samebits.portable.random import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable

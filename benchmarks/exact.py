@@ -41,9 +41,9 @@ from common import (
 )
 from samebits.data.prepare import prepare
 from samebits.host import count_gpus
+from samebits.models import UserModel
 from samebits.numerics.exact.module import ExactModule
 from samebits.params import parse_params
-from samebits.params.sections import UserModel
 from samebits.records.card import read_card
 from samebits.training.diagnosis import require_same_again
 from samebits.training.loop import Snapshot, warm_up

@@ -14,11 +14,28 @@ from samebits.records.provenance import git_state
 from samebits.results.comparison import compare
 from samebits.results.page import write_report
 from samebits.results.table import show
-from samebits.stages import stage
+from samebits.stages import StageSpec, stage
 from samebits.tracking.sender import hand_over
 
 
-@stage
+@stage(
+    StageSpec(
+        about="the runs beside each other, as data and as a table",
+        reads=("host.json", "runs", "reports/evaluation"),
+        writes=(
+            "reports/comparison.json",
+            "reports/comparison.md",
+            "reports/index.html",
+            "reports/plots",
+            "reports/curves",
+            "reports/step_times",
+            "reports/speedups.csv",
+            "reports/breakdown.csv",
+        ),
+        params=("seed", "data", "model", "train", "tracking"),
+        writes_words=True,
+    )
+)
 @click.option("--out-dir", default="reports", show_default=True, help="Folder to write.")
 @click.option("--no-tracking", is_flag=True, help="Leave no trace in MLflow.")
 def main(params: Params, out_dir: str, no_tracking: bool) -> None:

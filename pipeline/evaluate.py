@@ -12,13 +12,20 @@ import click
 
 from samebits.errors import UserError, few
 from samebits.numerics.environment import prepare_environment
-from samebits.params import Params
+from samebits.params import Params, keys_affecting
 from samebits.records.refusal import read_refusal
 from samebits.records.run import run_name
-from samebits.stages import stage
+from samebits.stages import StageSpec, stage
 
 
-@stage
+@stage(
+    StageSpec(
+        about="loss and accuracy of every run on the whole test split",
+        reads=("source.json", "data/test.safetensors", "data/card.json", "runs"),
+        writes=("reports/evaluation",),
+        params=keys_affecting("runs", "evaluation", "evaluation_batch"),
+    )
+)
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
 @click.option("--out-dir", default="reports/evaluation", show_default=True, help="Folder for a file of each run.")

@@ -20,8 +20,9 @@ from samebits.files import scratch_folder, sha256_remembered, write_json
 from samebits.host import count_cores, count_gpus, host_facts
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, require_every_key
-from samebits.stages import say_what_stays_unused, stage
+from samebits.stages import StageSpec, say_what_stays_unused, stage
 from samebits.strategies.placement import Devices
+from samebits.tasks import FileData
 from samebits.training.models.sources import find_sources, is_known, recalled
 from samebits.training.placement import place
 
@@ -29,7 +30,13 @@ SAMPLES = 8  # of a batch that a user's model is run with, to see what it reads
 MEMORY = Path(".samebits/hashes.json")
 
 
-@stage
+@stage(
+    StageSpec(
+        about="facts that DVC cannot see - the host's, and the user's own model and data",
+        writes=("host.json", "source.json", "files.json"),
+        always=True,
+    )
+)
 def main(params: Params) -> None:
     prepare_environment()
     params_file = click.get_current_context().params["params_file"]
@@ -44,7 +51,7 @@ def main(params: Params) -> None:
             if not goes_elsewhere(strategy, os.environ):
                 place(strategy, params, numerics, Devices(gpus=gpus, cores=cores))
     write_json(Path("source.json"), sources_of(params))
-    files = sources(params.data) if params.data.task == "file" else {}
+    files = sources(params.data) if isinstance(params.data, FileData) else {}
     write_json(Path("files.json"), {key: sha256_remembered(file.path, MEMORY) for key, file in files.items()})
     write_json(Path("host.json"), host_facts().model_dump(mode="json"))
 

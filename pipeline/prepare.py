@@ -11,10 +11,17 @@ import click
 
 from samebits.data.prepare import prepare
 from samebits.params import Params
-from samebits.stages import stage
+from samebits.stages import StageSpec, stage
 
 
-@stage
+@stage(
+    StageSpec(
+        about="synthetic data with a known floor, the same bytes on every host; or the user's own",
+        reads=("files.json",),
+        writes=("data/train.safetensors", "data/test.safetensors", "data/card.json"),
+        params=("seed", "data"),
+    )
+)
 @click.option("--out-dir", default="data", show_default=True, help="Folder to write.")
 def main(params: Params, out_dir: str) -> None:
     card = prepare(params, Path(out_dir))

@@ -19,13 +19,25 @@ from samebits.engines.endings import FOLDER as FOLDER_OF_ENDINGS
 from samebits.errors import RefusedError, from_exit_code
 from samebits.host.rendezvous import find_nodes
 from samebits.numerics.environment import prepare_environment
-from samebits.params import Params, with_num_devices
+from samebits.params import Params, keys_affecting, with_num_devices
 from samebits.params.schema import NumericsName
-from samebits.stages import say_what_stays_unused, stage
+from samebits.records.run import LOSSES, RECORD, TIMING, WEIGHTS
+from samebits.stages import StageSpec, say_what_stays_unused, stage
 from samebits.strategies import STRATEGIES, StrategyName
 
+_OUT = "runs/${item.strategy}-${item.numerics}"
 
-@stage
+
+@stage(
+    StageSpec(
+        about="train one model under one strategy, and time it",
+        reads=("host.json", "source.json", "data/train.safetensors", "data/card.json"),
+        writes=tuple(f"{_OUT}/{name}" for name in (WEIGHTS, RECORD, LOSSES)),
+        metrics=(f"{_OUT}/{TIMING}",),
+        params=keys_affecting("exact", "fast", "time", "devices"),
+        matrix={"strategy": "train.strategies", "numerics": "train.numerics"},
+    )
+)
 @click.option("--strategy", type=click.Choice([*STRATEGIES]), required=True, help="How to use the devices.")
 @click.option("--numerics", type=click.Choice(get_args(NumericsName)), default="fast", show_default=True)
 @click.option("--num-devices", default=None, help="In place of train.num_devices: auto or a number.")

@@ -8,11 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from ruamel.yaml import YAML
 
 from conftest import ROOT
 
-MOST = {"a strategy": 2}
-"""Files to touch, with those beside the code left out: a word in CHANGELOG.md, and a page of the documentation."""
+MOST = {"strategy": 3, "model": 3, "task": 2, "stage": 4, "label": 2, "key": 1}
+"""Files to touch, with where a label is found; CHANGELOG.md and pages of the documentation come beside them."""
 
 
 class Tree:
@@ -56,14 +57,18 @@ class Tree:
         (self.folder / name).write_text(text.replace(before, after))
         self.touched.add(name)
 
-    def run(self, script):
-        """What a script prints that uses this tree."""
+    def run(self, *command):
+        """What Python prints that uses this tree; ``-c`` is a script's."""
         environ = {**os.environ, "PYTHONPATH": str(self.folder / "src")}
         done = subprocess.run(
-            [sys.executable, "-P", "-c", script], cwd=self.folder, env=environ, capture_output=True, text=True
+            [sys.executable, "-P", *command], cwd=self.folder, env=environ, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
+
+    def generate(self):
+        """Run the generator, as CONTRIBUTING.md says."""
+        self.run("tools/generate.py")
 
 
 @pytest.fixture
@@ -80,6 +85,121 @@ from dataclasses import replace
 from samebits.strategies.single import SINGLE
 
 TOY = replace(SINGLE, name="toy")
+'''
+
+MODULE = '''"""One linear layer."""
+
+from torch import nn
+
+
+class Toy(nn.Linear):
+    """Inputs (batch, features) to logits (batch, classes)."""
+'''
+
+MODEL = '''"""``toy``: one linear layer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from samebits.models.interface import BuiltinModel, ModelSpec
+from samebits.section import Section
+
+
+class ToyKwargs(Section):
+    """Arguments of ``toy``."""
+
+    bias: bool = True
+    """Whether there is one."""
+
+
+class ToyModel(BuiltinModel):
+    """One linear layer."""
+
+    name: Literal["toy"]
+    """Which model."""
+    kwargs: ToyKwargs = ToyKwargs()
+    """Arguments of the model."""
+
+
+def _build(model, data):
+    from samebits.models.modules.toy import Toy
+
+    return Toy(*data.input_shape, *data.output_shape, **model.kwargs.model_dump())
+
+
+TOY = ModelSpec(section=ToyModel, tasks=("toy",), needs="vectors", fits=lambda _: True, build=_build)
+'''
+
+TASK = '''"""``toy``: the sign of the first number."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from samebits.section import Section
+from samebits.tasks.interface import DataSection, TaskSpec
+
+
+class ToyKwargs(Section):
+    """Widths of the ``toy`` task."""
+
+    features: int = 3
+    """Width of an input."""
+
+
+class ToyData(DataSection):
+    """The sign of the first number."""
+
+    task: Literal["toy"]
+    """Which synthetic task."""
+    kwargs: ToyKwargs = ToyKwargs()
+    """Widths of the task."""
+
+
+def _teacher(seed, kwargs):
+    import numpy as np
+
+    from samebits.tasks.teacher import Samples, Teacher, bell
+
+    def draw(stream, count):
+        inputs = (bell(stream, count, kwargs.features) / 128).astype(np.float32)
+        targets = (inputs[:, 0] > 0).astype(np.int64)
+        return Samples(inputs=inputs, targets=targets, floor=np.ones(count), teacher_loss=np.ones(count))
+
+    return Teacher(draw=draw, num_classes=2)
+
+
+TOY = TaskSpec(section=ToyData, teacher=_teacher)
+'''
+
+STAGE = '''"""Stage toy: count the runs."""
+
+from pathlib import Path
+
+from samebits.params import Params
+from samebits.stages import StageSpec, stage
+
+
+@stage(StageSpec(about="count the runs", reads=("runs",), writes=("toy.txt",), params=("seed",)))
+def main(params: Params) -> None:
+    Path("toy.txt").write_text(str(len(list(Path("runs").iterdir()))))
+
+
+if __name__ == "__main__":
+    main()
+'''
+
+LABEL = '''class Toy(LabelOf):
+    """A label that nobody needs."""
+
+    MEANS: ClassVar[str] = "It was there."
+    SAYS: ClassVar[str] = "{count} times"
+
+    kind: Literal["toy"] = "toy"
+    count: int
+
+
 '''
 
 TRAINS = """
@@ -105,30 +225,77 @@ write_report(compare(params, git_state()), Path("reports"))
 print(Path("reports/comparison.md").read_text())
 """
 
-HELP = """
-import runpy, sys
-sys.argv = ["train", "--help"]
-runpy.run_path("pipeline/train.py", run_name="__main__")
-"""
-
 SMALL = {
     "data": {"num_samples": 256, "test_samples": 64},
     "train": {"global_batch_size": 64, "numerics": ["fast"], "repeats": 2},
 }
 
 
-def small(**train):
-    return {**SMALL, "train": {**SMALL["train"], **train}}
+def small(data=None, **train):
+    return {**SMALL, "data": {**SMALL["data"], **(data or {})}, "train": {**SMALL["train"], **train}}
+
+
+def list_beside(tree, package, neighbour, name):
+    """Import ``TOY`` behind a neighbour of the same kind, and list it as the last."""
+    init = f"src/samebits/{package}/__init__.py"
+    line = f"from samebits.{package}.{neighbour} import {name}\n"
+    tree.change(init, line, f"{line}from samebits.{package}.toy import TOY\n")
+    (listed,) = [
+        one for one in (tree.folder / init).read_text().splitlines() if one.startswith(f"{package.upper()}: dict")
+    ]
+    tree.change(init, listed, listed.replace(")", ", TOY)", 1))
 
 
 def test_a_strategy(tree):
     tree.write("src/samebits/strategies/toy.py", STRATEGY)
-    tree.change(
-        "src/samebits/strategies/__init__.py",
-        "from samebits.strategies.single import SINGLE\n",
-        "from samebits.strategies.single import SINGLE\nfrom samebits.strategies.toy import TOY\n",
+    list_beside(tree, "strategies", "single", "SINGLE")
+    assert "| toy-fast |" in tree.run("-c", TRAINS.format(raw=small(strategies=["single", "toy"])))
+    assert "[single|dp|ddp|toy]" in tree.run("pipeline/train.py", "--help")
+    assert len(tree.touched) <= MOST["strategy"]
+
+
+def test_a_task_and_a_model_of_it(tree):
+    tree.write("src/samebits/tasks/toy.py", TASK)
+    list_beside(tree, "tasks", "vectors", "VECTORS")
+    assert len(tree.touched) <= MOST["task"]
+    tree.touched.clear()
+    tree.write("src/samebits/models/modules/toy.py", MODULE)
+    tree.write("src/samebits/models/toy.py", MODEL)
+    list_beside(tree, "models", "mlp", "MLP_SPEC")
+    assert len(tree.touched) <= MOST["model"]
+    tree.generate()
+    page = (tree.folder / "docs/reference/params.md").read_text()
+    assert "`data` with `task: toy`" in page
+    assert "`model` with `name: toy`" in page
+    raw = small({"task": "toy"}, strategies=["single"]) | {"model": {"name": "toy", "kwargs": {"bias": False}}}
+    assert "| single-fast |" in tree.run("-c", TRAINS.format(raw=raw))
+
+
+def test_a_stage_and_a_key(tree):
+    tree.write("pipeline/toy.py", STAGE)
+    assert len(tree.touched) <= MOST["stage"]
+    tree.touched.clear()
+    line = "    epochs: Annotated[PositiveInt, _TRAINING] = 2\n"
+    tree.change("src/samebits/params/schema.py", line, f'    toy: Annotated[int, _FAST] = 7\n    """A toy."""\n{line}')
+    assert len(tree.touched) <= MOST["key"]
+    tree.generate()
+    stages = YAML(typ="safe").load(tree.folder / "dvc.yaml")["stages"]
+    assert (stages["toy"]["outs"], stages["toy"]["params"]) == (["toy.txt"], ["seed"])
+    assert {"pipeline/toy.py", "src/samebits/params"} <= {*stages["toy"]["deps"]}
+    assert "train.toy" in stages["train"]["params"]
+    assert "train.toy" not in stages["evaluate"]["params"]
+    assert "/toy.txt\n" in (tree.folder / ".gitignore").read_text()
+    assert "toy.txt" in (tree.folder / "Makefile").read_text()
+    assert "`train.toy` | int" in (tree.folder / "docs/reference/params.md").read_text()
+    assert "## python pipeline/toy.py" in (tree.folder / "docs/reference/cli.md").read_text()
+
+
+def test_a_label(tree):
+    line = "class OneMachine(LabelOf):\n"
+    tree.change("src/samebits/remarks.py", line, LABEL + line)
+    assert len(tree.touched) < MOST["label"]
+    script = "from samebits.remarks import LABELS, Toy\nfrom samebits.results.remarks import in_words\n"
+    assert (
+        tree.run("-c", f"{script}print(in_words(Toy(count=3)), LABELS['toy'])")
+        == "kind='toy' text='3 times' It was there.\n"
     )
-    tree.change("src/samebits/strategies/__init__.py", "(SINGLE, DP, DDP)", "(SINGLE, DP, DDP, TOY)")
-    assert "| toy-fast |" in tree.run(TRAINS.format(raw=small(strategies=["single", "toy"])))
-    assert "[single|dp|ddp|toy]" in tree.run(HELP)
-    assert len(tree.touched) <= MOST["a strategy"]

@@ -52,6 +52,18 @@ def imports(file: Path, modules: Collection[str], *, for_types: bool) -> set[str
     return found
 
 
+def closure(script: Path, modules: Mapping[str, Path]) -> set[Path]:
+    """The files of the modules that a script imports, directly or not, with those of their packages."""
+    todo, seen = [script], {script}
+    while todo:
+        for module in imports(todo.pop(), modules, for_types=False):
+            for name in (module.rsplit(".", depth)[0] for depth in range(module.count(".") + 1)):
+                if (file := modules[name]) not in seen:
+                    seen.add(file)
+                    todo.append(file)
+    return seen - {script}
+
+
 def room(module: str) -> str:
     """The room that a module is in; the package's own file is one too."""
     return module.split(".")[1] if "." in module else "__init__"

@@ -43,8 +43,8 @@ class Fallback(LabelOf):
     gpus: int
 
     def sentence(self) -> str:
-        """See ``Remark``."""
-        return f"{'one GPU is used' if self.gpus else 'no CUDA device is visible'}, so DataParallel ran the plain module on one device"
+        why = "one GPU is used" if self.gpus else "no CUDA device is visible"
+        return f"{why}, so DataParallel ran the plain module on one device"
 
 
 class Oversubscribed(LabelOf):
@@ -58,9 +58,9 @@ class Oversubscribed(LabelOf):
     node: str | None = None
 
     def sentence(self) -> str:
-        """See ``Remark``."""
-        where = f" of {self.node}" if self.node else ""
-        return f"{self.workers} workers share {counted(self.devices, self.device)}{where}"
+        return f"{self.workers} workers share {counted(self.devices, self.device)}" + f" of {self.node}" * bool(
+            self.node
+        )
 
 
 class OneDevice(LabelOf):
@@ -71,7 +71,6 @@ class OneDevice(LabelOf):
     strategy: str | None = None
 
     def sentence(self) -> str:
-        """See ``Remark``."""
         if self.strategy is None:
             return "one device was used"
         return f"{self.strategy} ran with a world size of 1: one process, nothing to reduce"
@@ -88,7 +87,6 @@ class UnusedDevices(LabelOf):
     devices: int
 
     def sentence(self) -> str:
-        """See ``Remark``."""
         idle = f"{self.devices - self.chunks} of {self.devices} devices get none"
         return f"DataParallel cuts {self.units} {self.unit} into {self.chunks} chunks, so {idle}"
 
@@ -126,7 +124,6 @@ class Disturbed(LabelOf):
     why: tuple[str, ...]
 
     def sentence(self) -> str:
-        """See ``Remark``."""
         return "; ".join(self.why)
 
 
@@ -162,7 +159,6 @@ class DifferentHosts(LabelOf):
     unlike: tuple[str, ...]
 
     def sentence(self) -> str:
-        """See ``Remark``."""
         return f"{self.node} is not like {self.first}: other {few(self.unlike)}"
 
 
@@ -174,7 +170,6 @@ class OneMachine(LabelOf):
     nodes: tuple[str, ...]
 
     def sentence(self) -> str:
-        """See ``Remark``."""
         return f"{few(self.nodes)} run on one kernel, and share its cores and its memory"
 
 
@@ -192,11 +187,10 @@ class FewerDevices(Remark):
     nodes: int = 1
 
     def sentence(self) -> str:
-        """See ``Remark``."""
-        used = f"{self.devices} of {self.available} devices"
+        why = f"the most that divide {self.units} {self.unit} equally"
         if self.nodes > 1:
-            return f"{used}, as {self.units} {self.unit} are shared out equally"
-        return f"{used}, the most that divide {self.units} {self.unit} equally"
+            why = f"as {self.units} {self.unit} are shared out equally"
+        return f"{self.devices} of {self.available} devices, {why}"
 
 
 class BatchNorm(Remark):
@@ -220,7 +214,6 @@ class IdleParameters(Remark):
     names: tuple[str, ...]
 
     def sentence(self) -> str:
-        """See ``Remark``."""
         return (
             f"no gradient reaches {few(self.names)}: ranks, as those of ddp, would wait for it, and under dp weight "
             "decay changes it"
@@ -235,7 +228,6 @@ class Resumed(Remark):
     elsewhere: bool = False
 
     def sentence(self) -> str:
-        """See ``Remark``."""
         after = ", ".join(map(str, self.steps))
         parts = "all parts, some of which had another strategy or other devices" if self.elsewhere else "all parts"
         return f"the training was stopped and continued after step {after}; its times are of {parts}"
@@ -261,7 +253,7 @@ class Prolonged(Remark):
     known: bool
 
     def sentence(self) -> str:
-        """See ``Remark``; a test compares its 5% with ``records.statistics``."""
+        # a test compares the 5% with ``records.statistics``
         until = "until the speed-up was known within 5%"
         if not self.known:
             until = "as often as allowed, and the speed-up is not known within 5%"
@@ -321,7 +313,6 @@ class Missing(Remark):
     kind: MissingKind
 
     def sentence(self) -> str:
-        """See ``Remark``."""
         return MISSING[self.kind]
 
 

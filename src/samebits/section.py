@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+Effect = Literal[
+    "exact",  # the bits of an exact training
+    "fast",  # the bits of a fast one
+    "time",  # the figures that are timed
+    "devices",  # which devices a training gets
+    "own_devices",  # each training, and each machine of one, may have another value
+    "runs",  # which trainings there are
+    "evaluation",  # what an evaluation computes
+    "evaluation_batch",  # how much of it at a time
+    "tracking",  # what MLflow is told
+]
+"""What a key of params.yaml can change."""
+
+
+class Affects:
+    """Metadata of a key: what it changes. A key without changes nothing that is kept."""
+
+    def __init__(self, *effects: Effect) -> None:
+        self.effects = frozenset(effects)
 
 
 class Section(BaseModel):
@@ -29,6 +49,17 @@ class Section(BaseModel):
                 context = {"key": str(key), "accepts": ", ".join(cls.model_fields), "near": near}
                 raise PydanticCustomError("unknown_key", "Unknown key", context)
         return raw
+
+
+def effects_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, frozenset[Effect]]]:
+    """The dotted keys of a section, each with what it changes; one that says so of itself stands for those below it."""
+    for name, field in section.model_fields.items():
+        said = next((one for one in field.metadata if isinstance(one, Affects)), None)
+        below = field.annotation
+        if said is None and isinstance(below, type) and issubclass(below, Section):
+            yield from effects_of(below, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", said.effects if said else frozenset()
 
 
 def as_tuple(value: object) -> tuple[object, ...]:

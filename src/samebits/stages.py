@@ -10,6 +10,7 @@ import runpy
 import sys
 import traceback
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,8 @@ import click
 
 from samebits.errors import UserError, WithHint, WorkerError, counted, exit_on_error, printable, without_password
 from samebits.host import caution, count_visible, torch_build
+from samebits.models import UserModel
 from samebits.params import load_params
-from samebits.params.sections import UserModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -54,35 +55,72 @@ class Group(_Ending, click.Group):
     """The command ``samebits``, or another one of several."""
 
 
-def stage(function: Callable[..., None]) -> click.Command:
+@dataclass(frozen=True, kw_only=True)
+class StageSpec:
+    """What DVC is told of a stage, beside the code that its script imports.
+
+    ``reads`` and ``writes`` are files and folders, ``metrics`` files that it writes too; ``params`` are keys, and the
+    values of those in ``matrix`` are given to options one by one.
+    """
+
+    about: str
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...]
+    metrics: tuple[str, ...] = ()
+    params: tuple[str, ...] = ()
+    matrix: Mapping[str, str] = field(default_factory=dict)
+    always: bool = False
+    """It runs each time, since DVC cannot see what it reads."""
+    writes_words: bool = False
+    """Sentences are its result, so that it depends on those who write them."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All that it writes."""
+        return self.writes + self.metrics
+
+
+class StageCommand(_Ending):
+    """The command line of a stage, and what DVC is told of it."""
+
+    spec: StageSpec
+
+
+def stage(spec: StageSpec) -> Callable[[Callable[..., None]], StageCommand]:
     """Make a function the command line of a stage: it is called with ``params``, and with its own options.
 
     The command takes ``--params`` and ``--debug``, goes on in the image where stages run there, and ends with the exit
     code of ``samebits.errors``. Its help is the module's docstring. Put it above the function's own ``click.option``s.
     """
 
-    @functools.wraps(function)
-    def run(params_file: str, debug: bool, **options: Any) -> None:
-        with exit_on_error(debug=debug):
-            # What they import takes time, and --help needs none of it.
-            from samebits.engines.launch import ending_told, hand_over
-            from samebits.engines.stage import delivered, enter
+    def decorate(function: Callable[..., None]) -> StageCommand:
+        @functools.wraps(function)
+        def run(params_file: str, debug: bool, **options: Any) -> None:
+            with exit_on_error(debug=debug):
+                # What they import takes time, and --help needs none of it.
+                from samebits.engines.launch import ending_told, hand_over
+                from samebits.engines.stage import delivered, enter
 
-            _hold_hash_seed(params_file)
-            gc.disable()  # it walks through all that torch brings, again and again, for seconds; workers have their own
-            with ending_told(os.environ), delivered(os.environ):
-                if hand_over(sys.argv, options.get("strategy"), os.environ):
-                    return
-                enter(sys.argv)
-                function(load_params(params_file), **options)
+                _hold_hash_seed(params_file)
+                gc.disable()  # it walks through all of torch, again and again, for seconds; workers have their own
+                with ending_told(os.environ), delivered(os.environ):
+                    if hand_over(sys.argv, options.get("strategy"), os.environ):
+                        return
+                    enter(sys.argv)
+                    function(load_params(params_file), **options)
 
-    told = sys.modules[function.__module__].__doc__
-    command = click.command(cls=_Ending, help=told, context_settings=HELP_OPTIONS)(run)
-    command.params += [
-        click.Option(["--params", "params_file"], default="params.yaml", show_default=True, help="Parameters to read."),
-        click.Option(["--debug"], is_flag=True, help="Show tracebacks."),
-    ]
-    return command
+        told = sys.modules[function.__module__].__doc__
+        command = click.command(cls=StageCommand, help=told, context_settings=HELP_OPTIONS)(run)
+        command.params += [
+            click.Option(
+                ["--params", "params_file"], default="params.yaml", show_default=True, help="Parameters to read."
+            ),
+            click.Option(["--debug"], is_flag=True, help="Show tracebacks."),
+        ]
+        command.spec = spec
+        return command
+
+    return decorate
 
 
 def _hold_hash_seed(params_file: str) -> None:

@@ -58,8 +58,8 @@ def worker(names):
     from samebits.numerics.initialization import portable_initialization
     from samebits.numerics.interface import MicroBatch
     from samebits.numerics.kernels import choose_kernels
-    from samebits.numerics.portable.random import Stream
     from samebits.params import parse_params
+    from samebits.portable.random import Stream
     from samebits.training.diagnosis import require_alike, require_same_again
 
     settings = parse_params({"train": {"optimizer": {"name": "adamw", "lr": 0.003}}}).train

@@ -11,15 +11,15 @@ import sys
 
 import torch
 
+from samebits.models.modules.convnet import ConvNet
+from samebits.models.modules.gpt import GPT
+from samebits.models.modules.mlp import MLP
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.initialization import portable_initialization
 from samebits.numerics.interface import MicroBatch
-from samebits.numerics.portable.random import Stream
 from samebits.params import parse_params
-from samebits.training.models.convnet import ConvNet
-from samebits.training.models.gpt import GPT
-from samebits.training.models.mlp import MLP
+from samebits.portable.random import Stream
 
 SAMPLES, SHARDS, STEPS = 32, 8, 6
 LENGTH, TOKENS, CLASSES = 16, 12, 5

@@ -26,8 +26,8 @@ from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
-from samebits.numerics.portable.random import Stream
 from samebits.params import parse_params
+from samebits.portable.random import Stream
 from samebits.training.diagnosis import require_same_again
 
 CPU = torch.device("cpu")

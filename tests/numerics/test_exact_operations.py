@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from samebits.errors import UserError
 from samebits.numerics.exact.engine import Draws, Engine
 from samebits.numerics.initialization import portable_initialization
-from samebits.numerics.portable.random import Stream
+from samebits.portable.random import Stream
 
 COUNT = torch.arange(1, 4)
 WAVE = torch.complex(torch.ones(3), torch.ones(3))

@@ -16,10 +16,10 @@ from samebits.errors import UserError
 from samebits.numerics.environment import ENVIRONMENT, prepare_environment
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.initialization import portable_initialization
-from samebits.numerics.portable import elementary
-from samebits.numerics.portable.random import Stream
 from samebits.params import parse_params
 from samebits.params.schema import Optimizer, Schedule, Train
+from samebits.portable import elementary
+from samebits.portable.random import Stream
 from samebits.training.loop import learning_rate
 
 

@@ -8,9 +8,17 @@ from pydantic import Tag
 
 from conftest import ROOT
 from samebits.errors import UserError
-from samebits.params import load_params, parse_params, require_every_key, with_num_devices
-from samebits.params.load import FITTING_TASKS
-from samebits.params.sections import FACTORY, Model
+from samebits.models import FACTORY, MODELS, Model
+from samebits.params import (
+    Params,
+    keys_affecting,
+    load_params,
+    parse_params,
+    require_every_key,
+    values_affecting,
+    with_num_devices,
+)
+from samebits.section import effects_of
 
 
 def test_defaults_are_the_file_in_the_repository() -> None:
@@ -58,7 +66,7 @@ BAD = [
     ({"model": 3}, "model: got 3: Input should be a valid dictionary"),
     (
         {"model": {"name": "resnet"}},
-        f"model.name: got 'resnet': Input should be one of {', '.join(map(repr, FITTING_TASKS))}, 'package.module:",
+        f"model.name: got 'resnet': Input should be one of {', '.join(map(repr, MODELS))}, 'package.module:",
     ),
     ({"model": {"name": "a/b:c", "source": "x"}}, "model.name: got 'a/b:c': Input should be one of 'mlp', "),
     ({"model": {"name": "a.b:c", "source": 3}}, "model.source: got 3: Input should be a valid string. hint: leave it"),
@@ -155,7 +163,7 @@ def test_every_builtin_model_and_task_is_known_by_its_name() -> None:
         assert parse_params({"model": params.model_dump(mode="json")["model"]}).model == params.model
     assert parse_params({"data": {"num_samples": 5000}}).data.task == "vectors"
     builtin = {tag.tag for section in get_args(get_args(Model)[0]) for tag in get_args(section) if isinstance(tag, Tag)}
-    assert builtin - {FACTORY} == set(FITTING_TASKS)
+    assert builtin - {FACTORY} == set(MODELS)
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -204,3 +212,49 @@ def test_numerics_that_the_file_does_not_name_are_checked() -> None:
     assert with_num_devices(params, None, "fast") == params
     with pytest.raises(UserError, match=r"numerics exact: exact\.shards: got 8, accepts a divisor of .* = 20"):
         with_num_devices(params, None, "exact")
+
+
+TRAINING = {"train.global_batch_size", "train.epochs", "train.optimizer", "train.schedule", "train.clip_grad_norm"}
+FAST = {"train.grad_accum_steps", "train.precision", "train.compile", "train.cuda_graphs", "train.ddp"}
+DEVICES = {"train.num_devices", "train.oversubscribe"}
+
+
+@pytest.mark.parametrize(
+    ("effects", "keys"),
+    [
+        (["exact"], {"seed", "data", "model", "exact", *TRAINING}),
+        (["fast"], {"seed", "data", "model", *TRAINING, *FAST}),
+        (["devices"], DEVICES),
+        (["own_devices"], {"train.num_devices"}),
+        (["runs"], {"train.strategies", "train.numerics"}),
+        (["evaluation"], {"seed", "model", "train.precision", "exact"}),
+        (["tracking"], {"tracking"}),
+        (
+            ["exact", "fast", "time", "devices"],
+            {"seed", "data", "model", "exact", *TRAINING, *FAST, *DEVICES, "train.repeats", "train.prolong_s"},
+        ),
+    ],
+)
+def test_what_a_key_changes(effects, keys):
+    """A key that nothing here names, as train.timeout_s, trains nothing again."""
+    assert {*keys_affecting(*effects)} == keys
+
+
+def test_keys_that_change_nothing_that_is_kept():
+    assert {key for key, effects in effects_of(Params) if not effects} == {
+        "train.checkpoint_every_steps",
+        "train.timeout_s",
+    }
+
+
+def test_the_values_of_keys_by_their_dotted_names():
+    params = parse_params({})
+    assert values_affecting(params, "runs") == {
+        "train.strategies": ["single", "dp", "ddp"],
+        "train.numerics": ["fast", "exact"],
+    }
+    assert "train.optimizer.lr" in values_affecting(params, "exact")
+    assert "exact.shards" in values_affecting(params, "evaluation", numerics="exact")
+    assert {"exact.shards", "train.precision"} & {*values_affecting(params, "evaluation", numerics="fast")} == {
+        "train.precision"
+    }

@@ -22,9 +22,9 @@ from typing import get_args
 
 import torch
 
+from samebits.models import MODELS as SPECS
 from samebits.numerics.environment import prepare_environment
 from samebits.params import parse_params
-from samebits.params.load import FITTING_TASKS
 from samebits.strategies import StrategyName
 from samebits.strategies.placement import Devices
 from samebits.training.collectives import INIT_METHOD
@@ -67,7 +67,10 @@ def params_of(model, numerics, strategy, optimizer, precision):
     adamw = optimizer == "adamw"
     return parse_params(
         {
-            "data": {"task": FITTING_TASKS.get(model[0]["name"], ("vectors",))[0], "num_samples": SAMPLES},
+            "data": {
+                "task": SPECS[model[0]["name"]].tasks[0] if model[0]["name"] in SPECS else "vectors",
+                "num_samples": SAMPLES,
+            },
             "model": model[0],
             "train": {
                 "numerics": [numerics],

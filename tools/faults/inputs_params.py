@@ -6,8 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from faults.inputs_values import NUMBERS, SMALL, TEXTS, changed, damaged, not_a_file, places, value
+from samebits.models import MODELS
 from samebits.params import parse_params
-from samebits.params.load import FITTING_TASKS
+from samebits.tasks import TASKS
 
 if TYPE_CHECKING:
     import random
@@ -31,8 +32,8 @@ SMALL_RUN: dict[str, Any] = parse_params(
 ).model_dump(mode="json")
 """A training of four steps, with every key."""
 
-_TASKS = (*dict.fromkeys(task for tasks in FITTING_TASKS.values() for task in tasks), "file")
-_MODELS = (*FITTING_TASKS, "os:system", "no.such:factory", "subprocess:call")
+_TASKS = (*TASKS, "file")
+_MODELS = (*MODELS, "os:system", "no.such:factory", "subprocess:call")
 _SOURCES = ("model.py", "model.py", "/", "..", ".")
 _LONG = {
     "epochs",

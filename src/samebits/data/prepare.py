@@ -9,34 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 from safetensors.numpy import save_file
 
-from samebits.data import teachers
 from samebits.data.user import UserData
 from samebits.errors import HostError
 from samebits.files import atomic, make_folder, sha256, write_json
-from samebits.numerics.portable.random import Stream
-from samebits.params import sections
+from samebits.portable.random import Stream
 from samebits.records.card import DataSplit, signed_card
+from samebits.tasks import TASKS, FileData
+from samebits.tasks.teacher import CHUNK, Samples
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.params import Params
     from samebits.records.card import Card
-
-
-def make_teacher(params: Params) -> teachers.Teacher:
-    """The teacher of the task that ``params.data`` names."""
-    match params.data:
-        case sections.VectorsData(kwargs=kwargs):
-            return teachers.VectorsTeacher(params.seed, kwargs)
-        case sections.RegressionData(kwargs=kwargs):
-            return teachers.RegressionTeacher(params.seed, kwargs)
-        case sections.ImagesData(kwargs=kwargs):
-            return teachers.ImagesTeacher(params.seed, kwargs)
-        case sections.TokensData(kwargs=kwargs):
-            return teachers.TokensTeacher(params.seed, kwargs)
-        case sections.FileData():
-            raise AssertionError("a user's own data has no teacher")
 
 
 def prepare(params: Params, folder: Path) -> Card:
@@ -48,11 +33,10 @@ def prepare(params: Params, folder: Path) -> Card:
         UserError: the user's own data is not what ``params.data`` says.
         HostError: the disk has no room for it.
     """
-    match params.data:
-        case sections.FileData() as data:
-            card = _write_user_data(params, data, folder)
-        case _:
-            card = _write_drawn_data(params, folder)
+    if isinstance(params.data, FileData):
+        card = _write_user_data(params, params.data, folder)
+    else:
+        card = _write_drawn_data(params, folder)
     write_json(folder / "card.json", card.model_dump(mode="json"))
     return card
 
@@ -71,14 +55,14 @@ def _check_room(needed: int, folder: Path) -> None:
 
 def _write_drawn_data(params: Params, folder: Path) -> Card:
     """Means are taken with ``math.fsum``, which rounds once whatever the order."""
-    data, teacher = params.data, make_teacher(params)
+    data, teacher = params.data, TASKS[params.data.task].teacher(params.seed, params.data.kwargs)
     one = teacher.draw(Stream(params.seed, data.task, "size"), 1)
     _check_room((data.num_samples + data.test_samples) * (one.inputs.nbytes + one.targets.nbytes), folder)
     splits = {}
     for name, count in (("train", data.num_samples), ("test", data.test_samples)):
-        stream, starts = Stream(params.seed, data.task, name), range(0, count, teachers.CHUNK)
-        parts = [teacher.draw(stream, min(teachers.CHUNK, count - start)) for start in starts]
-        samples = teachers.Samples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+        stream, starts = Stream(params.seed, data.task, name), range(0, count, CHUNK)
+        parts = [teacher.draw(stream, min(CHUNK, count - start)) for start in starts]
+        samples = Samples(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
         path = folder / f"{name}.safetensors"
         with atomic(path) as temporary:
             save_file({"inputs": samples.inputs, "targets": samples.targets}, temporary)
@@ -100,7 +84,7 @@ def _write_drawn_data(params: Params, folder: Path) -> Card:
     )
 
 
-def _write_user_data(params: Params, data: sections.FileData, folder: Path) -> Card:
+def _write_user_data(params: Params, data: FileData, folder: Path) -> Card:
     arrays = UserData(data)
     arrays.write(folder)
     counts = {"train": data.num_samples, "test": data.test_samples}

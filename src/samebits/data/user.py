@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from samebits.params.sections import FileData
+    from samebits.tasks import FileData
 
 ROWS = 4096  # read at a time
 _TRAIN, _TEST = 0, 1

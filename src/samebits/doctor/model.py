@@ -21,8 +21,8 @@ from samebits.doctor.trial import FINDINGS, Trial, try_model
 from samebits.errors import Interrupted, RefusedError, SamebitsError, UserError, WorkerError
 from samebits.files import scratch_folder
 from samebits.host import count_gpus, may_share_gpus
+from samebits.models import UserModel
 from samebits.params import load_params
-from samebits.params.sections import UserModel
 from samebits.records.card import read_card
 from samebits.records.run import run_name
 from samebits.remarks import Fallback, FewerDevices, UnusedDevices
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from samebits.batch_split import BatchSplit
+    from samebits.models import Model
     from samebits.params import Params
     from samebits.params.schema import NumericsName
-    from samebits.params.sections import Model
     from samebits.remarks import Label, Note
     from samebits.strategies.placement import Placement
 

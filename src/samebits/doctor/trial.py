@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 
 from samebits.doctor.finding import Finding, failed, of_error, ok, warning
 from samebits.errors import RefusedError, UserError, caused_by, counted, few, first_line, place_of
+from samebits.models import UserModel
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.survey import Refusals
-from samebits.params.sections import UserModel
 from samebits.records.card import read_card
 from samebits.results.text import devices_of
 from samebits.strategies import BASELINE

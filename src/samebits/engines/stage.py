@@ -17,8 +17,8 @@ from samebits.errors import HostError, UserError
 from samebits.host import allowed_gpus, count_present, count_visible, torch_build
 from samebits.host.rendezvous import find_nodes
 from samebits.params import load_params
-from samebits.params.sections import FileData
 from samebits.records.log import LOGS
+from samebits.tasks import FileData
 from samebits.tracking.delivery import sync
 from samebits.tracking.sender import taken_over
 from samebits.tracking.store import tracking_uri

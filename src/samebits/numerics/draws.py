@@ -10,7 +10,7 @@ from torch import Tensor
 
 from samebits.numerics.dispatch import EagerDispatchMode, calling_module
 from samebits.numerics.initialization import answer, bernoulli, generator_of, is_draw
-from samebits.numerics.portable.random import Stream
+from samebits.portable.random import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

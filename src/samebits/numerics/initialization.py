@@ -17,8 +17,8 @@ import torch
 from samebits.errors import UserError
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.elementary import erf
-from samebits.numerics.portable import elementary
-from samebits.numerics.portable.random import MOST, RepeatedStream, Stream, derive
+from samebits.portable import elementary
+from samebits.portable.random import MOST, RepeatedStream, Stream, derive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

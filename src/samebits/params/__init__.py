@@ -1,16 +1,18 @@
 """params.yaml as typed, frozen objects, refused with one clear line where it is wrong."""
 
 from samebits.params.load import load_params, parse_params, require_every_key, require_repository, with_num_devices
-from samebits.params.schema import Params
+from samebits.params.schema import Params, keys_affecting, values_affecting
 from samebits.section import differences, flatten
 
 __all__ = [
     "Params",
     "differences",
     "flatten",
+    "keys_affecting",
     "load_params",
     "parse_params",
     "require_every_key",
     "require_repository",
+    "values_affecting",
     "with_num_devices",
 ]

@@ -15,11 +15,13 @@ from ruamel.yaml.error import YAMLError
 
 from samebits.batch_split import divides
 from samebits.errors import UserError, first_line
+from samebits.models import MODELS
 from samebits.params.schema import NumericsName, Params
-from samebits.params.sections import GPTModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from samebits.models.interface import Contradiction
 
 
 def load_params(path: Path | str) -> Params:
@@ -133,18 +135,6 @@ def require_every_key(params: Params, origin: str) -> None:
                 raise UserError(f"{origin}: {prefix}{name}: missing, and DVC follows every key", hint=hint)
 
 
-FITTING_TASKS = {
-    "mlp": ("vectors", "regression", "images"),
-    "wide_mlp": ("vectors", "regression", "images"),
-    "convnet": ("images",),
-    "gpt": ("tokens",),
-}
-"""The tasks that each built-in model fits; another program feeds it the first."""
-
-Contradiction = tuple[str, object, str, str]
-"""A key, what it is, what it accepts, and a hint."""
-
-
 def _contradictions(params: Params) -> Iterator[Contradiction]:
     """Settings that are each right and cannot be together; those that the host decides are ``place``'s to find."""
     data, model, train, shards = params.data, params.model, params.train, params.exact.shards
@@ -162,13 +152,13 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
     if train.schedule.warmup_steps >= max(params.total_steps, 1):
         accepts = f"fewer than the {params.total_steps} steps of the training"
         yield "train.schedule.warmup_steps", train.schedule.warmup_steps, accepts, "lower it, or train longer"
-    if data.task != "file" and data.task not in FITTING_TASKS.get(model.name, (data.task,)):
-        fitting = [name for name, tasks in FITTING_TASKS.items() if data.task in tasks]
+    spec = MODELS.get(model.name)
+    if spec and data.task != "file" and data.task not in spec.tasks:
+        fitting = [name for name, one in MODELS.items() if data.task in one.tasks]
         accepts = f"{', '.join(fitting)} or your own factory for data.task {data.task}"
         yield "model.name", repr(model.name), accepts, f"set model.name to {fitting[0]}"
-    if isinstance(model, GPTModel) and model.kwargs.width % model.kwargs.heads:
-        accepts = f"a divisor of model.kwargs.width = {model.kwargs.width}"
-        yield "model.kwargs.heads", model.kwargs.heads, accepts, "change one of them"
+    if spec:
+        yield from spec.contradictions(model)
 
 
 _DISCRIMINATORS = {"data": "task", "model": "name"}

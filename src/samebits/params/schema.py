@@ -8,13 +8,24 @@ from pydantic import BeforeValidator, Field, NonNegativeFloat, NonNegativeInt, P
 from pydantic_core import PydanticCustomError
 
 from samebits.batch_split import BatchSplit
-from samebits.params.sections import Data, FileData, MLPModel, Model, VectorsData
-from samebits.section import Section, as_tuple
+from samebits.models import Model
+from samebits.models.mlp import MLPModel
+from samebits.section import Affects, Effect, Section, as_tuple, effects_of, flatten
 from samebits.strategies import StrategyName
 from samebits.strategies.ddp import DDPOptions
+from samebits.tasks import Data, FileData
+from samebits.tasks.vectors import VectorsData
 
 NumericsName = Literal["fast", "exact"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+_RUNS = Affects("runs")
+_ALL = Affects("exact", "fast", "time", "evaluation")
+_TRAINING = Affects("exact", "fast", "time")
+_FAST = Affects("fast", "time")
+_TIME = Affects("time")
+_DEVICES = Affects("devices", "time")
+_OWN_DEVICES = Affects("devices", "own_devices", "time")
 
 
 def _each_once(value: object) -> tuple[object, ...]:
@@ -28,6 +39,9 @@ def _auto_or_count(value: object) -> object:
     if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
         return value
     raise PydanticCustomError("auto_or_count", "Input should be 'auto' or an integer from 1")
+
+
+_EACH_ONCE = BeforeValidator(_each_once)
 
 
 class Optimizer(Section):
@@ -55,41 +69,41 @@ class Schedule(Section):
 class Train(Section):
     """How the model is trained and how that is timed."""
 
-    strategies: Annotated[tuple[StrategyName, ...], BeforeValidator(_each_once)] = ("single", "dp", "ddp")
+    strategies: Annotated[tuple[StrategyName, ...], _EACH_ONCE, _RUNS] = ("single", "dp", "ddp")
     """Strategies to run, in this order; ratios are against ``single``."""
-    numerics: Annotated[tuple[NumericsName, ...], BeforeValidator(_each_once)] = ("fast", "exact")
+    numerics: Annotated[tuple[NumericsName, ...], _EACH_ONCE, _RUNS] = ("fast", "exact")
     """fast is PyTorch's own arithmetic; exact gives the same bits on any host and number of devices."""
-    num_devices: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count)] = "auto"
+    num_devices: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count), _OWN_DEVICES] = "auto"
     """Devices of dp and ddp; auto takes all GPUs, or up to two CPU cores, as far as the batch divides."""
-    oversubscribe: bool = False
+    oversubscribe: Annotated[bool, _DEVICES] = False
     """Let several workers share a device; labelled, and never counted as a speed-up."""
-    global_batch_size: PositiveInt = 4096
+    global_batch_size: Annotated[PositiveInt, Affects("exact", "fast", "time", "evaluation_batch")] = 4096
     """Samples of one optimizer step over all devices; at most data.num_samples."""
-    grad_accum_steps: PositiveInt = 1
+    grad_accum_steps: Annotated[PositiveInt, Affects("fast", "time", "evaluation_batch")] = 1
     """Micro-batches that a step is made of; divides global_batch_size."""
-    epochs: PositiveInt = 2
+    epochs: Annotated[PositiveInt, _TRAINING] = 2
     """Passes over the training split, in whole global batches; what is left over is not used."""
-    precision: Precision = "fp32"
+    precision: Annotated[Precision, Affects("fast", "time", "evaluation")] = "fp32"
     """fp32, or tf32, bf16, fp16 (with a gradient scaler); of fast alone."""
-    compile: bool = False
+    compile: Annotated[bool, _FAST] = False
     """torch.compile; of fast alone, and not under dp, where its row says so."""
-    cuda_graphs: bool = False
+    cuda_graphs: Annotated[bool, _FAST] = False
     """Replay forward and backward as CUDA graphs; of fast on GPUs, not under dp, with compile or grad_accum_steps."""
-    optimizer: Optimizer = Optimizer()
+    optimizer: Annotated[Optimizer, _TRAINING] = Optimizer()
     """The optimizer."""
-    schedule: Schedule = Schedule()
+    schedule: Annotated[Schedule, _TRAINING] = Schedule()
     """The learning rate over the steps."""
-    clip_grad_norm: PositiveFloat | None = None
+    clip_grad_norm: Annotated[PositiveFloat | None, _TRAINING] = None
     """Largest norm of the gradient of all parameters, null for none."""
-    ddp: DDPOptions = DDPOptions()
+    ddp: Annotated[DDPOptions, _FAST] = DDPOptions()
     """Flags of DistributedDataParallel."""
     checkpoint_every_steps: NonNegativeInt = 100
     """Steps between checkpoints from which a stopped training goes on; 0 writes one only when it is asked to stop."""
     timeout_s: int = Field(120, ge=1, le=86400)
     """Seconds that a rank waits for the others before it fails."""
-    repeats: int = Field(3, ge=1, le=100)
+    repeats: Annotated[int, _TIME] = Field(3, ge=1, le=100)
     """The training, then repeats - 1 timed slices from the initial state."""
-    prolong_s: float = Field(5.0, ge=0.0, le=86400.0)
+    prolong_s: Annotated[float, _TIME] = Field(5.0, ge=0.0, le=86400.0)
     """Seconds for more slices on a noisy host, until half the interval of the speed-up is 5% of it; 0 allows none."""
 
     def why_no_graphs(
@@ -121,17 +135,17 @@ class Tracking(Section):
 class Params(Section):
     """The whole of params.yaml."""
 
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: Annotated[int, _ALL] = Field(0, ge=0, lt=2**63)
     """Seed of the data, the initial weights, the order and dropout."""
-    data: Data = VectorsData()
+    data: Annotated[Data, Affects("exact", "fast", "time", "evaluation_batch")] = VectorsData()
     """What is learnt."""
-    model: Model = MLPModel()
+    model: Annotated[Model, _ALL] = MLPModel()
     """What learns."""
     train: Train = Train()
     """How the model is trained and timed."""
-    exact: Exact = Exact()
+    exact: Annotated[Exact, Affects("exact", "time", "evaluation")] = Exact()
     """How the exact numerics cut a batch."""
-    tracking: Tracking = Tracking()
+    tracking: Annotated[Tracking, Affects("tracking")] = Tracking()
     """Where runs are recorded."""
 
     @property
@@ -154,3 +168,15 @@ class Params(Section):
     def total_steps(self) -> int:
         """Optimizer steps of the whole training."""
         return self.steps_per_epoch * self.train.epochs
+
+
+def keys_affecting(*effects: Effect) -> tuple[str, ...]:
+    """The keys of params.yaml that change one of these, in their order; a whole section by its own name."""
+    return tuple(key for key, changes in effects_of(Params) if changes & {*effects})
+
+
+def values_affecting(params: Params, *effects: Effect, numerics: NumericsName | None = None) -> dict[str, Any]:
+    """What these keys hold, by dotted names; with ``numerics`` of those alone that change the bits of a training."""
+    keys = [key for key in keys_affecting(*effects) if numerics is None or key in keys_affecting(numerics)]
+    flat = flatten(params.model_dump(mode="json"))
+    return {name: value for name, value in flat.items() if any(f"{name}.".startswith(f"{key}.") for key in keys)}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.errors import UserError
-from samebits.params import flatten
+from samebits.params import keys_affecting, values_affecting
 from samebits.records.run import LOSSES, RECORD, require_made_with
 
 if TYPE_CHECKING:
@@ -16,9 +15,6 @@ if TYPE_CHECKING:
 
 AGAIN = "train again with `dvc repro`"
 AGAIN_OR_BACK = f"{AGAIN}, or take the params back"
-
-_ANY = re.compile(r"tracking\.|train\.(strategies|numerics|num_devices|checkpoint_every_steps)(\.|$)")
-"""Params that do not make a run another one, or that an option of its stage may change."""
 
 
 def require_current(recorded: Params, what: str, params: Params) -> None:
@@ -42,5 +38,9 @@ def require_comparable(run: Run, params: Params, first: Run) -> None:
 
 
 def settings_of(params: Params) -> dict[str, Any]:
-    """The params of which a comparison's runs are, by their dotted names."""
-    return {name: value for name, value in flatten(params.model_dump(mode="json")).items() if not _ANY.match(name)}
+    """The params of which a comparison's runs are, by their dotted names.
+
+    Not those by which they differ from each other, and not those that change no run.
+    """
+    changes = values_affecting(params, "exact", "fast", "time", "devices")
+    return {name: value for name, value in changes.items() if name not in keys_affecting("own_devices")}

@@ -75,7 +75,7 @@ class Devices:
     gpus: int
     cores: int
     wanted: int | Literal["auto"] = "auto"
-    name: str = ""
+    name: str = "this host"
     machine: str = ""
     uuids: tuple[str, ...] = ()
 
@@ -130,7 +130,7 @@ class Request:
         for node in nodes:
             if node.wanted != "auto" and node.wanted > node.existing and not self.oversubscribe:
                 text = (
-                    f"train.num_devices: got {node.wanted}, {node.name or 'this host'} has {node.existing} {node.kind}s"
+                    f"train.num_devices: got {node.wanted}, {node.name} has {node.existing} {node.kind}s"
                 )
                 raise HostError(text, hint="lower it, use auto, or set train.oversubscribe: true")
         most = [node.available if node.wanted == "auto" else node.wanted for node in nodes]

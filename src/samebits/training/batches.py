@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from samebits.errors import UserError
 from samebits.files import regular
 from samebits.numerics.interface import MicroBatch
-from samebits.numerics.portable.random import Stream
+from samebits.portable.random import Stream
 
 if TYPE_CHECKING:
     from pathlib import Path

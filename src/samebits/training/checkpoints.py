@@ -29,6 +29,7 @@ from torch import Tensor
 
 from samebits.errors import Interrupted, first_line, one_line
 from samebits.files import Part, disk_errors, first_fault, fsync, sha256, sha256_tree
+from samebits.params import values_affecting
 from samebits.training.loop import Training
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ KEPT = 2  # the newest, and the one before in case that is damaged
 _FORMAT = 4
 _TIMES, _RANDOM = ("losses", "step_seconds"), "random."  # keys beside those of the state
 _DIGITS = 12  # of a step in a file's name
-_CODE = ("batch_split.py", "numerics", "params", "section.py", "strategies", "training")  # what a result depends on
-_RESULT_OF = {"global_batch_size", "epochs", "optimizer", "schedule", "clip_grad_norm"}
-_FAST_RESULT_OF = _RESULT_OF | {"grad_accum_steps", "precision", "compile", "cuda_graphs", "ddp"}
+_CODE = (
+    "batch_split.py", "models", "numerics", "params", "portable", "section.py", "strategies", "tasks", "training"
+)  # fmt: skip
+"""What a result depends on."""
 
 GRACE_SECONDS = 10.0  # for the steps that are under way and the checkpoint; the launcher waits longer before SIGKILL
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
@@ -75,16 +77,12 @@ def identity(
         "versions": versions,
         "source": source,
         "folder": os.path.relpath(folder),
-        "seed": params.seed,
         "data": card.sha256,
-        "model": params.model.model_dump(mode="json"),
+        "params": values_affecting(params, numerics),
         "numerics": numerics,
     }
-    if numerics == "exact":
-        facts |= {"train": params.train.model_dump(mode="json", include=_RESULT_OF), "shards": params.exact.shards}
-    else:
-        facts |= {"train": params.train.model_dump(mode="json", include=_FAST_RESULT_OF), "host": host}
-        facts |= {"placement": placement.model_dump(mode="json")}
+    if numerics == "fast":
+        facts |= {"host": host, "placement": placement.model_dump(mode="json")}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -12,6 +12,7 @@ from samebits.errors import UserError, reason
 from samebits.files import sha256
 from samebits.host import count_gpus
 from samebits.numerics.interface import MicroBatch
+from samebits.params import values_affecting
 from samebits.records.card import read_card
 from samebits.records.run import RECORD, WEIGHTS, Evaluation, RunRecord, require_made_with
 from samebits.strategies import BASELINE
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from samebits.numerics.interface import Numerics
     from samebits.params import Params
-    from samebits.params.schema import NumericsName
     from samebits.records.card import Card
     from samebits.training.batches import Data
 
@@ -80,16 +80,8 @@ def _require_its_own(file: Path, record: RunRecord, params: Params, card: Card) 
     if record.data.sha256 != card.sha256:
         got = f"SHA-256 {record.data.sha256[:12]}, and data/ holds {card.sha256[:12]}"
         raise UserError(f"{file}: trained on other data: {got}", hint="train again, or name its --data-dir")
-    recorded, given = (_computed_with(one, record.numerics) for one in (record.params, params))
+    recorded, given = (values_affecting(one, "evaluation", numerics=record.numerics) for one in (record.params, params))
     require_made_with(file, recorded, given, hint="train again, or name its --params")
-
-
-def _computed_with(params: Params, numerics: NumericsName) -> dict[str, Any]:
-    """The params by which a forward pass computes what it does."""
-    train = {"precision": params.train.precision}
-    if numerics == "exact":
-        return {"seed": params.seed, "model": params.model.model_dump(mode="json"), "exact": params.exact.model_dump()}
-    return {"seed": params.seed, "model": params.model.model_dump(mode="json"), "train": train}
 
 
 def evaluate_run(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from samebits.errors import NotFiniteError, UserError, few
-from samebits.numerics.portable.elementary import cos_pi
+from samebits.portable.elementary import cos_pi
 from samebits.training.diagnosis import hint_for_nan, require_same_again, where_not_finite
 from samebits.training.meters import StepClock
 from samebits.training.notes import no_notes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.errors import UserError
-from samebits.numerics.portable.random import Stream
+from samebits.portable.random import Stream
 from samebits.records.run import Rounding, TwinLoss, relative_difference
 from samebits.training.loop import NoTracker, train
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from samebits.models import UserModel
 from samebits.numerics.draws import SeenDraws
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
-from samebits.params.sections import UserModel
 from samebits.training.batches import Batches, load_data, on_device
 from samebits.training.diagnosis import require_alike, require_same_again, trial_step
 from samebits.training.loop import Snapshot, Trainable

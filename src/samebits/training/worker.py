@@ -10,7 +10,7 @@ import torch
 
 from samebits.errors import HostError, first_line
 from samebits.host import count_cores
-from samebits.numerics.portable.random import derive
+from samebits.portable.random import derive
 from samebits.strategies import STRATEGIES
 from samebits.strategies.interface import Wrapping
 from samebits.strategies.single import SINGLE

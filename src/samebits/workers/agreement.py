@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from samebits.errors import HostError, UserError
 from samebits.files import Part, sha256_tree
 from samebits.host import boot_id, count_cores, count_gpus, torch_build, visible_uuids
-from samebits.params import flatten
+from samebits.params import flatten, keys_affecting
 from samebits.records.card import read_card
 from samebits.records.provenance import git_changes, git_state
 from samebits.training.models.sources import find_sources
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from samebits.params import Params
 
-_BY_NODE = {"train.num_devices"}
 _HASH_DIGITS = 12
 _HINT = "the machines of a training must have the same"
 
@@ -54,7 +53,9 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
         HostError: a GPU cannot be read.
     """
     git, build, sources = git_state(), torch_build(), find_sources(params.model)
-    values = {key: value for key, value in flatten(params.model_dump(mode="json")).items() if key not in _BY_NODE}
+    values = flatten(params.model_dump(mode="json"))
+    for key in keys_affecting("own_devices"):
+        del values[key]
     return NodeFacts(
         name=socket.gethostname(),
         machine=_machine(),

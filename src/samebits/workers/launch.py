@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from samebits.errors import Interrupted, SamebitsError, WorkerError, first_line
 from samebits.files import make_folder, remove
 from samebits.host.rendezvous import Nodes
-from samebits.params.sections import UserModel
+from samebits.models import UserModel
 from samebits.records.log import LOGS, SCHEMA, EndEvent, RunLog, SampledEvent, StartEvent, new_key, store_in_use
 from samebits.records.provenance import note_provenance
 from samebits.records.run import FILES, TRACE, Evaluation, run_name

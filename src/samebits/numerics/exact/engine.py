@@ -19,7 +19,7 @@ from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import BATCH_NORM, EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 from samebits.numerics.initialization import answer, bernoulli, generator_of, is_draw
-from samebits.numerics.portable.random import Stream
+from samebits.portable.random import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

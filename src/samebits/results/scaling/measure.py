@@ -11,7 +11,6 @@ from ruamel.yaml import YAML
 
 from samebits.errors import HostError, UserError, counted
 from samebits.host import count_cores, count_gpus
-from samebits.params.sections import FileData
 from samebits.records.run import Spread, read_run
 from samebits.records.statistics import ratios, spread
 from samebits.results.scaling.curve import MADE_BY, STRONG_AND_WEAK, MeasuredPoint, ScalingName
@@ -19,6 +18,7 @@ from samebits.results.scaling.fit import Point
 from samebits.results.scaling.model import Step
 from samebits.results.verify import run_stage
 from samebits.strategies.ddp import DDP
+from samebits.tasks import FileData
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,23 +15,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from samebits.errors import UserError, first_line, place_of
+from samebits.models import MODELS, UserModel
 from samebits.numerics.initialization import portable_initialization
-from samebits.params import sections
-from samebits.training.models.convnet import ConvNet
-from samebits.training.models.gpt import GPT
-from samebits.training.models.mlp import MLP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
+    from samebits.models import Model
     from samebits.records.card import Card
-
-_HIDDEN = {"mlp": (384, 256), "wide_mlp": (4096, 4096)}
 
 
 def build_model(
-    model: sections.Model,
+    model: Model,
     card: Card,
     seed: int,
     within: AbstractContextManager[object] | None = None,
@@ -47,42 +43,20 @@ def build_model(
         UserError: the factory cannot be imported or called, does not return a module, or draws random
             numbers in a way that is not the same on every host.
     """
-    _check_data(model, card)
-    with within or nullcontext(), portable_initialization(seed, rough=rough):
-        match model:
-            case sections.MLPModel():
-                hidden = _HIDDEN[model.name] if model.kwargs.hidden is None else model.kwargs.hidden
-                outputs = card.output_shape[-1]
-                return MLP(card.input_shape, outputs, hidden, dropout=model.kwargs.dropout)
-            case sections.ConvNetModel():
-                assert card.num_classes
-                return ConvNet(card.input_shape, card.num_classes, **model.kwargs.model_dump())
-            case sections.GPTModel():
-                assert card.num_classes
-                return GPT(card.num_classes, card.input_shape[0], **model.kwargs.model_dump())
-            case sections.UserModel():
-                return _build_user_model(model, card)
-
-
-def _check_data(model: sections.Model, card: Card) -> None:
-    """Refuse a built-in model for a user's own data that it cannot be fed."""
-    axes, tokens = len(card.input_shape), card.input_dtype == "int64"
-    fits, expected = True, ""
-    match model:
-        case sections.MLPModel():
-            fits, expected = not tokens and len(card.output_shape) == 1, "numbers in, one target per sample"
-        case sections.ConvNetModel():
-            fits = not tokens and axes == 3 and len(card.output_shape) == 1 and card.num_classes is not None
-            expected = "images of shape (channels, height, width), one class per sample"
-        case sections.GPTModel():
-            fits, expected = tokens and axes == 1 and card.target_shape == card.input_shape, "a class for each token"
-    if not fits:
+    within = within or nullcontext()
+    if isinstance(model, UserModel):
+        with within, portable_initialization(seed, rough=rough):
+            return _build_user_model(model, card)
+    spec = MODELS[model.name]
+    if not spec.fits(card):
         got = f"{card.input_dtype} {card.input_shape} to {card.target_dtype} {card.target_shape}"
         hint = "choose another model, or your own factory"
-        raise UserError(f"model.name: {model.name} needs {expected}; the data is {got}", hint=hint)
+        raise UserError(f"model.name: {model.name} needs {spec.needs}; the data is {got}", hint=hint)
+    with within, portable_initialization(seed, rough=rough):
+        return spec.build(model, card)
 
 
-def _build_user_model(model: sections.UserModel, card: Card) -> nn.Module:
+def _build_user_model(model: UserModel, card: Card) -> nn.Module:
     factory = import_factory(model.name, Path(model.source) if model.source else None)
     kwargs: dict[str, Any] = dict(model.kwargs)
     try:

@@ -24,12 +24,12 @@ from pydantic import TypeAdapter
 
 from samebits.errors import HostError, UserError, few, in_system, is_own
 from samebits.files import Part, read_json, sha256, write_json
-from samebits.params.sections import UserModel
+from samebits.models import UserModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from samebits.params.sections import Model
+    from samebits.models import Model
 
 _MEMORY = Path(".samebits/sources.json")
 _OF_TOOLS = {".git", ".dvc", ".samebits", "__pycache__"}

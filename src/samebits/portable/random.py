@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from samebits.numerics.portable import elementary
+from samebits.portable import elementary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

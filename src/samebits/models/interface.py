@@ -1,0 +1,77 @@
+"""What a built-in model is: its section of params.yaml, the data that it fits, and how it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+from samebits.section import Section
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
+
+Contradiction = tuple[str, object, str, str]
+"""A key, what it is, what it accepts, and a hint."""
+
+
+class BuiltinModel(Section):
+    """The base of the sections; each adds ``name``, the names that choose it, and ``kwargs``."""
+
+    if TYPE_CHECKING:
+        name: str
+        kwargs: Section
+
+    source: None = None
+    """Null for a built-in model."""
+
+
+class DataShape(Protocol):
+    """What a model sees of its data, as the card says."""
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+
+    @property
+    def input_dtype(self) -> str:
+        """Of what is stored: float32, int64, or uint8, which is fed as float32."""
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        """Of one sample's targets."""
+
+    @property
+    def num_classes(self) -> int | None:
+        """None where targets are real numbers."""
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Of what the model returns for one sample."""
+
+
+def _none(_: Any) -> Iterator[Contradiction]:
+    return iter(())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A built-in model. It must treat each sample by itself: ``exact`` takes that for granted."""
+
+    section: type[BuiltinModel]
+    tasks: tuple[str, ...]
+    """The synthetic tasks that it fits; another program feeds it the first."""
+    needs: str
+    """What it can be fed, in words, and as a question to a card in ``fits``."""
+    fits: Callable[[DataShape], bool]
+    build: Callable[[Any, DataShape], nn.Module]
+    """The untrained module of a section, for the data of a card."""
+    contradictions: Callable[[Any], Iterator[Contradiction]] = _none
+    """Settings of a section that are each right and cannot be together."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that choose it."""
+        names: tuple[str, ...] = get_args(self.section.model_fields["name"].annotation)
+        return names

@@ -1,0 +1,48 @@
+"""What a synthetic task is: its section of params.yaml, and the teacher whose samples a model learns from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import PositiveInt
+
+from samebits.section import Section
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from samebits.tasks.teacher import Teacher
+
+
+class DataSection(Section):
+    """The base of the sections; each adds ``task``, the name that chooses it, and ``kwargs``."""
+
+    if TYPE_CHECKING:
+        task: str
+        kwargs: Any
+
+    num_samples: PositiveInt = 40960
+    """Samples of the training split."""
+    test_samples: PositiveInt = 8192
+    """Samples of the test split."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec:
+    """A synthetic task.
+
+    Its bytes are a function of seed and kwargs alone: integer draws of ``portable.random``, exact integer products in
+    float64, and the functions of ``portable.elementary``. NumPy is imported where it is used, which a command line
+    does not wait for.
+    """
+
+    section: type[DataSection]
+    teacher: Callable[[int, Any], Teacher]
+    """The teacher of a seed and of the section's kwargs."""
+
+    @property
+    def name(self) -> str:
+        """What chooses it."""
+        (name,) = get_args(self.section.model_fields["task"].annotation)
+        return str(name)

@@ -1,0 +1,152 @@
+"""Write what follows from the code: dvc.yaml, what git ignores, what ``make clean`` removes, pages of the reference.
+
+    python tools/generate.py
+
+A test says where one of them is stale.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.append(str(Path(__file__).resolve().parent))
+
+import reference_pages
+from count_imports import closure, files_of
+from samebits.params import Params
+from samebits.records.run import run_name
+from stage_scripts import stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from samebits.stages import StageSpec
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src/samebits"
+_WIDTH = 120
+
+AROUND_A_STAGE = {"stages", "errors", "remarks", "results", "tracking", "engines", "__init__"}
+"""Rooms whose code changes no result of a training: command line, messages, words, delivery, where it runs.
+
+``host.json`` has the image, and so what it holds is followed too. The shape of remarks, which a record keeps, is
+guarded by tests/records/test_schemas.py.
+"""
+
+WORDS = {"results", "remarks", "errors"}
+"""Of these, the rooms whose words are the result of a stage that writes some."""
+
+
+# -- dvc.yaml -----------------------------------------------------------------------------------------------------
+
+
+def code_of(stage: str, spec: StageSpec) -> list[str]:
+    """The stage's script, and the rooms whose code can change its result."""
+    files, script = files_of(SRC), ROOT / "pipeline" / f"{stage}.py"
+    around = AROUND_A_STAGE - (WORDS if spec.writes_words else set())
+    reached = {file.relative_to(SRC).parts[0] for file in closure(script, files) if file.is_relative_to(SRC)}
+    rooms = sorted(room for room in reached if room.removesuffix(".py") not in around)
+    return [f"pipeline/{stage}.py", *(f"src/samebits/{room}" for room in rooms)]
+
+
+def _entry(key: str, values: Sequence[str], *, block: bool = False) -> Iterator[str]:
+    line = f"    {key}: [{', '.join(values)}]"
+    if len(line) <= _WIDTH and not block:
+        yield line
+    else:
+        yield f"    {key}:"
+        yield from (f"      - {value}" for value in values)
+
+
+def _stage(name: str, spec: StageSpec) -> Iterator[str]:
+    yield f"  {name}:"
+    yield f"    desc: {spec.about}"
+    options = "".join(f" --{option} ${{item.{option}}}" for option in spec.matrix)
+    if spec.matrix:
+        yield "    matrix:"
+        yield from (f"      {option}: ${{{key}}}" for option, key in spec.matrix.items())
+    yield f"    cmd: python pipeline/{name}.py{options}"
+    if spec.always:
+        yield "    always_changed: true"
+    else:
+        yield from _entry("deps", [*spec.reads, *code_of(name, spec)], block=True)
+    if spec.params:
+        yield from _entry("params", spec.params)
+    yield from _entry("outs", spec.writes)
+    if spec.metrics:
+        yield from _entry("metrics", spec.metrics, block=True)
+
+
+def _plot(title: str, template: str, x: str, files: Iterable[tuple[str, str]]) -> Iterator[str]:
+    yield f"  - {title}:"
+    yield f"      template: {template}"
+    yield f"      x: {x}"
+    yield "      y:"
+    yield from (f"        {file}: {column}" for file, column in files)
+
+
+def dvc_yaml() -> str:
+    """The pipeline, with metrics and plots of the runs of the default params."""
+    train = Params().train
+    lines = ["# Written by `python tools/generate.py`.", "stages:"]
+    for name, command in stages().items():
+        lines += [*_stage(name, command.spec), ""]
+    runs = {numerics: [run_name(strategy, numerics) for strategy in train.strategies] for numerics in train.numerics}
+    lines.append("metrics:")
+    lines += [f"  - reports/evaluation/{run}.json" for run in itertools.chain.from_iterable(runs.values())]
+    lines += ["", "plots:"]
+    for title, x, file, column in (
+        ("loss at each step", "step", "runs/{}/losses.csv", "loss"),
+        ("loss over time", "seconds", "reports/curves/{}.csv", "loss"),
+        ("time of a step", "milliseconds", "reports/step_times/{}.csv", "percent_of_steps"),
+    ):
+        for numerics, names in runs.items():
+            files = [(file.format(run), column) for run in names]
+            lines += _plot(f"{title} in {numerics}", "linear", x, files)
+    lines += _plot("speed-up over single", "scatter", "devices", [("reports/speedups.csv", "[speedup, bound]")])
+    lines += _plot("where a step goes", "stacked_bars", "milliseconds", [("reports/breakdown.csv", "run")])
+    return "\n".join(lines) + "\n"
+
+
+# -- what lists the files of the stages ---------------------------------------------------------------------------
+
+
+def _made() -> list[str]:
+    """What the stages write, by its name at the root."""
+    return sorted({file.partition("/")[0] for command in stages().values() for file in command.spec.files})
+
+
+def gitignore() -> str:
+    """With what the stages write between its two marks."""
+    kept = [f"/{name}{'' if '.' in name else '/'}" for name in _made()]
+    return _between("# what the stages write", "# end", "\n".join(kept) + "\n", (ROOT / ".gitignore").read_text())
+
+
+def makefile() -> str:
+    """With what the stages write in the place where ``make clean`` is told."""
+    text = (ROOT / "Makefile").read_text()
+    return re.sub(r"^MADE := .*$", f"MADE := {' '.join(_made())}", text, flags=re.MULTILINE)
+
+
+def _between(begin: str, end: str, text: str, whole: str) -> str:
+    before, _, rest = whole.partition(f"{begin}\n")
+    _, _, after = rest.partition(f"{end}\n")
+    return f"{before}{begin}\n{text}{end}\n{after}"
+
+
+FILES: dict[str, Callable[[], str]] = {
+    "dvc.yaml": dvc_yaml,
+    ".gitignore": gitignore,
+    "Makefile": makefile,
+    **{f"docs/reference/{name}": page for name, page in reference_pages.PAGES.items()},
+}
+"""What is written, by its path."""
+
+
+if __name__ == "__main__":
+    for path, content in FILES.items():
+        (ROOT / path).write_text(content(), encoding="utf-8")
