@@ -11,7 +11,9 @@ from conftest import ROOT, small
 from patience import patient
 from samebits import cli
 from samebits.errors import UserError
-from samebits.stages import Group, say_what_stays_unused, stage
+from samebits.stages import Group, StageSpec, say_what_stays_unused, stage
+
+SPEC = StageSpec(about="a stage", writes=())
 
 
 @pytest.mark.parametrize(
@@ -76,7 +78,7 @@ def test_a_signal_while_options_are_read_ends_a_stage_as_any_other(monkeypatch, 
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    @stage
+    @stage(SPEC)
     def main(params):
         pass
 
@@ -88,7 +90,7 @@ def test_a_signal_while_options_are_read_ends_a_stage_as_any_other(monkeypatch, 
 
 
 def test_a_wrong_option_of_a_stage_is_named(capsys):
-    @stage
+    @stage(SPEC)
     def main(params):
         pass
 
@@ -99,7 +101,7 @@ def test_a_wrong_option_of_a_stage_is_named(capsys):
     assert "--params" in said
 
 
-@stage
+@stage(SPEC)
 def some_stage(params):
     pass
 
@@ -114,7 +116,7 @@ def test_what_a_terminal_would_obey_is_written_out(command, above, capsys):
     assert all(line.isprintable() for line in said.splitlines())
 
 
-@stage
+@stage(SPEC)
 def broken_stage(params):
     raise KeyError("http://me:S3CRET@host")
 

@@ -35,6 +35,7 @@ from samebits.doctor.visit import visit
 from samebits.errors import HostError, Interrupted, UserError
 from samebits.params import parse_params
 from samebits.records.log import EndEvent
+from samebits.strategies.placement import Devices
 from samebits.tracking.delivery import State
 from samebits.tracking.store import tracking_uri
 from samebits.training.models import attributes
@@ -1028,8 +1029,7 @@ def placed(tmp_path, monkeypatch):
     """What a strategy gives on a host with so many devices, without running it."""
 
     def run(strategy, gpus=0, **train):
-        monkeypatch.setattr(model, "count_gpus", lambda: gpus)
-        monkeypatch.setattr(model, "count_cores", lambda: 2)
+        monkeypatch.setattr(model, "this_machine", lambda: Devices(gpus=gpus, cores=2))
         launched = []
         monkeypatch.setattr(model, "launch", lambda function, workers: launched.append(workers))
         params = parse_params(small(**train))

@@ -128,7 +128,7 @@ def rehearse(model, numerics, precision, strategy, optimizer):
     facts = card(**model[1])
     placement, split = place(strategy, params, numerics, Devices(gpus=2, cores=2))
     chosen = make_worker(placement, params.train)
-    setup = Setup(params, numerics, facts, split=split, strategy=chosen)
+    setup = Setup(params, numerics, facts, split=split, worker=chosen)
     setup.enter_process()
     try:
         module = setup.place(setup.build())

@@ -258,11 +258,12 @@ def test_a_run_of_changed_files_is_made_again_with_its_patch(repository):
     [
         ("src/samebits/training/loop.py", {"evaluate"} | TRAININGS),
         ("src/samebits/portable/random.py", {"prepare", "evaluate"} | TRAININGS),
-        ("src/samebits/data/teachers.py", {"prepare"}),
+        ("src/samebits/data/user.py", {"prepare"}),
         ("src/samebits/tracking/recorder.py", set()),
         ("src/samebits/results/text.py", {"compare"}),
         ("src/samebits/stages.py", set()),
         ("src/samebits/errors.py", {"compare"}),  # whose labels have words of it
+        ("src/samebits/remarks.py", {"compare"}),
         ("src/samebits/doctor/visit.py", set()),
         ("src/samebits/engines/container.py", set()),
     ],

@@ -15,7 +15,7 @@ def test_a_step_without_a_gradient_for_each_parameter_is_an_error_where_there_ar
     spare = torch.nn.Parameter(torch.ones(1))
     made._trained.append(("spare", spare))
     made.step(0, 0.1)
-    made.worker.world_size = 2
+    made.worker.ranks.world_size = 2
     with pytest.raises(UserError, match="no gradient reaches spare at step 2, and the ranks wait for it"):
         made.step(1, 0.1)
     made._trained.pop()

@@ -98,12 +98,12 @@ class PlantedClock:
 def timed(data_dir, monkeypatch):
     """Slices of a small training with planted times, on a host where a repeat takes 1 s."""
 
-    def run(noise, *, limit, planned=2, steps=8, names=("single",), **strategy):
+    def run(noise, *, limit, planned=2, steps=8, names=("single",), **ranks):
         made = make_trainable(data_dir).trainable
         made.reset()
         losses = train(made, steps, step_seconds=1, tracker=NoTracker()).losses
-        for name, value in strategy.items():
-            monkeypatch.setattr(made.worker, name, value)
+        for name, value in ranks.items():
+            monkeypatch.setattr(made.worker.ranks, name, value)
         monkeypatch.setattr(timing, "StepClock", PlantedClock(noise))
         readings = iter(range(10_000))
         others = {name: make_trainable(data_dir).trainable for name in names}

@@ -32,7 +32,7 @@ def with_model(model, *shape, classes=10, **changes):
     params = parse_params({"train": {"repeats": 2, **changes}})
     batch = MicroBatch(torch.rand(8, *shape), torch.zeros(8, dtype=torch.int64), 0)
     batches = SimpleNamespace(micro_batch=lambda step, index: batch, micro_batches=1)
-    worker = SimpleNamespace(first_alone=lambda work: work(), device=CPU)
+    worker = SimpleNamespace(ranks=SimpleNamespace(first_alone=lambda work: work()), device=CPU)
     numerics = FastNumerics(params.train, CPU, "cross_entropy")
     return SimpleNamespace(model=model, batches=batches, numerics=numerics, worker=worker, params=params)
 

@@ -111,7 +111,7 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
     training = train(made.trainable, 8, step_seconds=1, tracker=NoTracker())
     params = parse_params(small(num_devices=2, oversubscribe=True))
     two, split = placed("ddp", params, gpus=0)
-    setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.worker)
+    setup = Setup(made.params, "fast", made.card, split=split, worker=made.trainable.worker)
     others = {
         name: make_reference(name, untrained=untrained, data=made.data, setup=setup, placement=two)
         for name in reference_names(two, "fast")
@@ -133,7 +133,7 @@ def test_a_reference_with_the_whole_batch_that_does_not_fit_leaves_the_others(la
     """Also what a batch is too large for on one device is divided into its parts, and weak scaling is timed."""
     made = trainable(repeats=3, prolong_s=0.0)
     two, split = placed("ddp", parse_params(small(num_devices=2, oversubscribe=True)), gpus=0)
-    setup = Setup(made.params, "fast", made.card, split=split, strategy=made.trainable.worker)
+    setup = Setup(made.params, "fast", made.card, split=split, worker=made.trainable.worker)
     real = slices_module.make_reference
     monkeypatch.setattr(slices_module, "make_reference", lambda name, **kw: None if name == lacks else real(name, **kw))
     untrained = build_model(made.params.model, made.card, made.params.seed)

@@ -129,9 +129,7 @@ class Request:
         whole, nodes = self.whole, self.nodes
         for node in nodes:
             if node.wanted != "auto" and node.wanted > node.existing and not self.oversubscribe:
-                text = (
-                    f"train.num_devices: got {node.wanted}, {node.name} has {node.existing} {node.kind}s"
-                )
+                text = f"train.num_devices: got {node.wanted}, {node.name} has {node.existing} {node.kind}s"
                 raise HostError(text, hint="lower it, use auto, or set train.oversubscribe: true")
         most = [node.available if node.wanted == "auto" else node.wanted for node in nodes]
         if whole.shards is None and len({*most}) > 1:
