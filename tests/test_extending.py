@@ -12,7 +12,7 @@ from ruamel.yaml import YAML
 
 from conftest import ROOT
 
-MOST = {"strategy": 3, "model": 3, "task": 2, "stage": 4, "label": 2, "key": 1}
+MOST = {"strategy": 3, "model": 3, "task": 2, "operation": 2, "stage": 4, "label": 2, "key": 1, "cause": 1}
 """Files to touch, with where a label is found; CHANGELOG.md and pages of the documentation come beside them."""
 
 
@@ -225,6 +225,37 @@ write_report(compare(params, git_state()), Path("reports"))
 print(Path("reports/comparison.md").read_text())
 """
 
+OPERATION = '''
+
+@exact(aten.hypot)
+def hypot(x: Tensor, other: Tensor) -> Tensor:
+    """The root of the sum of two squares."""
+    squares = x.double().square_().add_(other.double().square_())
+    return elementary.sqrt(squares).to(torch.float32)
+'''
+
+COMPUTES = """
+import torch
+from samebits.errors import RefusedError
+from samebits.numerics.exact.engine import Engine
+
+x, y = torch.tensor([3.0, 5.0]), torch.tensor([4.0, 12.0])
+try:
+    with Engine():
+        print(torch.hypot(x, y).tolist())
+except RefusedError as error:
+    print(error.why)
+"""
+
+EXPLAINS = """
+from samebits.results.explanation.explain import ExplainedCause
+from samebits.results.explanation.words import advice_of, cause_of
+
+nothing = dict(rank=None, phase=None, evidence=(), change={}, gain=None)
+found = ExplainedCause(cause="toy", lost_ms=5.0, share=0.5, remedy="free_cores", **nothing)
+print(cause_of(found), advice_of(found), sep="\\n")
+"""
+
 SMALL = {
     "data": {"num_samples": 256, "test_samples": 64},
     "train": {"global_batch_size": 64, "numerics": ["fast"], "repeats": 2},
@@ -299,3 +330,26 @@ def test_a_label(tree):
         tree.run("-c", f"{script}print(in_words(Toy(count=3)), LABELS['toy'])")
         == "kind='toy' text='3 times' It was there.\n"
     )
+
+
+def test_a_cause(tree):
+    file = "src/samebits/results/explanation/causes.py"
+    tree.change(
+        file, "CAUSES = {\n", 'CAUSES = {\n    "toy": CauseSpec("A toy takes this time", without("free_cores")),\n'
+    )
+    tree.change(file, "_FINDERS: tuple[", '_TOY = _own_phase("toy", "host", "Python")\n_FINDERS: tuple[')
+    tree.change(file, "    _communication,\n    _straggler,", "    _TOY,\n    _communication,\n    _straggler,")
+    assert len(tree.touched) <= MOST["cause"]
+    assert tree.run("-c", EXPLAINS).splitlines() == [
+        "A toy takes this time: 5 ms, 50% of a step.",
+        "Next: stop what else runs on this host, or train elsewhere.",
+    ]
+
+
+def test_an_exact_operation(tree):
+    assert "hypot: it has no exact version" in tree.run("-c", COMPUTES)
+    file = "src/samebits/numerics/exact/operations/pointwise.py"
+    text = (tree.folder / file).read_text()
+    tree.change(file, text[-200:], text[-200:] + OPERATION)
+    assert len(tree.touched) <= MOST["operation"]
+    assert tree.run("-c", COMPUTES) == "[5.0, 13.0]\n"

@@ -8,8 +8,8 @@ import torch
 
 from conftest import small
 from samebits.host import TOTALS, GpuMeters
+from samebits.measuring.roof import multiply_fast
 from samebits.records.run import read_run
-from samebits.training.roof import multiply_fast
 
 pytestmark = pytest.mark.gpus(1)
 

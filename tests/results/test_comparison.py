@@ -21,7 +21,7 @@ from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
 from samebits.results.ratios import gain, three_digits, times, times_of
 from samebits.results.remarks import SpokenRemark
-from samebits.results.table import COLUMNS, cells, markdown, show
+from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import (
     answers,
     describe_run,
@@ -303,7 +303,7 @@ def test_a_fallback_is_never_a_speed_up(compared):
     why = {"speedup": None, "bound": None, "speedup_unavailable": label}
     row = compared(labels=[label], devices=1, **why).rows[1]
     assert (row.speedup, row.scaling_efficiency) == (None, None)
-    assert dict(zip(COLUMNS, cells(row), strict=True))["speed-up"] == "–"
+    assert dict(zip(HEADINGS, cells(row), strict=True))["speed-up"] == "–"
     assert row_remarks(row, speed_is_said=True) == []  # the answers say it
 
 
@@ -321,7 +321,7 @@ def test_seconds_of_several_goes_are_called_that():
     """They hold each go's own beginning; the speed-up is of slices, which are all of the last one."""
     once = cells(row("ddp", training_seconds=1.5))
     again = cells(row("ddp", training_seconds=1.5, notes=[SpokenRemark(kind="resumed", text="went on at step 3")]))
-    changed = {COLUMNS[i]: value for i, value in enumerate(again) if value != once[i]}
+    changed = {HEADINGS[i]: value for i, value in enumerate(again) if value != once[i]}
     assert changed == {"seconds": "1.50, in parts"}
 
 

@@ -7,7 +7,7 @@ import pytest
 from samebits.records.usage import CoreUsage, Interval, Roof, Usage
 from samebits.remarks import Oversubscribed
 from samebits.results.page import render
-from samebits.results.table import COLUMNS, cells, markdown, show
+from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import answers, remarks
 from samebits.results.usage import disturbances, flops, joules, row_usage, say_use, share
 from samples import comparison, host, placed, row, run_record, timing
@@ -185,9 +185,9 @@ def test_nothing_is_said_of_use_where_it_was_not_measured():
 
 
 def test_the_columns():
-    found = dict(zip(COLUMNS, cells(row(**USED)), strict=True))
+    found = dict(zip(HEADINGS, cells(row(**USED)), strict=True))
     assert (found["roof"], found["energy"]) == ("21%", "1.23 kJ")
-    missing = dict(zip(COLUMNS, cells(row()), strict=True))
+    missing = dict(zip(HEADINGS, cells(row()), strict=True))
     assert (missing["roof"], missing["energy"]) == ("–", "–")
 
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from conftest import small
+from samebits.measuring.phases import TURNS
 from samebits.records.run import RunRecord
-from samebits.training.phases import TURNS
 
 
 def trained(stage, data_dir, strategy, *arguments, **settings):

@@ -12,9 +12,9 @@ from safetensors.numpy import load_file, save_file
 
 from conftest import needs_root, small
 from samebits.files import sha256, write_json
+from samebits.measuring.references import WARM_UP_STEPS
 from samebits.records.card import card_for, read_card
 from samebits.records.run import read_run
-from samebits.training.slices import WARM_UP_STEPS
 
 RUN_FILES = {"model.safetensors", "losses.csv", "timing.json", "run.json"}
 FACTORY = """import os, sys, time

@@ -95,7 +95,7 @@ def test_a_repeat_gives_the_same_files(stage, data_dir):
 NOISY_MODEL = """
 import random, time
 from torch import nn
-from samebits.training import prolonging
+from samebits.measuring import prolonging
 
 prolonging.NARROW, prolonging.MOST_REPEATS = -1.0, 3  # it is never known well enough, however fast the host is
 

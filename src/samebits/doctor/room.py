@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +21,7 @@ from samebits.training.memory import measure_memory
 from samebits.training.meters import reset_peak
 from samebits.training.setup import Setup
 from samebits.training.worker import make_worker
-from samebits.workers.rank import run_rank
+from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,8 +163,4 @@ class Occupant:
 
 def attempt_batch(attempt: Attempt, reporter: Reporter) -> None:
     """Run one rank; a failure goes by the ``reporter`` to the launcher, which raises it."""
-    os.dup2(2, 1)  # what a model prints is not the doctor's answer
-    if attempt.placement.device_type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in workers.launch
-    signal.alarm(attempt.seconds)
-    run_rank(lambda: Occupant(attempt), attempt.placement, reporter)
+    run_trial(lambda: Occupant(attempt), attempt.placement, reporter, seconds=attempt.seconds)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import signal
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +24,7 @@ from samebits.training.models.attributes import state, unregistered, written
 from samebits.training.setup import Setup
 from samebits.training.weights import load_weights
 from samebits.training.worker import make_worker
-from samebits.workers.rank import run_rank
+from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,8 +221,4 @@ def mixes_devices(model: nn.Module, inputs: Tensor) -> str | None:
 
 def try_model(trial: Trial, placement: Placement, split: BatchSplit, reporter: Reporter) -> None:
     """Run one rank; findings go to ``trial.out``, a failure by the ``reporter`` to the launcher, which raises it."""
-    os.dup2(2, 1)  # what a model prints is not the doctor's answer
-    if placement.device_type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # as in workers.launch
-    signal.alarm(trial.seconds)  # ends a model that never comes back
-    run_rank(lambda: Examination(trial, placement, split), placement, reporter)
+    run_trial(lambda: Examination(trial, placement, split), placement, reporter, seconds=trial.seconds)

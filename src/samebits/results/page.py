@@ -10,7 +10,7 @@ from samebits.remarks import LABELS
 from samebits.results.explanation.section import why_section
 from samebits.results.plots import TITLES, draw, remove_former, write_tables
 from samebits.results.remarks import spoken
-from samebits.results.table import COLUMNS, LEGEND, cells, markdown
+from samebits.results.table import HEADINGS, LEGEND, cells, markdown
 from samebits.results.text import answers, by_numerics, headline, remarks
 from samebits.results.verdict import ALLOWANCE
 from samebits.results.verdict_text import say_apart, sentences
@@ -58,7 +58,7 @@ def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
         headline=headline(comparison),
         why=why_section(comparison),
         answers=answers(comparison),
-        tables=[list(zip(COLUMNS, *map(cells, rows), strict=True)) for rows in by_numerics(comparison.rows).values()],
+        tables=[list(zip(HEADINGS, *map(cells, rows), strict=True)) for rows in by_numerics(comparison.rows).values()],
         legend=LEGEND,
         allowance=ALLOWANCE,
         fast=any(row.verdict and row.numerics == "fast" for row in comparison.rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -16,41 +17,37 @@ from samebits.results.usage import joules, share
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from samebits.results.comparison import Comparison, RefusedRow, Row
 
-COLUMNS = ("run", "devices", "seconds", "speed-up", "bound", "efficiency", "loss", "over floor", "accuracy",
-           "same model", "roof", "energy", "weights")  # fmt: skip
+NONE = "–"
 
 
-def cells(row: Row) -> tuple[str, ...]:
-    """One row of the table, in the order of ``COLUMNS``."""
-    accuracy = row.accuracy
-    return (
-        row.name,
-        f"{count_of(row.devices_used, row.devices_by_node)} {'GPU' if row.device_type == 'cuda' else 'CPU'}",
-        f"{row.training_seconds:.2f}" + (", in parts" if any(note.kind == "resumed" for note in row.notes) else ""),
-        gain(row.speedup),
-        times(row.bound),
-        _efficiency(row),
-        f"{row.eval_loss:.4f}",
-        "–" if row.above_floor is None else f"{100 * row.above_floor:+.1f}%",
-        "–" if accuracy is None else f"{100 * accuracy:.1f}%",
-        row.verdict.grade if row.verdict else "–",
-        share(row.roof_share),
-        joules(row.energy_j_per_million_samples),
-        row.weights_sha256[:12],
-    )
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of the table: what it is called, its cell of a run, and what a reader must know of it.
+
+    ``mlflow`` is where MLflow has the same: a metric, or a tag.
+    """
+
+    heading: str
+    cell: Callable[[Row], str]
+    legend: str = ""
+    mlflow: str = ""
 
 
-def refused_cells(row: RefusedRow) -> tuple[str, ...]:
-    """The row of a run that was not trained."""
-    told = {"run": row.run, "same model": f"refused: {row.what}"}
-    return tuple(told.get(column, "–") for column in COLUMNS)
+def _seconds(row: Row) -> str:
+    return f"{row.training_seconds:.2f}" + (", in parts" if any(note.kind == "resumed" for note in row.notes) else "")
+
+
+def _devices(row: Row) -> str:
+    return f"{count_of(row.devices_used, row.devices_by_node)} {'GPU' if row.device_type == 'cuda' else 'CPU'}"
 
 
 def _efficiency(row: Row) -> str:
     if row.scaling_efficiency is None:
-        return "–"
+        return NONE
     text = f"{100 * row.scaling_efficiency:.0f}%"
     if row.scaling_efficiency_interval is None or row.strategy == BASELINE.name:
         return text
@@ -58,19 +55,76 @@ def _efficiency(row: Row) -> str:
     return f"{text} ({100 * low:.0f}–{100 * high:.0f}%)"
 
 
-LEGEND = (
-    "speed-up: against single on this host, paired slices, median (95% interval; no difference is shown where that "
-    "holds 1); bound: the same if communication cost nothing and devices did not slow each other down; efficiency: "
-    "speed-up over devices; over floor: loss above the least that any model can reach; same model: losses and weights "
-    "against the first run of the same numerics; roof: a device's rate against that of a product of matrices of the "
-    "same precision; energy: of all devices, for a million samples"
+COLUMNS = (
+    Column(heading="run", cell=lambda row: row.name),
+    Column(heading="devices", cell=_devices, mlflow="tags.`num_devices`"),
+    Column(heading="seconds", cell=_seconds, mlflow="metrics.`training_seconds`"),
+    Column(
+        heading="speed-up",
+        cell=lambda row: gain(row.speedup),
+        legend="against single on this host, paired slices, median (95% interval; no difference is shown where that "
+        "holds 1)",
+        mlflow="metrics.`speedup`",
+    ),
+    Column(
+        heading="bound",
+        cell=lambda row: times(row.bound),
+        legend="the same if communication cost nothing and devices did not slow each other down",
+        mlflow="metrics.`bound`",
+    ),
+    Column(
+        heading="efficiency", cell=_efficiency, legend="speed-up over devices", mlflow="metrics.`scaling_efficiency`"
+    ),
+    Column(heading="loss", cell=lambda row: f"{row.eval_loss:.4f}", mlflow="metrics.`eval_loss`"),
+    Column(
+        heading="over floor",
+        cell=lambda row: NONE if row.above_floor is None else f"{100 * row.above_floor:+.1f}%",
+        legend="loss above the least that any model can reach",
+    ),
+    Column(
+        heading="accuracy",
+        cell=lambda row: NONE if row.accuracy is None else f"{100 * row.accuracy:.1f}%",
+        mlflow="metrics.`accuracy`",
+    ),
+    Column(
+        heading="same model",
+        cell=lambda row: row.verdict.grade if row.verdict else NONE,
+        legend="losses and weights against the first run of the same numerics",
+        mlflow="tags.`verdict`",
+    ),
+    Column(
+        heading="roof",
+        cell=lambda row: share(row.roof_share),
+        legend="a device's rate against that of a product of matrices of the same precision",
+    ),
+    Column(
+        heading="energy",
+        cell=lambda row: joules(row.energy_j_per_million_samples),
+        legend="of all devices, for a million samples",
+    ),
+    Column(heading="weights", cell=lambda row: row.weights_sha256[:12], mlflow="tags.`weights_sha256`"),
 )
+"""In the order in which they are shown, on the terminal, on the page and in MLflow."""
+
+HEADINGS = tuple(column.heading for column in COLUMNS)
+LEGEND = "; ".join(f"{column.heading}: {column.legend}" for column in COLUMNS if column.legend)
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """One row of the table."""
+    return tuple(column.cell(row) for column in COLUMNS)
+
+
+def refused_cells(row: RefusedRow) -> tuple[str, ...]:
+    """The row of a run that was not trained."""
+    told = {"run": row.run, "same model": f"refused: {row.what}"}
+    return tuple(told.get(heading, NONE) for heading in HEADINGS)
 
 
 def markdown(comparison: Comparison) -> str:
     """Answers, table and remarks as Markdown."""
     lines = [headline(comparison), "", *(f"- {answer}" for answer in answers(comparison)), ""]
-    lines += ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    lines += ["| " + " | ".join(HEADINGS) + " |", "|" + " --- |" * len(COLUMNS)]
     rows = [*map(cells, comparison.rows), *map(refused_cells, comparison.refused)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     lines += ["", LEGEND + ".", ""]
@@ -84,8 +138,8 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     if not console.is_terminal:
         console.width = 200
     table = Table(box=box.SIMPLE_HEAD)
-    for number, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
+    for number, heading in enumerate(HEADINGS):
+        table.add_column(heading, justify="left" if number == 0 else "right", overflow="fold")
     for row in (*map(cells, comparison.rows), *map(refused_cells, comparison.refused)):
         table.add_row(*(Text(printable(cell)) for cell in row))
     console.print(printable(headline(comparison)), markup=False)

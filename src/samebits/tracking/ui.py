@@ -23,6 +23,7 @@ import samebits
 from samebits.errors import HostError, UserError, without_password
 from samebits.files import write_text
 from samebits.records.log import LOGS
+from samebits.results.table import COLUMNS
 from samebits.tracking.store import NOTE_TAG, tracking_uri
 
 if TYPE_CHECKING:
@@ -33,21 +34,10 @@ LINK = LOGS.parent / "view.txt"
 """File with the view's address below the server's."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_COLUMNS = (
-    "metrics.`speedup`",
-    "metrics.`bound`",
-    "metrics.`scaling_efficiency`",
-    "metrics.`training_seconds`",
-    "metrics.`eval_loss`",
-    "metrics.`accuracy`",
-    "tags.`verdict`",
-    "tags.`num_devices`",
-    "tags.`labels`",
-    "tags.`weights_sha256`",
-)
+_COLUMNS = (*(column.mlflow for column in COLUMNS if column.mlflow), "tags.`labels`")
 _LINES = ("loss",)
-_BARS = ("speedup", "bound", "scaling_efficiency", "training_seconds", "samples_per_sec", "step_time_ms", "eval_loss",
-         "accuracy", "peak_memory_gib")  # fmt: skip
+_BARS = (*(name[9:-1] for name in _COLUMNS if name.startswith("metrics.")), "samples_per_sec", "step_time_ms",
+         "peak_memory_gib")  # fmt: skip
 _SECTION = {"display": True, "isReordered": False, "deleted": False}
 _NOTE = (
     "Trainings of one model under single, dp and ddp, by samebits. Each parent run is a comparison; its description "

@@ -17,16 +17,18 @@ from samebits.strategies.single import SINGLE
 from samebits.training.collectives import Collectives, GroupCollectives
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
 
     from samebits.params.schema import Train
     from samebits.strategies.interface import Reduction, Strategy
     from samebits.strategies.placement import Placement
-    from samebits.training.buckets import Tracer
     from samebits.training.notes import Notes
+
+    HookOfGroup = Callable[[ProcessGroup | None], Callable[..., Any]]
 
 
 class Worker:
@@ -49,7 +51,7 @@ class Worker:
         self.compiles = strategy.compiles
         """Whether ``torch.compile`` can take the wrapped module, and CUDA graphs the one inside."""
         self._strategy, self._train, self._placement = strategy, train, placement
-        self._tracer: Tracer | None = None
+        self._hook: HookOfGroup | None = None
 
     @property
     def rank(self) -> int:
@@ -119,7 +121,7 @@ class Worker:
             accumulates=self._train is not None and self._train.grad_accum_steps > 1,
             reduction=reduction,
             group=self.ranks.group,
-            hook=self._tracer.hook(self.ranks.group) if self._tracer else None,
+            hook=self._hook(self.ranks.group) if self._hook else None,
         )
         return self._strategy.wrap(module, how)
 
@@ -141,13 +143,13 @@ class Worker:
         alone.compiles = self.compiles
         return alone
 
-    def traced(self, tracer: Tracer) -> Worker:
-        """The same, with the all-reduces of what it wraps noted."""
+    def hooked(self, hook: HookOfGroup) -> Worker:
+        """The same, with a communication hook of its group in the place of what it wraps's own."""
         if not self._strategy.has_ranks:
             return self
-        traced = copy.copy(self)
-        traced._tracer = tracer
-        return traced
+        hooked = copy.copy(self)
+        hooked._hook = hook
+        return hooked
 
     def within(self, groups: Sequence[Sequence[int]]) -> Worker:
         """The same with gradients, sums and maxima of one of these groups of ranks alone; every rank must call it."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,7 +16,7 @@ from samebits.training.placement import place
 from samebits.training.setup import Setup
 from samebits.training.worker import Worker
 from samebits.workers.processes import launch
-from samebits.workers.rank import run_rank
+from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,10 +41,7 @@ def discover(params: Params, data_dir: Path) -> None:
     placement, split = place(BASELINE.name, params, "fast", Devices(gpus=0, cores=1))
 
     def work(reporter: Reporter) -> None:
-        os.dup2(2, 1)  # what a model prints is no answer of this command
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        signal.alarm(_SECONDS)  # ends a model that never comes back
-        run_rank(lambda: _Look(params, placement, split, data_dir), placement, reporter)
+        run_trial(lambda: _Look(params, placement, split, data_dir), placement, reporter, seconds=_SECONDS)
 
     launch(work, 1)
 

@@ -6,32 +6,25 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from samebits.measuring.phases import Twins, break_down
+from samebits.measuring.references import REFERENCES, make_reference, make_references, reference_names
+from samebits.measuring.rounding import measure_rounding
+from samebits.measuring.same_draws import measure_same_draws
+from samebits.measuring.slices import NO_MEMORY_LEFT, Slices, measure_slices
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.strategies import BASELINE
 from samebits.training.loop import Snapshot
-from samebits.training.phases import Twins, break_down
-from samebits.training.rounding import measure_rounding
-from samebits.training.same_draws import measure_same_draws
-from samebits.training.slices import (
-    EVERYWHERE,
-    NO_MEMORY_LEFT,
-    Slices,
-    make_reference,
-    make_references,
-    measure_slices,
-    reference_names,
-)
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from samebits.measuring.references import References
     from samebits.records.breakdown import Breakdown
     from samebits.records.run import Rounding
     from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable
     from samebits.training.setup import Setup
-    from samebits.training.slices import References
     from samebits.workers.sampler import Sampler
 
 
@@ -49,8 +42,9 @@ def has_twins(setup: Setup, placement: Placement) -> bool:
     """Whether this rank has copies of the training beside it, and so has to keep the untrained model."""
     if setup.params.train.repeats == 1 or placement.fallback:
         return False
-    names = {*reference_names(placement, setup.numerics.name)}
-    return setup.numerics.name == "fast" or bool(names if setup.worker.rank == 0 else names & EVERYWHERE)
+    names = reference_names(placement, setup.numerics.name)
+    here = [name for name in names if setup.worker.rank == 0 or REFERENCES[name].everywhere]
+    return setup.numerics.name == "fast" or bool(here)
 
 
 def measure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import gc
 import mmap
+import os
 import signal
 import sys
 import time
@@ -185,6 +186,15 @@ def run_rank(make: Callable[[], Rank], placement: Placement, reporter: Reporter)
         # Python's lock, the group would wait for ever for threads of its own that need the lock.
         gc.collect()
         rank.worker.close()
+
+
+def run_trial(make: Callable[[], Rank], placement: Placement, reporter: Reporter, *, seconds: int) -> None:
+    """As ``run_rank``, of a trial: what a model prints is no answer of its command, and it ends after ``seconds``."""
+    os.dup2(2, 1)
+    if placement.device_type == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either
+    signal.alarm(seconds)  # ends a model that never comes back
+    run_rank(make, placement, reporter)
 
 
 @contextmanager

@@ -13,23 +13,24 @@ from tqdm import tqdm
 
 from samebits.files import settle
 from samebits.host import HostFacts, host_facts
+from samebits.measuring.prolonging import notes_of
+from samebits.measuring.references import WARM_UP_STEPS, copy_of
+from samebits.measuring.roof import measure_roof
+from samebits.measuring.slices import NOT_ENDED, why_no_speedup
+from samebits.measuring.trace import write_trace
 from samebits.records import log as events
 from samebits.records.card import read_card
 from samebits.records.run import FILES, TRACE, WEIGHTS, Node, RunRecord, Timing, run_name, write_run
 from samebits.records.statistics import spread
-from samebits.remarks import Fallback, Missing, OneDevice, Oversubscribed, Resumed
-from samebits.strategies import BASELINE, STRATEGIES
+from samebits.remarks import Resumed
+from samebits.strategies import STRATEGIES
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.diagnosis import batch_norms_of
 from samebits.training.loop import train, warm_up
 from samebits.training.memory import MemoryMeter
 from samebits.training.meters import peak_gib, reset_peak
 from samebits.training.placement import not_applied
-from samebits.training.prolonging import notes_of
-from samebits.training.roof import measure_roof
 from samebits.training.setup import Setup
-from samebits.training.slices import NOT_ENDED, WARM_UP_STEPS, copy_of
-from samebits.training.trace import write_trace
 from samebits.training.weights import save_weights, weights_digest
 from samebits.training.worker import make_worker
 from samebits.workers.measure import Measurements, has_twins, measure
@@ -43,15 +44,15 @@ if TYPE_CHECKING:
     from torch import nn
 
     from samebits.batch_split import BatchSplit
+    from samebits.measuring.slices import Slices
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.records.log import Event, RunLog
     from samebits.records.run import Arithmetic
-    from samebits.remarks import Note, Reason
+    from samebits.remarks import Note
     from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable, Training
-    from samebits.training.slices import Slices
     from samebits.workers.rank import Phase, Reporter
 
 
@@ -332,16 +333,6 @@ def timing_of(trained: Trained, slices: Slices, *, samples: int) -> Timing:
             f"device{i}": peak if math.isfinite(peak) else None for i, peak in enumerate(trained.peaks_gib)
         },
     )
-
-
-def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
-    """Why there is no ratio to ``single``; None where there is one, or where none can be."""
-    if placement.strategy == BASELINE.name or slices.speedup():
-        return None
-    if placement.may_speed_up:
-        return slices.problem or Missing(kind="not_measured")
-    reasons = (label for label in placement.labels if isinstance(label, Fallback | Oversubscribed | OneDevice))
-    return next(reasons, OneDevice())
 
 
 def train_as_rank(spec: TrainingSpec, reporter: Reporter) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from samebits.files import Part
 from samebits.results.explanation.observed import BUSY_CORES
 from samebits.results.explanation.parts import mean_parts
+from samebits.results.explanation.remedies import (
+    accumulate,
+    fewer_devices,
+    larger_batch,
+    share_no_device,
+    use_ddp,
+    without,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -15,24 +23,7 @@ if TYPE_CHECKING:
     from samebits.records.breakdown import Bounds, Phases, Traffic
     from samebits.results.explanation.observed import Observed
     from samebits.results.explanation.parts import Parts
-
-CauseKind = Literal[
-    "launch_bound",
-    "small_batch",
-    "optimizer",
-    "communication",
-    "slow_link",
-    "reduced_often",
-    "buffers",
-    "straggler",
-    "data",
-    "device_reads",
-    "busy_host",
-    "own_threads",
-    "contention",
-    "oversubscribed",
-    "dp_copies",
-]
+    from samebits.results.explanation.remedies import Remedy
 
 LEAST_SHARE = 0.10
 """A cause takes at least this share of a step, or it is not named."""
@@ -54,6 +45,53 @@ MORE_THAN_ONCE = 1.5
 
 LATENCY_TIMES = 3
 """An all-reduce that takes less than so many times that of the smallest message is one of latency, not of bytes."""
+
+
+class CauseSpec(NamedTuple):
+    """What a cause is in one sentence, with its ``rank`` and ``phase``, and what to do about it."""
+
+    sentence: str
+    remedy: Callable[[Cause, Observed], Remedy]
+
+
+CAUSES = {
+    "launch_bound": CauseSpec(
+        "This time does not depend on the batch: Python and the launching of operations", larger_batch
+    ),
+    "small_batch": CauseSpec(
+        "The batch is too small to share: this time does not shrink with a device's part of it", larger_batch
+    ),
+    "optimizer": CauseSpec("The optimizer moves many parameters for few samples", accumulate),
+    "communication": CauseSpec("Gradients are sent for longer than the backward pass can hide", accumulate),
+    "slow_link": CauseSpec("The link between the devices is slow for these gradients", accumulate),
+    "reduced_often": CauseSpec("Gradients are all-reduced more than once in a step", without("sync_once")),
+    "buffers": CauseSpec(
+        "Buffers are sent before each forward pass, as those of BatchNorm",
+        without("keep_buffers", {"train.ddp.forward_sync_buffers": False}),
+    ),
+    "straggler": CauseSpec(
+        "All wait for rank {rank}, whose {phase} takes longer than that of the others", without("balance_ranks")
+    ),
+    "data": CauseSpec("The devices wait for their input", without("feed_faster")),
+    "device_reads": CauseSpec(
+        "The forward pass reads values of the device into Python, and waits for each", without("keep_on_device")
+    ),
+    "busy_host": CauseSpec("Other processes use the cores of this host", without("free_cores")),
+    "own_threads": CauseSpec(
+        "The model's operations use more threads than the one that a device has here", without("one_thread")
+    ),
+    "contention": CauseSpec(
+        "Devices slow each other down without any communication: they share memory, caches or power", fewer_devices
+    ),
+    "oversubscribed": CauseSpec("Several workers share a device", share_no_device),
+    "dp_copies": CauseSpec("DataParallel copies the model and the batch in each step", use_ddp),
+}
+"""By kind; what finds them is listed below."""
+
+if TYPE_CHECKING:
+    CauseKind: TypeAlias = str
+else:
+    CauseKind = Literal[tuple(CAUSES)]
 
 
 class Evidence(Part):

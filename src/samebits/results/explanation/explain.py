@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from samebits.files import Part
 from samebits.records.breakdown import Bounds
-from samebits.results.explanation.causes import CauseKind, Evidence, find_causes
+from samebits.results.explanation.causes import CAUSES, CauseKind, Evidence, find_causes
 from samebits.results.explanation.observed import Observed
 from samebits.results.explanation.parts import Parts, mean_parts, plain_ms
-from samebits.results.explanation.remedies import Change, Gain, RemedyKind, remedy_for
+from samebits.results.explanation.remedies import Change, Gain, RemedyKind
 
 if TYPE_CHECKING:
     from samebits.records.run import Ratio, RunRecord
@@ -138,7 +138,7 @@ def _unsteady(slices: SliceSteps, observed: Observed, record: RunRecord) -> Unst
 
 
 def _finding(cause: Cause, observed: Observed, step: float | None) -> ExplainedCause:
-    remedy = remedy_for(cause, observed)
+    remedy = CAUSES[cause.kind].remedy(cause, observed)
     return ExplainedCause(
         cause=cause.kind,
         lost_ms=cause.ms,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from samebits.files import Part
 from samebits.strategies.ddp import DDP
@@ -11,24 +11,33 @@ from samebits.strategies.ddp import DDP
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from samebits.results.explanation.causes import Cause, CauseKind
+    from samebits.results.explanation.causes import Cause
     from samebits.results.explanation.observed import Observed
     from samebits.results.explanation.parts import Parts
 
-RemedyKind = Literal[
-    "accumulate",
-    "larger_batch",
-    "sync_once",
-    "keep_buffers",
-    "balance_ranks",
-    "feed_faster",
-    "keep_on_device",
-    "free_cores",
-    "one_thread",
-    "fewer_devices",
-    "use_ddp",
-    "share_no_device",
-]
+REMEDIES = {
+    "accumulate": "let each step do {grad_accum_steps:g} times the samples in as many micro-batches "
+    "(train.grad_accum_steps and train.global_batch_size, both {grad_accum_steps:g} times as large), and adapt the "
+    "learning rate",
+    "larger_batch": "make train.global_batch_size {global_batch_size:g} times as large, and adapt the learning rate",
+    "sync_once": "report it: all backward passes but the last of a step are to run under no_sync",
+    "keep_buffers": "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
+    "balance_ranks": "give that rank the same work and the same device as the others; "
+    "`python pipeline/train.py --trace` shows what it does",
+    "feed_faster": "prepare the input before the training, or in memory",
+    "keep_on_device": "remove .item(), .tolist() and `if tensor:` from the forward pass",
+    "free_cores": "stop what else runs on this host, or train elsewhere",
+    "one_thread": "leave out torch.set_num_threads: each worker has its cores already",
+    "fewer_devices": "use one device: it is faster here",
+    "use_ddp": "use ddp, which copies the model once",
+    "share_no_device": "let no two workers share a device (train.oversubscribe: false, train.num_devices: auto)",
+}
+"""What to do, by the kind of a remedy."""
+
+if TYPE_CHECKING:
+    RemedyKind: TypeAlias = str
+else:
+    RemedyKind = Literal[tuple(REMEDIES)]
 
 Change = dict[str, float | bool | str]
 """Keys of params.yaml and their values; of sizes of batches, and of accumulation, factors."""
@@ -53,12 +62,7 @@ class Remedy(NamedTuple):
     gain: Gain | None
 
 
-def remedy_for(cause: Cause, observed: Observed) -> Remedy:
-    """The advice for a cause."""
-    return _REMEDIES[cause.kind](cause, observed)
-
-
-def _without(kind: RemedyKind, change: Change | None = None) -> Callable[[Cause, Observed], Remedy]:
+def without(kind: RemedyKind, change: Change | None = None) -> Callable[[Cause, Observed], Remedy]:
     """Advice that takes away what the cause takes."""
 
     def remedy(cause: Cause, observed: Observed) -> Remedy:
@@ -69,10 +73,10 @@ def _without(kind: RemedyKind, change: Change | None = None) -> Callable[[Cause,
     return remedy
 
 
-def _accumulate(cause: Cause, observed: Observed) -> Remedy:
+def accumulate(cause: Cause, observed: Observed) -> Remedy:
     """Several micro-batches to an all-reduce and to a step of the optimizer; CUDA graphs do not go with them."""
     if observed.graphs:
-        return _larger_batch(cause, observed)
+        return larger_batch(cause, observed)
     times, change = _enlarged(observed)
     gains = [times * p.total / (p.total + (times - 1) * _of_a_batch(p, observed)) for p in _parts(observed)]
     return Remedy("accumulate", {"train.grad_accum_steps": times, **change}, _gain(gains))
@@ -93,7 +97,7 @@ def _of_a_batch(parts: Parts, observed: Observed) -> float:
     return work if observed.quiet else work + parts.queued
 
 
-def _larger_batch(_: Cause, observed: Observed) -> Remedy:
+def larger_batch(_: Cause, observed: Observed) -> Remedy:
     """More samples in a step: what does not depend on their number is shared by more of them."""
     times, change = _enlarged(observed)
     half, slices = observed.breakdown.bounds.half_ms, observed.slices
@@ -110,7 +114,7 @@ def _larger_batch(_: Cause, observed: Observed) -> Remedy:
     return Remedy("larger_batch", change, _gain([times * s / (s + (times - 1) * growing) for s in steps]))
 
 
-def _fewer_devices(_: Cause, observed: Observed) -> Remedy:
+def fewer_devices(_: Cause, observed: Observed) -> Remedy:
     """One device, which is faster."""
     speedup = observed.speedup
     assert speedup is not None, "contention is a cause where one device is shown to be faster"
@@ -118,12 +122,12 @@ def _fewer_devices(_: Cause, observed: Observed) -> Remedy:
     return Remedy("fewer_devices", {"train.num_devices": 1}, gain)
 
 
-def _use_ddp(_: Cause, __: Observed) -> Remedy:
+def use_ddp(_: Cause, __: Observed) -> Remedy:
     """What ddp sends in their place is not known from a step under dp."""
     return Remedy("use_ddp", {"train.strategies": DDP.name}, None)
 
 
-def _share_no_device(_: Cause, __: Observed) -> Remedy:
+def share_no_device(_: Cause, __: Observed) -> Remedy:
     """A worker for each device; what that brings is not known from steps that shared one."""
     return Remedy("share_no_device", {"train.oversubscribe": False, "train.num_devices": "auto"}, None)
 
@@ -134,22 +138,3 @@ def _parts(observed: Observed) -> list[Parts]:
 
 def _gain(gains: Sequence[float]) -> Gain:
     return Gain(median=median(gains), low=min(gains), high=max(gains))
-
-
-_REMEDIES: dict[CauseKind, Callable[[Cause, Observed], Remedy]] = {
-    "launch_bound": _larger_batch,
-    "small_batch": _larger_batch,
-    "optimizer": _accumulate,
-    "communication": _accumulate,
-    "slow_link": _accumulate,
-    "reduced_often": _without("sync_once"),
-    "buffers": _without("keep_buffers", {"train.ddp.forward_sync_buffers": False}),
-    "straggler": _without("balance_ranks"),
-    "data": _without("feed_faster"),
-    "device_reads": _without("keep_on_device"),
-    "busy_host": _without("free_cores"),
-    "own_threads": _without("one_thread"),
-    "contention": _fewer_devices,
-    "oversubscribed": _share_no_device,
-    "dp_copies": _use_ddp,
-}

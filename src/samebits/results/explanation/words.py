@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from samebits.results.explanation.causes import CAUSES
+from samebits.results.explanation.remedies import REMEDIES
 from samebits.results.ratios import three_digits
 from samebits.results.text import milliseconds
 
@@ -11,10 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from samebits.records.run import RunRecord
-    from samebits.results.explanation.causes import CauseKind, Evidence
+    from samebits.results.explanation.causes import Evidence
     from samebits.results.explanation.explain import ExplainedCause, Explanation, Unsteady
     from samebits.results.explanation.parts import Parts
-    from samebits.results.explanation.remedies import RemedyKind
 
 PART_NAMES: dict[str, str] = {
     "data": "making a batch ready",
@@ -45,56 +46,20 @@ LOSS_NAMES: dict[str, str] = {
 
 NOTHING = "No cause that can be changed here takes a tenth of a step."
 
-_CAUSES: dict[CauseKind, str] = {
-    "launch_bound": "This time does not depend on the batch: Python and the launching of operations",
-    "small_batch": "The batch is too small to share: this time does not shrink with a device's part of it",
-    "optimizer": "The optimizer moves many parameters for few samples",
-    "communication": "Gradients are sent for longer than the backward pass can hide",
-    "slow_link": "The link between the devices is slow for these gradients",
-    "reduced_often": "Gradients are all-reduced more than once in a step",
-    "buffers": "Buffers are sent before each forward pass, as those of BatchNorm",
-    "straggler": "All wait for rank {rank}, whose {phase} takes longer than that of the others",
-    "data": "The devices wait for their input",
-    "device_reads": "The forward pass reads values of the device into Python, and waits for each",
-    "busy_host": "Other processes use the cores of this host",
-    "own_threads": "The model's operations use more threads than the one that a device has here",
-    "contention": "Devices slow each other down without any communication: they share memory, caches or power",
-    "oversubscribed": "Several workers share a device",
-    "dp_copies": "DataParallel copies the model and the batch in each step",
-}
-
 _PASSES = {"forward": "forward pass", "backward": "backward pass", "host": "Python"}
-
-_REMEDIES: dict[RemedyKind, str] = {
-    "accumulate": "let each step do {grad_accum_steps:g} times the samples in as many micro-batches "
-    "(train.grad_accum_steps and train.global_batch_size, both {grad_accum_steps:g} times as large), and adapt the "
-    "learning rate",
-    "larger_batch": "make train.global_batch_size {global_batch_size:g} times as large, and adapt the learning rate",
-    "sync_once": "report it: all backward passes but the last of a step are to run under no_sync",
-    "keep_buffers": "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
-    "balance_ranks": "give that rank the same work and the same device as the others; "
-    "`python pipeline/train.py --trace` shows what it does",
-    "feed_faster": "prepare the input before the training, or in memory",
-    "keep_on_device": "remove .item(), .tolist() and `if tensor:` from the forward pass",
-    "free_cores": "stop what else runs on this host, or train elsewhere",
-    "one_thread": "leave out torch.set_num_threads: each worker has its cores already",
-    "fewer_devices": "use one device: it is faster here",
-    "use_ddp": "use ddp, which copies the model once",
-    "share_no_device": "let no two workers share a device (train.oversubscribe: false, train.num_devices: auto)",
-}
 
 
 def cause_of(finding: ExplainedCause) -> str:
     """The cause in one sentence."""
     phase = finding.phase or ""
-    text = _CAUSES[finding.cause].format(rank=finding.rank, phase=_PASSES.get(phase, phase))
+    text = CAUSES[finding.cause].sentence.format(rank=finding.rank, phase=_PASSES.get(phase, phase))
     share = "" if finding.share is None else f", {finding.share:.0%} of a step"
     return f"{text}: {milliseconds(finding.lost_ms)}{share}."
 
 
 def advice_of(finding: ExplainedCause) -> str:
     """The next step, and what it should bring."""
-    text = _REMEDIES[finding.remedy].format(**{key.rpartition(".")[2]: by for key, by in finding.change.items()})
+    text = REMEDIES[finding.remedy].format(**{key.rpartition(".")[2]: by for key, by in finding.change.items()})
     if more := finding.change.get("data.num_samples"):
         text += f"; that takes {more:g} times the samples"
     gain = finding.gain

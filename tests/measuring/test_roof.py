@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from samebits.measuring import roof
+from samebits.measuring.roof import count_flops, measure_roof, multiply_fast
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
 from samebits.params import parse_params
-from samebits.training import roof
-from samebits.training.roof import count_flops, measure_roof, multiply_fast
 from trainables import make_trainable
 
 CPU = torch.device("cpu")
@@ -158,7 +158,7 @@ def test_counting_does_not_import_the_compiler():
     code = """
 import sys, torch
 from torch import nn
-from samebits.training.roof import _Counter
+from samebits.measuring.roof import _Counter
 with _Counter() as counter:
     nn.Linear(4, 2)(torch.ones(3, 4)).sum().backward()
 print(counter.flops, "torch._dynamo" in sys.modules)

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from samebits.host import Cores, CoreShares, count_cores
+from samebits.measuring.bounds import gradient_bytes, measure_bounds
+from samebits.measuring.buckets import Tracer
+from samebits.measuring.reads import ReadCounter, read_seconds
 from samebits.records.breakdown import Breakdown, Phases, RankPhases, Reads, Traffic
-from samebits.training.bounds import gradient_bytes, measure_bounds
-from samebits.training.buckets import Tracer
 from samebits.training.meters import StepClock
 from samebits.training.notes import PhaseClock, no_notes
-from samebits.training.reads import ReadCounter, read_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

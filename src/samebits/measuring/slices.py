@@ -1,9 +1,5 @@
 """Timed slices beside the training: repeats, and what the same work takes otherwise.
 
-References run on the first device alone: ``single`` does the whole global batch, ``share`` one device's share of it,
-and ``fast``, beside an exact ``single``, does the whole batch in PyTorch's own arithmetic. Two more run on all devices
-at once: ``together`` without any communication, and ``node``, on several machines, with none between them.
-
 A slice is cut into chunks, and those of the references are interleaved with the strategy's own, so that a host whose
 speed drifts slows all of them alike: ratios are taken within a chunk. On a noisy host there are more repeats than were
 asked for.
@@ -11,45 +7,33 @@ asked for.
 
 from __future__ import annotations
 
-import copy
-import gc
 import itertools
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from samebits.errors import UserError, first_line
+from samebits.measuring.prolonging import Prolonging
+from samebits.measuring.references import REFERENCES
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.records.measurement import Measurement, Repeats, SliceName
 from samebits.records.statistics import paired_ratio
-from samebits.remarks import Missing
+from samebits.remarks import Fallback, Missing, OneDevice, Oversubscribed, Reason
 from samebits.strategies import BASELINE
-from samebits.training.loop import warm_up
 from samebits.training.meters import StepClock
-from samebits.training.prolonging import Prolonging
-from samebits.training.setup import Setup
-from samebits.training.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from samebits.batch_split import BatchSplit
-    from samebits.params.schema import NumericsName, Train
+    from samebits.measuring.references import References
+    from samebits.params.schema import Train
     from samebits.records.run import Ratio
     from samebits.strategies.placement import Placement
-    from samebits.training.batches import Data
-    from samebits.training.buckets import Tracer
     from samebits.training.loop import Trainable
 
-ReferenceName = SliceName | Literal["traced", "half"]
-"""``traced`` is the training itself, with notes of its all-reduces; ``half`` does half the batch on one device."""
-
-EVERYWHERE: set[SliceName] = {"together", "node"}  # the others run on the first device
 SLICE_SECONDS = 0.5
 CHUNKS = 8
-WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,55 +82,6 @@ NOT_ENDED = Slices(problem=Missing(kind="not_ended"))
 NO_MEMORY_LEFT = Slices(problem=Missing(kind="no_memory_left"))
 
 
-def reference_names(placement: Placement, numerics: NumericsName) -> tuple[SliceName, ...]:
-    """What a training is compared with."""
-    if placement.may_speed_up:
-        together: tuple[SliceName, ...] = ("together",) if placement.has_ranks else ()
-        node: tuple[SliceName, ...] = ("node",) if max(placement.devices_by_node, default=1) > 1 else ()
-        return "single", "share", *together, *node
-    return ("fast",) if numerics == "exact" and placement.strategy == BASELINE.name else ()
-
-
-@dataclass
-class References:
-    """Warm references that run on this rank, and the names of all; ``problem`` says why some or all are missing."""
-
-    names: tuple[SliceName, ...] = ()
-    here: dict[SliceName, Trainable] = field(default_factory=dict)
-    problem: Missing | None = None
-
-    def release(self) -> None:
-        """Free the memory of those here: captured modules hold themselves, so nothing else would."""
-        self.here.clear()
-        gc.collect()
-
-
-def make_references(untrained: nn.Module | None, data: Data, setup: Setup, placement: Placement) -> References:
-    """What a training is timed beside. Every rank must call it.
-
-    ``untrained`` is the model as it was built, None on a rank that has no reference. A reference that does not fit on
-    the device is said, not fatal; the others stay if it is ``single``, which has the whole batch on one device.
-    """
-    if setup.params.train.repeats == 1:
-        return References(problem=Missing(kind="one_repeat"))
-    references = References()
-    worker = setup.worker
-    for name in reference_names(placement, setup.numerics.name):
-        make = partial(make_reference, name, untrained=untrained, data=data, setup=setup, placement=placement)
-        reference = make() if name in EVERYWHERE else worker.ranks.first_alone(make)
-        if reference is not None:
-            references.here[name] = reference
-        lacks = reference is None and (worker.rank == 0 or name in EVERYWHERE)
-        if not worker.ranks.max_over_ranks([lacks])[0]:
-            references.names += (name,)
-            continue
-        references.problem = Missing(kind="no_memory")
-        if name != "single":
-            references.release()
-            return References(problem=references.problem)
-    return references
-
-
 def measure_slices(
     trainable: Trainable, references: References, losses: Sequence[float], asked: Train, *, step_seconds: float
 ) -> Slices:
@@ -161,67 +96,6 @@ def measure_slices(
         trainable, references.here, references.names, losses, step_seconds=step_seconds, prolonging=prolonging
     )
     return replace(slices, problem=references.problem or slices.problem)
-
-
-def make_reference(
-    name: ReferenceName,
-    *,
-    untrained: nn.Module | None,
-    data: Data,
-    setup: Setup,
-    placement: Placement,
-    tracer: Tracer | None = None,
-) -> Trainable | None:
-    """A warm reference on this worker's first device, which has an ``untrained`` model; None if it does not fit there.
-
-    It is set up as its own training would be, but that the share of a strategy that cannot be compiled is not either.
-    """
-    assert untrained is not None
-    numerics = "fast" if name == "fast" else setup.numerics.name
-    split, worker = _part(name, setup, placement)
-    if tracer:
-        worker = worker.traced(tracer)
-    if numerics == "fast":
-        split = replace(split, shards=None)
-    part = Setup(setup.params, numerics, setup.card, split=split, worker=worker)
-    part.numerics.configure()
-    try:
-        model = part.place(copy_of(untrained))
-        reference = part.trainable(model, part.batches(data))
-        warm_up(reference, WARM_UP_STEPS[setup.worker.device.type])
-    except Exception as error:
-        if name in ("node", "traced") or not is_out_of_memory(error):  # whose group waits for this rank
-            raise
-        return None
-    return reference
-
-
-def copy_of(model: nn.Module) -> nn.Module:
-    """A copy that shares nothing. Raises UserError: something in the model cannot be copied."""
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:
-        raise UserError(
-            f"the model cannot be copied, to be timed beside the training: {first_line(str(error))}",
-            hint="keep what cannot be copied out of it, or set train.repeats to 1, which times nothing",
-        ) from error
-
-
-def _part(name: ReferenceName, setup: Setup, placement: Placement) -> tuple[BatchSplit, Worker]:
-    """What a reference feeds, and under which strategy."""
-    worker = setup.worker
-    match name:
-        case "share":
-            return setup.split.share(), worker.alone()
-        case "together":
-            return setup.split, worker.alone()
-        case "node":
-            return setup.split, worker.within(placement.ranks_by_node)
-        case "traced":
-            return setup.split, worker
-        case "half":
-            return setup.split.over(devices=2).share(), worker.alone()
-    return setup.split.over(), Worker([worker.device])
 
 
 def time_slices(
@@ -264,6 +138,16 @@ def time_slices(
     )
 
 
+def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
+    """Why there is no ratio to ``single``; None where there is one, or where none can be."""
+    if placement.strategy == BASELINE.name or slices.speedup():
+        return None
+    if placement.may_speed_up:
+        return slices.problem or Missing(kind="not_measured")
+    reasons = (label for label in placement.labels if isinstance(label, Fallback | Oversubscribed | OneDevice))
+    return next(reasons, OneDevice())
+
+
 class _TimedSlices:
     """Slices of a training and of its references, repeat by repeat; every rank must ask for as many.
 
@@ -301,7 +185,7 @@ class _TimedSlices:
         """Seconds of a chunk on this rank, 0 if it does not run here."""
         self._worker.ranks.barrier()
         clock = StepClock(self._worker.device)
-        if name == "strategy" or name in EVERYWHERE:
+        if name == "strategy" or REFERENCES[name].everywhere:
             self._run(name, steps, clock)
         else:  # the others wait, for longer than a collective may take if need be
             self._worker.ranks.first_alone(lambda: self._run(name, steps, clock))
@@ -313,7 +197,7 @@ class _TimedSlices:
         try:
             losses, self._random[name] = _run_steps(self._here[name], self._random[name], steps, clock)
         except Exception as error:
-            if name in ("strategy", "node") or not is_out_of_memory(error):  # others wait for this one
+            if name == "strategy" or REFERENCES[name].waits or not is_out_of_memory(error):  # others wait for this one
                 raise
             del self._here[name]
             self.ran_out = True

@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from samebits.measuring import slices as timing
+from samebits.measuring.prolonging import MOST_REPEATS, Prolonging, notes_of, why_stop
+from samebits.measuring.slices import time_slices
 from samebits.records.measurement import Repeats
 from samebits.remarks import Prolonged, Unrepeated
-from samebits.training import slices as timing
 from samebits.training.loop import NoTracker, train
-from samebits.training.prolonging import MOST_REPEATS, Prolonging, notes_of, why_stop
-from samebits.training.slices import time_slices
 from samples import ratio
 from trainables import make_trainable
 

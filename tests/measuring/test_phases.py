@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from patience import patient
+from samebits.measuring.bounds import gradient_bytes
+from samebits.measuring.phases import TURNS, Twins, break_down, one_thread
+from samebits.measuring.reads import ReadCounter
 from samebits.training import meters, notes
-from samebits.training.bounds import gradient_bytes
 from samebits.training.notes import PhaseClock, Queue, no_notes
-from samebits.training.phases import TURNS, Twins, break_down, one_thread
-from samebits.training.reads import ReadCounter
 from trainables import make_trainable
 
 CPU = torch.device("cpu")

@@ -12,19 +12,21 @@ from torch import nn
 
 from conftest import small
 from samebits.errors import UserError
+from samebits.measuring import references as references_module
+from samebits.measuring import slices as slices_module
+from samebits.measuring.prolonging import Prolonging
+from samebits.measuring.references import copy_of, make_reference, reference_names
+from samebits.measuring.rounding import PERTURBATION, envelope, measure_rounding
+from samebits.measuring.slices import Slices, time_slices
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.records.run import TwinLoss, relative_difference
 from samebits.strategies import STRATEGIES
 from samebits.training import meters as timing
-from samebits.training import slices as slices_module
 from samebits.training.loop import NoTracker, Snapshot, train, warm_up
 from samebits.training.meters import StepClock
 from samebits.training.models.build import build_model
-from samebits.training.prolonging import Prolonging
-from samebits.training.rounding import PERTURBATION, envelope, measure_rounding
 from samebits.training.setup import Setup
-from samebits.training.slices import Slices, copy_of, make_reference, reference_names, time_slices
 from samebits.training.worker import Worker
 from samples import placed, ratio
 from trainables import make_trainable
@@ -134,10 +136,12 @@ def test_a_reference_with_the_whole_batch_that_does_not_fit_leaves_the_others(la
     made = trainable(repeats=3, prolong_s=0.0)
     two, split = placed("ddp", parse_params(small(num_devices=2, oversubscribe=True)), gpus=0)
     setup = Setup(made.params, "fast", made.card, split=split, worker=made.trainable.worker)
-    real = slices_module.make_reference
-    monkeypatch.setattr(slices_module, "make_reference", lambda name, **kw: None if name == lacks else real(name, **kw))
+    real = references_module.make_reference
+    monkeypatch.setattr(
+        references_module, "make_reference", lambda name, **kw: None if name == lacks else real(name, **kw)
+    )
     untrained = build_model(made.params.model, made.card, made.params.seed)
-    references = slices_module.make_references(untrained, made.data, setup, two)
+    references = references_module.make_references(untrained, made.data, setup, two)
     assert (references.names, tuple(references.here), references.problem.kind) == (names, names, "no_memory")
     if names:
         made.trainable.reset()

@@ -1,0 +1,1 @@
+"""Measuring a training: timed slices beside references, the phases of a step, rooflines, rounding."""

@@ -1,0 +1,179 @@
+"""References: what a training is timed beside, each a training of its own of the same model."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from samebits.errors import UserError, first_line
+from samebits.numerics.allocators import is_out_of_memory
+from samebits.remarks import Missing
+from samebits.strategies import BASELINE
+from samebits.training.loop import warm_up
+from samebits.training.setup import Setup
+from samebits.training.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from samebits.batch_split import BatchSplit
+    from samebits.measuring.buckets import Tracer
+    from samebits.params.schema import NumericsName
+    from samebits.records.measurement import SliceName
+    from samebits.strategies.placement import Placement
+    from samebits.training.batches import Data
+    from samebits.training.loop import Trainable
+
+    ReferenceName = SliceName | Literal["traced", "half"]
+
+WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """One of them: what it feeds, and by which worker.
+
+    It is one of the slices of a training where it is ``wanted``. ``everywhere``: on every rank, where the others run on
+    the first device. ``waits``: its ranks wait for each other, so that none may lack it. ``numerics``: other ones than
+    the training's.
+    """
+
+    part: Callable[[Setup, Placement], tuple[BatchSplit, Worker]]
+    wanted: Callable[[Placement, NumericsName], bool] = lambda *_: False
+    everywhere: bool = False
+    waits: bool = False
+    numerics: NumericsName | None = None
+
+
+def _on_one_device(setup: Setup, _: Placement) -> tuple[BatchSplit, Worker]:
+    return setup.split.over(), Worker([setup.worker.device])
+
+
+REFERENCES: dict[ReferenceName, Reference] = {
+    # the whole batch on one device
+    "single": Reference(part=_on_one_device, wanted=lambda placement, _: placement.may_speed_up),
+    # one device's share of the batch, on one device
+    "share": Reference(
+        part=lambda setup, _: (setup.split.share(), setup.worker.alone()),
+        wanted=lambda placement, _: placement.may_speed_up,
+    ),
+    # all devices at once, without communication
+    "together": Reference(
+        part=lambda setup, _: (setup.split, setup.worker.alone()),
+        wanted=lambda placement, _: placement.may_speed_up and placement.has_ranks,
+        everywhere=True,
+    ),
+    # the training itself, without communication between machines
+    "node": Reference(
+        part=lambda setup, placement: (setup.split, setup.worker.within(placement.ranks_by_node)),
+        wanted=lambda placement, _: placement.may_speed_up and max(placement.devices_by_node, default=1) > 1,
+        everywhere=True,
+        waits=True,
+    ),
+    # the same on one device, in fast numerics
+    "fast": Reference(
+        part=_on_one_device,
+        wanted=lambda placement, numerics: numerics == "exact" and placement.strategy == BASELINE.name,
+        numerics="fast",
+    ),
+    # the training itself, with notes of its all-reduces
+    "traced": Reference(part=lambda setup, _: (setup.split, setup.worker), waits=True),
+    # half the batch on one device
+    "half": Reference(part=lambda setup, _: (setup.split.over(devices=2).share(), setup.worker.alone())),
+}
+
+
+def reference_names(placement: Placement, numerics: NumericsName) -> tuple[SliceName, ...]:
+    """What a training is compared with in its slices."""
+    return tuple(name for name, one in REFERENCES.items() if one.wanted(placement, numerics))  # type: ignore[misc]
+
+
+@dataclass
+class References:
+    """Warm references that run on this rank, and the names of all; ``problem`` says why some or all are missing."""
+
+    names: tuple[SliceName, ...] = ()
+    here: dict[SliceName, Trainable] = field(default_factory=dict)
+    problem: Missing | None = None
+
+    def release(self) -> None:
+        """Free the memory of those here: captured modules hold themselves, so nothing else would."""
+        self.here.clear()
+        gc.collect()
+
+
+def make_references(untrained: nn.Module | None, data: Data, setup: Setup, placement: Placement) -> References:
+    """What a training is timed beside. Every rank must call it.
+
+    ``untrained`` is the model as it was built, None on a rank that has no reference. A reference that does not fit on
+    the device is said, not fatal; the others stay if it is ``single``, which has the whole batch on one device.
+    """
+    if setup.params.train.repeats == 1:
+        return References(problem=Missing(kind="one_repeat"))
+    references = References()
+    worker = setup.worker
+    for name in reference_names(placement, setup.numerics.name):
+        make = partial(make_reference, name, untrained=untrained, data=data, setup=setup, placement=placement)
+        everywhere = REFERENCES[name].everywhere
+        reference = make() if everywhere else worker.ranks.first_alone(make)
+        if reference is not None:
+            references.here[name] = reference
+        lacks = reference is None and (worker.rank == 0 or everywhere)
+        if not worker.ranks.max_over_ranks([lacks])[0]:
+            references.names += (name,)
+            continue
+        references.problem = Missing(kind="no_memory")
+        if name != "single":
+            references.release()
+            return References(problem=references.problem)
+    return references
+
+
+def make_reference(
+    name: ReferenceName,
+    *,
+    untrained: nn.Module | None,
+    data: Data,
+    setup: Setup,
+    placement: Placement,
+    tracer: Tracer | None = None,
+) -> Trainable | None:
+    """A warm reference on this worker's first device, which has an ``untrained`` model; None if it does not fit there.
+
+    It is set up as its own training would be, but that the share of a strategy that cannot be compiled is not either.
+    """
+    assert untrained is not None
+    reference = REFERENCES[name]
+    numerics = reference.numerics or setup.numerics.name
+    split, worker = reference.part(setup, placement)
+    if tracer:
+        worker = worker.hooked(tracer.hook)
+    if numerics == "fast":
+        split = replace(split, shards=None)
+    part = Setup(setup.params, numerics, setup.card, split=split, worker=worker)
+    part.numerics.configure()
+    try:
+        model = part.place(copy_of(untrained))
+        made = part.trainable(model, part.batches(data))
+        warm_up(made, WARM_UP_STEPS[setup.worker.device.type])
+    except Exception as error:
+        if reference.waits or not is_out_of_memory(error):
+            raise
+        return None
+    return made
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A copy that shares nothing. Raises UserError: something in the model cannot be copied."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise UserError(
+            f"the model cannot be copied, to be timed beside the training: {first_line(str(error))}",
+            hint="keep what cannot be copied out of it, or set train.repeats to 1, which times nothing",
+        ) from error
