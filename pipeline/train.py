@@ -15,9 +15,9 @@ from typing import get_args
 
 import click
 
-from samebits.engines.endings import FOLDER as FOLDER_OF_ENDINGS
+from samebits.engines.exit_reports import FOLDER as FOLDER_OF_ENDINGS
 from samebits.errors import RefusedError, from_exit_code
-from samebits.host.rendezvous import find_nodes
+from samebits.host.cluster_environment import find_nodes
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, keys_affecting, with_num_devices
 from samebits.params.schema import NumericsName

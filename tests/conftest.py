@@ -51,9 +51,9 @@ pytest_plugins = ["running"]
 ROOT = Path(__file__).resolve().parent.parent
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else, which root alone can")
 FIRST = (
-    "workers/test_meeting.py",  # these fork pytest's own process, which is safe while it has no other threads
+    "workers/test_rendezvous.py",  # these fork pytest's own process, which is safe while it has no other threads
     "workers/test_peers.py",
-    "workers/test_reach.py",
+    "workers/test_connectivity.py",
     "workers/test_processes.py",
     "doctor/test_pairs.py",
     "doctor/test_doctor_nodes.py",

@@ -214,7 +214,7 @@ def imported_after(statement: str) -> set[str]:
             {"torch", "mlflow", "dvc", "docker"},
         ),
         ("import samebits.cli", {"torch", "mlflow", "dvc", "docker"}),
-        ("import samebits.doctor.visit", {"torch", "mlflow", "dvc", "docker"}),
+        ("import samebits.doctor.checks", {"torch", "mlflow", "dvc", "docker"}),
         ("import samebits.data.prepare, samebits.stages, samebits.records.log", {"torch", "mlflow", "dvc", "docker"}),
         # the one stage of an unchanged repository
         ("import runpy; runpy.run_path('pipeline/host.py', run_name='stage')", {"torch", "mlflow", "dvc", "docker"}),

@@ -22,7 +22,7 @@ MARKS = ("<!-- hosts -->\n", "<!-- /hosts -->")
 
 ASK = """
 import json, os, sys
-from samebits.doctor import software, visit
+from samebits.doctor import software, checks
 from samebits.errors import HostError
 from samebits.host import driver_facts, torch_build
 software.cuda = lambda gpus: []
@@ -34,7 +34,7 @@ for environ in json.load(sys.stdin):
         driver = driver_facts(ask_cuda=True)
     except HostError as error:
         driver = error
-    answers.append([visit.as_line(finding).plain for finding in visit.gpu_findings(torch_build(), driver)])
+    answers.append([checks.as_line(finding).plain for finding in checks.gpu_findings(torch_build(), driver)])
 json.dump(answers, sys.stdout)
 """
 """What a process does for a list of settings of the environment: the stand-in reads its host anew each time."""

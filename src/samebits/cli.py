@@ -23,7 +23,7 @@ from samebits.tracking.command import compare, explain, track
 if TYPE_CHECKING:
     from samebits.engines.launch import Engine
     from samebits.engines.settings import Kind
-    from samebits.host.rendezvous import Nodes
+    from samebits.host.cluster_environment import Nodes
     from samebits.results.verdict import Require
 
 
@@ -128,7 +128,7 @@ def doctor(
       samebits doctor --memory --memory-gib 24
       salloc --nodes=2 samebits doctor --nodes
     """
-    from samebits.doctor.visit import visit
+    from samebits.doctor.checks import visit
     from samebits.engines.launch import ending_told, run_in_allocation
     from samebits.numerics.environment import prepare_environment
 
@@ -157,7 +157,7 @@ def doctor(
 
 def _several_nodes() -> Nodes:
     """The machines that this is started on. Raises UserError: there is one."""
-    from samebits.host.rendezvous import find_nodes
+    from samebits.host.cluster_environment import find_nodes
 
     nodes = find_nodes()
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # how machines are joined is said in our own words

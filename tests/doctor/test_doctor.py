@@ -27,11 +27,11 @@ from torch import nn
 from conftest import ROOT, needs_root, small
 from patience import patient
 from samebits import host
-from samebits.doctor import machine, model, repository, software, trial
+from samebits.doctor import machine, model, model_trial, repository, software
 from samebits.doctor import store as mlflow_store
+from samebits.doctor.checks import visit
 from samebits.doctor.finding import Finding, check
 from samebits.doctor.store import store
-from samebits.doctor.visit import visit
 from samebits.errors import HostError, Interrupted, UserError
 from samebits.params import parse_params
 from samebits.records.log import EndEvent
@@ -838,7 +838,7 @@ def test_what_forward_writes(net, names):
     ],
 )
 def test_the_line_that_mixes_devices(forward, mixes):
-    place = trial.mixes_devices(Net(forward=forward), torch.randn(3, 4))
+    place = model_trial.mixes_devices(Net(forward=forward), torch.randn(3, 4))
     assert (place is not None) == mixes
     if mixes:
         assert "test_doctor.py:" in place
@@ -1034,7 +1034,7 @@ def placed(tmp_path, monkeypatch):
         monkeypatch.setattr(model, "launch", lambda function, workers: launched.append(workers))
         params = parse_params(small(**train))
         folders = {"data_dir": tmp_path, "out": tmp_path, "checkpoint": None}
-        tried = trial.Trial(params=params, strategy=strategy, numerics="fast", **folders, seconds=9)
+        tried = model_trial.Trial(params=params, strategy=strategy, numerics="fast", **folders, seconds=9)
         return model._try(tried)[0], launched
 
     return run

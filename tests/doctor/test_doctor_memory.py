@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from conftest import small
-from samebits.doctor import fitting, memory, room
+from samebits.doctor import fitting, memory, memory_trial
 from samebits.doctor.finding import Finding
 from samebits.doctor.fitting import Bracket, Case, Estimate, search
 from samebits.doctor.forecast import Forecast
-from samebits.doctor.room import FULL, STEP_MEMORY, Attempt, StepMemory
+from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.params import parse_params
@@ -270,7 +270,7 @@ def test_a_worker_that_ran_out_of_memory_leaves_word_and_no_other(error, full, t
     def fails(self):
         raise error
 
-    monkeypatch.setattr(room.Occupant, "_train", fails)
+    monkeypatch.setattr(memory_trial.MemoryTrialRank, "_train", fails)
     case = make_case(tmp_path)
     attempt = Attempt(
         params=case.params,
@@ -285,7 +285,7 @@ def test_a_worker_that_ran_out_of_memory_leaves_word_and_no_other(error, full, t
         seconds=60,
     )
     with pytest.raises(type(error)):
-        room.Occupant(attempt).run()
+        memory_trial.MemoryTrialRank(attempt).run()
     assert (tmp_path / FULL).exists() is full
 
 

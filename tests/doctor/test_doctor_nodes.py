@@ -3,16 +3,16 @@
 from samebits.doctor import pairs
 from samebits.doctor.nodes import _joined, _of_pair
 from samebits.doctor.pairs import NodePair
-from samebits.host.rendezvous import Nodes
-from samebits.workers.meeting import Meeting
-from samebits.workers.team import environment_of
+from samebits.host.cluster_environment import Nodes
+from samebits.workers.rendezvous import Rendezvous
+from samebits.workers.world import environment_of
 
 
 def test_a_worker_that_waits_in_vain_for_the_others_is_a_finding(port, monkeypatch):
     """The third machine, while the first two have not measured."""
     monkeypatch.setattr(pairs, "PAIR_SECONDS", 0.1)
     nodes = [Nodes(count=3, rank=rank, master="localhost", port=port) for rank in range(3)]
-    with Meeting(nodes[0], seconds=20) as meeting:
+    with Rendezvous(nodes[0], seconds=20) as meeting:
         environment = environment_of(nodes[2], meeting.address)
         (finding,) = _joined(nodes[2], ["n0", "n1", "n2"], environment, with_gpus=False)
     assert (finding.name, finding.status, finding.exit_code) == ("gloo", "failed", 3)

@@ -17,11 +17,11 @@ from ruamel.yaml import YAML
 
 from conftest import ROOT, needs_root
 from samebits.doctor import containers
-from samebits.engines import image, spec, stage
+from samebits.engines import docker_run, image, stage
 from samebits.engines.docker import SOCKET, address_of, connect, gpu_request
 from samebits.errors import HostError, UserError
 from samebits.host import visible_uuids
-from samebits.host.rendezvous import find_nodes
+from samebits.host.cluster_environment import find_nodes
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 
@@ -61,7 +61,7 @@ def test_compose_and_the_kit_name_one_image(tmp_path):
 def test_a_container_works_as_the_owner_of_the_clone(tmp_path):
     os.chown(tmp_path, 4321, 4322)
     values = compose_environment(tmp_path)
-    assert (values["SAMEBITS_GID"], spec.user_of(tmp_path)) == ("4322", "4321:4322")
+    assert (values["SAMEBITS_GID"], docker_run.user_of(tmp_path)) == ("4322", "4321:4322")
     assert (tmp_path / ".env").stat().st_uid == 4321
 
 
@@ -160,7 +160,7 @@ def test_inside_it_goes_on_where_it_is():
 )
 def test_inside_gpus_are_counted_before_a_choice_among_them(name, given, devices, cuda, error, gpu_host):
     gpu_host(name, cuda=cuda)
-    environ = {stage.INSIDE: "1", spec.GPUS: given, "SAMEBITS_IMAGE": "mine"}
+    environ = {stage.INSIDE: "1", docker_run.GPUS: given, "SAMEBITS_IMAGE": "mine"}
     if devices is not None:
         environ["CUDA_VISIBLE_DEVICES"] = devices
     if error is None:
@@ -281,7 +281,7 @@ SERVER = "http://mlflow:5000"
 
 
 def mounted(folder, uri=SERVER, **environ):
-    return spec.mounts_of(folder, uri, environ=environ)
+    return docker_run.mounts_of(folder, uri, environ=environ)
 
 
 def test_the_repository_is_mounted_and_a_store_elsewhere(repository, tmp_path):
@@ -323,7 +323,7 @@ def test_a_cache_of_dvcs_that_is_elsewhere_is_mounted(repository, tmp_path):
 
 def test_certificates_are_mounted_as_files(repository, tmp_path):
     (tmp_path / "ca.crt").touch()
-    assert spec.mounts_of(repository, SERVER, certificates=[tmp_path / "ca.crt"], environ={}) == [
+    assert docker_run.mounts_of(repository, SERVER, certificates=[tmp_path / "ca.crt"], environ={}) == [
         tmp_path / "ca.crt",
         repository,
     ]
@@ -394,7 +394,7 @@ def test_a_store_in_a_folder_of_the_images_own_is_refused(repository):
 def command_for(repository, monkeypatch):
     """The command that the engine gets in the repository."""
     monkeypatch.chdir(repository)
-    for name in ("SAMEBITS_MOUNTS", *spec.TRUST):
+    for name in ("SAMEBITS_MOUNTS", *docker_run.TRUST):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", SERVER)
     place = stage.Place(client=None, image=None, gpus=0)
@@ -511,17 +511,17 @@ def engine(*options, runtimes=("runc", "nvidia"), devices=()):
 def create_arguments(tmp_path, uri="http://mlflow:5000", *, gpus=0, client=None, **environ):
     attrs = {"RepoDigests": ["registry.example/samebits@sha256:1"]}
     known = SimpleNamespace(id="sha256:0", tags=["samebits:x"], labels={image.BASE_LABEL: "base"}, attrs=attrs)
-    command = spec.ContainerCommand(
+    command = docker_run.ContainerCommand(
         argv=["true"], cwd=tmp_path, mounts=[tmp_path], tracking_uri=uri, gpus=gpus, environ=environ
     )
-    return spec.create_arguments(client or engine(), known, command)
+    return docker_run.create_arguments(client or engine(), known, command)
 
 
 def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
     arguments = create_arguments(tmp_path, gpus=2)
     (request,) = arguments["device_requests"]
     assert (request.count, request.capabilities) == (-1, [["gpu"]])
-    assert {limit.name: limit.hard for limit in arguments["ulimits"]} == spec.LIMITS
+    assert {limit.name: limit.hard for limit in arguments["ulimits"]} == docker_run.LIMITS
     assert arguments["environment"]["SAMEBITS_HOST_GPUS"] == "2"
     assert "NVIDIA_VISIBLE_DEVICES" not in arguments["environment"]
     assert (create_arguments(tmp_path)["device_requests"], create_arguments(tmp_path)["ulimits"]) == ([], [])

@@ -12,7 +12,7 @@ from samebits.engines.kubernetes import as_yaml, manifests
 from samebits.engines.launch import TrainingCall
 from samebits.engines.settings import Cluster
 from samebits.errors import UserError
-from samebits.host.rendezvous import Nodes, find_nodes
+from samebits.host.cluster_environment import Nodes, find_nodes
 
 IMAGE = f"registry.example/samebits@sha256:{'a' * 64}"
 LEAST = {"image": IMAGE, "claim": "experiments"}

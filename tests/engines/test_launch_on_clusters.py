@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from conftest import ROOT
 from samebits.cli import main
 from samebits.engines import slurm
-from samebits.engines.endings import read_endings
+from samebits.engines.exit_reports import read_endings
 from samebits.engines.launch import ending_told, launcher, run_in_allocation
 from samebits.errors import HostError, Interrupted, UserError
 from samebits.tracking import sender

@@ -8,7 +8,7 @@ import torch
 
 from conftest import small
 from samebits.host import TOTALS, GpuMeters
-from samebits.measuring.roof import multiply_fast
+from samebits.measuring.roofline import multiply_fast
 from samebits.records.run import read_run
 
 pytestmark = pytest.mark.gpus(1)

@@ -201,7 +201,7 @@ def test_an_older_driver_ends_a_stage_in_one_line(script, stage, gpu_host):
     [
         "from samebits import host; host.count_gpus(), host.count_visible(), host.caution(), host.gpu_counters([0])",
         "from samebits import host; assert host.driver_facts(ask_cuda=True).cuda == '13.0'",
-        "from samebits.doctor.visit import host_findings; from pathlib import Path\n"
+        "from samebits.doctor.checks import host_findings; from pathlib import Path\n"
         "assert len(list(host_findings(Path('params.yaml')))) > 12",
     ],
 )

@@ -15,7 +15,7 @@ from samebits.measuring.bounds import gradient_bytes
 from samebits.measuring.phases import TURNS, Twins, break_down, one_thread
 from samebits.measuring.reads import ReadCounter
 from samebits.training import meters, notes
-from samebits.training.notes import PhaseClock, Queue, no_notes
+from samebits.training.notes import PhaseClock, Queue, ignore_phase
 from trainables import make_trainable
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def test_a_step_is_divided_and_left_as_it_was(trainable):
     assert all(min(turn.data, turn.forward, turn.backward, turn.optimizer) > 0 for turn in rank.noted)
     assert all(turn.scatter == turn.replicate == turn.gather == 0 for turn in rank.noted)
     assert (rank.alone, divided.traffic, divided.bounds.all_reduces, divided.reads.count) == ((), None, (), 0)
-    assert made.notes is no_notes
+    assert made.notes is ignore_phase
 
 
 def test_phases_add_up_to_the_step(trainable, monkeypatch):

@@ -264,7 +264,7 @@ def test_a_run_of_changed_files_is_made_again_with_its_patch(repository):
         ("src/samebits/stages.py", set()),
         ("src/samebits/errors.py", {"compare"}),  # whose labels have words of it
         ("src/samebits/remarks.py", {"compare"}),
-        ("src/samebits/doctor/visit.py", set()),
+        ("src/samebits/doctor/checks.py", set()),
         ("src/samebits/engines/container.py", set()),
     ],
 )

@@ -8,10 +8,10 @@ import pytest
 from conftest import wait_for
 from patience import patient
 from samebits.errors import CollectiveError, WorkerError
-from samebits.host.rendezvous import Nodes
+from samebits.host.cluster_environment import Nodes
 from samebits.workers import peers
-from samebits.workers.meeting import Meeting, PeerError
-from samebits.workers.peers import Others
+from samebits.workers.peers import PeerMonitor
+from samebits.workers.rendezvous import PeerError, Rendezvous
 
 NAMES = ("one", "two", "three")
 TIMEOUT_S = 10
@@ -48,10 +48,10 @@ def team(clock, port):
     try:
         for rank in range(3):
             nodes = Nodes(count=3, rank=rank, master="localhost", port=port)
-            meetings.append(Meeting(nodes, seconds=patient(60)))
+            meetings.append(Rendezvous(nodes, seconds=patient(60)))
             meetings[-1].board.set(f"beat/{rank}", "0")
         for meeting in meetings:
-            launchers.append(Others(meeting, NAMES, timeout_s=TIMEOUT_S))
+            launchers.append(PeerMonitor(meeting, NAMES, timeout_s=TIMEOUT_S))
             launchers[-1].watch()
         for launcher in launchers:
             wait_for(lambda launcher=launcher: all(node.beat not in ("", "0") for node in launcher._nodes))
@@ -142,7 +142,7 @@ def test_workers_that_cannot_be_forked_are_everybodys_failure(team, clock, port)
     """Then nobody has listened yet, and the launcher would leave without a word."""
     first, second, _ = team
     stop(second)
-    forking = Others(second._meeting, NAMES, timeout_s=TIMEOUT_S)
+    forking = PeerMonitor(second._meeting, NAMES, timeout_s=TIMEOUT_S)
     cause = forking.cause(WorkerError("no process left", hint="raise ulimit -u"))
     forking.leave()
     assert cause.message == "node 1 (two): no process left"

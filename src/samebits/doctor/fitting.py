@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from samebits.doctor.forecast import largest_batch
-from samebits.doctor.room import FULL, STEP_MEMORY, Attempt, StepMemory, attempt_batch
+from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory, attempt_batch
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
 from samebits.records.run import run_name

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from samebits.doctor.finding import Finding, failed, of_error, ok, skipped
 from samebits.doctor.fitting import Case, search
 from samebits.doctor.machine import size
+from samebits.doctor.memory_trial import AT_ONCE
 from samebits.doctor.model import SECONDS, data_to_try
-from samebits.doctor.room import AT_ONCE
 from samebits.errors import SamebitsError, UserError
 from samebits.files import scratch_folder
 from samebits.host import count_cores, count_gpus

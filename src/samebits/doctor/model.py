@@ -17,7 +17,7 @@ import torch
 
 from samebits.data.prepare import prepare
 from samebits.doctor.finding import Finding, of_error, ok, skipped, warning
-from samebits.doctor.trial import FINDINGS, Trial, try_model
+from samebits.doctor.model_trial import FINDINGS, Trial, try_model
 from samebits.errors import Interrupted, RefusedError, SamebitsError, UserError, WorkerError
 from samebits.files import scratch_folder
 from samebits.host import count_gpus, may_share_gpus

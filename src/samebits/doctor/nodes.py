@@ -11,18 +11,18 @@ from samebits.doctor.pairs import BYTES, NodePair, measure_pairs
 from samebits.errors import SamebitsError
 from samebits.files import Part, scratch_folder
 from samebits.params import load_params
-from samebits.workers.agreement import NodeFacts, disagreements, node_facts
-from samebits.workers.meeting import Meeting
+from samebits.workers.connectivity import OPEN_PORTS
+from samebits.workers.consistency import NodeFacts, disagreements, node_facts
 from samebits.workers.processes import Ranks, launch
-from samebits.workers.reach import OPEN_PORTS
-from samebits.workers.team import environment_of
+from samebits.workers.rendezvous import Rendezvous
+from samebits.workers.world import environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from samebits.doctor.pairs import Backend
-    from samebits.host.rendezvous import Nodes
+    from samebits.host.cluster_environment import Nodes
 
 _SECONDS = 60.0  # that the machines have to come
 
@@ -42,7 +42,7 @@ def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding])
         HostError: the machines do not find each other.
     """
     params = load_params(params_file)
-    with Meeting(nodes, seconds=_SECONDS) as meeting:
+    with Rendezvous(nodes, seconds=_SECONDS) as meeting:
         facts = node_facts(params, {"nodes": nodes.count}, None)
         here = Visit(facts=facts, findings=tuple(findings))
         meeting.join()

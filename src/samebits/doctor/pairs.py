@@ -19,8 +19,8 @@ from torch.distributed.rendezvous import rendezvous
 from samebits.errors import HostError, WorkerError, first_line
 from samebits.files import Part
 from samebits.host.addresses import own_ip
+from samebits.workers.connectivity import knock, open_port
 from samebits.workers.rank import failures_reported
-from samebits.workers.reach import knock, open_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

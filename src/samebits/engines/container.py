@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Self
 
 from samebits.engines.docker import address_of, engine_errors
-from samebits.engines.spec import ContainerCommand, create_arguments, sweep
+from samebits.engines.docker_run import ContainerCommand, create_arguments, sweep
 from samebits.errors import HostError, UserError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from samebits.engines.settings import FILE
 from samebits.errors import UserError, without_password
-from samebits.host.rendezvous import DEFAULT_PORT, SECRET
+from samebits.host.cluster_environment import DEFAULT_PORT, SECRET
 from samebits.tracking.store import address_parts
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
-from samebits.engines.endings import FOLDER, begin, write_ending
+from samebits.engines.exit_reports import FOLDER, begin, write_ending
 from samebits.errors import UserError, WithHint
-from samebits.host.rendezvous import find_nodes
+from samebits.host.cluster_environment import find_nodes
 from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from samebits.engines.settings import Kind
-    from samebits.engines.slurm import Handover
+    from samebits.engines.slurm import SlurmJob
 
 Launcher = Literal["local", "slurm"]
 Engine = Literal["slurm", "kubernetes"]
@@ -161,16 +161,16 @@ def _check(engine: Engine, training: TrainingCall, kind: Kind | None) -> None:
         raise UserError(f"--kind: {engine} has none", hint="leave it out")
 
 
-def _handover(argv: Sequence[str], environ: Mapping[str, str]) -> Handover:
+def _handover(argv: Sequence[str], environ: Mapping[str, str]) -> SlurmJob:
     """A call of Python's, and Slurm's machines for it."""
     from samebits.engines.settings import read_cluster
-    from samebits.engines.slurm import Handover
+    from samebits.engines.slurm import SlurmJob
 
     cluster = read_cluster(environ=environ)
     python = "python" if cluster.slurm.container_image or cluster.slurm.apptainer_image else sys.executable
     source = Path("src").resolve()
     code = {"PYTHONPATH": str(source)} if python == "python" and source.is_dir() else {}  # else it would be the image's
-    return Handover.of(cluster, [python, *argv], {**environ, **code, LAUNCHER: "local"})
+    return SlurmJob.of(cluster, [python, *argv], {**environ, **code, LAUNCHER: "local"})
 
 
 def _manifests(training: TrainingCall, kind: Kind | None, environ: Mapping[str, str]) -> str:

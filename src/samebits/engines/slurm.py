@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self
 
-from samebits.engines.endings import FOLDER, has_begun, read_endings
+from samebits.engines.exit_reports import FOLDER, has_begun, read_endings
 from samebits.engines.image import IMAGE
 from samebits.errors import HostError, Interrupted, WorkerError, last_line
 from samebits.files import make_folder, sha256_remembered
-from samebits.host.rendezvous import SECRET
+from samebits.host.cluster_environment import SECRET
 from samebits.tracking.sender import taken_over
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _WAIT_SECONDS = 60  # that srun waits for the other tasks once one has ended: th
 
 
 @dataclass(kw_only=True)
-class Handover:
+class SlurmJob:
     """One hand-over: what runs, and where its output and the machines' endings are."""
 
     cluster: Cluster
@@ -110,7 +110,7 @@ def _image(name: str) -> str:
     return str(Path(name).resolve()) if Path(name).is_file() else name
 
 
-def run_on_slurm(job: Handover) -> None:
+def run_on_slurm(job: SlurmJob) -> None:
     """Run a command on the cluster's machines, show what it writes, and return when it has ended well.
 
     Raises:
@@ -187,7 +187,7 @@ class _Running:
     ``said`` is the file that the command's own words go to.
     """
 
-    def __init__(self, job: Handover, said: str, *, stdout: bool, shown: Mapping[str, BinaryIO]) -> None:
+    def __init__(self, job: SlurmJob, said: str, *, stdout: bool, shown: Mapping[str, BinaryIO]) -> None:
         self.job, self._said, self._stdout = job, job.folder / said, stdout
         self._shown = [_Tail(job.folder / name, to) for name, to in shown.items()]
         self._process: subprocess.Popen[bytes] | None = None
@@ -266,7 +266,7 @@ class _Running:
 class _Step(_Running):
     """A step of the allocation that this process is in."""
 
-    def __init__(self, job: Handover) -> None:
+    def __init__(self, job: SlurmJob) -> None:
         super().__init__(job, "stderr", stdout=False, shown={"stderr": sys.stderr.buffer})
 
     def number(self) -> str | None:
@@ -279,7 +279,7 @@ class _Step(_Running):
 class _Batch(_Running):
     """A job of its own."""
 
-    def __init__(self, job: Handover) -> None:
+    def __init__(self, job: SlurmJob) -> None:
         shown = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
         for name in shown:  # a network's file system would remember for a while that they are not there
             (job.folder / name).touch()

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from samebits.engines.container import run
 from samebits.engines.docker import NoEngineError, connect, gpu_request
+from samebits.engines.docker_run import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
 from samebits.engines.image import image_name, require_image, variant_of, wanted_image
-from samebits.engines.spec import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
 from samebits.errors import HostError, UserError
 from samebits.host import allowed_gpus, count_present, count_visible, torch_build
-from samebits.host.rendezvous import find_nodes
+from samebits.host.cluster_environment import find_nodes
 from samebits.params import load_params
 from samebits.records.log import LOGS
 from samebits.tasks import FileData

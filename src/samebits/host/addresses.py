@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 from samebits.errors import HostError, UserError, few
 
 if TYPE_CHECKING:
-    from samebits.host.rendezvous import Nodes
+    from samebits.host.cluster_environment import Nodes
 
 _RESOLVE_SECONDS = 5.0
 _AGAIN_SECONDS = 1.0  # until a name is looked up again that may come to be known

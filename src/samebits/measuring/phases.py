@@ -22,7 +22,7 @@ from samebits.measuring.buckets import Tracer
 from samebits.measuring.reads import ReadCounter, read_seconds
 from samebits.records.breakdown import Breakdown, Phases, RankPhases, Reads, Traffic
 from samebits.training.meters import StepClock
-from samebits.training.notes import PhaseClock, no_notes
+from samebits.training.notes import PhaseClock, ignore_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,7 +126,7 @@ class _Turns:
             subject.run(start, rates, clock)
         if noted:
             self._phases[turn].append(self._clock.take(self._steps))
-            subject.watch(no_notes)
+            subject.watch(ignore_phase)
         self._seconds[turn].append(clock.seconds)
 
     def ms(self, turn: Turn) -> tuple[float, ...]:
@@ -193,7 +193,7 @@ def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffi
     for step in range(min(TRACED_STEPS, total_steps)):
         tracer.begin_step()
         subject.run(step, subject.rates(step, step + 1), StepClock(trainable.worker.device))
-    subject.watch(no_notes)
+    subject.watch(ignore_phase)
     of_one = read_seconds(trainable.worker.device) if reads.count else 0.0
     counted = Reads(count=reads.count, ms=1e3 * of_one * reads.count)
     if not several:

@@ -15,7 +15,7 @@ from samebits.errors import NotFiniteError, UserError, few
 from samebits.portable.elementary import cos_pi
 from samebits.training.diagnosis import hint_for_nan, require_same_again, where_not_finite
 from samebits.training.meters import StepClock
-from samebits.training.notes import no_notes
+from samebits.training.notes import ignore_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,7 +109,7 @@ class Trainable:
     ) -> None:
         self.model, self.batches, self.worker, self.numerics = model, batches, worker, numerics
         self._params = params
-        self.notes: Notes = no_notes
+        self.notes: Notes = ignore_phase
         module = self._unwrapped = numerics.module(model)
         if worker.compiles and numerics.graphs:
             numerics.capture(module, batches.micro_batch(0, 0), batches.micro_batch(1, 0))

@@ -26,7 +26,7 @@ class Notes(Protocol):
         """From now on the step is in this phase."""
 
 
-def no_notes(phase: PhaseName) -> None:
+def ignore_phase(phase: PhaseName) -> None:
     """The notes of a step that nobody divides into phases: free of any cost."""
 
 

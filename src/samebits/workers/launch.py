@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import Interrupted, SamebitsError, WorkerError, first_line
 from samebits.files import make_folder, remove
-from samebits.host.rendezvous import Nodes
+from samebits.host.cluster_environment import Nodes
 from samebits.models import UserModel
 from samebits.records.log import LOGS, SCHEMA, EndEvent, RunLog, SampledEvent, StartEvent, new_key, store_in_use
 from samebits.records.provenance import note_provenance
@@ -19,8 +19,8 @@ from samebits.training.checkpoints import FOLDER
 from samebits.training.evaluation import evaluate_run
 from samebits.workers.processes import launch
 from samebits.workers.rank import failures_reported
-from samebits.workers.team import gathered
 from samebits.workers.worker import TrainingSpec, train_as_rank
+from samebits.workers.world import gathered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from samebits.errors import CollectiveError, Interrupted, SamebitsError, WithHint, WorkerError
-from samebits.workers.meeting import PeerError, Report, root_cause
+from samebits.workers.rendezvous import PeerError, Report, root_cause
 from samebits.workers.samples import SampleExchange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from samebits.workers.meeting import Meeting
+    from samebits.workers.rendezvous import Rendezvous
     from samebits.workers.samples import Sample
 
 BEAT_SECONDS = 0.5
@@ -57,7 +57,7 @@ class Peers(Protocol):
         """Have ``check`` call ``take`` with the name of a machine and what it counts."""
 
 
-class Alone:
+class NoPeers:
     """A training on one machine: there is nobody to hear from, and whatever failed here is the cause."""
 
     def watch(self) -> None:
@@ -83,14 +83,16 @@ class Alone:
         """``take`` is never called: this machine is sampled by its sender."""
 
 
-class Others:
+class PeerMonitor:
     """The launchers of the other nodes after their meeting; ``names`` are those of all nodes.
 
     Each node's key in the store counts up, and says behind the number how far the node is. ``gpus`` are this one's in
     use.
     """
 
-    def __init__(self, meeting: Meeting, names: Sequence[str], *, timeout_s: float, gpus: Sequence[int] = ()) -> None:
+    def __init__(
+        self, meeting: Rendezvous, names: Sequence[str], *, timeout_s: float, gpus: Sequence[int] = ()
+    ) -> None:
         self._meeting, self._names, self._timeout_s = meeting, names, timeout_s
         self._rank = meeting.nodes.rank
         self._outbox: queue.SimpleQueue[Report | State] = queue.SimpleQueue()

@@ -25,7 +25,7 @@ from samebits.numerics.environment import prepare_environment
 from samebits.training.checkpoints import GRACE_SECONDS
 from samebits.training.collectives import INIT_METHOD
 from samebits.workers.parent import end_with_parent
-from samebits.workers.peers import Alone
+from samebits.workers.peers import NoPeers
 from samebits.workers.rank import STACK_SIGNAL, Reports
 
 if TYPE_CHECKING:
@@ -75,14 +75,14 @@ def launch(
         SamebitsError: what a worker reported, or how it ended.
         Interrupted: a signal ended the launch; the workers had it first.
     """
-    peers = peers or Alone()
+    peers = peers or NoPeers()
     ranks = Ranks.of_one_machine(workers) if isinstance(workers, int) else workers
     prepare_environment()
     sys.stdout.flush()
     sys.stderr.flush()
     gc.freeze()  # what was imported is looked through neither in the workers nor at the end
     with scratch_folder() as folder:
-        crew = _Crew(function, ranks, folder, peers)
+        crew = _WorkerPool(function, ranks, folder, peers)
         try:
             crew.start()
             peers.watch()
@@ -100,7 +100,7 @@ def launch(
             peers.leave()
 
 
-class _Crew:
+class _WorkerPool:
     """The workers of one launch; in messages they have the numbers of all machines, elsewhere those of this one."""
 
     def __init__(self, function: Callable[[Reporter], object], ranks: Ranks, folder: Path, peers: Peers) -> None:

@@ -15,7 +15,7 @@ from samebits.files import settle
 from samebits.host import HostFacts, host_facts
 from samebits.measuring.prolonging import notes_of
 from samebits.measuring.references import WARM_UP_STEPS, copy_of
-from samebits.measuring.roof import measure_roof
+from samebits.measuring.roofline import measure_roof
 from samebits.measuring.slices import NOT_ENDED, why_no_speedup
 from samebits.measuring.trace import write_trace
 from samebits.records import log as events

@@ -50,8 +50,9 @@ def test_a_small_model_on_two_workers(repository):
     shown = {(one["scaling"], one["devices"]) for one in found["measured"]}
     assert {("strong", 2), ("weak", 2)} <= shown
     if found["fit"]:  # this host has two cores
-        assert [one["devices"] for one in found["projections"]] == [4, 8, 4, 8]
-        assert {one["kind"] for one in found["projections"]} == {"projection"}
+        slower = [note for note in found["notes"] if "so no more of them are projected" in note]  # of strong or of weak
+        assert [one["devices"] for one in found["projections"]] == [4, 8] * (2 - len(slower))
+        assert {one["kind"] for one in found["projections"]} <= {"projection"}
         assert all(one["seconds"] > 0 for one in found["points"])
     assert (repository / "reports/plots/scaling.png").exists()
     assert not (repository / "runs").exists()

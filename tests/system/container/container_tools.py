@@ -20,8 +20,8 @@ from conftest import ROOT, copy_sources, small
 from patience import patient
 from ports import free_port
 from samebits.engines.docker import connect
+from samebits.engines.docker_run import OWNER
 from samebits.engines.image import image_name
-from samebits.engines.spec import OWNER
 from samebits.errors import HostError
 
 UID = 4321  # nobody's on any host

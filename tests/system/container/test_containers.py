@@ -32,7 +32,7 @@ from ruamel.yaml import YAML
 
 from conftest import ROOT, smoke, wait_for
 from patience import patient
-from samebits.engines.spec import OWNER, identity, sweep
+from samebits.engines.docker_run import OWNER, identity, sweep
 
 pytestmark = [pytest.mark.container, pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -13,7 +13,7 @@ import slurm as real_slurm
 from node_fixtures import checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
-from samebits.host.rendezvous import find_nodes
+from samebits.host.cluster_environment import find_nodes
 from slowed import slow_model, slowed
 
 pytestmark = [

@@ -75,7 +75,7 @@ class StepMemory(Part):
         return PeakMemory(self.memory.samples, self.peaks)
 
 
-class Occupant:
+class MemoryTrialRank:
     """One rank of an attempt."""
 
     def __init__(self, attempt: Attempt) -> None:
@@ -163,4 +163,4 @@ class Occupant:
 
 def attempt_batch(attempt: Attempt, reporter: Reporter) -> None:
     """Run one rank; a failure goes by the ``reporter`` to the launcher, which raises it."""
-    run_trial(lambda: Occupant(attempt), attempt.placement, reporter, seconds=attempt.seconds)
+    run_trial(lambda: MemoryTrialRank(attempt), attempt.placement, reporter, seconds=attempt.seconds)

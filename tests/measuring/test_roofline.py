@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.measuring import roof
-from samebits.measuring.roof import count_flops, measure_roof, multiply_fast
+from samebits.measuring import roofline
+from samebits.measuring.roofline import count_flops, measure_roof, multiply_fast
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
 from samebits.params import parse_params
@@ -94,11 +94,11 @@ def test_a_model_that_cannot_be_counted_is_said():
             raise LookupError("not\nhere")
 
     made = with_model(Broken(4, 10), 4)
-    assert measure_roof(made, made.params.train, 8, 1e-3) == roof.Roof(problem="LookupError: not")
+    assert measure_roof(made, made.params.train, 8, 1e-3) == roofline.Roof(problem="LookupError: not")
 
 
 def test_what_was_counted_stays_where_there_is_no_room_for_a_product(monkeypatch):
-    monkeypatch.setattr(roof, "_SIZES", {"cpu": (2**30,)})
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (2**30,)})
     made = with_model(nn.Linear(4, 10), 4)
     measured = measure_roof(made, made.params.train, 8, 1e-3)
     assert (measured.flops_per_step, measured.roof_flops) == (2 * 2 * 8 * 4 * 10, None)
@@ -106,7 +106,7 @@ def test_what_was_counted_stays_where_there_is_no_room_for_a_product(monkeypatch
 
 
 def test_a_training_and_its_roof(trainable, monkeypatch):
-    monkeypatch.setattr(roof, "_SIZES", {"cpu": (32, 64)})
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (32, 64)})
     made = trainable(repeats=2)
     measured = measure_roof(made.trainable, made.params.train, 64, 1e-3)
     assert measured.flops_per_step == 64 * PER_SAMPLE
@@ -123,7 +123,7 @@ def test_where_nothing_is_measured(settings, name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_the_best_product_counts(dtype, monkeypatch):
-    monkeypatch.setattr(roof, "_SIZES", {"cpu": (16, 32)})
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (16, 32)})
     tried = []
 
     def seconds(a, b, device, repeats):
@@ -131,24 +131,24 @@ def test_the_best_product_counts(dtype, monkeypatch):
         tried.append((a.shape[0], repeats))
         return repeats * {16: 1e-4, 32: 4e-4}[a.shape[0]]
 
-    monkeypatch.setattr(roof, "_seconds", seconds)
+    monkeypatch.setattr(roofline, "_seconds", seconds)
     assert multiply_fast(CPU, dtype) == pytest.approx(2 * 32**3 / 4e-4)
     assert [repeats for size, repeats in tried if size == 16] == [1, 1, 150, 150]
 
 
 def test_sizes_grow_while_there_is_time(monkeypatch):
-    monkeypatch.setattr(roof, "_SIZES", {"cpu": (16, 32, 64)})
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (16, 32, 64)})
     sizes = []
-    monkeypatch.setattr(roof, "_seconds", lambda a, b, device, repeats: sizes.append(a.shape[0]) or 0.02 * repeats)
+    monkeypatch.setattr(roofline, "_seconds", lambda a, b, device, repeats: sizes.append(a.shape[0]) or 0.02 * repeats)
     multiply_fast(CPU, torch.float32)
     assert set(sizes) == {16}
 
 
 def test_a_size_without_room_ends_it(monkeypatch):
-    monkeypatch.setattr(roof, "ROOF_SECONDS", 1e9)  # else a slow host would not come to it
-    monkeypatch.setattr(roof, "_SIZES", {"cpu": (16, 2**30)})
+    monkeypatch.setattr(roofline, "ROOF_SECONDS", 1e9)  # else a slow host would not come to it
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (16, 2**30)})
     assert multiply_fast(CPU, torch.float32) > 0
-    monkeypatch.setattr(roof, "_SIZES", {"cpu": (2**30,)})
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (2**30,)})
     with pytest.raises(RuntimeError, match="allocate"):
         multiply_fast(CPU, torch.float32)
 
@@ -158,7 +158,7 @@ def test_counting_does_not_import_the_compiler():
     code = """
 import sys, torch
 from torch import nn
-from samebits.measuring.roof import _Counter
+from samebits.measuring.roofline import _Counter
 with _Counter() as counter:
     nn.Linear(4, 2)(torch.ones(3, 4)).sum().backward()
 print(counter.flops, "torch._dynamo" in sys.modules)

@@ -9,8 +9,8 @@ from samebits.errors import HostError, UserError
 from samebits.host.software import TorchBuild
 from samebits.params import parse_params
 from samebits.records.card import read_card
-from samebits.workers import agreement
-from samebits.workers.agreement import NodeFacts, node_facts, require_equal
+from samebits.workers import consistency
+from samebits.workers.consistency import NodeFacts, node_facts, require_equal
 
 
 def facts(name, *, gpus=0, torch="2.13.0", **chosen):
@@ -76,10 +76,10 @@ def described(tmp_path, data_dir, monkeypatch):
             monkeypatch.delenv(name, raising=False)
         for name, value in environ.items():
             monkeypatch.setenv(name, value)
-        monkeypatch.setattr(agreement, "torch_build", lambda: TorchBuild(version=torch, cuda=cuda))
+        monkeypatch.setattr(consistency, "torch_build", lambda: TorchBuild(version=torch, cuda=cuda))
         data = data_dir(parse_params({**small(), "seed": seed}))
         params = parse_params(small(model={"name": "mine:make", "source": "mine.py"}))
-        monkeypatch.setattr(agreement, "read_card", lambda path, _: read_card(path))
+        monkeypatch.setattr(consistency, "read_card", lambda path, _: read_card(path))
         return node_facts(params, {"steps": steps}, data)
 
     return describe
@@ -103,6 +103,6 @@ def test_each_thing_that_must_be_equal_is_told(change, error, name, described):
 
 def test_other_code_is_other_code(described, monkeypatch):
     first = described()
-    monkeypatch.setattr(agreement, "sha256_tree", lambda path: "0" * 64)
+    monkeypatch.setattr(consistency, "sha256_tree", lambda path: "0" * 64)
     with pytest.raises(UserError, match=r"^samebits: node 0 "):
         require_equal([first, described()])

@@ -31,7 +31,7 @@ from samebits.errors import (
 )
 from samebits.files import Part
 from samebits.host.addresses import Address, Waiting
-from samebits.host.rendezvous import SECRET
+from samebits.host.cluster_environment import SECRET
 from samebits.workers.board import Board
 from samebits.workers.parent import end_with_parent
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from types import TracebackType
 
-    from samebits.host.rendezvous import Nodes
+    from samebits.host.cluster_environment import Nodes
 
 Shared = TypeVar("Shared")
 """What each node tells all others, as JSON has it."""
@@ -89,7 +89,7 @@ def root_cause(reports: Sequence[Report]) -> Report | None:
     return next((report for report in reports if not report.waited), reports[0] if reports else None)
 
 
-class Meeting:
+class Rendezvous:
     """What the launchers of all nodes know of each other; of use until the block ends, and on node 0 last.
 
     Whoever leaves the block by an error tells the others of it.

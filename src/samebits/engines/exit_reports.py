@@ -19,7 +19,7 @@ FOLDER = "SAMEBITS_LAUNCH"
 """Variable with the folder in which the launchers of a stage write down how they ended."""
 
 
-class Ending(Record):
+class ExitReport(Record):
     """The end of one node's launcher."""
 
     exit_code: int
@@ -34,9 +34,9 @@ def write_ending(folder: Path, node: int, error: WithHint | None) -> bool:
     """
     if not folder.is_dir():
         return False
-    ending = Ending(exit_code=0)
+    ending = ExitReport(exit_code=0)
     if error is not None:
-        ending = Ending(exit_code=error.exit_code, message=error.message, hint=error.hint)
+        ending = ExitReport(exit_code=error.exit_code, message=error.message, hint=error.hint)
     try:
         ending.write(folder / f"node{node}.json")
     except SamebitsError:
@@ -61,7 +61,7 @@ def read_endings(folder: Path) -> dict[int, WithHint | None]:
     endings: dict[int, WithHint | None] = {}
     for file in sorted(folder.glob("node*.json"), key=lambda file: int(file.stem.removeprefix("node"))):
         with suppress(UserError):
-            ending = Ending.read(file, made_by="pipeline/train.py")
+            ending = ExitReport.read(file, made_by="pipeline/train.py")
             failed = from_exit_code(ending.exit_code, ending.message, ending.hint) if ending.exit_code else None
             endings[int(file.stem.removeprefix("node"))] = failed
     return endings

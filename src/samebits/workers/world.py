@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.strategies.placement import Devices
 from samebits.training.placement import place, this_machine
-from samebits.workers.agreement import NodeFacts, node_facts, require_equal
-from samebits.workers.meeting import Meeting
-from samebits.workers.peers import Alone, Others
+from samebits.workers.connectivity import require_reach
+from samebits.workers.consistency import NodeFacts, node_facts, require_equal
+from samebits.workers.peers import NoPeers, PeerMonitor
 from samebits.workers.processes import Ranks
-from samebits.workers.reach import require_reach
+from samebits.workers.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from samebits.batch_split import BatchSplit
     from samebits.host.addresses import Address
-    from samebits.host.rendezvous import Nodes
+    from samebits.host.cluster_environment import Nodes
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.strategies import StrategyName
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Team:
+class WorldSpec:
     """The workers of a training, those of this machine among them.
 
     ``leads``: rank 0 is here, which alone writes. ``names`` and ``machines`` are those of all nodes, if there are
@@ -56,7 +56,7 @@ def gathered(
     arguments: Mapping[str, Any],
     data_dir: Path,
     prepare: Callable[[], object],
-) -> Iterator[Team]:
+) -> Iterator[WorldSpec]:
     """The team of a training. On several machines they meet first, and part at the end of the block.
 
     ``arguments`` are what the stage was told beside ``params``, and are to be the same everywhere. ``prepare`` makes
@@ -70,10 +70,10 @@ def gathered(
     if not nodes.several:
         placement, split = place(strategy, params, numerics, this_machine())
         ranks = Ranks.of_one_machine(placement.world_size)
-        yield Team(placement=placement, split=split, ranks=ranks, peers=Alone())
+        yield WorldSpec(placement=placement, split=split, ranks=ranks, peers=NoPeers())
         return
     limit = params.train.timeout_s
-    with Meeting(nodes, seconds=limit) as meeting:
+    with Rendezvous(nodes, seconds=limit) as meeting:
         meeting.join()
         if nodes.rank and not (data_dir / "card.json").exists():
             with meeting.busy():
@@ -95,18 +95,18 @@ def gathered(
         counts, names = placement.devices_by_node, tuple(one.name for one in facts)
         first = sum(counts[: nodes.rank])
         gpus = placement.devices[first : first + counts[nodes.rank]] if placement.device_type == "cuda" else ()
-        yield Team(
+        yield WorldSpec(
             placement=placement,
             split=split,
             ranks=Ranks(range(first, first + counts[nodes.rank]), sum(counts), environment_of(nodes, meeting.address)),
-            peers=Others(meeting, names, timeout_s=limit, gpus=gpus),
+            peers=PeerMonitor(meeting, names, timeout_s=limit, gpus=gpus),
             leads=nodes.rank == 0,
             names=names,
             machines=tuple(one.machine for one in facts),
         )
 
 
-def _exchange(meeting: Meeting, here: NodeFacts) -> list[NodeFacts]:
+def _exchange(meeting: Rendezvous, here: NodeFacts) -> list[NodeFacts]:
     """The facts of every machine, which are the same where they have to be, and which reach each other."""
     facts = [NodeFacts.model_validate(one) for one in meeting.share("facts", here.model_dump(mode="json"))]
     require_equal(facts)

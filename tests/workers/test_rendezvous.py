@@ -13,9 +13,9 @@ from torch.distributed import PrefixStore, TCPStore
 from conftest import wait_for
 from samebits.errors import HostError, UserError
 from samebits.host import addresses
-from samebits.host.rendezvous import Nodes
-from samebits.workers import meeting
-from samebits.workers.meeting import Meeting, PeerError
+from samebits.host.cluster_environment import Nodes
+from samebits.workers import rendezvous
+from samebits.workers.rendezvous import PeerError, Rendezvous
 
 NOBODY = "192.0.2.1"  # an address that no machine has
 
@@ -35,7 +35,7 @@ def stale(monkeypatch):
         monkeypatch.setattr(addresses.socket, "getaddrinfo", look_up)
 
     for name, seconds in {"_AGAIN_SECONDS": 0.05, "_TRY_SECONDS": 0.2}.items():
-        monkeypatch.setattr(meeting, name, seconds)
+        monkeypatch.setattr(rendezvous, name, seconds)
     return know
 
 
@@ -46,10 +46,10 @@ def node(rank, port, **options):
 def test_a_name_is_looked_up_again_while_machines_start(stale, port):
     """As after a Job whose pods had the same names: name servers still speak of those."""
     stale(3)
-    with Meeting(node(0, port, start_seconds=400), seconds=1) as first:
+    with Rendezvous(node(0, port, start_seconds=400), seconds=1) as first:
         assert str(first.address) == f"localhost (127.0.0.1:{port})"
         stale(3)
-        with Meeting(node(1, port, start_seconds=400), seconds=1) as second:
+        with Rendezvous(node(1, port, start_seconds=400), seconds=1) as second:
             assert second.address == first.address
 
 
@@ -60,11 +60,11 @@ def test_a_name_is_looked_up_again_while_machines_start(stale, port):
 def test_an_address_is_taken_at_its_word_where_machines_have_started(rank, message, stale, port):
     stale(1)
     with pytest.raises(HostError, match=message):
-        Meeting(node(rank, port), seconds=0.5)
+        Rendezvous(node(rank, port), seconds=0.5)
 
 
 def test_whoever_waits_hears_that_node_0_is_gone(port):
-    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
         first.close()
         with pytest.raises(PeerError) as caught:
             second.join()
@@ -74,11 +74,11 @@ def test_whoever_waits_hears_that_node_0_is_gone(port):
 
 def test_whoever_comes_later_is_sent_away_and_those_that_train_hear_nothing(port):
     """As the same command started again: its node 0 finds the port in use, and its node 1 finds this store."""
-    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
         for here in (first, second):
             here.join()
         first.close_door()
-        with pytest.raises(UserError) as caught, Meeting(node(1, port), seconds=200) as late:
+        with pytest.raises(UserError) as caught, Rendezvous(node(1, port), seconds=200) as late:
             late.join()
         assert caught.value.message == f"a training is under way at localhost (127.0.0.1:{port})"
         assert first.reports() == second.reports() == []
@@ -86,8 +86,8 @@ def test_whoever_comes_later_is_sent_away_and_those_that_train_hear_nothing(port
 
 def test_once_a_thread_has_the_store_the_end_does_not_ask_it(port):
     """A call of it may never come back where the link is down."""
-    with Meeting(node(0, port), seconds=200) as first:
-        second = Meeting(node(1, port), seconds=200)
+    with Rendezvous(node(0, port), seconds=200) as first:
+        second = Rendezvous(node(1, port), seconds=200)
         second.hand_over()
         second.__exit__(UserError, UserError("a signal", hint=""), None)
         assert first.reports() == []
@@ -95,11 +95,11 @@ def test_once_a_thread_has_the_store_the_end_does_not_ask_it(port):
 
 
 def test_two_of_one_number_are_told_to_all_before_they_have_met(port):
-    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
         second.join()
         with (
             pytest.raises(UserError, match=r"a node 1 has come to .* already"),
-            Meeting(node(1, port), seconds=200) as same,
+            Rendezvous(node(1, port), seconds=200) as same,
         ):
             same.join()
         assert [report.message for report in first.reports()] == [
@@ -115,7 +115,7 @@ def test_a_signal_while_the_store_starts_leaves_no_process(port, monkeypatch):
 
     monkeypatch.setattr(multiprocessing.connection.Connection, "recv", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Meeting(node(0, port), seconds=200)
+        Rendezvous(node(0, port), seconds=200)
     assert multiprocessing.active_children() == []
 
 
@@ -132,13 +132,13 @@ class Talks(socketserver.BaseRequestHandler):
 )
 @pytest.mark.attack("a stranger on the network")
 def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port, monkeypatch):
-    monkeypatch.setattr(meeting, "_SLACK_SECONDS", slack)
+    monkeypatch.setattr(rendezvous, "_SLACK_SECONDS", slack)
     threads = set(threading.enumerate())
     with socketserver.TCPServer(("127.0.0.1", port), Talks) as other:
         if talks:
             threading.Thread(target=other.serve_forever, args=[0.01]).start()
         with pytest.raises(HostError) as caught:
-            Meeting(node(1, port), seconds=1)
+            Rendezvous(node(1, port), seconds=1)
         if talks:
             other.shutdown()
     wait_for(lambda: set(threading.enumerate()) <= threads)  # in a process that forks
@@ -149,7 +149,7 @@ def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port,
 
 @pytest.mark.attack("a stranger on the network")
 def test_node_0_listens_at_its_own_address_alone(port):
-    with Meeting(node(0, port), seconds=200), socket.create_server(("127.0.0.2", port)):
+    with Rendezvous(node(0, port), seconds=200), socket.create_server(("127.0.0.2", port)):
         pass
 
 
@@ -169,7 +169,7 @@ def test_node_0_listens_at_its_own_address_alone(port):
 def test_what_a_stranger_writes_is_not_heard(attack, port, monkeypatch):
     """Somebody on the network who does not know the machines' secret."""
     monkeypatch.setenv("SAMEBITS_SECRET", "of the machines")
-    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
         attack(PrefixStore("samebits/0/", TCPStore("127.0.0.1", port, is_master=False)))
         first.join()
         second.join()
@@ -183,9 +183,9 @@ def test_what_a_stranger_writes_is_not_heard(attack, port, monkeypatch):
 @pytest.mark.attack("a stranger on the network")
 def test_machines_with_other_secrets_do_not_meet(port, monkeypatch):
     monkeypatch.setenv("SAMEBITS_SECRET", "one")
-    with Meeting(node(0, port), seconds=0.5) as first:
+    with Rendezvous(node(0, port), seconds=0.5) as first:
         monkeypatch.setenv("SAMEBITS_SECRET", "another")
-        with Meeting(node(1, port), seconds=200) as second:
+        with Rendezvous(node(1, port), seconds=200) as second:
             second.join()
             second.board.set("facts/1", '"b"')
             with pytest.raises(HostError, match="node 1 of 2 did not come") as caught:
@@ -196,15 +196,15 @@ def test_machines_with_other_secrets_do_not_meet(port, monkeypatch):
 def test_who_starts_late_is_waited_for_as_long_as_starts_take(port):
     """And not for train.timeout_s alone."""
     late = pytest.raises(HostError, match=r"node 1 of 2 did not come to localhost \(.*\) within 2 s")
-    with Meeting(node(0, port, start_seconds=2), seconds=0.1) as first, late:
+    with Rendezvous(node(0, port, start_seconds=2), seconds=0.1) as first, late:
         first.share("facts", 1)
 
 
 @pytest.mark.timeout(150)  # less than the 200 s that it would wait once more for work that is over
 def test_a_node_that_is_at_work_is_waited_for(port, monkeypatch):
     """As one that makes its data: also when the time in which it was to come is over."""
-    monkeypatch.setattr(meeting, "_BUSY_SECONDS", 0.01)
-    with Meeting(node(0, port), seconds=200) as first, Meeting(node(1, port), seconds=200) as second:
+    monkeypatch.setattr(rendezvous, "_BUSY_SECONDS", 0.01)
+    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
         second.join()
         first._deadline = 0.0
         with second.busy():

@@ -10,7 +10,7 @@ from samebits.errors import HostError
 from samebits.host.addresses import own_ip
 
 if TYPE_CHECKING:
-    from samebits.workers.meeting import Meeting
+    from samebits.workers.rendezvous import Rendezvous
 
 OPEN_PORTS = "open all ports among the machines; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the interface"
 """What helps where they do not."""
@@ -18,7 +18,7 @@ OPEN_PORTS = "open all ports among the machines; GLOO_SOCKET_IFNAME and NCCL_SOC
 _SECONDS = 5.0  # that a machine has to answer
 
 
-def require_reach(meeting: Meeting) -> None:
+def require_reach(meeting: Rendezvous) -> None:
     """Have every machine knock at a port of every other. All must call it.
 
     Without this, workers would wait for each other for minutes, and not say for what.

@@ -9,7 +9,7 @@ import pytest
 from samebits.errors import HostError, UserError
 from samebits.host import addresses
 from samebits.host.addresses import Address
-from samebits.host.rendezvous import Nodes, find_nodes
+from samebits.host.cluster_environment import Nodes, find_nodes
 
 TORCHRUN = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "n0", "PET_MASTER_PORT": "29501"}
 AGENT = {

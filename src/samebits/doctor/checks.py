@@ -24,7 +24,7 @@ from samebits.tracking.store import tracking_uri
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from samebits.host.rendezvous import Nodes
+    from samebits.host.cluster_environment import Nodes
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 _CODES = (HostError.exit_code, UserError.exit_code, WorkerError.exit_code)  # a host that fails may fail the model too

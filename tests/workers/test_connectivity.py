@@ -8,10 +8,10 @@ import pytest
 
 from patience import patient
 from samebits.errors import HostError
-from samebits.host.rendezvous import Nodes
-from samebits.workers import reach
-from samebits.workers.meeting import Meeting
-from samebits.workers.reach import knock, open_port, require_reach
+from samebits.host.cluster_environment import Nodes
+from samebits.workers import connectivity
+from samebits.workers.connectivity import knock, open_port, require_reach
+from samebits.workers.rendezvous import Rendezvous
 
 KNOCKING = threading.local()
 
@@ -21,7 +21,7 @@ def machines(port):
     """What becomes of each of two machines that look whether they reach each other."""
 
     def meet(rank):
-        return Meeting(Nodes(count=2, rank=rank, master="localhost", port=port), seconds=patient(60))
+        return Rendezvous(Nodes(count=2, rank=rank, master="localhost", port=port), seconds=patient(60))
 
     def look(meeting):
         KNOCKING.rank = meeting.nodes.rank
@@ -44,9 +44,9 @@ def test_machines_that_reach_each_other(machines):
 
 def test_all_machines_say_who_does_not_reach_whom(machines, monkeypatch):
     """Also the one that reaches the other."""
-    monkeypatch.setattr(reach, "knock", lambda *place: "no way" if KNOCKING.rank == 1 else knock(*place))
+    monkeypatch.setattr(connectivity, "knock", lambda *place: "no way" if KNOCKING.rank == 1 else knock(*place))
     errors = machines()
-    assert [(error.message, error.hint) for error in errors] == [("no way", reach.OPEN_PORTS)] * 2
+    assert [(error.message, error.hint) for error in errors] == [("no way", connectivity.OPEN_PORTS)] * 2
 
 
 def test_why_a_port_is_not_reached(monkeypatch):

@@ -66,7 +66,7 @@ class Trial:
 _CHANNELS = (1, 3, 4)
 
 
-class Examination:
+class ModelTrialRank:
     """One rank of a trial."""
 
     def __init__(self, trial: Trial, placement: Placement, split: BatchSplit) -> None:
@@ -221,4 +221,4 @@ def mixes_devices(model: nn.Module, inputs: Tensor) -> str | None:
 
 def try_model(trial: Trial, placement: Placement, split: BatchSplit, reporter: Reporter) -> None:
     """Run one rank; findings go to ``trial.out``, a failure by the ``reporter`` to the launcher, which raises it."""
-    run_trial(lambda: Examination(trial, placement, split), placement, reporter, seconds=trial.seconds)
+    run_trial(lambda: ModelTrialRank(trial, placement, split), placement, reporter, seconds=trial.seconds)
