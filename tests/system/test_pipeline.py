@@ -257,7 +257,7 @@ def test_a_run_of_changed_files_is_made_again_with_its_patch(repository):
     ("file", "stale"),
     [
         ("src/samebits/training/loop.py", {"evaluate"} | TRAININGS),
-        ("src/samebits/portable/random.py", {"prepare", "evaluate"} | TRAININGS),
+        ("src/samebits/portable/random.py", {"prepare", "evaluate", "compare"} | TRAININGS),
         ("src/samebits/data/user.py", {"prepare"}),
         ("src/samebits/tracking/recorder.py", set()),
         ("src/samebits/results/text.py", {"compare"}),
