@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import socket
+
+_BELOW_EPHEMERAL = range(10_000, 32_768)
+"""Linux gives none of these to a client or to a server that asks for any, so none is taken while one's own starts."""
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port of loopback that nobody listens at now, by chance another one at every call."""
+    while True:
+        port = random.SystemRandom().choice(_BELOW_EPHEMERAL)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port

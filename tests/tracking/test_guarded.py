@@ -8,16 +8,19 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from tracking_fixtures import make_migrated_store  # noqa: F401 - a fixture
 
 from conftest import ROOT, wait_for
 from ports import free_port
-from samebits.tracking.guarded import OwnPeers, owner_of
+from samebits.tracking.guarded import OWN_HEADER, OwnPeers, owner_of
+from samebits.tracking.ui import announce
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="another user's processes take root to start")
 
@@ -55,7 +58,7 @@ def test_a_websocket_of_nobody_is_closed():
 
     said = []
     asyncio.run(
-        OwnPeers(app)({"type": "websocket", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}, None, send)
+        OwnPeers(app, "own")({"type": "websocket", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}, None, send)
     )
     assert said == [{"type": "websocket.close", "code": 1008}]
 
@@ -83,10 +86,12 @@ def server(repository):
         )
     root = f"http://127.0.0.1:{port}"
     try:
-        wait_for(lambda: b"Ready: " in (repository / "ui.log").read_bytes(), seconds=600)
+        wait_for(lambda: b"Ready: " in (repository / "ui.log").read_bytes() or process.poll() is not None, seconds=600)
+        assert process.poll() is None, (repository / "ui.log").read_text()
         yield root
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait()
 
 
@@ -171,6 +176,7 @@ def test_the_runs_of_the_store_are_served(server, repository):
 
 
 EVIL = "http://evil.example"
+ANOTHER_PORT = "http://localhost:9999"
 MAKES = b'{"name": "of a page"}'
 _PAGES = {  # what a page that the user looks at has the browser send: path, headers, body
     "reads by a name of its own that leads to this host": ("/", {"Host": "evil.example"}, None),
@@ -192,6 +198,11 @@ _PAGES = {  # what a page that the user looks at has the browser send: path, hea
     "writes from a frame without an origin": (
         "/api/2.0/mlflow/experiments/create",
         {"Origin": "null", "Content-Type": "text/plain"},
+        MAKES,
+    ),
+    "writes with JSON from another port of this host": (
+        "/api/2.0/mlflow/experiments/create",
+        {"Origin": ANOTHER_PORT, "Content-Type": "application/json"},
         MAKES,
     ),
     "writes a file": ("/ajax-api/2.0/mlflow/upload-artifact?path=x&run_uuid=0", {"Origin": EVIL}, b"x"),
@@ -219,19 +230,54 @@ def test_a_page_of_another_site(how, server):
 _GRAPHQL = b'{"query": "{mlflowGetExperiment(input: {experimentId: \\"0\\"}) {experiment {name}}}"}'
 
 
+@pytest.mark.parametrize("origin", [EVIL, ANOTHER_PORT])
 @pytest.mark.parametrize(
     ("path", "body"), [("/api/2.0/mlflow/experiments/search?max_results=9", None), ("/", None), ("/graphql", _GRAPHQL)]
 )
 @pytest.mark.attack("a web page in the user's browser")
-def test_what_a_page_of_another_site_asks_for_is_not_shown_to_it(path, body, server):
-    """The browser keeps an answer that does not name the page's site from the page, and from a frame of it."""
-    code, headers = answer_to(server, path, {"Origin": EVIL, "Content-Type": "application/json"}, body)
-    assert (code, headers.get("Access-Control-Allow-Origin")) == (200, None)
-    assert headers["X-Frame-Options"] == "SAMEORIGIN"
+def test_what_a_page_of_another_origin_asks_for_is_not_answered(path, body, origin, server):
+    code, headers = answer_to(server, path, {"Origin": origin, "Content-Type": "application/json"}, body)
+    assert (code, headers.get("Access-Control-Allow-Origin")) == (403, None)
 
 
+def test_a_page_is_shown_in_no_frame_of_another_site(server):
+    code, headers = answer_to(server, "/", {})
+    assert (code, headers["X-Frame-Options"]) == (200, "SAMEORIGIN")
+
+
+@pytest.mark.parametrize("origin", [EVIL, ANOTHER_PORT])
 @pytest.mark.attack("a web page in the user's browser")
-def test_no_page_of_another_site_is_told_that_it_may_write(server):
-    asks = {"Origin": EVIL, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
+def test_no_page_of_another_origin_is_told_that_it_may_write(origin, server):
+    asks = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
     _, headers = answer_to(server, "/api/2.0/mlflow/experiments/create", asks, method="OPTIONS")
     assert headers.get("Access-Control-Allow-Origin") is None
+
+
+def test_pages_of_the_server_itself_write(server):
+    """By whatever name and port it is reached: through a tunnel, the host's own differ."""
+    own = {"Host": "localhost:6000", "Origin": "http://localhost:6000", "Content-Type": "application/json"}
+    assert answer_to(server, "/api/2.0/mlflow/experiments/create", own, b'{"name": "through a tunnel"}')[0] == 200
+
+
+@pytest.mark.attack("another user of the host")
+def test_a_server_that_took_the_port_meanwhile_is_not_announced(capsys):
+    values = iter([None, "of another", "own"])
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            if value := next(values):
+                self.send_header(OWN_HEADER, value)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as other:
+        threading.Thread(target=other.serve_forever).start()
+        try:
+            announce(other.server_port, os.getppid(), "own")
+        finally:
+            other.shutdown()
+    assert next(values, "none left") == "none left"
+    assert capsys.readouterr().err.count("Ready: ") == 1

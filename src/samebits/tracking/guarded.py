@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
     App = Callable[[dict[str, Any], Any, Any], Awaitable[None]]
 
+OWN_HEADER = "x-samebits-own"
+OWN_VARIABLE = "SAMEBITS_UI_OWN"
+"""The header of every answer, and the variable with its value, by which `samebits ui` knows the server it started."""
+
 _ESTABLISHED = "01"
 _SOCKETS = Path("/proc/net/tcp")
 
@@ -32,13 +36,12 @@ def shared_app() -> App:
     roots = [os.environ.get(f"_MLFLOW_SERVER_{name}") for name in ("ARTIFACT_DESTINATION", "ARTIFACT_ROOT")]
     database = file_of(os.environ.get("_MLFLOW_SERVER_FILE_STORE", ""))
     guard_files([*filter(None, map(_folder_of, filter(None, roots))), *([database.parent] if database else [])])
-    served: App = app
-    return served
+    return SameOrigin(app)
 
 
 def own_app() -> App:
     """The same for peers of this user alone."""
-    return OwnPeers(shared_app())
+    return OwnPeers(shared_app(), os.environ[OWN_VARIABLE])
 
 
 def guard_files(roots: Iterable[Path]) -> None:
@@ -64,22 +67,48 @@ def _folder_of(uri: str) -> Path | None:
     return None if parts.scheme else Path(uri)
 
 
-class OwnPeers:
-    """An ASGI application that answers processes of this user alone, which Linux knows of every local connection."""
+class SameOrigin:
+    """An ASGI application that answers no page of another origin; to MLflow every port of localhost is one's own."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Hand a request on, or answer it with 403."""
-        if scope["type"] == "lifespan" or owner_of(scope["client"], scope["server"]) == os.getuid():
+        headers = dict(scope.get("headers", ()))
+        origin = headers.get(b"origin")
+        if origin is None or urlsplit(origin).netloc == headers.get(b"host"):
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})
         else:
-            text = b"403: this server answers processes of the user who has started it alone\n"
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": text})
+            await _refuse(scope, send, "this server answers no page of another site or port")
+
+
+class OwnPeers:
+    """An ASGI application that answers processes of this user alone, which Linux knows of every local connection."""
+
+    def __init__(self, app: App, own: str) -> None:
+        self._app, self._header = app, (OWN_HEADER.encode(), own.encode())
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Hand a request on, or answer it with 403."""
+
+        async def send_as_own(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), self._header]}
+            await send(message)
+
+        if scope["type"] == "lifespan" or owner_of(scope["client"], scope["server"]) == os.getuid():
+            await self._app(scope, receive, send_as_own)
+        else:
+            await _refuse(scope, send, "this server answers processes of the user who has started it alone")
+
+
+async def _refuse(scope: dict[str, Any], send: Any, why: str) -> None:
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": f"403: {why}\n".encode()})
 
 
 def owner_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:

@@ -6,8 +6,10 @@ MLflow keeps such views as tags of the experiment; this one is what its "Save as
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import os
+import secrets
 import shlex
 import socket
 import sys
@@ -24,6 +26,7 @@ from samebits.errors import HostError, UserError, without_password
 from samebits.files import write_text
 from samebits.records.log import LOGS
 from samebits.results.table import COLUMNS
+from samebits.tracking.guarded import OWN_HEADER, OWN_VARIABLE
 from samebits.tracking.store import NOTE_TAG, tracking_uri
 
 if TYPE_CHECKING:
@@ -143,28 +146,34 @@ def serve(port: int) -> None:
         raise UserError(what, hint="unset it to use the local mlflow.db")
     require_free_port(port)
     click.echo("starting MLflow's server; its address follows when it answers", err=True)
-    server = os.getpid()
+    server, own = os.getpid(), secrets.token_urlsafe(16)
     if os.fork() == 0:
-        _announce(port, server)
+        announce(port, server, own)
         os._exit(0)
     # A peer is who the connection comes from, whatever a header says; nothing is imported from this folder.
     options = f"--no-proxy-headers --app-dir {shlex.quote(str(Path(samebits.__file__).parent.parent))}"
     arguments = ["-P", "-m", "mlflow", "server", "--app-name", "samebits", "--host", "127.0.0.1", "--port", str(port),
                  "--workers", "1", "--uvicorn-opts", options]  # fmt: skip
     # PYTHONWARNINGS are its libraries'; the store may have a password, which arguments show to all.
-    environ = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1", "MLFLOW_BACKEND_STORE_URI": uri}
+    environ = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1"}
+    environ |= {"MLFLOW_BACKEND_STORE_URI": uri, OWN_VARIABLE: own}
     environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes for what nobody asks here
     os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
 
 
-def _announce(port: int, server: int) -> None:
-    """Print the address below the server's first messages, where a reader looks; end with the server."""
+def announce(port: int, server: int, own: str) -> None:
+    """Print the address below the server's first messages, where a reader looks; end with the server.
+
+    Another server may take the port while this one starts: the address is printed once the answer is this one's own.
+    """
     root = f"http://127.0.0.1:{port}"
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this host's own
     while os.getppid() == server:
         try:
-            with opener.open(f"{root}/health", timeout=5):
-                click.echo(f"\nReady: {root}{known_link()} (Ctrl-C ends it)", err=True)
-                return
-        except OSError:
-            time.sleep(0.2)
+            with opener.open(f"{root}/health", timeout=5) as answer:
+                if answer.headers[OWN_HEADER] == own:
+                    click.echo(f"\nReady: {root}{known_link()} (Ctrl-C ends it)", err=True)
+                    return
+        except (OSError, http.client.HTTPException):
+            pass
+        time.sleep(0.2)
