@@ -260,7 +260,10 @@ def test_pages_of_the_server_itself_write(server):
 
 
 @pytest.mark.attack("another user of the host")
-def test_a_server_that_took_the_port_meanwhile_is_not_announced(capsys):
+def test_a_server_that_took_the_port_meanwhile_is_not_announced(monkeypatch, capsys):
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which nobody answers
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     values = iter([None, "of another", "own"])
 
     class Answer(BaseHTTPRequestHandler):
@@ -280,4 +283,4 @@ def test_a_server_that_took_the_port_meanwhile_is_not_announced(capsys):
         finally:
             other.shutdown()
     assert next(values, "none left") == "none left"
-    assert capsys.readouterr().err.count("Ready: ") == 1
+    assert capsys.readouterr().err.count(f"Ready: http://127.0.0.1:{other.server_port}/") == 1

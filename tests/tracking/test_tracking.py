@@ -1460,30 +1460,6 @@ def test_the_page_of_a_store_is_served_without_its_address_among_the_arguments(r
     assert environ["MLFLOW_BACKEND_STORE_URI"] == "postgresql://me:S3CRET@db/mlflow"
 
 
-PARENT = os.getppid()
-
-
-def test_the_address_is_announced_also_where_a_proxy_is_set(monkeypatch, capsys):
-    class Healthy(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_):
-            pass
-
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which nobody answers
-    for name in ("no_proxy", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    tries = iter([PARENT, 0])  # once, and then the server has ended
-    monkeypatch.setattr(ui.os, "getppid", lambda: next(tries))
-    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
-        threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-        ui._announce(server.server_port, PARENT)
-        server.shutdown()
-    assert f"Ready: http://127.0.0.1:{server.server_port}/" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("away", [False, True])
 def test_a_verdict_is_told_also_where_mlflow_is_away_at_the_end(away, repository, monkeypatch, capsys):
     write_files(repository / "run", ROW.run)
