@@ -16,7 +16,8 @@ from samebits.data.prepare import prepare
 from samebits.data.user import sources
 from samebits.engines.launch import goes_elsewhere
 from samebits.errors import SamebitsError, UserError
-from samebits.files import scratch_folder, sha256_remembered, write_json
+from samebits.files import scratch_folder, write_json
+from samebits.hashes import sha256_remembered
 from samebits.host import count_cores, count_gpus, host_facts
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, require_every_key

@@ -17,11 +17,10 @@ from samebits.files import (
     remove,
     scratch_folder,
     settle,
-    sha256,
-    sha256_tree,
     write_json,
     write_text,
 )
+from samebits.hashes import sha256, sha256_tree
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):

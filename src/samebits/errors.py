@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind", bound=BaseException)
 _LONGEST = 1000  # characters of a message
+MASK = "***"
+"""What stands in the place of a password."""
 _MASKED = "password|passwd|pwd|token|secret|signature|api[_-]?key|access[_-]?key"
 
 

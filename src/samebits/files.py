@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
 from samebits.errors import HostError, UserError, reason
@@ -59,6 +58,12 @@ def atomic(path: Path) -> Iterator[Path]:
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         raise _explained(error, path) from error
+
+
+def private_mode(folder: Path) -> int:
+    """The mode of a file that those alone may read who may write into its folder."""
+    writers = folder.stat().st_mode & 0o022
+    return 0o600 | writers | writers << 1
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -294,42 +299,6 @@ class Record(Part):
             hint = f"run `{made_by}` again, or use the version of samebits that wrote it"
             raise UserError(f"{path}: {wrote}; this version reads schema {cls.SCHEMA}", hint=hint)
         return cls.parse(raw, path, made_by=made_by)
-
-
-def sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal. Raises OSError: it cannot be read, or is no regular file."""
-    with regular(path).open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-_HASHES = TypeAdapter(dict[str, tuple[int, int, str]])
-
-
-def sha256_remembered(path: Path, memory: Path) -> str:
-    """SHA-256 of a file that may be large; read again only if its size or time of change is another."""
-    try:
-        known = _HASHES.validate_python(read_json(memory, made_by="nothing"))
-    except ValueError:  # missing or damaged: what is forgotten is read again
-        known = {}
-    state = path.stat()
-    stamp = (state.st_size, state.st_mtime_ns)
-    name = str(path.resolve())
-    if name not in known or known[name][:2] != stamp:
-        known[name] = (*stamp, sha256(path))
-        with suppress(UserError, HostError):  # then it is read again
-            write_json(memory, known)
-    return known[name][2]
-
-
-def sha256_tree(path: Path) -> str:
-    """SHA-256 over a file, or over the names and bytes of a folder's files; bytecode is left out."""
-    if path.is_file():
-        return sha256(path)
-    digest = hashlib.sha256()
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts:
-            digest.update(f"{file.relative_to(path).as_posix()}\0{sha256(file)}\n".encode())
-    return digest.hexdigest()
 
 
 def settle(folder: Path, names: Sequence[str]) -> None:

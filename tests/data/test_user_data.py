@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from samebits.data.prepare import prepare
 from samebits.data.user import ROWS
 from samebits.errors import UserError
-from samebits.files import sha256, sha256_remembered
+from samebits.hashes import sha256, sha256_remembered
 from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.training.batches import load_data, model_inputs
@@ -49,6 +49,21 @@ def test_the_first_rows_train_and_those_after_them_test(folder):
     assert (card.loss, card.num_classes, card.output_shape) == ("cross_entropy", 4, (4,))
     assert (card.floor, card.input_dtype) == (None, "float32")
     assert read_card(folder / "data/card.json") == card
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "folders"), [(0o644, 0o644, 0o755), (0o600, 0o644, 0o700), (0o644, 0o640, 0o750), (0o640, 0o604, 0o700)]
+)
+@pytest.mark.attack("another user of the host")
+def test_whoever_may_not_read_the_files_gets_to_no_copy_of_them(x, y, folders, folder):
+    (folder / "x.npy").chmod(x)
+    (folder / "y.npy").chmod(y)
+    (folder / ".dvc").mkdir()
+    for copies in (folder / "data", folder / ".dvc/cache"):
+        copies.mkdir()
+        copies.chmod(0o755)
+    prepare(params(), folder / "data")
+    assert [(folder / name).stat().st_mode & 0o777 for name in ("data", ".dvc/cache")] == [folders, folders]
 
 
 def test_what_is_loaded_is_the_file_that_was_hashed(folder, monkeypatch):
@@ -236,7 +251,7 @@ def test_a_large_file_is_hashed_once(folder, monkeypatch):
     memory = folder / "hashes.json"
     first = sha256_remembered(folder / "x.npy", memory)
     with monkeypatch.context() as patch:
-        patch.setattr("samebits.files.sha256", lambda path: pytest.fail("read again"))
+        patch.setattr("samebits.hashes.sha256", lambda path: pytest.fail("read again"))
         assert sha256_remembered(folder / "x.npy", memory) == first
     np.save("x.npy", X + 1)
     assert sha256_remembered(folder / "x.npy", memory) != first

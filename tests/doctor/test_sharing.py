@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,7 +22,12 @@ def texts(findings):
 
 
 @pytest.fixture
-def repository(tmp_path):
+def repository(tmp_path, monkeypatch):
+    """Where others come, as to no folder of pytest's."""
+    monkeypatch.setattr(sharing, "_is_private", lambda path: False)
+    monkeypatch.setattr(sharing.sys, "prefix", sys.base_prefix)
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     for name in (".git", ".dvc", "src", "pipeline"):
         (tmp_path / name).mkdir(mode=0o755)
     (tmp_path / "dvc.yaml").touch(0o644)
@@ -32,13 +38,48 @@ def test_a_clone_that_nobody_else_writes_to(repository):
     assert texts(sharing.clone(repository))[:2] == ("ok", "nobody else writes to it")
 
 
-@pytest.mark.parametrize(("name", "mode"), [("src", 0o777), ("dvc.yaml", 0o646), ("pipeline", 0o1777)])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [("src", 0o777), ("dvc.yaml", 0o646), ("pipeline", 0o1777), (".git/hooks", 0o777), (".git/config", 0o666),
+     ("src/net.py", 0o666), (".samebits/resume", 0o777), ("mlflow.db", 0o666), ("data/train.safetensors", 0o666)],
+)  # fmt: skip
 @pytest.mark.attack("another user of the host", outcome="warned")
 def test_a_clone_that_all_write_to(name, mode, repository):
-    (repository / name).chmod(mode)
+    path = repository / name
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    path.chmod(mode)
     status, text, hint = texts(sharing.clone(repository))
-    assert (status, hint) == ("warning", "chmod -R go-w .")
+    assert (status, hint) == ("warning", f"chmod -R go-w {repository}")
     assert text == f"other users can write to {repository / name}, and so decide what runs"
+
+
+@pytest.mark.attack("another user of the host", outcome="warned")
+def test_a_folder_above_the_clone_that_all_write_to(repository):
+    """Whoever writes to it gives the clone another name, and its own to another one."""
+    folder = repository / "shared"
+    (folder / "clone").mkdir(parents=True)
+    folder.chmod(0o1777)
+    assert texts(sharing.clone(folder / "clone"))[0] == "ok"
+    folder.chmod(0o777)
+    status, text, hint = texts(sharing.clone(folder / "clone"))
+    assert (status, hint) == ("warning", f"ask for `chmod go-w {folder}`")
+    assert text == f"other users can write to {folder}, and so decide what runs"
+
+
+@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+@pytest.mark.attack("another user of the host", outcome="warned")
+def test_compiled_code_that_all_write_to(variable, repository, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("compiled")
+    folder.chmod(0o777)
+    status, _, hint = texts(sharing.clone(repository, {variable: str(folder)}))
+    assert (status, hint) == ("warning", f"chmod -R go-w {folder}")
+
+
+def test_what_lies_where_nobody_else_comes_is_nobody_elses(repository, monkeypatch):
+    (repository / "src").chmod(0o777)
+    monkeypatch.setattr(sharing, "_is_private", lambda path: path == repository.parent)
+    assert texts(sharing.clone(repository))[0] == "ok"
 
 
 @needs_root
@@ -47,7 +88,8 @@ def test_a_clone_that_all_write_to(name, mode, repository):
 def test_a_clone_that_a_group_or_another_owner_writes_to(owner, group, mode, repository):
     os.chown(repository / "src", owner, group)
     (repository / "src").chmod(mode)
-    assert texts(sharing.clone(repository))[0] == "warning"
+    status, _, hint = texts(sharing.clone(repository))
+    assert (status, hint.split()[0]) == ("warning", "chown" if owner else "chmod")
 
 
 @needs_root
@@ -69,16 +111,31 @@ def home(tmp_path, monkeypatch):
 def test_dvcs_cache_on_a_host_with_other_users(repository, home, monkeypatch):
     cache = repository / "dvc"
     monkeypatch.setenv("DVC_SITE_CACHE_DIR", str(cache))
-    monkeypatch.setattr(sharing, "_is_private", lambda path: path == home)  # pytest's own folders are
+    monkeypatch.setattr(sharing, "_PLACES", ())
+    monkeypatch.setattr(sharing.pwd, "getpwall", list)
     assert texts(sharing.dvc_cache(repository))[:2] == ("ok", f"in {cache}, on a host without other users")
     (home.parent / "other").mkdir()
     os.chown(home.parent / "other", NOBODY, NOBODY)
     status, text, hint = texts(sharing.dvc_cache(repository))
-    assert (status, text) == (
-        "warning",
-        f"DVC reads pickles in {cache}, which is open to all users of this host",
-    )
+    assert status == "warning"
+    assert text == f"DVC reads pickles in {cache}, which is open to all users of this host"
     assert "dvc config --local core.site_cache_dir" in hint
+
+
+@needs_root
+@pytest.mark.attack("another user of the host", outcome="warned")
+def test_other_users_are_known_by_their_accounts_and_processes(tmp_path, home, monkeypatch):
+    monkeypatch.setattr(sharing, "_PLACES", (tmp_path / "processes",))
+    monkeypatch.setattr(sharing.pwd, "getpwall", list)
+    (tmp_path / "processes" / "1").mkdir(parents=True)
+    assert not sharing._has_other_users(tmp_path)
+    os.chown(tmp_path / "processes" / "1", 2000, 2000)
+    assert sharing._has_other_users(tmp_path)
+    monkeypatch.setattr(sharing, "_PLACES", ())
+    monkeypatch.setattr(sharing.pwd, "getpwall", lambda: [SimpleNamespace(pw_uid=uid) for uid in (0, 33, 65534)])
+    assert not sharing._has_other_users(tmp_path)
+    monkeypatch.setattr(sharing.pwd, "getpwall", lambda: [SimpleNamespace(pw_uid=1000)])
+    assert sharing._has_other_users(tmp_path)
 
 
 @pytest.mark.parametrize("level", ["local", "global"])
@@ -89,6 +146,7 @@ def test_dvcs_cache_is_where_dvc_itself_says(level, repository, home, monkeypatc
     assert "in /var/tmp/dvc, " in texts(sharing.dvc_cache(repository))[1]
     cache = home / "cache"
     cache.mkdir(mode=0o700)
+    monkeypatch.setattr(sharing, "_is_private", lambda path: path == cache)
     (repository / ".dvc").rmdir()
     command = [sys.executable, "-m", "dvc", "config", f"--{level}", "core.site_cache_dir", str(cache)]
     subprocess.run([sys.executable, "-m", "dvc", "init", "-q", "--no-scm", "-f"], cwd=repository, check=True)

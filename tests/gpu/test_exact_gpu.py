@@ -10,7 +10,7 @@ import torch
 
 import exact_probe
 from conftest import MODEL_OF_TASK, ROOT, small
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.host import count_gpus
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import matmul

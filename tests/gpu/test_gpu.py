@@ -16,7 +16,7 @@ import torch
 
 from conftest import MODEL_OF_TASK, small
 from samebits.batch_split import BatchSplit
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.host import count_gpus, driver_facts, host_facts
 from samebits.params import parse_params
 from samebits.records.card import read_card

@@ -3,7 +3,7 @@
 import pytest
 
 from conftest import MODEL_OF_TASK, small
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.host import count_gpus
 from samebits.records.run import read_run
 

@@ -85,6 +85,30 @@ def test_a_lock_that_another_process_holds_is_named_after_a_while(other, tmp_pat
         pass
 
 
+@pytest.mark.parametrize(("folder", "allowed"), [(0o755, 0o600), (0o775, 0o660), (0o1777, 0o666)])
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.attack("another user of the host")
+def test_nobody_else_holds_a_lock_than_who_may_write_beside_it(before, folder, allowed, tmp_path, umask):
+    tmp_path.chmod(folder)
+    if before:  # as former versions made it
+        (tmp_path / "lock").touch()
+        (tmp_path / "lock").chmod(0o666)
+    with locked(tmp_path / "lock"):
+        pass
+    assert stat.S_IMODE((tmp_path / "lock").stat().st_mode) == allowed
+    log = RunLog(tmp_path / "run.jsonl")
+    log.close()
+    assert stat.S_IMODE(log.path.stat().st_mode) == allowed
+
+
+@pytest.fixture
+def umask():
+    """None, as the loosest that users have."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
 @pytest.mark.attack("another user of the host")
 def test_a_lock_file_that_cannot_be_written_still_locks(monkeypatch, tmp_path):
     """Another user may have made it, and root, as whom the tests may run, is refused nothing."""

@@ -11,7 +11,7 @@ import torch
 
 import exact_probe
 from conftest import MODEL_OF_TASK, ROOT, small
-from samebits.files import sha256
+from samebits.hashes import sha256
 
 CASES = [(model, optimizer) for model in exact_probe.MODELS for optimizer in ("sgd", "adamw")]
 GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())

@@ -150,6 +150,7 @@ def test_a_lock_file_alone_does_not_make_the_tree_dirty(repository, tmp_path):
     (repository / "changed.py").write_text("2\n")
     provenance = capture(tmp_path / "patch")
     assert (provenance.git.dirty, provenance.patch, provenance.patch_problem) == (True, "patch", None)
+    assert (tmp_path / "patch").stat().st_mode & 0o077 == 0, "it has what others may not read in the clone"
     assert provenance.packages["torch"]
 
 

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from matplotlib.figure import Figure
 
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.records.provenance import GitState
 from samebits.remarks import LABELS
 from samebits.results.page import render, write_report

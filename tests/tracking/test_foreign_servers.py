@@ -1,5 +1,6 @@
 """A server that is not to be trusted with more than the runs it is sent."""
 
+import gzip
 import json
 import os
 import shutil
@@ -24,9 +25,10 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
 from conftest import wait_for
 from patience import patient
 from ports import free_port
+from samebits.doctor.store import ask
 from samebits.errors import HostError, UserError
 from samebits.records.run import FILES, read_run
-from samebits.tracking import download
+from samebits.tracking import download, limits
 from samebits.tracking.artifacts import require_own_place
 from samebits.tracking.delivery import Delivery, sync
 from samebits.tracking.download import find_run_files
@@ -78,9 +80,9 @@ def listener():
     server.server_close()
 
 
-@pytest.fixture
-def says(repository, migrated_store, tmp_path_factory, monkeypatch):
-    """A real MLflow server whose experiments say that their files are there."""
+@pytest.fixture(scope="module")
+def real_server(migrated_store, tmp_path_factory):
+    """The folder and the port of an MLflow server."""
     folder, port = tmp_path_factory.mktemp("server"), free_port()
     shutil.copy(migrated_store, folder)
     uri = f"http://127.0.0.1:{port}"
@@ -91,11 +93,26 @@ def says(repository, migrated_store, tmp_path_factory, monkeypatch):
         process = subprocess.Popen(
             command, cwd=folder, stdout=output, stderr=output, start_new_session=True, env=environ
         )
+    try:
+        wait_for(lambda: answers(uri), seconds=600)
+        yield folder, port
+    finally:
+        os.killpg(process.pid, 15)
+        process.wait()
+
+
+@pytest.fixture
+def says(repository, real_server, monkeypatch):
+    """A real MLflow server whose experiment, a new one, says that its files are there."""
+    folder, port = real_server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{port}")
-    wait_for(lambda: answers(uri), seconds=600)
 
     def say(place):
-        connect(uri).create_experiment("samebits")
+        with sqlite3.connect(folder / "mlflow.db") as database:
+            database.execute(
+                "UPDATE experiments SET name = 'of a test before ' || experiment_id WHERE name = 'samebits'"
+            )
+        connect(f"http://127.0.0.1:{port}").create_experiment("samebits")
         with sqlite3.connect(folder / "mlflow.db") as database:
             database.execute("UPDATE experiments SET artifact_location = ?", [place])
 
@@ -104,9 +121,7 @@ def says(repository, migrated_store, tmp_path_factory, monkeypatch):
             database.execute("UPDATE runs SET artifact_uri = ?", [place])
 
     say.set_place = set_place
-    yield say
-    os.killpg(process.pid, 15)
-    process.wait()
+    return say
 
 
 @pytest.mark.parametrize(
@@ -210,7 +225,7 @@ def slow(repository, monkeypatch):
     [
         ("bytes", 5.0, "MLflow's server has taken too long to send a run's files"),
         ("file", 3600.0, r"MLflow's server sends more than the \d+ bytes it has listed"),
-        ("answer", 3600.0, r"MLflow's server sends more than the \d+ bytes it has listed"),
+        ("answer", 3600.0, f"MLflow does not give .* of run {RUN}: Failed to download"),
     ],
 )
 @pytest.mark.attack("a malicious server")
@@ -229,3 +244,151 @@ def test_the_first_signal_ends_who_waits_for_a_server(slow):
         assert slow.reached.wait(patient(120))
         process.terminate()
         assert process.wait(patient(20)) == 143
+
+
+class Hostile(BaseHTTPRequestHandler):
+    """Answers every call of the API in one way."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        getattr(self, self.server.does)()
+
+    def do_GET(self):
+        getattr(self, self.server.does)()
+
+    def body_by_bytes(self):
+        self.send_response(200)
+        self.send_header("Content-Length", "1000000")
+        self.end_headers()
+        self.write_for_ever(b"x", 0.05)
+
+    def header_by_bytes(self):
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        self.write_for_ever(b"x", 0.05)
+
+    def endless_body(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(2**40))
+        self.end_headers()
+        self.write_for_ever(b"x" * 2**20, 0.0)
+
+    def packed_body(self):
+        packed = gzip.compress(bytes(2**28))
+        self.send_response(200)
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(packed)))
+        self.end_headers()
+        self.wfile.write(packed)
+
+    def elsewhere(self):
+        self.send_response(307)
+        self.send_header("Location", self.server.elsewhere)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def escapes(self):
+        text = json.dumps({"error_code": "INVALID_PARAMETER_VALUE", "message": "\x1b]0;mine\x07\nanother line"})
+        self.send_response(400)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def write_for_ever(self, piece, pause):
+        with suppress(OSError):
+            while not self.server.ended.wait(pause):
+                self.wfile.write(piece)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def hostile(repository, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
+    server.ended = threading.Event()
+    threading.Thread(target=server.serve_forever, args=[0.05]).start()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.ended.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("does", "seconds", "says"),
+    [
+        ("body_by_bytes", 1.0, "MLflow's server has not answered within 1 s"),
+        ("header_by_bytes", 1.0, "MLflow's server has not answered within 1 s"),
+        ("endless_body", 3600.0, "MLflow's server answers with more than 64 MiB"),
+        ("packed_body", 3600.0, "MLflow's server answers with more than 64 MiB"),
+        ("elsewhere", 3600.0, "leads to {elsewhere}"),
+    ],
+)
+@pytest.mark.attack("a malicious server")
+def test_a_log_is_not_delivered_to_a_server_that_answers_so(does, seconds, says, hostile, listener, monkeypatch):
+    hostile.does, hostile.elsewhere = does, f"http://127.0.0.1:{listener.server_port}/x"
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", seconds)
+    log = start("one")
+    setup(log)
+    path = finish(log)
+    count, problems = sync()
+    assert (count, listener.seen) == (0, [])
+    assert says.format(elsewhere=hostile.elsewhere) in problems[path]
+
+
+@pytest.mark.parametrize(
+    ("elsewhere", "says"),
+    [
+        ("file:///etc/passwd", "MLflow's server at {here} leads to file:///etc/passwd"),
+        ("http://[", "something else than MLflow answers at http://{here}"),
+        ("", "something else than MLflow answers at http://{here}"),
+    ],
+)
+@pytest.mark.attack("a malicious server")
+def test_the_doctor_says_where_a_server_leads(elsewhere, says, hostile):
+    hostile.does, hostile.elsewhere = "elsewhere", elsewhere
+    finding = ask(os.environ["MLFLOW_TRACKING_URI"])
+    assert (finding.status, finding.text) == ("failed", says.format(here=f"127.0.0.1:{hostile.server_port}"))
+
+
+@pytest.mark.attack("a malicious server")
+def test_what_a_server_says_stays_one_line_of_a_terminal(hostile):
+    hostile.does = "escapes"
+    log = start("one")
+    setup(log)
+    path = finish(log)
+    _, problems = sync()
+    assert problems[path].isprintable()
+    assert "mine" in problems[path]
+
+
+def test_a_run_of_another_server_is_left_for_who_has_its_login(repository, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
+    path = finish(start("one"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:2")
+    Delivery(path).aim("http://me:***@127.0.0.1:1")
+    with pytest.raises(
+        HostError, match=r"the login for http://me:\*\*\*@127.0.0.1:1 is not in MLFLOW_TRACKING_URI here"
+    ):
+        _ = Delivery(path).client
+
+
+def test_a_package_that_a_store_needs_is_named(says, repository, tmp_path):
+    says("s3://bucket/1")
+    client = connect(tracking_uri())
+    run_id = client.create_run(client.get_experiment_by_name("samebits").experiment_id).info.run_id
+    with pytest.raises(HostError, match="MLflow's store cannot be used: No module named 'boto"):
+        find_run_files(run_id, tmp_path)
+
+
+def test_files_that_are_no_runs_are_told_by_the_run(says, repository, tmp_path):
+    says("mlflow-artifacts:/1")
+    write_files(repository / "runs" / "ddp-fast", "one")
+    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "runs" / "ddp-fast")))
+    connect(tracking_uri()).log_text(run_id, "{", "run.json")
+    with pytest.raises(UserError, match=f"^run {run_id}: run.json: cannot be read") as caught:
+        find_run_files(run_id, tmp_path)
+    assert str(tmp_path) not in str(caught.value)

@@ -1275,12 +1275,12 @@ def patched(tmp_path, monkeypatch, files, attributes=""):
 
 @pytest.mark.attack("a malicious repository or patch")
 def test_what_a_patch_changes_is_shown_as_it_lies_there(tmp_path, monkeypatch):
-    files = {"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.bin": b"\0\2"}
+    files = {"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.npy": b"\0\2"}
     (tmp_path / "new").mkdir()
     recorded = patched(tmp_path, monkeypatch, files)
     with reproduce.worktree(recorded, tmp_path):
         shown = (tmp_path / "changes.diff").read_text()
-    for line in ("-a = 1", "+a = 2", "+b = 3", "Binary files a/data.bin and b/data.bin differ"):
+    for line in ("-a = 1", "+a = 2", "+b = 3", "Binary files /dev/null and b/data.npy differ"):
         assert line in shown.splitlines()
 
 
@@ -1302,6 +1302,47 @@ def test_a_patch_that_calls_text_binary_is_refused(attribute, tmp_path, monkeypa
     with pytest.raises(UserError, match=message), reproduce.worktree(recorded, tmp_path):
         raise AssertionError("it is shown")
     assert not (tmp_path / "worktree").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("net.py", b"PK\3\4\0"),
+        ("mine.so", b"\x7fELF\0"),
+        ("data.bin", b"\0\2"),
+        ("w.pt", b"PK\3\4\0"),
+        ("tool", b"\x7fELF\0"),
+    ],
+)
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_binary_file_that_may_be_code_is_refused(name, content, tmp_path, monkeypatch):
+    """Python runs a zip by the name of a script."""
+    recorded = patched(tmp_path, monkeypatch, {name: content})
+    message = f"the patch changes {name}, a binary file of which nobody sees what it runs"
+    with pytest.raises(UserError, match=message), reproduce.worktree(recorded, tmp_path):
+        raise AssertionError("it is run")
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_carriage_return_ends_no_line_of_what_is_shown(tmp_path, monkeypatch):
+    recorded = patched(tmp_path, monkeypatch, {"net.py": b"a = 1\nb = 2\r import os\n"})
+    run_files(tmp_path / "run", run_record())
+    shutil.copy(ROOT / "params.yaml", tmp_path / "run")
+    run = read_run(tmp_path / "run")
+    made = Recorded(run_id="0" * 32, folder=tmp_path / "run", run=run, commit="HEAD", patch=recorded.patch, packages={})
+    with reproduce.worktree(recorded, tmp_path):
+        assert "+b = 2\\r import os" in made.describe(tmp_path / "changes.diff").splitlines()
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_params_of_more_than_can_be_shown_are_refused(tmp_path):
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
+    run_files(tmp_path, run_record())
+    (tmp_path / "params.yaml").write_text("\n".join(lines))
+    made = Recorded(run_id="0" * 32, folder=tmp_path, run=read_run(tmp_path), commit="HEAD", patch=None, packages={})
+    with pytest.raises(UserError, match=r"params.yaml of run 0+ cannot be read: more than 100000 of them"):
+        made.params()
 
 
 @pytest.mark.attack("a malicious repository or patch")

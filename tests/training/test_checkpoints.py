@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from conftest import small, wait_for
 from patience import patient
 from samebits.errors import Interrupted
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.params import parse_params
 from samebits.strategies.placement import Placement
 from samebits.training import checkpoints, loop

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from conftest import MODEL_OF_TASK, small
 from samebits.errors import UserError
-from samebits.files import sha256, write_json
+from samebits.files import write_json
+from samebits.hashes import sha256
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.records.card import read_card

@@ -32,6 +32,8 @@ def machines(port):
 
     def run():
         with meet(0) as first, meet(1) as second, ThreadPoolExecutor(1) as pool:
+            for here in (first, second):
+                here.join()
             other = pool.submit(look, second)
             return [look(first), other.result()]
 

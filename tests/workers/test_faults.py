@@ -11,7 +11,8 @@ from ruamel.yaml import YAML
 from safetensors.numpy import load_file, save_file
 
 from conftest import needs_root, small
-from samebits.files import sha256, write_json
+from samebits.files import write_json
+from samebits.hashes import sha256
 from samebits.measuring.references import WARM_UP_STEPS
 from samebits.records.card import card_for, read_card
 from samebits.records.run import read_run

@@ -1,6 +1,7 @@
 """When the launcher of one machine says that another is lost, by a clock that the test moves."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +11,9 @@ from patience import patient
 from samebits.errors import CollectiveError, WorkerError
 from samebits.host.cluster_environment import Nodes
 from samebits.workers import peers
+from samebits.workers.node_reports import PeerError
 from samebits.workers.peers import PeerMonitor
-from samebits.workers.rendezvous import PeerError, Rendezvous
+from samebits.workers.rendezvous import Rendezvous
 
 NAMES = ("one", "two", "three")
 TIMEOUT_S = 10
@@ -49,7 +51,9 @@ def team(clock, port):
         for rank in range(3):
             nodes = Nodes(count=3, rank=rank, master="localhost", port=port)
             meetings.append(Rendezvous(nodes, seconds=patient(60)))
-            meetings[-1].board.set(f"beat/{rank}", "0")
+            meetings[-1].join()
+        with ThreadPoolExecutor(len(NAMES)) as pool:
+            list(pool.map(lambda meeting: meeting.share("facts", 0), meetings))
         for meeting in meetings:
             launchers.append(PeerMonitor(meeting, NAMES, timeout_s=TIMEOUT_S))
             launchers[-1].watch()

@@ -15,7 +15,8 @@ from samebits.errors import HostError, UserError
 from samebits.host import addresses
 from samebits.host.cluster_environment import Nodes
 from samebits.workers import rendezvous
-from samebits.workers.rendezvous import PeerError, Rendezvous
+from samebits.workers.node_reports import PeerError
+from samebits.workers.rendezvous import Rendezvous
 
 NOBODY = "192.0.2.1"  # an address that no machine has
 
@@ -186,17 +187,43 @@ def test_machines_with_other_secrets_do_not_meet(port, monkeypatch):
     with Rendezvous(node(0, port), seconds=0.5) as first:
         monkeypatch.setenv("SAMEBITS_SECRET", "another")
         with Rendezvous(node(1, port), seconds=200) as second:
+            first.join()
             second.join()
-            second.board.set("facts/1", '"b"')
-            with pytest.raises(HostError, match="node 1 of 2 did not come") as caught:
+            with pytest.raises(HostError, match=r"node 1 of 2 came to .* with another SAMEBITS_SECRET") as caught:
                 first.share("facts", "a")
-    assert "SAMEBITS_SECRET" in caught.value.hint
+    assert caught.value.hint == "give all machines the same one"
+
+
+@pytest.mark.parametrize("copied", [["facts/1"], ["joined/1", "facts/1"], ["joined/0", "joined/1", "facts/1"]])
+@pytest.mark.attack("a stranger on the network")
+def test_what_was_signed_in_another_training_of_the_same_secret_is_not_heard(copied, port, monkeypatch):
+    monkeypatch.setenv("SAMEBITS_SECRET", "of both")
+
+    def store():
+        return PrefixStore("samebits/0/", TCPStore("127.0.0.1", port, is_master=False))
+
+    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
+        for here in (first, second):
+            here.join()
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(first.share, "facts", "a")
+            second.share("facts", "of another training")
+            told.result()
+        said = {key: store().get(key) for key in copied}
+    with Rendezvous(node(0, port), seconds=1) as first, Rendezvous(node(1, port), seconds=200) as second:
+        for here in (first, second):
+            here.join()
+        for key, text in said.items():
+            store().set(key, text)
+        with pytest.raises(HostError, match=r"node 1 of 2 came to .* with another SAMEBITS_SECRET"):
+            first.share("facts", "a")
 
 
 def test_who_starts_late_is_waited_for_as_long_as_starts_take(port):
     """And not for train.timeout_s alone."""
     late = pytest.raises(HostError, match=r"node 1 of 2 did not come to localhost \(.*\) within 2 s")
     with Rendezvous(node(0, port, start_seconds=2), seconds=0.1) as first, late:
+        first.join()
         first.share("facts", 1)
 
 
@@ -205,10 +232,11 @@ def test_a_node_that_is_at_work_is_waited_for(port, monkeypatch):
     """As one that makes its data: also when the time in which it was to come is over."""
     monkeypatch.setattr(rendezvous, "_BUSY_SECONDS", 0.01)
     with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
+        first.join()
         second.join()
         first._deadline = 0.0
         with second.busy():
-            wait_for(lambda: second.board.get("busy"))
+            wait_for(lambda: second._door.get("busy"))
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(first.share, "facts", "a")
             assert second.share("facts", "b") == ["a", "b"]

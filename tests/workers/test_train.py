@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.cli import main
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.records.run import read_losses

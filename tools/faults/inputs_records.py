@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from faults.inputs_bench import VERDICT, Attempt
 from faults.inputs_template import DP, OTHER, RUN, forget_delivery, own_store
 from faults.inputs_values import changed, damaged, json_of, not_a_file, places, spoil_json, value
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.records.card import card_for, read_card
 from samebits.records.log import SCHEMA
 from samebits.records.provenance import provenance_of

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from faults.area import Area, Case
 from faults.subject import PARAMS, RUN_FILES, Broken, Child, Sandbox, check_end, expect
 from samebits.errors import UserError
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.params import parse_params
 
 if TYPE_CHECKING:

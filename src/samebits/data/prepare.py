@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import math
 import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from samebits.data.user import UserData
+from samebits.data.user import UserData, sources
 from samebits.errors import HostError
-from samebits.files import atomic, make_folder, sha256, write_json
+from samebits.files import atomic, make_folder, write_json
+from samebits.hashes import sha256
 from samebits.portable.random import Stream
 from samebits.records.card import DataSplit, signed_card
 from samebits.tasks import TASKS, FileData
 from samebits.tasks.teacher import CHUNK, Samples
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable
 
     from samebits.params import Params
     from samebits.records.card import Card
+
+_DVC_CACHE = Path(".dvc/cache")
 
 
 def prepare(params: Params, folder: Path) -> Card:
@@ -84,8 +88,20 @@ def _write_drawn_data(params: Params, folder: Path) -> Card:
     )
 
 
+def _close(files: Iterable[Path], folder: Path) -> None:
+    """Keep who may not read the user's files out of the folders with copies, in which DVC lets all read each file."""
+    make_folder(folder)
+    for one in (folder, _DVC_CACHE):
+        if one.parent.is_dir():
+            one.mkdir(exist_ok=True)
+            for read, all_of in ((0o040, 0o070), (0o004, 0o007)):
+                if not all(file.stat().st_mode & read for file in files):
+                    one.chmod(one.stat().st_mode & ~all_of)
+
+
 def _write_user_data(params: Params, data: FileData, folder: Path) -> Card:
     arrays = UserData(data)
+    _close([source.path for source in sources(data).values()], folder)
     arrays.write(folder)
     counts = {"train": data.num_samples, "test": data.test_samples}
     splits = {name: _split(folder / f"{name}.safetensors", count) for name, count in counts.items()}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from samebits.doctor.finding import Finding, failed, of_error, ok
+from samebits.doctor.finding import Finding, failed, of_error, ok, warning
 from samebits.doctor.pairs import BYTES, NodePair, measure_pairs
 from samebits.errors import SamebitsError
 from samebits.files import Part, scratch_folder
+from samebits.host.addresses import is_loopback
+from samebits.host.cluster_environment import SECRET
 from samebits.params import load_params
 from samebits.workers.connectivity import OPEN_PORTS
 from samebits.workers.consistency import NodeFacts, disagreements, node_facts
@@ -55,6 +58,9 @@ def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding])
     if nodes.rank:
         return
     yield ok(f"{nodes.count}: {', '.join(names)}, which meet at {meeting.address}", name="nodes")
+    if not (os.environ.get(SECRET) or is_loopback(meeting.address.ip)):
+        text = f"whoever reaches {meeting.address} can speak for a machine: {SECRET} is not set"
+        yield warning(text, "give all machines the same random text by it", name="secret")
     yield from beside(names, [visit.findings for visit in visits])
     yield from _differing(machines)
     yield from joined

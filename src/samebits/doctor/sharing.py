@@ -9,6 +9,7 @@ import pwd
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,18 +17,35 @@ from samebits.doctor.finding import Finding, check, ok, skipped, warning
 from samebits.errors import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-_OF_THE_CLONE = (".", ".git", ".dvc", "src", "pipeline", "dvc.yaml", "params.yaml")
+_COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # code that PyTorch loads
+_PEOPLE = range(1000, 2**32)  # as distributions number them
+_PLACES = (Path("/home"), Path("/proc"))  # whose folders are people's
 _DVC_CACHE = "/var/tmp/dvc"  # noqa: S108 - DVC's own, which is looked at
 
 
 @check("clone")
-def clone(folder: Path = Path()) -> Finding:
-    """Whether nobody else can change the code that is run here."""
-    paths = [folder / name for name in _OF_THE_CLONE]
-    if open_ones := few([str(path) for path in _written_by_others(paths)]):
-        return warning(f"other users can write to {open_ones}, and so decide what runs", "chmod -R go-w .")
+def clone(folder: Path = Path(), environ: Mapping[str, str] = os.environ) -> Finding:
+    """Whether nobody else can change what is run here: the clone, the environment, and code that was compiled."""
+    named = [Path(environ[name]) for name in _COMPILED if environ.get(name)]
+    roots = [folder, *named, *([Path(sys.prefix)] if sys.prefix != sys.base_prefix else [])]
+    found, hints = list[Path](), list[str]()
+    for root in roots:
+        path = root.resolve()
+        inside = root is not folder and path.is_relative_to(folder.resolve())
+        if inside or any(map(_is_private, (path, *path.parents))):
+            continue
+        if above := [one for one in path.parents if _is_open(one.stat()) and not one.stat().st_mode & stat.S_ISVTX]:
+            found += above
+            hints.append(f"ask for `chmod go-w {above[0]}`")
+        if open_ones := _written_by_others(root):
+            found += open_ones
+            foreign = any(path.lstat().st_uid not in (os.getuid(), 0) for path in open_ones)
+            hints.append(f"chown -R {os.getuid()} {root}" if foreign else f"chmod -R go-w {root}")
+    if found:
+        names = few([str(path) for path in found])
+        return warning(f"other users can write to {names}, and so decide what runs", "; ".join(hints))
     return ok("nobody else writes to it")
 
 
@@ -57,18 +75,29 @@ def _is_private(folder: Path) -> bool:
 
 
 def _has_other_users(cache: Path) -> bool:
-    """Whether there are homes, or parts of DVC's cache, of somebody else; not all accounts are known here."""
-    beside = [path for place in (Path.home().parent, cache / "repo") if place.is_dir() for path in place.iterdir()]
-    return any(path.lstat().st_uid not in (0, os.getuid()) for path in beside)
+    """Whether somebody else has an account, a home, a process, or a part of DVC's cache; none of these knows of all."""
+    places = (*_PLACES, Path.home().parent, cache / "repo")
+    uids = {account.pw_uid for account in pwd.getpwall() if account.pw_uid != 65534}  # nobody
+    for path in (path for place in places if place.is_dir() for path in place.iterdir()):
+        with suppress(OSError):  # a process that has ended
+            uids.add(path.lstat().st_uid)
+    return bool({uid for uid in uids if uid in _PEOPLE} - {os.getuid()})
 
 
-def _written_by_others(paths: Iterable[Path]) -> list[Path]:
-    """Those of the paths that are there, and that somebody else can change."""
-    return [path for path in paths if path.exists() and _is_open(path)]
+def _written_by_others(root: Path) -> list[Path]:
+    """What somebody else can change, from a root that may be missing on."""
+    found = []
+    for name, _, files in os.walk(root):
+        folder = Path(name)
+        for path in (folder, *(folder / file for file in files)):
+            with suppress(OSError):  # it went away
+                entry = path.lstat()
+                if not stat.S_ISLNK(entry.st_mode) and _is_open(entry):
+                    found.append(path)
+    return found
 
 
-def _is_open(path: Path) -> bool:
-    found = path.stat()
+def _is_open(found: os.stat_result) -> bool:
     mode, mine = found.st_mode, {os.getuid(), 0}
     return bool(found.st_uid not in mine or mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_own_group(found)))
 

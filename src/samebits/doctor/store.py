@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
+from samebits.errors import SamebitsError
 from samebits.host.addresses import is_loopback
 from samebits.tracking.store import address_parts, connect, file_of
 
@@ -62,6 +63,8 @@ def ask(uri: str) -> Finding:
         status = error.get_http_status_code()  # type: ignore[attr-defined] # 500 also where the server gave none
     else:
         return _answers(shown, parts)
+    if isinstance(cause, SamebitsError):
+        return failed(cause.message, cause.hint)
     if isinstance(cause, ResponseError):
         return failed(f"{shown} answers with an error of its own: {cause}", "read the server's log")
     if isinstance(cause, OSError):

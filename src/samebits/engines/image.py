@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from samebits.engines.docker import engine_errors, find_image
 from samebits.errors import HostError, UserError, first_line, reason
-from samebits.files import Part, atomic, read_json, regular, sha256, write_json
+from samebits.files import Part, atomic, read_json, regular, write_json
+from samebits.hashes import sha256
 from samebits.records.provenance import git_state
 
 if TYPE_CHECKING:

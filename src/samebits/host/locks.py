@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.errors import HostError
-from samebits.files import make_folder
+from samebits.files import make_folder, private_mode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,15 +23,20 @@ LOCKS_HINT = "mount the disk with locks (NFS: without nolock, Lustre: with flock
 def locked(path: Path, *, seconds: float | None = None) -> Iterator[None]:
     """Hold a lock file, which another user may have made; also a pipe can be one, and is not waited for.
 
+    Whoever can read it can hold it, for ever: that are those alone who may write into its folder.
+
     Raises HostError: another process holds it for longer than ``seconds``, or the disk has no locks.
     """
     make_folder(path.parent)
-    flags = os.O_CREAT | os.O_NONBLOCK
+    flags, mode = os.O_CREAT | os.O_NONBLOCK, private_mode(path.parent)
     try:
-        fd = os.open(path, flags | os.O_RDWR, 0o644)  # for which alone NFS gives such a lock
+        fd = os.open(path, flags | os.O_RDWR, mode)  # for which alone NFS gives such a lock
     except PermissionError:
-        fd = os.open(path, flags | os.O_RDONLY)
+        fd = os.open(path, flags | os.O_RDONLY, mode)
     try:
+        found = os.fstat(fd)
+        if found.st_uid == os.getuid() and found.st_mode & 0o777 & ~mode:  # of a version that let all read it
+            os.fchmod(fd, found.st_mode & mode)
         deadline = time.monotonic() + (seconds or 0.0)
         while not _lock(fd, path, waits=seconds is None):
             if time.monotonic() > deadline:

@@ -1,6 +1,13 @@
 """params.yaml as typed, frozen objects, refused with one clear line where it is wrong."""
 
-from samebits.params.load import load_params, parse_params, require_every_key, require_repository, with_num_devices
+from samebits.params.load import (
+    load_params,
+    parse_params,
+    read_yaml,
+    require_every_key,
+    require_repository,
+    with_num_devices,
+)
 from samebits.params.schema import Params, keys_affecting, values_affecting
 from samebits.section import differences, flatten
 
@@ -11,6 +18,7 @@ __all__ = [
     "keys_affecting",
     "load_params",
     "parse_params",
+    "read_yaml",
     "require_every_key",
     "require_repository",
     "values_affecting",

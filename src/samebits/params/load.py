@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -41,9 +41,7 @@ def load_params(path: Path | str) -> Params:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read: {error}", hint="check the file") from None
     try:
-        # Python's parser, and not the one in C, which dies of deep nesting.
-        raw = YAML(typ="safe", pure=True).load(text)
-        _refuse_what_cannot_be_told(raw)
+        raw = read_yaml(text)
     except DuplicateKeyError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
         problem = str(error.problem).splitlines()[0]
@@ -59,6 +57,13 @@ def load_params(path: Path | str) -> Params:
     except Exception as error:  # noqa: BLE001 - ruamel's constructors raise what they come across, such as KeyError
         raise UserError(f"{path}: a value cannot be read: {first_line(str(error))}", hint="check the file") from None
     return parse_params({} if raw is None else raw, origin=str(path))
+
+
+def read_yaml(text: str) -> Any:
+    """The values of a text in YAML. Raises what ruamel does, and what ``_refuse_what_cannot_be_told`` does."""
+    values = YAML(typ="safe", pure=True).load(text)  # Python's parser: the one in C dies of deep nesting
+    _refuse_what_cannot_be_told(values)
+    return values
 
 
 _MOST_VALUES = 100_000

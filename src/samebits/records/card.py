@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from samebits.errors import UserError
-from samebits.files import Part, read_json, sha256
+from samebits.files import Part, read_json
+from samebits.hashes import sha256
 from samebits.params import differences
 
 if TYPE_CHECKING:

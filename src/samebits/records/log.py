@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from samebits.errors import UserError, first_line, without_password
-from samebits.files import Part, make_folder, remove_unfinished
+from samebits.files import Part, make_folder, private_mode, remove_unfinished
 from samebits.host import HostFacts
 from samebits.params import Params
 from samebits.params.schema import NumericsName
@@ -194,7 +194,8 @@ class RunLog:
         remove_unfinished(path.parent)  # a sender may have been killed that had nothing more to write there
         self.path = path
         self._kept = b""
-        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        # Whoever can read it could hold the lock, and have the run go on for ever.
+        self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, private_mode(path.parent))
         fcntl.flock(self._fd, fcntl.LOCK_EX)  # held until the last process that has it ends
 
     def append(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from samebits.errors import first_line, printable
-from samebits.files import Part, Record, scratch_folder
+from samebits.files import Part, Record, private_mode, scratch_folder
 from samebits.host import installed
 
 if TYPE_CHECKING:
@@ -189,6 +189,7 @@ def capture(patch_file: Path) -> Provenance:
         except _NoGit as reason:
             problem = str(reason)
         else:
+            patch_file.touch(private_mode(patch_file.parent))  # it may have what others could not read in the clone
             patch_file.write_bytes(text)
             patch = patch_file.name
     facts = [item.metadata for item in metadata.distributions()]  # each time that it is asked, it is read again

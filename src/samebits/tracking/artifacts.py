@@ -53,7 +53,7 @@ def require_own_place(artifact_uri: str, tracking_uri: str) -> None:
 
 
 def _refusal(artifact_uri: str) -> UserError:
-    place = without_password(artifact_uri)
+    place = without_password(artifact_uri) or "an address without text"
     return UserError(
         f"MLflow's server keeps the files at {place}, expected a place of its own or an object store",
         hint="start it with --artifacts-destination, or ask who runs it; see SECURITY.md",

@@ -146,7 +146,7 @@ class Delivery:
             if not (isinstance(error, UserError) or is_permanent(error)):
                 raise
             self._end_refused()
-            self._set(refused=without_password(str(error)))
+            self._set(refused=one_line(str(error)))
             self._save()
 
     def _end_refused(self) -> None:

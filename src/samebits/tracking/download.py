@@ -13,10 +13,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.errors import HostError, SamebitsError, UserError, from_exit_code, last_line
+from samebits.errors import HostError, SamebitsError, UserError, caused_by, first_line, from_exit_code, last_line
 from samebits.host import private_bytes
 from samebits.params import require_repository
 from samebits.records.run import FILES, read_run
+from samebits.tracking.limits import ANSWER_SECONDS, SLOWEST
 from samebits.tracking.store import connect, errors_of_the_store, tracking_uri
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
     from samebits.records import run as records
 
-ANSWER_SECONDS = 60.0
-"""In which a server has to say what files there are."""
-SLOWEST = 2**18  # bytes a second
 _SLACK = 2**20  # bytes above what was listed, for how files are counted
 _MEMORY = 2**30  # bytes of this process: a file is never in it whole, and what a server says of files is short
 _MORE = ("params.yaml", "provenance.json")  # which a run has that can be made again
@@ -54,7 +52,13 @@ def find_run_files(reference: str, scratch: Path) -> records.Run:
         hint = "give a run's folder such as runs/single-fast, or the id of an MLflow run"
         raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)
     require_repository()  # elsewhere a store would be made
-    return read_run(fetch(reference, scratch))
+    fetch(reference, scratch)
+    try:
+        return read_run(scratch)
+    except UserError as error:  # which names a folder that goes away
+        text = error.message.replace(f"{scratch}/", "").replace(str(scratch), "its files")
+        hint = "its artifacts in MLflow are not what samebits has recorded"
+        raise UserError(f"run {reference}: {text}", hint=hint) from None
 
 
 def fetch_run(run_id: str, scratch: Path) -> Path:
@@ -89,22 +93,28 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
+    client = connect(tracking_uri())
     try:
-        client = connect(tracking_uri())
-        # A server may list any name; what leads elsewhere than to a file of this run is none of its artifacts.
-        here = {file.path: file.file_size for file in client.list_artifacts(run_id) if _FILE_NAME.fullmatch(file.path)}
-        for name in (*FILES, *(_MORE if everything else ())):
-            if name not in here:
-                hint = "choose a training that has ended; a comparison's own run holds no weights"
-                raise UserError(f"run {run_id} has no {name}", hint=hint)
-        names = [*here] if everything else FILES
-        watch.expect(here[name] for name in names)
-        for name in names:
-            client.download_artifacts(run_id, name, str(folder))
+        listed = client.list_artifacts(run_id)
     except MlflowException as error:
-        if error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+        if not caused_by(error, HostError) and error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
             raise UserError(f"MLflow has no run {run_id}", hint="is MLFLOW_TRACKING_URI the right one?") from None
         raise
+    # A server may list any name; what leads elsewhere than to a file of this run is none of its artifacts.
+    here = {file.path: file.file_size for file in listed if _FILE_NAME.fullmatch(file.path)}
+    for name in (*FILES, *(_MORE if everything else ())):
+        if name not in here:
+            hint = "choose a training that has ended; a comparison's own run holds no weights"
+            raise UserError(f"run {run_id} has no {name}", hint=hint)
+    names = [*here] if everything else FILES
+    watch.expect(here[name] for name in names)
+    for name in names:
+        try:
+            client.download_artifacts(run_id, name, str(folder))
+        except MlflowException as error:  # of which MLflow keeps the cause to itself
+            raise HostError(
+                f"MLflow does not give {name} of run {run_id}: {first_line(str(error))}", hint=_HINT
+            ) from None
 
 
 class Watch(threading.Thread):

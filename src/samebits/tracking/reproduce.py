@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ruamel.yaml import YAML
-
 from samebits.errors import HostError, UserError, last_line, printable, reason
 from samebits.files import regular, write_text
-from samebits.params import parse_params
+from samebits.params import parse_params, read_yaml
 from samebits.records.card import read_card
 from samebits.records.provenance import Provenance, versions
 from samebits.records.run import read_run
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
 _MOST_LINES = 400  # of a patch or of params, for a terminal
 _ABSENT = "(absent)"
 _CHANGES = "changes.diff"
+_DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp",
+         ".tif", ".tiff", ".pdf", ".wav", ".flac", ".mp3", ".ogg", ".mp4"}  # fmt: skip
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 REPRODUCES_TAG = "samebits.reproduces"
@@ -85,7 +85,7 @@ class Recorded:
         lines.append(_git("show", "--no-patch", "--format=%h of %as by %an: %s", self.commit).stdout.strip())
         if changes:
             lines.append("with these changes on top, by a patch that came from MLflow:")
-            lines += _first_of(changes.read_bytes().decode(errors="backslashreplace").split("\n"), changes)
+            lines += _first_of(changes.read_bytes().decode().split("\n"), changes)
         if self.omits:
             lines.append(f"without files that it was made beside, and that MLflow has not: {', '.join(self.omits)}")
         if changed := self._changed_params():
@@ -211,15 +211,21 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
 def _changes_in(tree: Path) -> str:
     """What differs from the commit, as it lies there: a patch can say it in ways that nobody reads.
 
-    Raises UserError: it calls a file binary that is text, as an attribute or a part for binary files does.
+    Raises UserError: a file is binary, so that nobody sees what it runs, and not by its name a file of data; or an
+    attribute, or a part for binary files, calls it binary, and it is text.
     """
     _git("-C", str(tree), "add", "--intent-to-add", "--force", ".")
     diff = ("-C", str(tree), "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "HEAD")
     for line in _git(*diff, "--numstat", "-z").stdout.split("\0"):
         added, _, name = line.partition("\t-\t")
-        if added == "-" and _is_text(tree / name):
+        if added != "-":
+            continue
+        if _is_text(tree / name):
             hint = "whoever made the run has to take its attribute out of .gitattributes"
             raise UserError(f"the patch changes {name} as a binary file, and it is text", hint=hint)
+        if Path(name).suffix.lower() not in _DATA and (tree / name).exists():
+            text = f"the patch changes {name}, a binary file of which nobody sees what it runs"
+            raise UserError(text, hint="whoever made the run has to commit it, or to leave it out")
     return _git(*diff, "--no-color").stdout
 
 
@@ -292,19 +298,22 @@ def log_reproduction(reproduction: Reproduction) -> str:
 def _defaults(text: str, names: Container[str]) -> dict[str, Any]:
     """What keys of a ``params.yaml`` are that it does not write; nothing if this version does not know the file."""
     with suppress(UserError):
-        whole = flatten(parse_params(YAML(typ="safe", pure=True).load(text)).model_dump(mode="json"))
+        whole = flatten(parse_params(read_yaml(text)).model_dump(mode="json"))
         return {name: value for name, value in whole.items() if name in names}
     return {}
 
 
 def _values(text: str) -> dict[str, Any]:
     """The values of a ``params.yaml`` by their dotted names; whatever else the YAML may hold stands under no name."""
-    tree = YAML(typ="safe", pure=True).load(text)
+    tree = read_yaml(text)
     return flatten(tree) if isinstance(tree, dict) else {"": tree}
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What git says, each of its characters: read as a text, a carriage return in it would be the end of a line."""
     try:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, errors="replace", check=False)
+        done = subprocess.run(["git", *arguments], capture_output=True, check=False)
     except OSError as error:
         raise HostError(f"git cannot be run: {reason(error)}", hint="install git") from None
+    said = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    return subprocess.CompletedProcess(done.args, done.returncode, *said)

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
-from samebits.errors import HostError, UserError, one_line, without_password
+from samebits.errors import MASK, HostError, UserError, caused_by, one_line, reason, without_password
 from samebits.files import scratch_folder
 from samebits.host.locks import locked
 from samebits.records.log import LOGS
 from samebits.tracking.artifacts import guard_artifacts
+from samebits.tracking.limits import guard_answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,6 +65,7 @@ def _client(uri: str) -> MlflowClient:
     from mlflow import MlflowClient
 
     guard_artifacts()
+    guard_answers()
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is told once, by us; its import sets another
 
     file = file_of(uri)
@@ -114,10 +116,16 @@ def _address_and_login(uri: str) -> tuple[str, dict[str, str]]:
     """The address that MLflow is given, and a login by its variables, since it prints addresses.
 
     A password that ``uri`` has lost on its way through a log is taken from the environment's address.
+
+    Raises:
+        HostError: that is of another server.
     """
     known = tracking_uri()
     whole = known if without_password(known) == uri else uri
     parts = address_parts(whole)
+    if parts.netloc.rpartition("@")[0].endswith(MASK):
+        text = f"the login for {uri} is not in MLFLOW_TRACKING_URI here"
+        raise HostError(text, hint="set it to that address with its login, and run `samebits track sync`")
     if parts.scheme not in ("http", "https") or not parts.password:
         return whole, {}
     login = {"MLFLOW_TRACKING_USERNAME": parts.username, "MLFLOW_TRACKING_PASSWORD": parts.password}
@@ -181,6 +189,11 @@ def errors_of_the_store() -> Iterator[None]:
 
     try:
         yield
-    except (MlflowException, SQLAlchemyError, ImportError, OSError) as error:
+    except ImportError as error:
+        hint = "install it beside MLflow: an object store, and a database, has a client of its own"
+        raise HostError(f"MLflow's store cannot be used: {reason(error)}", hint=hint) from None
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        if refused := caused_by(error, HostError):  # what MLflow's client was kept from
+            raise refused from None
         first = one_line(str(error))[:300]
         raise HostError(f"MLflow cannot be reached: {first}", hint="see `samebits doctor`") from None

@@ -28,7 +28,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from samebits.errors import Interrupted, first_line, one_line
-from samebits.files import Part, disk_errors, first_fault, fsync, sha256, sha256_tree
+from samebits.files import Part, disk_errors, first_fault, fsync, private_mode
+from samebits.hashes import sha256, sha256_tree
 from samebits.params import values_affecting
 from samebits.training.loop import Training
 
@@ -116,7 +117,7 @@ class Checkpoints:
                     fsync(above)
                 # Neither a link that leads elsewhere nor a pipe that never opens.
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-                self._lock = os.open(self._folder / "lock", flags, 0o644)
+                self._lock = os.open(self._folder / "lock", flags, private_mode(self._folder))
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._writes = False

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from samebits.errors import UserError, reason
-from samebits.files import sha256
+from samebits.hashes import sha256
 from samebits.host import count_gpus
 from samebits.numerics.interface import MicroBatch
 from samebits.params import values_affecting

@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from samebits.errors import UserError
-from samebits.files import atomic, regular, sha256
+from samebits.files import atomic, regular
+from samebits.hashes import sha256
 
 if TYPE_CHECKING:
     from pathlib import Path

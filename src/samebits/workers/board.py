@@ -23,6 +23,10 @@ class Board:
     def __init__(self, store: Store, secret: str) -> None:
         self._store, self._secret = store, secret.encode()
 
+    def within(self, launch: str) -> Board:
+        """A board for what was signed in one launch: what stood in another, of the same secret, is a stranger's."""
+        return Board(self._store, f"{self._secret.hex()}\n{launch}")
+
     def set(self, key: str, text: str) -> None:
         """Write a text, in the place of what stands there."""
         self._store.set(key, self._signed(key, text))

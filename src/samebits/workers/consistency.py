@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from samebits.errors import HostError, UserError
-from samebits.files import Part, sha256_tree
+from samebits.files import Part
+from samebits.hashes import sha256_tree
 from samebits.host import boot_id, count_cores, count_gpus, torch_build, visible_uuids
 from samebits.params import flatten, keys_affecting
 from samebits.records.card import read_card

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 from samebits.errors import CollectiveError, Interrupted, SamebitsError, WithHint, WorkerError
-from samebits.workers.rendezvous import PeerError, Report, root_cause
+from samebits.workers.node_reports import PeerError, Report, root_cause
 from samebits.workers.samples import SampleExchange
 
 if TYPE_CHECKING:

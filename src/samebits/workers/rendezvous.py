@@ -18,25 +18,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # documented, unlisted
 
-from samebits.errors import (
-    CollectiveError,
-    HostError,
-    Interrupted,
-    SamebitsError,
-    UserError,
-    WithHint,
-    WorkerError,
-    few,
-    first_line,
-)
-from samebits.files import Part
+from samebits.errors import HostError, Interrupted, UserError, WithHint, WorkerError, few, first_line
 from samebits.host.addresses import Address, Waiting
 from samebits.host.cluster_environment import SECRET
 from samebits.workers.board import Board
+from samebits.workers.node_reports import PeerError, Report, root_cause
 from samebits.workers.parent import end_with_parent
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from multiprocessing.connection import Connection
     from types import TracebackType
 
@@ -54,41 +44,6 @@ _AGAIN_SECONDS = 1.0  # until a name is looked up again
 _STALE_SECONDS = 60.0  # that name servers may say what was true before
 
 
-class Report(Part):
-    """How a node failed; ``waited``: only for want of another."""
-
-    node: int
-    message: str
-    hint: str
-    exit_code: int
-    waited: bool
-
-    @classmethod
-    def of(cls, error: WithHint, node: int) -> Self:
-        """An error of this node."""
-        waited = isinstance(error, CollectiveError)
-        return cls(node=node, message=error.message, hint=error.hint, exit_code=error.exit_code, waited=waited)
-
-    def error(self, name: str = "") -> WithHint:
-        """As an error here, of the node with such a name."""
-        if self.exit_code > 128:
-            return Interrupted(self.exit_code - 128)
-        return PeerError(self, f"node {self.node} ({name})" if name else f"node {self.node}")
-
-
-class PeerError(SamebitsError):
-    """The failure of a node, as all of them say it."""
-
-    def __init__(self, report: Report, where: str) -> None:
-        super().__init__(f"{where}: {report.message}", hint=report.hint)
-        self.report, self.exit_code = report, report.exit_code
-
-
-def root_cause(reports: Sequence[Report]) -> Report | None:
-    """The first that did not only wait for another."""
-    return next((report for report in reports if not report.waited), reports[0] if reports else None)
-
-
 class Rendezvous:
     """What the launchers of all nodes know of each other; of use until the block ends, and on node 0 last.
 
@@ -100,6 +55,8 @@ class Rendezvous:
 
         That is ``seconds``, or as long as the machines may take to start.
         """
+        self._token = secrets.token_hex(8)
+        self._board: Board | None = None
         self.nodes, self.address = nodes, Address.of(nodes)
         self._seconds = max(seconds, nodes.start_seconds)
         self._deadline = time.monotonic() + self._seconds
@@ -112,7 +69,7 @@ class Rendezvous:
             self._server = _serve(self.address)
         try:
             self._wait_for_answer()
-            self.board = Board(self._connect(), os.environ.get(SECRET, ""))
+            self._door = Board(self._connect(), os.environ.get(SECRET, ""))
         except BaseException:
             self.close()
             raise
@@ -139,18 +96,18 @@ class Rendezvous:
         """
         nodes = self.nodes
         with self._while_node_0_is_there():
-            if self.board.get("met") is not None:
+            if self._door.get("met") is not None:
                 self._is_stranger = True  # of whose failure those that train need not hear
                 hint = "wait for its end, or give each training a port of its own"
                 raise UserError(f"a training is under way at {self.address}", hint=hint)
-            if not self.board.claim(f"joined/{nodes.rank}", secrets.token_hex(8)):
+            if not self._door.claim(f"joined/{nodes.rank}", self._token):
                 hint = "give each machine a number of its own, and each training a port of its own"
                 raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
-            self.board.set(f"beat/{nodes.rank}", "0")
+            self._door.set(f"beat/{nodes.rank}", "0")
 
     def close_door(self) -> None:
         """Let nobody in any more; every node must have shared something."""
-        self.board.set("met", "")
+        self._door.set("met", "")
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -160,7 +117,7 @@ class Rendezvous:
         def beat() -> None:
             with suppress(RuntimeError):  # node 0 is gone, which is told by whoever shares next
                 while not ended.wait(_BUSY_SECONDS):
-                    self.board.set("busy", secrets.token_hex(8))
+                    self._door.set("busy", secrets.token_hex(8))
 
         thread = threading.Thread(target=beat)
         thread.start()
@@ -188,10 +145,23 @@ class Rendezvous:
             ended = WorkerError(f"it has left {self.address}", hint="see what it says")
             raise Report.of(ended, 0).error() from None
 
+    @property
+    def board(self) -> Board:
+        """What the nodes of this launch alone can write, once all have come."""
+        assert self._board
+        return self._board
+
     def _share(self, name: str, value: Shared) -> list[Shared]:
-        nodes, board = self.nodes, self.board
-        board.set(f"{name}/{nodes.rank}", json.dumps(value))
-        waiting = Waiting()
+        if self._board is None:
+            tokens = self._gather(self._door, "joined")
+            tokens[self.nodes.rank] = self._token  # whatever stands there: no other launch has it
+            self._board = self._door.within("".join(tokens))
+        self._board.set(f"{name}/{self.nodes.rank}", json.dumps(value))
+        return [json.loads(text) for text in self._gather(self._board, name)]
+
+    def _gather(self, board: Board, name: str) -> list[str]:
+        """What stands on a board under a name from each node, once it does."""
+        nodes, waiting = self.nodes, Waiting()
         told: dict[int, str | None] = dict.fromkeys(range(nodes.count))
         while True:
             told |= {k: board.get(f"{name}/{k}") for k, text in told.items() if text is None}
@@ -200,16 +170,19 @@ class Rendezvous:
                 break
             if report := root_cause(self.reports()):
                 raise report.error()
-            if self._heard != (beat := board.get("busy")):
+            if self._heard != (beat := self._door.get("busy")):
                 self._heard, self._deadline = beat, time.monotonic() + self._seconds
             text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
             if time.monotonic() > self._deadline:
+                if any(board.has(f"{name}/{k}") for k in missing):
+                    hint = "give all machines the same one"
+                    raise HostError(f"{text} came to {self.address} with another SAMEBITS_SECRET", hint=hint)
                 hint = f"start the same command there with its number, {missing[0]}, and this SAMEBITS_SECRET, if any"
                 raise HostError(f"{text} did not come to {self.address} within {self._seconds:g} s", hint=hint)
             waiting.say(f"waiting at {self.address} for {text}")
             time.sleep(_POLL_SECONDS)
-        self._heard, self._deadline = board.get("busy"), time.monotonic() + self._seconds  # for what comes next
-        return [json.loads(text) for text in told.values() if text is not None]
+        self._heard, self._deadline = self._door.get("busy"), time.monotonic() + self._seconds  # for what comes next
+        return [text for text in told.values() if text is not None]
 
     def hand_over(self) -> None:
         """Leave the store to another thread, which tells of failures from here on: a call may not come back."""
@@ -217,14 +190,14 @@ class Rendezvous:
 
     def report(self, report: Report) -> None:
         """Tell all nodes of a failure of this one, behind those that were told before."""
-        self._own.append((self.board.number("reports"), report.model_dump(mode="json")))
-        self.board.set(f"reports/{self.nodes.rank}", json.dumps(self._own))
+        self._own.append((self._door.number("reports"), report.model_dump(mode="json")))
+        self._door.set(f"reports/{self.nodes.rank}", json.dumps(self._own))
 
     def reports(self) -> list[Report]:
         """All failures so far, in the order in which they were told."""
-        if not self.board.has("reports"):  # which is asked ten times a second
+        if not self._door.has("reports"):  # which is asked ten times a second
             return []
-        texts = [self.board.get(f"reports/{node}") for node in range(self.nodes.count)]
+        texts = [self._door.get(f"reports/{node}") for node in range(self.nodes.count)]
         told = [one for text in texts if text for one in json.loads(text)]
         return [Report.model_validate(report) for _, report in sorted(told, key=itemgetter(0))]
 

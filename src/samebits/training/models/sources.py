@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter
 
 from samebits.errors import HostError, UserError, few, in_system, is_own
-from samebits.files import Part, read_json, sha256, write_json
+from samebits.files import Part, read_json, write_json
+from samebits.hashes import sha256
 from samebits.models import UserModel
 
 if TYPE_CHECKING:
