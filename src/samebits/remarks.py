@@ -58,9 +58,8 @@ class Oversubscribed(LabelOf):
     node: str | None = None
 
     def sentence(self) -> str:
-        return f"{self.workers} workers share {counted(self.devices, self.device)}" + f" of {self.node}" * bool(
-            self.node
-        )
+        text = f"{self.workers} workers share {counted(self.devices, self.device)}"
+        return f"{text} of {self.node}" if self.node else text
 
 
 class OneDevice(LabelOf):

@@ -30,7 +30,7 @@ from samebits import host
 from samebits.doctor import machine, model, model_trial, repository, software
 from samebits.doctor import store as mlflow_store
 from samebits.doctor.checks import visit
-from samebits.doctor.finding import Finding, check
+from samebits.doctor.finding import Finding, check, ok
 from samebits.doctor.store import store
 from samebits.errors import HostError, Interrupted, UserError
 from samebits.params import parse_params
@@ -1175,3 +1175,14 @@ def test_the_whole_command_in_a_new_interpreter(repo, stage):
     said = [tuple(line.split()[:2]) for line in done.stdout.splitlines()]
     assert said[-6:] == [("ok", name) for name in ("logs", "data", "model", "single", "dp", "ddp")]
     assert "failed" not in dict(said)
+
+
+def test_trials_whose_process_ends_are_no_success(tmp_path, monkeypatch):
+    """As by what a model does in C; there they are tried beside exact's, where there is no GPU."""
+    trials = [SimpleNamespace(name=name, numerics=name, out=tmp_path / name) for name in ("exact", "fast")]
+    monkeypatch.setattr(model, "count_gpus", lambda: 0)
+    monkeypatch.setattr(
+        model, "_try", lambda trial: os._exit(3) if trial.numerics == "fast" else ([ok("", name="exact")], False)
+    )
+    told = [(one.name, one.status, one.text) for one in model._all(trials)]
+    assert told == [("exact", "ok", ""), ("model", "failed", "the process that tries the model ended with exit code 3")]

@@ -104,24 +104,25 @@ def _after_the_import(model: Model, trials: Sequence[Trial], seconds: int) -> It
     imports by itself.
     """
     alone = False
-    with _forked(partial(_import_and_try, model, trials, seconds)) as (findings, fork):
-        for finding in findings:
-            if finding is None:
-                alone = True
-                break
-            yield finding
-        fork.join()
+    with _forked(partial(_import_and_try, model, trials, seconds)) as findings:
+        try:
+            for finding in findings:
+                if finding is None:
+                    alone = True
+                    break
+                yield finding
+        except WorkerError as error:
+            if not isinstance(error, WorkerSignalledError):
+                text = "the import of the model's factory ended the process"
+                error = WorkerError(text, hint="import it in Python to see")
+            yield of_error(_too_long(error, seconds), name="model")
     if alone:
         yield from _all(trials)
-    elif fork.exitcode:
-        error = WorkerSignalledError(0, -fork.exitcode) if fork.exitcode < 0 else None
-        text = "the import of the model's factory ended the process"
-        yield of_error(_too_long(error, seconds) or WorkerError(text, hint="import it in Python to see"), name="model")
 
 
 @contextmanager
-def _forked(work: Callable[[], Iterator[_T]]) -> Iterator[tuple[Iterator[_T], multiprocessing.process.BaseProcess]]:
-    """A fork of this process, and what ``work`` gives there, as it comes."""
+def _forked(work: Callable[[], Iterator[_T]]) -> Iterator[Iterator[_T]]:
+    """What ``work`` gives in a fork of this process, as it comes; WorkerError once it has ended before its time."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     fork = context.Process(target=_send, args=(work, sender))
@@ -132,9 +133,13 @@ def _forked(work: Callable[[], Iterator[_T]]) -> Iterator[tuple[Iterator[_T], mu
         with suppress(EOFError):
             while True:
                 yield receiver.recv()
+        fork.join()
+        if code := fork.exitcode:
+            text = f"the process that tries the model ended with exit code {code}"
+            raise WorkerSignalledError(0, -code) if code < 0 else WorkerError(text, hint="see what it said above")
 
     try:
-        yield received(), fork
+        yield received()
     finally:
         fork.terminate()
         fork.join()
@@ -170,23 +175,26 @@ def _all(trials: Sequence[Trial]) -> Iterator[Finding]:
     exact = [trial for trial in trials if trial.numerics == "exact"]
     fast = partial(_each, [trial for trial in trials if trial not in exact])
     # exact keeps one core busy, mostly, and two cores have room for the others beside it; a GPU may be for one alone
-    with nullcontext((fast(), None)) if count_gpus() else _forked(fast) as (outcomes, _):
+    with nullcontext(fast()) if count_gpus() else _forked(fast) as outcomes:
         later: list[Finding] = []
         for _, findings, refused in _each(exact):
             if findings[-1].status == "failed" and not refused:
                 later = findings
             else:
                 yield from findings
-        for name, findings, refused in outcomes:
-            yield from findings
-            if name == BASELINE.name:
-                if findings[-1].status == "failed" and not refused:
-                    names = [
-                        other.name for other in trials if other.name != BASELINE.name and (later or other not in exact)
-                    ]
-                    yield from (skipped("what fails under single fails here", name=name) for name in names)
-                    return
-                yield from later
+        try:
+            for name, findings, refused in outcomes:
+                yield from findings
+                if name == BASELINE.name:
+                    if findings[-1].status == "failed" and not refused:
+                        names = [
+                            one.name for one in trials if one.name != BASELINE.name and (later or one not in exact)
+                        ]
+                        yield from (skipped("what fails under single fails here", name=name) for name in names)
+                        return
+                    yield from later
+        except WorkerError as error:
+            yield of_error(error, name="model")
 
 
 def _each(trials: Sequence[Trial]) -> Iterator[tuple[str, list[Finding], bool]]:
@@ -271,14 +279,14 @@ def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
 
 def _failure(error: SamebitsError, trial: Trial) -> Finding:
     """A failure, or a warning if the strategy is not one that params.yaml asks for."""
-    finding = of_error(_too_long(error, trial.seconds) or error, name=trial.name)
+    finding = of_error(_too_long(error, trial.seconds), name=trial.name)
     if trial.name in {BASELINE.name, "exact", *trial.params.train.strategies}:
         return finding
     text = f"{finding.text}; it is not in train.strategies"
     return replace(finding, status="warning", text=text, exit_code=0)
 
 
-def _too_long(error: SamebitsError | None, seconds: int) -> SamebitsError | None:
+def _too_long(error: SamebitsError, seconds: int) -> SamebitsError:
     """The error of what its alarm has ended; else the error of what another signal has."""
     if isinstance(error, WorkerSignalledError) and error.signum == signal.SIGALRM:
         return UserError(f"the model took longer than {seconds} s", hint="look for an endless loop in it")

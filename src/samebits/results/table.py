@@ -28,13 +28,14 @@ NONE = "–"
 class Column:
     """A column of the table: what it is called, its cell of a run, and what a reader must know of it.
 
-    ``mlflow`` is where MLflow has the same: a metric, or a tag.
+    ``metric`` or ``tag`` is what MLflow calls the same.
     """
 
     heading: str
     cell: Callable[[Row], str]
     legend: str = ""
-    mlflow: str = ""
+    metric: str = ""
+    tag: str = ""
 
 
 def _seconds(row: Row) -> str:
@@ -57,25 +58,23 @@ def _efficiency(row: Row) -> str:
 
 COLUMNS = (
     Column(heading="run", cell=lambda row: row.name),
-    Column(heading="devices", cell=_devices, mlflow="tags.`num_devices`"),
-    Column(heading="seconds", cell=_seconds, mlflow="metrics.`training_seconds`"),
+    Column(heading="devices", cell=_devices, tag="num_devices"),
+    Column(heading="seconds", cell=_seconds, metric="training_seconds"),
     Column(
         heading="speed-up",
         cell=lambda row: gain(row.speedup),
         legend="against single on this host, paired slices, median (95% interval; no difference is shown where that "
         "holds 1)",
-        mlflow="metrics.`speedup`",
+        metric="speedup",
     ),
     Column(
         heading="bound",
         cell=lambda row: times(row.bound),
         legend="the same if communication cost nothing and devices did not slow each other down",
-        mlflow="metrics.`bound`",
+        metric="bound",
     ),
-    Column(
-        heading="efficiency", cell=_efficiency, legend="speed-up over devices", mlflow="metrics.`scaling_efficiency`"
-    ),
-    Column(heading="loss", cell=lambda row: f"{row.eval_loss:.4f}", mlflow="metrics.`eval_loss`"),
+    Column(heading="efficiency", cell=_efficiency, legend="speed-up over devices", metric="scaling_efficiency"),
+    Column(heading="loss", cell=lambda row: f"{row.eval_loss:.4f}", metric="eval_loss"),
     Column(
         heading="over floor",
         cell=lambda row: NONE if row.above_floor is None else f"{100 * row.above_floor:+.1f}%",
@@ -84,13 +83,13 @@ COLUMNS = (
     Column(
         heading="accuracy",
         cell=lambda row: NONE if row.accuracy is None else f"{100 * row.accuracy:.1f}%",
-        mlflow="metrics.`accuracy`",
+        metric="accuracy",
     ),
     Column(
         heading="same model",
         cell=lambda row: row.verdict.grade if row.verdict else NONE,
         legend="losses and weights against the first run of the same numerics",
-        mlflow="tags.`verdict`",
+        tag="verdict",
     ),
     Column(
         heading="roof",
@@ -102,7 +101,7 @@ COLUMNS = (
         cell=lambda row: joules(row.energy_j_per_million_samples),
         legend="of all devices, for a million samples",
     ),
-    Column(heading="weights", cell=lambda row: row.weights_sha256[:12], mlflow="tags.`weights_sha256`"),
+    Column(heading="weights", cell=lambda row: row.weights_sha256[:12], tag="weights_sha256"),
 )
 """In the order in which they are shown, on the terminal, on the page and in MLflow."""
 

@@ -53,7 +53,8 @@ def _place(request: Request) -> tuple[Placement, BatchSplit]:
     own_gpus = own_gpus and len({*used}) == len(used)  # NCCL takes no GPU twice
     backend: Literal["gloo", "nccl"] = "nccl" if own_gpus else "gloo"
     if backend == "nccl" and count > 1 and request.numerics == "fast":  # sums in exact are the same in any order
-        if request.deterministic:
+        assert isinstance(request.settings, DDPOptions)
+        if request.settings.deterministic:
             notes += (Ring(),)
         else:
             labels.append(AnyOrder())
@@ -130,6 +131,7 @@ def _require_reduced(module: nn.Module) -> None:
 
 DDP = Strategy(
     name="ddp",
+    settings="ddp",
     place=_place,
     has_ranks=True,
     prepare=_prepare,

@@ -55,6 +55,8 @@ class Strategy:
     """One way to use several devices, by default as a training on one device does."""
 
     name: str
+    settings: str | None = None
+    """The key of ``train`` that holds what it alone is told."""
     place: Callable[[Request], tuple[Placement, BatchSplit]]
     """Which devices it gets, what its figures may be called, and how they share out the batch."""
     has_ranks: bool = False
@@ -75,3 +77,8 @@ class Strategy:
     """Raise RuntimeError: the last backward pass has left gradients that were not combined over the ranks."""
     note_phases: Callable[[nn.Module, Callable[[Any], None]], None] = _nothing
     """Have a wrapped module say what it does beside its forward pass."""
+
+    def settings_of(self, train: Section) -> Section | None:
+        """What it alone is told there."""
+        settings: Section | None = getattr(train, self.settings) if self.settings else None
+        return settings

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from samebits.batch_split import BatchSplit
+    from samebits.section import Section
 
 MAX_CPU_DEVICES = 2
 
@@ -102,14 +103,14 @@ class Devices:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be placed: the ``whole`` batch of one strategy over ``nodes``, and the settings that decide how."""
+    """What is to be placed: the ``whole`` batch of one strategy over ``nodes``; ``settings`` are its own."""
 
     strategy: str
     numerics: str
     whole: BatchSplit
     nodes: Sequence[Devices]
     oversubscribe: bool = False
-    deterministic: bool = True
+    settings: Section | None = None
 
     @property
     def here(self) -> Devices:

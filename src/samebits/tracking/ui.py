@@ -37,10 +37,12 @@ LINK = LOGS.parent / "view.txt"
 """File with the view's address below the server's."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_COLUMNS = (*(column.mlflow for column in COLUMNS if column.mlflow), "tags.`labels`")
+_COLUMNS = (
+    *(f"metrics.`{one.metric}`" if one.metric else f"tags.`{one.tag}`" for one in COLUMNS if one.metric or one.tag),
+    "tags.`labels`",
+)
 _LINES = ("loss",)
-_BARS = (*(name[9:-1] for name in _COLUMNS if name.startswith("metrics.")), "samples_per_sec", "step_time_ms",
-         "peak_memory_gib")  # fmt: skip
+_BARS = (*(one.metric for one in COLUMNS if one.metric), "samples_per_sec", "step_time_ms", "peak_memory_gib")
 _SECTION = {"display": True, "isReordered": False, "deleted": False}
 _NOTE = (
     "Trainings of one model under single, dp and ddp, by samebits. Each parent run is a comparison; its description "

@@ -38,15 +38,16 @@ def place(
     """
     if len(nodes) == 1:
         nodes = (replace(nodes[0], wanted=params.train.num_devices),)
+    how = STRATEGIES[strategy]
     request = Request(
         strategy=strategy,
         numerics=numerics,
         whole=params.batch_split(numerics),
         nodes=nodes,
         oversubscribe=params.train.oversubscribe,
-        deterministic=params.train.ddp.deterministic,
+        settings=how.settings_of(params.train),
     )
-    return STRATEGIES[strategy].place(request)
+    return how.place(request)
 
 
 def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, tf32: bool) -> dict[str, NotAppliedKind]:

@@ -114,10 +114,9 @@ class Worker:
 
     def wrap(self, module: nn.Module, *, reduction: Reduction = "mean") -> nn.Module:
         """Wrap a module that is already on ``device``; ``reduction`` is what becomes of the gradients of the ranks."""
-        settings = self._train and getattr(self._train, self._strategy.name, None)
         how = Wrapping(
             devices=self._devices,
-            settings=settings,
+            settings=self._train and self._strategy.settings_of(self._train),
             accumulates=self._train is not None and self._train.grad_accum_steps > 1,
             reduction=reduction,
             group=self.ranks.group,

@@ -38,6 +38,8 @@ def test_three_machines_beside_each_other(checkout, network):
     stdout = shown[0]
     assert lines_of(stdout, "nodes") == ["ok       nodes            3: n0, n1, n2, which meet at n0 (10.77.0.10:29500)"]
     assert len(lines_of(stdout, "python")) == 1  # as all say the same
+    (secret,) = lines_of(stdout, "secret")
+    assert secret.startswith("warning  secret           whoever reaches n0 (10.77.0.10:29500) can speak for a machine")
     (same,) = lines_of(stdout, "the same")
     assert same.startswith("ok")
     for pair in ("n0 - n1", "n0 - n2", "n1 - n2"):
@@ -57,8 +59,10 @@ def test_what_differs_is_said_by_machine(checkout, network):
     for node, name in zip(nodes, ("one", "other"), strict=True):
         node.disks[checkout.folder / "params.yaml"] = checkout.folder / f"{name}.yaml"
     (checkout.folder / "params.yaml").touch()
-    (code, stdout, _), _ = visit(nodes, checkout, environs={1: {"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}})
-    assert code == 3
+    secret = {"SAMEBITS_SECRET": "of both"}
+    environs = {0: secret, 1: {**secret, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}}
+    (code, stdout, _), _ = visit(nodes, checkout, environs=environs)
+    assert (code, lines_of(stdout, "secret")) == (3, [])
     assert "failed   the same         params train.epochs: node 0 (n0) has 1, node 1 (n1) has 7. hint: " in stdout
     mine, theirs = lines_of(stdout, "mlflow")
     assert mine.startswith("ok       mlflow           n0: ")
