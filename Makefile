@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A user's model may look at the order of a set; stages begin again where this is not so.
 export PYTHONHASHSEED := 0
 
-.PHONY: help repro verify up test test-all attacks coverage faults gpu-check rehearse screenshots bench docs lint audit sbom format ui lock clean
+.PHONY: help repro verify up test test-all attacks coverage mutations faults gpu-check rehearse screenshots bench docs lint audit sbom format ui lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -68,6 +68,9 @@ coverage: $(STAMP)  ## test-all, and which lines of the library it reaches, also
 	@export $(RUN); python tools/run_tests.py --coverage $(ONLY); code=$$?; \
 		coverage combine --quiet && \
 		if [ "$(ONLY)" ]; then coverage report --fail-under=0; else coverage report && python tools/excepts.py; fi && exit $$code
+
+mutations: $(STAMP)  ## 300 random changes of the library, and which the tests notice; hours; CHANGES=20 SEED=1
+	@$(RUN) exec python tools/mutate.py --changes $(or $(CHANGES),300) --seed $(or $(SEED),0)
 
 gpu-check: $(STAMP)  ## all of it on a host with GPUs, into gpu-check.json, a file to send back; ONLY=tests is one step
 	@$(RUN) exec python tools/gpu_check.py $(if $(ONLY),--only $(ONLY))
