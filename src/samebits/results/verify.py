@@ -59,15 +59,12 @@ def verify(
     locked = {strategy: lock.files(f"train@{strategy}-exact") for strategy in strategies}
     known = {strategy: _known_losses(strategy, locked[strategy]) for strategy in strategies} if quick else {}
     once = params.train.model_copy(update={"repeats": 1})  # nothing is timed
-    params_file, data = scratch / "params.yaml", scratch / "data"
-    YAML().dump(params.model_copy(update={"train": once}).model_dump(mode="json"), params_file)
-    run_stage(Path(), "prepare", "--params", params_file, "--out-dir", data, quiet=True)
+    params = params.model_copy(update={"train": once})
+    prepare_in(scratch, params)
     yield _compare_bits("data", "prepared again", scratch, locked=locked[strategies[0]], files=_DATA)
     for strategy in strategies:
-        out = scratch / f"{strategy}-exact"
         steps = ["--steps", min(QUICK_STEPS, params.total_steps)] if quick else []
-        command = ["--strategy", strategy, "--numerics", "exact", "--params", params_file, "--data-dir", data]
-        run_stage(Path(), "train", *command, "--out-dir", out, "--no-tracking", "--no-checkpoints", *steps, quiet=True)
+        out = train_in(scratch, params, f"{strategy}-exact", "--strategy", strategy, "--numerics", "exact", *steps)
         placement = RunRecord.read(out / RECORD, made_by="samebits verify").placement
         where = f"{strategy} on {devices_of(placement)}"
         if quick:
@@ -76,6 +73,26 @@ def verify(
             files = {f"runs/{out.name}/{name}": name for name in BITS}
             bits = {files[path]: md5 for path, md5 in locked[strategy].items() if path in files}
             yield _compare_bits(out.name, where, out, locked=bits, files=BITS)
+
+
+def prepare_in(scratch: Path, params: Params) -> None:
+    """Prepare the data of ``params`` in ``scratch``. Raises what ``run_stage`` does."""
+    _run_in(scratch, "prepare", params, "--out-dir", scratch / "data")
+
+
+def train_in(scratch: Path, params: Params, name: str, *arguments: object) -> Path:
+    """Train with ``params`` on the data in ``scratch``, and return the run's folder there.
+
+    Raises what ``run_stage`` does.
+    """
+    folders = ["--data-dir", scratch / "data", "--out-dir", scratch / name]
+    _run_in(scratch, "train", params, *folders, "--no-tracking", "--no-checkpoints", *arguments)
+    return scratch / name
+
+
+def _run_in(scratch: Path, stage: str, params: Params, *arguments: object) -> None:
+    YAML().dump(params.model_dump(mode="json"), scratch / "params.yaml")
+    run_stage(Path(), stage, "--params", scratch / "params.yaml", *arguments, quiet=True)
 
 
 def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) -> None:

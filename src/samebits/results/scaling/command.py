@@ -62,7 +62,7 @@ def scale(
     trainings, notes = measure.plan(params, counts, further)
     pairs: list[tuple[PlannedTraining, Run]] = []
     with scratch_folder(Path(".samebits")) as folder:  # where a container sees it too
-        for run in measure.train(params, trainings, folder, Path(), steps=steps):
+        for run in measure.train(params, trainings, folder, steps=steps):
             pairs.append((trainings[len(pairs)], run))
             click.echo(f"{len(pairs)} of {len(trainings)}: {measure.describe(*pairs[-1])}", err=True)
     per_host = count_gpus() or count_cores()

@@ -7,8 +7,6 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ruamel.yaml import YAML
-
 from samebits.errors import HostError, UserError, counted
 from samebits.host import count_cores, count_gpus
 from samebits.records.run import Spread, read_run
@@ -16,7 +14,7 @@ from samebits.records.statistics import ratios, spread
 from samebits.results.scaling.curve import MADE_BY, STRONG_AND_WEAK, MeasuredPoint, ScalingName
 from samebits.results.scaling.fit import Point
 from samebits.results.scaling.model import Step
-from samebits.results.verify import run_stage
+from samebits.results.verify import prepare_in, train_in
 from samebits.strategies.ddp import DDP
 from samebits.tasks import FileData
 
@@ -139,20 +137,15 @@ def _samples_of_one(whole: BatchSplit, devices: int) -> int:
     return whole.over(ranks=devices).share().samples
 
 
-def train(
-    params: Params, trainings: Sequence[PlannedTraining], scratch: Path, root: Path, *, steps: int
-) -> Iterator[Run]:
-    """Make the data and run each training in ``scratch``, by the scripts of ``root``.
+def train(params: Params, trainings: Sequence[PlannedTraining], scratch: Path, *, steps: int) -> Iterator[Run]:
+    """Make the data and run each training in ``scratch``, by the stages' scripts.
 
     Raises:
         SamebitsError: a stage failed.
         Interrupted: a signal ended it.
     """
     largest = max(training.global_batch_size for training in trainings)
-    data = params.data
-    if largest > data.num_samples:
-        data = data.model_copy(update={"num_samples": largest})
-    file, data_dir = scratch / "params.yaml", scratch / "data"
+    data = params.data.model_copy(update={"num_samples": max(params.data.num_samples, largest)})
     for number, training in enumerate(trainings):
         split = replace(params.batch_split("fast"), samples=training.global_batch_size)
         changes = {
@@ -163,24 +156,11 @@ def train(
             "optimizer": params.train.optimizer.model_copy(update={"lr": LEARNING_RATE}),
             "schedule": params.train.schedule.model_copy(update={"warmup_steps": 0}),
         }
-        changed = {"data": data, "train": params.train.model_copy(update=changes)}
-        YAML().dump(params.model_copy(update=changed).model_dump(mode="json"), file)
+        changed = params.model_copy(update={"data": data, "train": params.train.model_copy(update=changes)})
         if not number:
-            run_stage(root, "prepare", "--params", file, "--out-dir", data_dir, quiet=True)
-        out = scratch / training.name
-        arguments = [
-            "--strategy",
-            DDP.name,
-            "--num-devices",
-            training.devices,
-            "--params",
-            file,
-            "--data-dir",
-            data_dir,
-        ]
-        only = ["--out-dir", out, "--no-tracking", "--no-checkpoints", "--steps", steps]
-        run_stage(root, "train", *arguments, *only, quiet=True)
-        yield read_run(out, made_by=MADE_BY)
+            prepare_in(scratch, changed)
+        arguments = ["--strategy", DDP.name, "--num-devices", training.devices, "--steps", steps]
+        yield read_run(train_in(scratch, changed, training.name, *arguments), made_by=MADE_BY)
 
 
 class Points(NamedTuple):
