@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from samebits.files import scratch_folder
-from samebits.host import count_cores, count_gpus
 from samebits.params import load_params, require_repository
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def scale(
         for run in measure.train(params, trainings, folder, steps=steps):
             pairs.append((trainings[len(pairs)], run))
             click.echo(f"{len(pairs)} of {len(trainings)}: {measure.describe(*pairs[-1])}", err=True)
-    per_host = count_gpus() or count_cores()
+    per_host = measure.devices_here().existing
     scaled = assemble(params, pairs, projected=further, network=link, per_host=per_host, notes=notes)
     scaled.write(Path(out_dir) / FILE.name)
     plot = draw(scaled, Path(out_dir) / "plots")

@@ -16,6 +16,7 @@ from samebits.results.scaling.fit import Point
 from samebits.results.scaling.model import Step
 from samebits.results.verify import prepare_in, train_in
 from samebits.strategies.ddp import DDP
+from samebits.strategies.placement import Devices
 from samebits.tasks import FileData
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ def describe(training: PlannedTraining, run: Run) -> str:
     return f"{each}, median step {run.timing.step_time_ms:.3g} ms"
 
 
+def devices_here() -> Devices:
+    """What this host has. Raises HostError: its GPUs cannot be counted."""
+    return Devices(gpus=count_gpus(), cores=count_cores())
+
+
 def default_devices(params: Params) -> tuple[int, ...]:
     """1, 2, 4 ... as far as this host has devices and the batch divides.
 
@@ -75,10 +81,10 @@ def default_devices(params: Params) -> tuple[int, ...]:
         HostError: this host has one device.
         UserError: the batch divides by none of these numbers.
     """
-    gpus, whole = count_gpus(), params.batch_split("fast")
-    most = gpus or count_cores()
+    host, whole = devices_here(), params.batch_split("fast")
+    most = host.existing
     if most < 2:
-        text = f"this host has {counted(most, 'GPU' if gpus else 'CPU core')}, expected 2 devices or more to scale over"
+        text = f"this host has {counted(most, host.kind)}, expected 2 devices or more to scale over"
         hint = "train.oversubscribe: true with --devices 1,2 lets workers share it, and nothing is projected from that"
         raise HostError(text, hint=hint)
     counts = tuple(n for n in (2**i for i in range(20)) if n <= most and whole.over(ranks=n).even)
@@ -101,15 +107,13 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
         HostError: this host has fewer devices, and they are not to be shared.
         UserError: the batch cannot be shared out.
     """
-    gpus = count_gpus()
-    existing, kind = gpus or count_cores(), "GPU" if gpus else "CPU core"
-    whole = params.batch_split("fast")
+    host, whole = devices_here(), params.batch_split("fast")
     more = sorted({n for n in devices if n > 1})
     if not more:
         raise UserError("--devices: got 1 alone, expected more than one number", hint="such as --devices 1,2")
     for n in more:
-        if n > existing and not params.train.oversubscribe:
-            text = f"--devices: got {n}, this host has {counted(existing, kind)}"
+        if n > host.existing and not params.train.oversubscribe:
+            text = f"--devices: got {n}, this host has {counted(host.existing, host.kind)}"
             hint = "--project says what more would do; train.oversubscribe: true tries them without counting them"
             raise HostError(text, hint=hint)
         if not whole.over(ranks=n).even:
@@ -128,7 +132,7 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
         else:
             trainings.append(weak)
     few = PlannedTraining("few", more[0], _samples_of_one(whole, max(projected, default=1)))
-    if few.devices <= existing and few.samples < _samples_of_one(whole, more[-1]):
+    if few.devices <= host.existing and few.samples < _samples_of_one(whole, more[-1]):
         trainings.append(few)
     return trainings, notes
 
@@ -195,7 +199,7 @@ def points_of(pairs: Sequence[tuple[PlannedTraining, Run]], batch: int) -> Point
         low, high = usual / max(anchors.values()), usual / min(anchors.values())
         if high > 1 + DRIFT or low < 1 - DRIFT:
             collected.notes.append(f"the host's speed drifted between trainings by a factor of {high / low:.2f}")
-        alone = Spread(median=1e3 * usual, low=1e3 * min(anchors.values()), high=1e3 * max(anchors.values()))
+        alone = _around(1e3 * usual, [1e3 * seconds for seconds in anchors.values()])
         collected.measured.extend(
             MeasuredPoint(scaling=scaling, devices=1, rows=batch, step_ms=alone, speedup=spread([1.0]))
             for scaling in STRONG_AND_WEAK
@@ -217,12 +221,10 @@ def _anchor(training: PlannedTraining, measurement: Measurement) -> float | None
 
 def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -> None:
     """Add what one training says."""
-    record, measurement = run.record, run.record.measurement
+    measurement, reason = run.record.measurement, run.record.speedup_unavailable
     if "strategy" not in measurement.chunk_seconds:
-        reason = record.speedup_unavailable
-        collected.notes.append(
-            f"{training.name} was not timed: {reason.sentence() if reason else 'its slices did not end'}"
-        )
+        why = reason.sentence() if reason else "its slices did not end"
+        collected.notes.append(f"{training.name} was not timed: {why}")
         return
     devices, rows = training.devices, training.samples
     shared = Step(devices=devices, rows=rows, sharing=devices)
@@ -231,7 +233,8 @@ def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -
     steps: dict[SliceName, Step] = {"share": Step(devices=1, rows=rows), "together": shared, "strategy": whole}
     if training.kind != "weak":  # there it has more samples than any device of a projection
         steps["single"] = Step(devices=1, rows=training.global_batch_size)
-    label = next((one.sentence() for one in record.placement.labels if one.kind == "oversubscribed"), None)
+    labels = run.record.placement.labels
+    label = next((one.sentence() for one in labels if one.kind == "oversubscribed"), None)
     points = {
         name: Point(**step.model_dump(), seconds=drift * median(_chunks(measurement, name)))
         for name, step in steps.items()
@@ -241,21 +244,18 @@ def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -
         collected.points.extend(points.values())
     if training.kind == "few":
         return
-    if label is None and _ANCHORS[training.kind] not in measurement.chunk_seconds:
-        reason = record.speedup_unavailable
-        collected.notes.append(
-            f"{training.kind}, {devices} devices: {reason.sentence() if reason else 'no slice was paired'}"
-        )
     if label is None:
+        if _ANCHORS[training.kind] not in measurement.chunk_seconds:
+            why = reason.sentence() if reason else "no slice was paired"
+            collected.notes.append(f"{training.kind}, {devices} devices: {why}")
         collected.trainings.append((training.kind, points["strategy"]))
     repeats = [1e3 * drift * sum(chunks) / measurement.slice_steps for chunks in measurement.chunk_seconds["strategy"]]
-    middle = 1e3 * points["strategy"].seconds
     collected.measured.append(
         MeasuredPoint(
             scaling=training.kind,
             devices=devices,
             rows=rows,
-            step_ms=Spread(median=middle, low=min(middle, *repeats), high=max(middle, *repeats)),
+            step_ms=_around(1e3 * points["strategy"].seconds, repeats),
             speedup=None if label else _speedup(training, measurement),
             counts=label is None,
             label=f"oversubscribed: {label}" if label else None,
@@ -272,7 +272,12 @@ def _speedup(training: PlannedTraining, measurement: Measurement) -> Spread | No
     above, below = (measurement.chunk_seconds[one] for one in (name, "strategy"))
     repeats = [factor * sum(a) / sum(b) for a, b in zip(above, below, strict=True)]
     middle = median(factor * ratio for a, b in zip(above, below, strict=True) for ratio in ratios(a, b))
-    return Spread(median=middle, low=min(middle, *repeats), high=max(middle, *repeats))
+    return _around(middle, repeats)
+
+
+def _around(middle: float, values: Sequence[float]) -> Spread:
+    """A median of chunks, and the range of the repeats, which may lie beside it."""
+    return Spread(median=middle, low=min(middle, *values), high=max(middle, *values))
 
 
 def _chunks(measurement: Measurement, name: SliceName) -> list[float]:
