@@ -40,6 +40,7 @@ LEAST_SHOWN = 0.005
 """Of the longest step: parts that are shorter everywhere are not in the legend."""
 
 _SIZE = (5.0, 3.5)  # inches: as wide as a phone, where letters keep their size
+_SMALL: Any = {"legend.columnspacing": 1.2, "lines.markersize": 5}
 _STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -50,8 +51,6 @@ _STYLE: Any = {
     "grid.alpha": 0.3,
     "font.family": "sans-serif",
     "legend.frameon": False,
-    "legend.columnspacing": 1.2,
-    "lines.markersize": 5,
     "svg.fonttype": "none",  # text stays text, in the page's own font
     "figure.constrained_layout.use": True,
 }
@@ -159,6 +158,31 @@ def svg_of(figure: Figure) -> str:
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
 
 
+def write_figure(
+    folder: Path, name: str, paint: Callable[[Axes], None], *, size: tuple[float, float], columns: int, **style: Any
+) -> str:
+    """Write a plot with a legend of so many ``columns`` as NAME.svg and NAME.png, and return the SVG.
+
+    ``size`` is in inches; ``style`` adds to matplotlib's settings. The same plot gives the same bytes.
+    """
+    import matplotlib as mpl
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    settings: Any = {**_STYLE, "svg.hashsalt": name, **style}
+    with mpl.rc_context(settings):
+        figure = Figure(figsize=size)
+        FigureCanvasAgg(figure)
+        paint(figure.add_subplot())
+        figure.legend(loc="outside lower center", ncols=columns)
+        svg = svg_of(figure)
+        figure.set_layout_engine("none")  # it has done its work
+        write_text(folder / f"{name}.svg", svg)
+        with atomic(folder / f"{name}.png") as temporary:
+            figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
+    return svg
+
+
 def remove_former(folder: Path) -> None:
     """Remove the plots and tables that an earlier report wrote to ``folder``, which may have been of other runs."""
     runs = list(itertools.product(STRATEGIES, get_args(NumericsName)))
@@ -180,24 +204,13 @@ def draw(comparison: Comparison, folder: Path) -> dict[str, list[str]]:
 
 
 def _draw(name: str, numerics: str, rows: Sequence[Row], folder: Path) -> str:
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     file, title = (f"{name}-{numerics}", f"{TITLES[name]}, {numerics}") if numerics else (name, TITLES[name])
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": file}):
-        figure = Figure(figsize=_SIZE)
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
+
+    def paint(axes: Axes) -> None:
         PLOTS[name](axes, rows)
         axes.set_title(title, loc="left")
-        figure.legend(loc="outside lower center", ncols=2 if name in TOGETHER else 4)
-        svg = svg_of(figure)
-        figure.set_layout_engine("none")  # it has done its work
-        write_text(folder / f"{file}.svg", svg)
-        with atomic(folder / f"{file}.png") as temporary:
-            figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
-    return svg
+
+    return write_figure(folder, file, paint, size=_SIZE, columns=2 if name in TOGETHER else 4, **_SMALL)
 
 
 def write_tables(comparison: Comparison, folder: Path) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from matplotlib.figure import Figure
 
 from conftest import small
 from samebits.errors import HostError, UserError
@@ -16,7 +17,7 @@ from samebits.results.scaling.curve import Scaling
 from samebits.results.scaling.measure import PlannedTraining
 from samebits.results.scaling.model import Coefficients, Step, costs
 from samebits.results.scaling.network import parse_network
-from samebits.results.scaling.plot import draw, figure_of
+from samebits.results.scaling.plot import draw, draw_scaling
 from samebits.results.scaling.words import duration, say
 from samples import placed, run_files, run_record
 
@@ -320,13 +321,14 @@ def test_every_projection_is_called_one(tmp_path):
     for devices, beyond in (("1", False), ("2", False), ("4", False), ("8", True), ("16", True)):
         shown = [line for line in lines if line.split()[:1] == [devices]]
         assert [line.endswith("projection over 1Gb/s,1us") for line in shown] == [beyond] * 2
-    figure = figure_of(found)
-    looks = {line.get_label(): line.get_linestyle() for line in figure.axes[0].get_lines()}
+    axes = Figure().add_subplot()
+    draw_scaling(found, axes)
+    looks = {line.get_label(): line.get_linestyle() for line in axes.get_lines()}
     for name in ("strong", "weak"):
         assert looks[f"{name}, projection"] == "--"
-    measured = [container.get_label() for container in figure.axes[0].containers]
+    measured = [container.get_label() for container in axes.containers]
     assert measured == ["strong, measured", "weak, measured"]
-    assert "over 1Gb/s,1us" in figure.axes[0].get_title(loc="left")
+    assert "over 1Gb/s,1us" in axes.get_title(loc="left")
 
 
 def test_a_curve_is_written_and_drawn_alike(tmp_path):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
-from samebits.files import atomic, write_text
-from samebits.results.plots import svg_of
+from samebits.results.plots import write_figure
 from samebits.results.scaling.curve import STRONG_AND_WEAK
 from samebits.results.text import COLOURS
 from samebits.strategies import BASELINE
@@ -15,24 +15,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from samebits.results.scaling.curve import Scaling, ScalingName
 
 NAME = "scaling"
 _COLOURS: dict[ScalingName, str] = {"strong": COLOURS[DDP.name], "weak": COLOURS[BASELINE.name]}
 _MARKS: dict[ScalingName, str] = {"strong": "^", "weak": "o"}
-_STYLE: Any = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.alpha": 0.3,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": NAME,
-    "figure.constrained_layout.use": True,
-}
 
 
 def draw_scaling(scaling: Scaling, axes: Axes) -> None:
@@ -48,6 +36,8 @@ def draw_scaling(scaling: Scaling, axes: Axes) -> None:
     axes.minorticks_off()
     axes.yaxis.set_major_formatter("{x:g}x")
     axes.set(xlabel="devices", ylabel="samples per second over one device's")
+    network = f", over {scaling.network.text}" if scaling.network else ""
+    axes.set_title(f"Scaling of {scaling.model}{network}", loc="left")
 
 
 def _draw_one(scaling: Scaling, name: ScalingName, axes: Axes) -> None:
@@ -66,29 +56,7 @@ def _draw_one(scaling: Scaling, name: ScalingName, axes: Axes) -> None:
         axes.plot(x, y, color=colour, linestyle="--", marker=mark, markerfacecolor="white", label=f"{name}, projection")
 
 
-def figure_of(scaling: Scaling) -> Figure:
-    """The plot as a figure."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.0, 4.0))
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    draw_scaling(scaling, axes)
-    network = f", over {scaling.network.text}" if scaling.network else ""
-    axes.set_title(f"Scaling of {scaling.model}{network}", loc="left", fontweight="bold", fontsize="medium")
-    figure.legend(loc="outside lower center", ncols=2)
-    return figure
-
-
 def draw(scaling: Scaling, folder: Path) -> Path:
     """Write ``scaling.svg`` and ``scaling.png``, the same bytes for the same record; give the PNG's path."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(_STYLE):
-        figure = figure_of(scaling)
-        write_text(folder / f"{NAME}.svg", svg_of(figure))
-        figure.set_layout_engine("none")
-        with atomic(folder / f"{NAME}.png") as temporary:
-            figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
+    write_figure(folder, NAME, partial(draw_scaling, scaling), size=(5.0, 4.0), columns=2)
     return folder / f"{NAME}.png"
