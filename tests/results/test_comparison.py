@@ -19,13 +19,12 @@ from samebits.records.measurement import Measurement, Repeats
 from samebits.records.run import Node, Run, read_losses, read_run
 from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
-from samebits.results.ratios import gain, three_digits, times, times_of
+from samebits.results.figures import fine_percent, gain, three_digits, times, times_of
 from samebits.results.remarks import SpokenRemark
 from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import (
     answers,
     describe_run,
-    fine_percent,
     headline,
     notes_of,
     remarks,

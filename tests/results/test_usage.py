@@ -6,10 +6,11 @@ import pytest
 
 from samebits.records.usage import CoreUsage, Interval, Roof, Usage
 from samebits.remarks import Oversubscribed
+from samebits.results.figures import flops, joules, share
 from samebits.results.page import render
 from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import answers, remarks
-from samebits.results.usage import disturbances, flops, joules, row_usage, say_use, share
+from samebits.results.usage import disturbances, row_usage, say_use
 from samples import comparison, host, placed, row, run_record, timing
 from samples import device_usage as device
 

@@ -13,7 +13,7 @@ from samebits.errors import SamebitsError, UserError
 from samebits.files import scratch_folder
 from samebits.host import count_cores, count_gpus
 from samebits.params import load_params
-from samebits.results.memory import say_memory
+from samebits.results.usage import say_memory
 from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:

@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.errors import printable
-from samebits.results.ratios import gain, times
+from samebits.results.figures import gain, joules, share, times
 from samebits.results.text import answers, count_of, headline, remarks
-from samebits.results.usage import joules, share
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from samebits.errors import counted
 from samebits.remarks import LABELS
-from samebits.results.memory import say_memory
-from samebits.results.ratios import NO_DIFFERENCE, is_open, three_digits, times, times_of
+from samebits.results.figures import NO_DIFFERENCE, fine_percent, is_open, milliseconds, times, times_of, undecided
 from samebits.results.remarks import say_not_applied, say_refused, spoken
-from samebits.results.usage import say_gaps, say_use
+from samebits.results.usage import say_gaps, say_memory, say_use
 from samebits.results.verdict import GRADES
 from samebits.results.verdict_text import say_apart, sentences
 from samebits.strategies import BASELINE, STRATEGIES
@@ -28,16 +26,6 @@ if TYPE_CHECKING:
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 COLOURS = dict(zip(STRATEGIES, itertools.cycle(_PALETTE), strict=False))
 """Of each strategy, here and in MLflow: Okabe and Ito's palette, which people with any colour vision can tell apart."""
-
-
-def fine_percent(value: float) -> str:
-    """A share in percent with two significant digits, however small it is."""
-    return f"{Decimal(f'{100 * value:.1e}').normalize():f}%"
-
-
-def milliseconds(value: float) -> str:
-    """A duration with three digits."""
-    return f"{three_digits(value)} ms"
 
 
 def devices_of(placed: Placement | Row) -> str:
@@ -145,7 +133,7 @@ def say_fastest(comparison: Comparison) -> str:
 def times_single(row: Row) -> str:
     """A speed-up with its interval, and whether that shows a difference."""
     assert row.speedup
-    return _times_single(row.speedup) + (f", {NO_DIFFERENCE}" if is_open(row.speedup) else "")
+    return _times_single(row.speedup) + undecided(row.speedup)
 
 
 def _times_single(ratio: Ratio) -> str:
@@ -255,8 +243,7 @@ def answers(comparison: Comparison) -> list[str]:
 def say_price(price: Ratio) -> str:
     """What the same bits on any host cost."""
     told = times_of(price, "the time of a fast step on one device", digits=2 if is_open(price) else 1)
-    end = f", {NO_DIFFERENCE}." if is_open(price) else "."
-    return f"A step in exact, with the same bits on any host, takes {told}{end}"
+    return f"A step in exact, with the same bits on any host, takes {told}{undecided(price)}."
 
 
 def remarks(comparison: Comparison) -> list[str]:

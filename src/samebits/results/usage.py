@@ -1,17 +1,20 @@
-"""How well a training used its devices, from its record: rate, energy, and what disturbed it."""
+"""How a training used its devices, from its record: rate, energy, memory, and what disturbed it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
 from samebits.files import Part
-from samebits.results.ratios import three_digits
+from samebits.results.figures import flops, gib, share
+from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from samebits.records.memory import DeviceMemory, Memory
     from samebits.records.run import RunRecord, Timing
     from samebits.records.usage import DeviceUsage, Interval
+    from samebits.strategies import StrategyName
 
 OTHERS_CORES = 0.5
 """More than so many cores that others use, where fewer are left over, disturb a training."""
@@ -123,26 +126,26 @@ def _slowed(device: DeviceUsage) -> str | None:
 # -- in words ----------------------------------------------------------------------------------------------------
 
 
-def joules(value: float | None) -> str:
-    """An energy with three digits."""
-    if value is None:
-        return "–"
-    for unit, size in (("MJ", 1e6), ("kJ", 1e3)):
-        if value >= size:
-            return f"{three_digits(value / size)} {unit}"
-    return f"{three_digits(value)} J"
+def say_memory(memory: Memory, strategy: StrategyName) -> str:
+    """What a step takes on the fullest device, and what of it."""
+    number = memory.fullest
+    device = memory.devices[number]
+    where = ""
+    if len(memory.devices) > 1:
+        gathers = STRATEGIES[strategy].gathers and number == 0
+        where = f" on device {number}, the fullest" + (", which also holds what dp gathers" if gathers else "")
+    rest = "data and workspaces" if memory.source == "allocator" else "the process itself"
+    return (
+        f"a step of {memory.samples:,} samples takes {gib(device.peak)} of {gib(device.capacity)}{where}: "
+        f"{_parts(device)}, and {gib(device.baseline)} {rest}"
+    )
 
 
-def flops(tera: float, beside: float | None = None) -> str:
-    """A rate with two digits, without an exponent, in the unit of the one that it stands ``beside``."""
-    unit, size = ("TFLOP/s", 1.0) if (tera if beside is None else beside) >= 1 else ("GFLOP/s", 1e-3)
-    value = tera / size
-    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
-
-
-def share(value: float | None) -> str:
-    """A share in percent."""
-    return "–" if value is None else f"{value:.0%}" if value >= 0.1 else f"{100 * value:.2g}%"
+def _parts(device: DeviceMemory) -> str:
+    names = {"weights": "weights", "buffers": "buffers", "gradients": "gradients", "optimizer": "optimizer state",
+             "activations": "activations"}  # fmt: skip
+    parts = {words: getattr(device, name) for name, words in names.items()}
+    return ", ".join(f"{gib(count)} {words}" for words, count in parts.items() if count)
 
 
 def say_use(rows: Sequence[RowUsage], names: Sequence[str]) -> list[str]:

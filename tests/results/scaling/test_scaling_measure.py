@@ -11,6 +11,7 @@ from samebits.params import parse_params
 from samebits.records.breakdown import Breakdown, Bucket, Traffic
 from samebits.records.run import read_run
 from samebits.remarks import Missing, Oversubscribed
+from samebits.results.figures import duration
 from samebits.results.scaling import measure
 from samebits.results.scaling.assemble import assemble
 from samebits.results.scaling.curve import Scaling
@@ -18,7 +19,7 @@ from samebits.results.scaling.measure import PlannedTraining
 from samebits.results.scaling.model import Coefficients, Step, costs
 from samebits.results.scaling.network import parse_network
 from samebits.results.scaling.plot import draw, draw_scaling
-from samebits.results.scaling.words import duration, say
+from samebits.results.scaling.words import say
 from samples import placed, run_files, run_record
 
 BATCH = 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from samebits.files import Part
-from samebits.results.text import milliseconds
+from samebits.results.figures import milliseconds
 
 if TYPE_CHECKING:
     from samebits.records.run import Run

@@ -15,7 +15,8 @@ from samebits.results.explanation.words import (
     say_parts,
     say_unsteady,
 )
-from samebits.results.text import milliseconds, times_single
+from samebits.results.figures import milliseconds
+from samebits.results.text import times_single
 
 if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, Row

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from samebits.results.explanation.causes import CAUSES
 from samebits.results.explanation.remedies import REMEDIES
-from samebits.results.ratios import three_digits
-from samebits.results.text import milliseconds
+from samebits.results.figures import milliseconds, three_digits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

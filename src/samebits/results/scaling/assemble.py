@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.records.provenance import git_state
-from samebits.results.ratios import times
+from samebits.results.figures import times
 from samebits.results.scaling.curve import STRONG_AND_WEAK, Scaling
 from samebits.results.scaling.fit import fit
 from samebits.results.scaling.measure import gradients_of, points_of

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.results.ratios import three_digits, times
+from samebits.results.figures import duration, milliseconds, three_digits, times
 from samebits.results.scaling.curve import STRONG_AND_WEAK
-from samebits.results.text import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from samebits.records.run import Spread
     from samebits.results.scaling.curve import Fitted, Scaling, ScalingName
 
-_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _HEAD = ("devices", "rows each", "step", "speed-up", "efficiency", "")
 
 
@@ -58,12 +56,6 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Columns that are as wide as their widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
-def duration(seconds: float) -> str:
-    """Seconds with three digits and a unit that fits."""
-    factor, unit = next((one for one in _UNITS if abs(seconds) >= one[0]), _UNITS[-1])
-    return f"{three_digits(seconds / factor)} {unit}"
 
 
 def _say_fit(fit: Fitted) -> list[str]:
