@@ -6,10 +6,10 @@ import random
 import pytest
 
 from samebits.errors import UserError
+from samebits.results.scaling.assemble import held_out, project
 from samebits.results.scaling.fit import LEAST_ERROR, Point, fit, over
 from samebits.results.scaling.model import BACKWARD_SHARE, Coefficients, Step, columns_with_overlap, costs, is_longer
 from samebits.results.scaling.network import parse_network
-from samebits.results.scaling.projection import held_out, project
 
 LINK = Coefficients(fixed=1e-3, per_row=1e-5, contention=1e-4, contention_per_row=5e-7, per_byte=1e-9, latency=2e-4)
 BYTES = 4_000_000

@@ -6,19 +6,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.records.provenance import git_state
+from samebits.records.run import Spread
 from samebits.results.figures import times
-from samebits.results.scaling.curve import STRONG_AND_WEAK, Scaling
-from samebits.results.scaling.fit import fit
+from samebits.results.scaling.curve import STRONG_AND_WEAK, Fitted, HeldOut, ProjectedPoint, Scaling
+from samebits.results.scaling.fit import Estimate, fit
 from samebits.results.scaling.measure import gradients_of, points_of
-from samebits.results.scaling.projection import fitted, held_out, project
+from samebits.results.scaling.model import Coefficients, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from samebits.params import Params
     from samebits.records.run import Run
-    from samebits.results.scaling.curve import MeasuredPoint, ProjectedPoint, ScalingName
-    from samebits.results.scaling.fit import Fit
+    from samebits.results.scaling.curve import MeasuredPoint, ScalingName
+    from samebits.results.scaling.fit import Fit, Point
     from samebits.results.scaling.measure import PlannedTraining
     from samebits.results.scaling.network import Network
 
@@ -70,7 +71,7 @@ def assemble(
         git=git_state(),
         measured=tuple(sorted(measured, key=lambda one: (STRONG_AND_WEAK.index(one.scaling), one.devices))),
         points=tuple(points),
-        fit=fitted(cost_model) if cost_model else None,
+        fit=_fitted(cost_model) if cost_model else None,
         projections=tuple(projections),
         held_out=tuple(held_out(points, trainings)) if cost_model else (),
         notes=(*notes, *told),
@@ -97,3 +98,74 @@ def _caution(cost_model: Fit, network: Network | None, per_host: int, most: int)
         several = {point.devices for point in cost_model.points if point.bytes}
         notes.append(f"{text}: measure more numbers of devices" if len(several) < 2 < per_host else text)
     return notes
+
+
+def _fitted(cost_model: Fit) -> Fitted:
+    return Fitted(
+        coefficients=cost_model.coefficients,
+        ranges={name: cost_model.range_of(name) for name in Coefficients.model_fields},
+        points=len(cost_model.points),
+        scatter=cost_model.scatter,
+        largest_residual=max(map(abs, cost_model.residuals)),
+    )
+
+
+def project(
+    cost_model: Fit,
+    devices: int,
+    *,
+    scaling: ScalingName,
+    batch: int,
+    gradients: Step,
+    per_host: int,
+    network: Network | None = None,
+    fewer: MeasuredPoint | None = None,
+) -> ProjectedPoint:
+    """What ``devices`` would do, ``per_host`` of them on each host; ``gradients`` says what a step sends.
+
+    ``batch`` are the samples of one device's step, which ``strong`` shares out. The network counts where there is more
+    than one host. With as many samples on each, a step takes no less than the measured one of ``fewer`` devices.
+    """
+    rows = batch / devices if scaling == "strong" else batch
+    step = gradients.model_copy(update={"devices": devices, "rows": rows, "sharing": min(devices, per_host)})
+    beyond = network if devices > per_host else None
+    estimate = cost_model.estimate(step, beyond)
+    if fewer and fewer.devices < devices and fewer.rows == rows:
+        ends = fewer.step_ms.median, fewer.step_ms.low, fewer.step_ms.high
+        estimate = estimate.at_least(Estimate(*(one / 1e3 for one in ends)))
+    alone = cost_model.estimate(Step(devices=1, rows=batch)).seconds
+    gain = alone * devices * rows / batch
+    return ProjectedPoint(
+        scaling=scaling,
+        devices=devices,
+        rows=rows,
+        step_ms=_milliseconds(estimate),
+        speedup=Spread(median=gain / estimate.seconds, low=gain / estimate.high, high=gain / estimate.low),
+        network=beyond.text if beyond else None,
+    )
+
+
+def _milliseconds(estimate: Estimate) -> Spread:
+    return Spread(median=1e3 * estimate.seconds, low=1e3 * estimate.low, high=1e3 * estimate.high)
+
+
+def held_out(points: Sequence[Point], trainings: Sequence[tuple[ScalingName, Point]]) -> Iterator[HeldOut]:
+    """What fits say of trainings with a number of devices that they have not seen.
+
+    Each number above 1 is left out in turn, if another one is left that communicates.
+    """
+    for devices in sorted({point.devices for _, point in trainings}):
+        seen = [point for point in points if point.devices != devices]
+        if devices == 1 or not any(point.devices > 1 and point.bytes for point in seen):
+            continue
+        cost_model = fit(seen)
+        for scaling, point in trainings:
+            if point.devices == devices:
+                estimate = cost_model.estimate(point)
+                yield HeldOut(
+                    scaling=scaling,
+                    devices=devices,
+                    measured_ms=1e3 * point.seconds,
+                    predicted_ms=_milliseconds(estimate),
+                    error=estimate.seconds / point.seconds - 1,
+                )

@@ -47,7 +47,6 @@ def scale(
     """
     from samebits.results.scaling import measure
     from samebits.results.scaling.assemble import assemble
-    from samebits.results.scaling.curve import FILE
     from samebits.results.scaling.network import parse_network
     from samebits.results.scaling.plot import draw
     from samebits.results.scaling.words import say
@@ -66,7 +65,8 @@ def scale(
             click.echo(f"{len(pairs)} of {len(trainings)}: {measure.describe(*pairs[-1])}", err=True)
     per_host = measure.devices_here().existing
     scaled = assemble(params, pairs, projected=further, network=link, per_host=per_host, notes=notes)
-    scaled.write(Path(out_dir) / FILE.name)
+    file = Path(out_dir) / "scaling.json"
+    scaled.write(file)
     plot = draw(scaled, Path(out_dir) / "plots")
     click.echo(scaled.model_dump_json(indent=2) if as_json else say(scaled))
-    click.echo(f"{Path(out_dir) / FILE.name} and {plot}", err=True)
+    click.echo(f"{file} and {plot}", err=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from samebits.files import Part, Record
@@ -14,7 +13,6 @@ from samebits.results.scaling.fit import Point
 from samebits.results.scaling.model import Coefficients
 from samebits.results.scaling.network import Network
 
-FILE = Path("reports/scaling.json")
 MADE_BY = "samebits scale"
 
 ScalingName = Literal["strong", "weak"]
