@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from samebits.files import Part
 from samebits.results.explanation.observed import BUSY_CORES
-from samebits.results.explanation.parts import mean_parts
 from samebits.results.explanation.remedies import (
     accumulate,
     fewer_devices,
@@ -20,9 +19,8 @@ from samebits.results.explanation.remedies import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from samebits.records.breakdown import Bounds, Phases, Traffic
+    from samebits.records.breakdown import Bounds, Traffic
     from samebits.results.explanation.observed import Observed
-    from samebits.results.explanation.parts import Parts
     from samebits.results.explanation.remedies import Remedy
 
 LEAST_SHARE = 0.10
@@ -126,6 +124,14 @@ def find_causes(observed: Observed) -> list[Cause]:
     return sorted((cause for cause in causes if cause.ms >= LEAST_SHARE * step), key=lambda cause: -cause.ms)
 
 
+def _ms(name: str, value: float) -> Evidence:
+    return Evidence(name=name, value=value, unit="ms")
+
+
+def _number(name: str, value: float) -> Evidence:
+    return Evidence(name=name, value=value, unit="")
+
+
 def _part(observed: Observed, name: str) -> tuple[float, ...]:
     return tuple(getattr(turn.parts, name) for turn in observed.turns)
 
@@ -133,7 +139,7 @@ def _part(observed: Observed, name: str) -> tuple[float, ...]:
 def _own_phase(kind: CauseKind, part: str, what: str) -> Callable[[Observed], list[Cause]]:
     def find(observed: Observed) -> list[Cause]:
         lost = _part(observed, part)
-        return [Cause(kind, lost, (Evidence(name=what, value=median(lost), unit="ms"),))]
+        return [Cause(kind, lost, (_ms(what, median(lost)),))]
 
     return find
 
@@ -146,7 +152,7 @@ def _communication(observed: Observed) -> list[Cause]:
     lost = _part(observed, "communication")
     if observed.quiet:  # then what has a rank wait for a core are the threads that send
         lost = tuple(turn.parts.communication + turn.parts.queued for turn in observed.turns)
-    shown = [Evidence(name="communication that is not hidden", value=median(lost), unit="ms")]
+    shown = [_ms("communication that is not hidden", median(lost))]
     if not (traffic.buckets and bounds.all_reduces):
         return [Cause("communication", lost, tuple(shown))]
     times = _times_reduced(traffic)
@@ -154,14 +160,14 @@ def _communication(observed: Observed) -> list[Cause]:
     if times > 1:
         with_waiting = zip(lost, _part(observed, "waiting"), strict=True)  # each time anew for whoever is late by luck
         needless = tuple((ms + waiting) * (times - 1) / times for ms, waiting in with_waiting)
-        sent = Evidence(name="times that all gradients are reduced in a step", value=times, unit="")
+        sent = _number("times that all gradients are reduced in a step", times)
         causes.append(Cause("reduced_often", needless, (sent, *shown)))
         lost = tuple(ms / times for ms in lost)
     alone = bounds.all_reduces[-1]
     if _of_latency(bounds):
         return causes  # no batch makes it longer: see ``_fixed``
     shown += [
-        Evidence(name="an all-reduce of the gradients alone", value=alone.ms, unit="ms"),
+        _ms("an all-reduce of the gradients alone", alone.ms),
         Evidence(name="its bus bandwidth", value=alone.bus_gb_per_s, unit="GB/s"),
     ]
     slow = max(one.bus_gb_per_s for one in bounds.all_reduces) < SLOW_LINK * bounds.copy_gb_per_s  # of any size
@@ -190,24 +196,20 @@ def _straggler(observed: Observed) -> list[Cause]:
         return []
     (rank,) = slowest
     lost = tuple(max(turn.computing_ms) - _others(turn.computing_ms, rank) for turn in turns)
-    slowest_phases = observed.breakdown.ranks[rank].alone
-    rest = [one.alone for number, one in enumerate(observed.breakdown.ranks) if number != rank]
-    if not slowest_phases:
+    own = observed.breakdown.ranks[rank].alone
+    rest = [phases for number, one in enumerate(observed.breakdown.ranks) if number != rank for phases in one.alone]
+    if not own:
         return []
     differences = {
-        name: fmean(_phase(slowest_phases, name)) - fmean(ms for one in rest for ms in _phase(one, name))
+        name: fmean(getattr(phases, name) for phases in own) - fmean(getattr(phases, name) for phases in rest)
         for name in ("data", "forward", "backward", "optimizer", "host")
     }
     phase = max(differences, key=lambda name: differences[name])
     shown = (
-        Evidence(name=f"rank {rank} computes", value=median(turn.computing_ms[rank] for turn in turns), unit="ms"),
-        Evidence(name="others compute", value=median(_others(turn.computing_ms, rank) for turn in turns), unit="ms"),
+        _ms(f"rank {rank} computes", median(turn.computing_ms[rank] for turn in turns)),
+        _ms("others compute", median(_others(turn.computing_ms, rank) for turn in turns)),
     )
     return [Cause("straggler", lost, shown, rank=rank, phase=phase)]
-
-
-def _phase(turns: Sequence[Phases], name: str) -> list[float]:
-    return [getattr(turn, name) for turn in turns]
 
 
 def _others(computing_ms: Sequence[float], rank: int) -> float:
@@ -218,15 +220,15 @@ def _queued(observed: Observed) -> list[Cause]:
     """No core for a thread that was ready: because of others, or because there are more workers than cores."""
     others = observed.breakdown.other_cores
     lost = tuple(turn.queued_ms for turn in observed.turns)
-    shown = [Evidence(name="waiting for a core", value=median(lost), unit="ms")]
+    shown = [_ms("waiting for a core", median(lost))]
     if observed.share_gpus:  # whose queues nobody sees: what they take shows as communication and waiting
         lost = tuple(turn.parts.communication + turn.parts.waiting for turn in observed.turns)
-        shown = [Evidence(name="communication and waiting", value=median(lost), unit="ms")]
+        shown = [_ms("communication and waiting", median(lost))]
     if observed.oversubscribed:
         return [Cause("oversubscribed", lost, tuple(shown))]
     if others is None or others < BUSY_CORES:
         return []
-    return [Cause("busy_host", lost, (Evidence(name="cores that others used", value=others, unit=""), *shown))]
+    return [Cause("busy_host", lost, (_number("cores that others used", others), *shown))]
 
 
 def _own_threads(observed: Observed) -> list[Cause]:
@@ -235,79 +237,71 @@ def _own_threads(observed: Observed) -> list[Cause]:
     if not breakdown.one_thread_ms:
         return []
     pairs = zip(breakdown.plain_ms, breakdown.one_thread_ms, strict=True)
-    step = mean_parts(observed.turns).total
-    lost = tuple(step * max(0.0, 1 - held / plain) for plain, held in pairs)
+    lost = tuple(observed.parts.total * max(0.0, 1 - held / plain) for plain, held in pairs)
     shown = (
-        Evidence(name="threads of a rank", value=max(rank.threads for rank in breakdown.ranks), unit=""),
-        Evidence(name="cores", value=breakdown.cores, unit=""),
-        Evidence(name="a step with one thread", value=median(observed.one_thread_ms), unit="ms"),
+        _number("threads of a rank", max(rank.threads for rank in breakdown.ranks)),
+        _number("cores", breakdown.cores),
+        _ms("a step with one thread", median(observed.one_thread_ms)),
     )
     return [Cause("own_threads", lost, shown)]
 
 
 def _fixed(observed: Observed) -> list[Cause]:
     """What a step costs whatever its batch is: launches and Python, and the optimizer."""
-    parts, half = mean_parts(observed.turns), observed.breakdown.bounds.half_ms
+    parts, half = observed.parts, observed.breakdown.bounds.half_ms
     if half is not None:
         fixed = [max(0.0, 2 * h - w) for h, w in zip(half, observed.breakdown.plain_ms, strict=True)]
-        if _moves_memory(observed, parts):
+        if _moves_memory(observed):
             return []
         named = parts.queued + parts.data + observed.reads_ms  # under names of their own
         launches = tuple(max(0.0, ms - named) for ms in sorted(fixed)[: len(observed.turns)])
         if median(launches) >= FIXED_SHARE * parts.total:
-            shown = Evidence(name="time of a step that no batch changes", value=median(fixed), unit="ms")
-            return [Cause("launch_bound", launches, (shown,))]
-    return _small_batch(observed, parts)
+            return [Cause("launch_bound", launches, (_ms("time of a step that no batch changes", median(fixed)),))]
+    return _small_batch(observed)
 
 
-def _small_batch(observed: Observed, parts: Parts) -> list[Cause]:
+def _small_batch(observed: Observed) -> list[Cause]:
     """What no smaller share of a batch shortens: what a device's own work has of it, and all-reduces of latency."""
     if observed.devices < 2:
         return []
-    lost, shown = 0.0, []
+    lost, shown, parts = 0.0, [], observed.parts
     if observed.slices is not None:
         share, single = observed.slices.share, observed.slices.single
         named = parts.data + observed.reads_ms  # under names of their own, and no smaller for a smaller share
         lost = max(0.0, share - single / observed.devices - named * (1 - 1 / observed.devices))
         lost = max(0.0, lost - sum(cause.ms for cause in _own_threads(observed)))  # of each of several operations
-        shown = [
-            Evidence(name="a device's share of the batch, alone", value=share, unit="ms"),
-            Evidence(name="the whole batch on one device", value=single, unit="ms"),
-        ]
+        shown = [_ms("a device's share of the batch, alone", share), _ms("the whole batch on one device", single)]
     bounds, traffic = observed.breakdown.bounds, observed.breakdown.traffic
     if traffic and bounds.all_reduces and _of_latency(bounds):
         sending = (parts.communication + (parts.queued if observed.quiet else 0.0)) / _times_reduced(traffic)
         lost += sending
-        shown.append(Evidence(name="communication, as long for a larger batch", value=sending, unit="ms"))
+        shown.append(_ms("communication, as long for a larger batch", sending))
     return [Cause("small_batch", (lost,), tuple(shown))]
 
 
 def _optimizer(observed: Observed) -> list[Cause]:
     """An optimizer that moves much for few samples."""
-    if not _moves_memory(observed, mean_parts(observed.turns)):
+    if not _moves_memory(observed):
         return []
-    lost, floor_ms = _part(observed, "optimizer"), observed.breakdown.bounds.optimizer_floor_ms
-    floor = Evidence(name="its floor, by the memory's rate", value=floor_ms, unit="ms")
-    return [Cause("optimizer", lost, (Evidence(name="the optimizer", value=median(lost), unit="ms"), floor))]
+    lost = _part(observed, "optimizer")
+    floor = _ms("its floor, by the memory's rate", observed.breakdown.bounds.optimizer_floor_ms)
+    return [Cause("optimizer", lost, (_ms("the optimizer", median(lost)), floor))]
 
 
-def _moves_memory(observed: Observed, parts: Parts) -> bool:
+def _moves_memory(observed: Observed) -> bool:
     """Whether the optimizer takes much of a step, and that for moving numbers rather than for launching operations."""
-    floor_ms = observed.breakdown.bounds.optimizer_floor_ms
+    parts, floor_ms = observed.parts, observed.breakdown.bounds.optimizer_floor_ms
     return parts.optimizer >= FIXED_SHARE * parts.total and floor_ms >= FLOOR_SHARE * parts.optimizer
 
 
 def _contention(observed: Observed) -> list[Cause]:
     """Devices that slow each other down without any communication: memory, caches, power."""
-    slices = observed.slices
+    slices, speedup = observed.slices, observed.speedup
     if slices is None or slices.together is None:
         return []
-    shown = (
-        Evidence(name="all devices at once, without communication", value=slices.together, unit="ms"),
-        Evidence(name="one of them alone", value=slices.share, unit="ms"),
-    )
-    if not observed.one_device_is_faster:
+    if speedup is None or speedup.high >= 1:
         return []  # it is lost, and nothing that can be set here would help
+    shown = (_ms("all devices at once, without communication", slices.together), _ms("one of them alone", slices.share))
     queued = median(_part(observed, "queued"))
     return [Cause("contention", (max(0.0, slices.together - slices.share - queued),), shown)]
 
@@ -315,14 +309,14 @@ def _contention(observed: Observed) -> list[Cause]:
 def _dp_copies(observed: Observed) -> list[Cause]:
     """What DataParallel copies in each step."""
     lost = tuple(t.parts.scatter + t.parts.replicate + t.parts.gather for t in observed.turns)
-    return [Cause("dp_copies", lost, (Evidence(name="scatter, replicate and gather", value=median(lost), unit="ms"),))]
+    return [Cause("dp_copies", lost, (_ms("scatter, replicate and gather", median(lost)),))]
 
 
 def _device_reads(observed: Observed) -> list[Cause]:
     reads = observed.breakdown.reads
     shown = (
-        Evidence(name="reads of the device in the forward passes of a step", value=reads.count, unit=""),
-        Evidence(name="what they take", value=observed.reads_ms, unit="ms"),
+        _number("reads of the device in the forward passes of a step", reads.count),
+        _ms("what they take", observed.reads_ms),
     )
     return [Cause("device_reads", (observed.reads_ms,), shown)]
 

@@ -10,7 +10,7 @@ from samebits.files import Part
 from samebits.records.breakdown import Bounds
 from samebits.results.explanation.causes import CAUSES, CauseKind, Evidence, find_causes
 from samebits.results.explanation.observed import Observed
-from samebits.results.explanation.parts import Parts, mean_parts, plain_ms
+from samebits.results.explanation.parts import Parts, plain_ms
 from samebits.results.explanation.remedies import Change, Gain, RemedyKind
 
 if TYPE_CHECKING:
@@ -107,13 +107,12 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
     unsteady = _unsteady(slices, observed, record) if slices else None
     if not unsteady:
         observed = replace(observed, slices=slices, speedup=speedup)
-    parts = mean_parts(observed.turns)
-    step = parts.total
+    step = observed.parts.total
     return Explanation(
         step_ms=step,
         plain_ms=plain_ms(record.breakdown),
-        parts=parts,
-        losses=_losses(observed, parts),
+        parts=observed.parts,
+        losses=_losses(observed),
         unsteady=unsteady,
         bounds=record.breakdown.bounds,
         findings=tuple(_finding(cause, observed, None if unsteady else step) for cause in find_causes(observed)),
@@ -125,7 +124,7 @@ def _unsteady(slices: SliceSteps, observed: Observed, record: RunRecord) -> Unst
     step, plain = slices.strategy, median(observed.breakdown.plain_ms)
     if not plain / AGREE <= step <= plain * AGREE:
         return Unsteady(kind="step", ms=step, other_ms=plain)
-    parts = mean_parts(observed.turns)
+    parts = observed.parts
     if slices.together is not None and (sent := parts.of(observed.sending)):
         left = max(0.0, step - slices.together)
         if abs(left / step - sent / parts.total) > AGREE_SENDING:
@@ -152,8 +151,8 @@ def _finding(cause: Cause, observed: Observed, step: float | None) -> ExplainedC
     )
 
 
-def _losses(observed: Observed, parts: Parts) -> LostTime | None:
-    slices = observed.slices
+def _losses(observed: Observed) -> LostTime | None:
+    slices, parts = observed.slices, observed.parts
     if slices is None:
         return None
     ideal = slices.single / observed.devices

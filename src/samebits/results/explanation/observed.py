@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from samebits.results.explanation.parts import Turn, mean_parts, turns_of
+from samebits.results.explanation.parts import Parts, Turn, mean_parts, turns_of
 
 if TYPE_CHECKING:
     from samebits.records.breakdown import Breakdown
@@ -29,15 +29,10 @@ class Observed:
 
     breakdown: Breakdown
     placement: Placement
+    batches: int
+    graphs: bool
     slices: SliceSteps | None = None
     speedup: Ratio | None = None
-    batches: int | None = None
-    graphs: bool = False
-
-    @property
-    def one_device_is_faster(self) -> bool:
-        """Whether the paired steps show that."""
-        return self.slices is not None and self.speedup is not None and self.speedup.high < 1
 
     @property
     def sending(self) -> tuple[str, ...]:
@@ -61,6 +56,11 @@ class Observed:
         """The turns that count."""
         by, sending_by = self._scales
         return [turn.scaled(by, self.sending, sending_by) for turn in turns_of(self.breakdown)]
+
+    @cached_property
+    def parts(self) -> Parts:
+        """The mean of each part over the turns."""
+        return mean_parts(self.turns)
 
     @property
     def reads_ms(self) -> float:

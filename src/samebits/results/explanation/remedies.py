@@ -78,13 +78,14 @@ def accumulate(cause: Cause, observed: Observed) -> Remedy:
     if observed.graphs:
         return larger_batch(cause, observed)
     times, change = _enlarged(observed)
-    gains = [times * p.total / (p.total + (times - 1) * _of_a_batch(p, observed)) for p in _parts(observed)]
+    parts = [turn.parts for turn in observed.turns]
+    gains = [times * p.total / (p.total + (times - 1) * _of_a_batch(p, observed)) for p in parts]
     return Remedy("accumulate", {"train.grad_accum_steps": times, **change}, _gain(gains))
 
 
 def _enlarged(observed: Observed) -> tuple[int, Change]:
     """How much larger a batch is to be, as far as the data have samples for it; or more of them, if for none."""
-    if observed.batches is None or observed.batches >= TIMES:
+    if observed.batches >= TIMES:
         return TIMES, {"train.global_batch_size": TIMES}
     if observed.batches > 1:
         return observed.batches, {"train.global_batch_size": observed.batches}
@@ -130,10 +131,6 @@ def use_ddp(_: Cause, __: Observed) -> Remedy:
 def share_no_device(_: Cause, __: Observed) -> Remedy:
     """A worker for each device; what that brings is not known from steps that shared one."""
     return Remedy("share_no_device", {"train.oversubscribe": False, "train.num_devices": "auto"}, None)
-
-
-def _parts(observed: Observed) -> list[Parts]:
-    return [turn.parts for turn in observed.turns]
 
 
 def _gain(gains: Sequence[float]) -> Gain:

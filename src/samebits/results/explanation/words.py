@@ -9,8 +9,6 @@ from samebits.results.explanation.remedies import REMEDIES
 from samebits.results.figures import milliseconds, three_digits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from samebits.records.run import RunRecord
     from samebits.results.explanation.causes import Evidence
     from samebits.results.explanation.explain import ExplainedCause, Explanation, Unsteady
@@ -88,15 +86,14 @@ def say_trained(record: RunRecord) -> str:
     return f"{record.name} of {params.model.name} on {params.data.task}, global batch {params.train.global_batch_size}"
 
 
-def say_explanation(name: str, explanation: Explanation, *, bar: Callable[[float], str] | None = None) -> str:
+def say_explanation(name: str, explanation: Explanation) -> str:
     """An explanation for a terminal."""
-    draw = bar or (lambda share: "#" * round(30 * share))
     lines = [f"{name}: a step takes {milliseconds(explanation.step_ms)}"]
     if explanation.unsteady:
         lines = [f"{name}: {say_unsteady(explanation.unsteady)}"]
     for _, what, ms in say_parts(explanation.parts):
         share = ms / explanation.step_ms
-        shown = "" if explanation.unsteady else f" {share:>4.0%} {draw(share)}"
+        shown = "" if explanation.unsteady else f" {share:>4.0%} {'#' * round(30 * share)}"
         lines.append(f"  {what:<34} {milliseconds(ms):>9}{shown}".rstrip())
     if explanation.losses:
         lines += ["", *say_losses(explanation)]
