@@ -11,7 +11,7 @@ import click
 
 from samebits.params import Params
 from samebits.records.provenance import git_state
-from samebits.results.comparison import compare
+from samebits.results.comparison import REPORT, compare
 from samebits.results.page import write_report
 from samebits.results.table import show
 from samebits.stages import StageSpec, stage
@@ -22,16 +22,7 @@ from samebits.tracking.sender import hand_over
     StageSpec(
         about="the runs beside each other, as data and as a table",
         reads=("host.json", "runs", "reports/evaluation"),
-        writes=(
-            "reports/comparison.json",
-            "reports/comparison.md",
-            "reports/index.html",
-            "reports/plots",
-            "reports/curves",
-            "reports/step_times",
-            "reports/speedups.csv",
-            "reports/breakdown.csv",
-        ),
+        writes=tuple(f"reports/{name}" for name in REPORT),
         params=("seed", "data", "model", "train", "tracking"),
         writes_words=True,
     )

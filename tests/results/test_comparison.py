@@ -66,9 +66,7 @@ def write_stage_files(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels
 
 
 def compare_in(folder, params=PARAMS):
-    return compare(
-        params, GIT, runs=folder / "runs", host_file=folder / "host.json", evaluations=folder / "reports/evaluation"
-    )
+    return compare(params, GIT, folder=folder)
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from samebits.records.measurement import StopKind
-    from samebits.records.refusal import Refusal
     from samebits.records.run import Node, Run, RunRecord
 
 NOISY_SPREAD = 0.15  # of samples per second between repeats
@@ -152,21 +151,14 @@ class Comparison(Record):
     refused: tuple[RefusedRow, ...] = ()
 
 
-def compare(
-    params: Params,
-    git: GitState,
-    *,
-    runs: Path = Path("runs"),
-    host_file: Path = Path("host.json"),
-    evaluations: Path = EVALUATIONS,
-) -> Comparison:
-    """Collect every (strategy, numerics) of ``params.train`` into one record.
+def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparison:
+    """Collect every (strategy, numerics) of ``params.train`` into one record, from what the stages left in ``folder``.
 
     Raises:
         UserError: a run's files are missing or are not of ``params``; the hint names the command that makes them.
     """
     train = params.train
-    host_made_by = "python pipeline/host.py"
+    host_file, host_made_by = folder / "host.json", "python pipeline/host.py"
     host = HostFacts.parse(read_json(host_file, made_by=host_made_by), host_file, made_by=host_made_by)
     rows: list[Row] = []
     refused: list[RefusedRow] = []
@@ -175,16 +167,17 @@ def compare(
         reference: Run | None = None
         for strategy in train.strategies:
             command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
-            folder = runs / run_name(strategy, numerics)
-            if refusal := read_refusal(folder):
-                given = settings_of(params)
-                require_made_with(folder / RECORD, settings_of(refusal.params), given, hint=AGAIN_OR_BACK)
-                refused.append(_refused(refusal))
+            run_folder = folder / "runs" / run_name(strategy, numerics)
+            if refusal := read_refusal(run_folder):
+                recorded, given = settings_of(refusal.params), settings_of(params)
+                require_made_with(run_folder / RECORD, recorded, given, hint=AGAIN_OR_BACK)
+                same = refusal.model_dump(include={"numerics", "what", "hint"})
+                refused.append(RefusedRow(run=refusal.name, text=refusal.refused, **same))
                 continue
-            run = read_run(folder, made_by=command)
+            run = read_run(run_folder, made_by=command)
             first = first or run
             require_comparable(run, params, first)
-            file = evaluations / f"{run.name}.json"
+            file = folder / EVALUATIONS / f"{run.name}.json"
             evaluation = Evaluation.read(file, made_by="python pipeline/evaluate.py")
             if evaluation.weights_sha256 != run.record.weights_sha256:
                 raise UserError(f"{file}: speaks of other weights", hint="run `python pipeline/evaluate.py`")
@@ -205,12 +198,6 @@ def compare(
     )
 
 
-def _refused(refusal: Refusal) -> RefusedRow:
-    return RefusedRow(
-        run=refusal.name, numerics=refusal.numerics, what=refusal.what, text=refusal.refused, hint=refusal.hint
-    )
-
-
 @contextmanager
 def figures_computed(*runs: Run) -> Iterator[None]:
     """Raise UserError, naming the runs' folders, where what the block computes of them is too large for a number."""
@@ -228,7 +215,7 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
     if record.strategy == BASELINE.name:
         timing = timing.model_copy(update={"speedup": Ratio(median=1.0, low=1.0, high=1.0)})
     slices, speedup, devices = slice_step_ms(record), timing.speedup, placement.devices_used
-    against = None if run is reference else dict(compare_runs(reference, run))
+    verdict = None if run is reference else RowVerdict(against=reference.name, **dict(compare_runs(reference, run)))
     return Row(
         **timing.model_dump(include={*TimingFigures.model_fields}),
         **evaluation.model_dump(include={*EvaluationFigures.model_fields}),
@@ -241,7 +228,7 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         scaling_efficiency=speedup.median / devices if speedup else None,
         scaling_efficiency_interval=(speedup.low / devices, speedup.high / devices) if speedup else None,
         final_loss=run.losses[-1],
-        verdict=RowVerdict(against=reference.name, **against) if against else None,
+        verdict=verdict,
         data_sha256=record.data.sha256,
         speedup_unavailable=in_words(record.speedup_unavailable) if record.speedup_unavailable else None,
         labels=tuple(map(in_words, (*placement.labels, *_labels(run, reference)))),
