@@ -181,7 +181,7 @@ def test_whether_a_device_is_used_well_is_said_before_whether_it_is_shared_well(
 
 
 def test_nothing_is_said_of_use_where_it_was_not_measured():
-    assert say_use([row(tflops=0.1), row(roof_tflops=0.1)], ["a", "b"]) == []
+    assert say_use([row(tflops=0.1), row(roof_tflops=0.1)]) == []
     assert answers(comparison(row(), row("ddp", devices=2)))[1].startswith("ddp-fast")
 
 

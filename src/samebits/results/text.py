@@ -235,9 +235,8 @@ def answers(comparison: Comparison) -> list[str]:
     groups = list(by_numerics(comparison.rows).values())
     speeds = [say_speed(row) for row in groups[0] if row.strategy != BASELINE.name]
     prices = [say_price(row.price) for row in comparison.rows if row.price]
-    use = say_use(groups[0], [row.name for row in groups[0]])
     refused = say_refused([(row.run, row.text, row.hint) for row in comparison.refused])
-    return [say_fastest(comparison), *use, *speeds, *map(say_sameness, groups), *refused, *prices]
+    return [say_fastest(comparison), *say_use(groups[0]), *speeds, *map(say_sameness, groups), *refused, *prices]
 
 
 def say_price(price: Ratio) -> str:

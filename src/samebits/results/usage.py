@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from samebits.files import Part
 from samebits.results.figures import flops, gib, share
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from samebits.records.memory import DeviceMemory, Memory
     from samebits.records.run import RunRecord, Timing
     from samebits.records.usage import DeviceUsage, Interval
+    from samebits.results.comparison import Row
     from samebits.strategies import StrategyName
 
 OTHERS_CORES = 0.5
@@ -29,7 +30,6 @@ _SLOWDOWNS = {
     "hw_power_brake_slowdown": "its power supply asked for it",
 }
 """Not that it idles, nor that it reaches its power limit, as any GPU at work may."""
-_HARDWARE = "hw_slowdown"
 
 
 class RowUsage(Part):
@@ -75,29 +75,26 @@ def row_usage(record: RunRecord, timing: Timing) -> RowUsage:
 # -- what disturbed a training -----------------------------------------------------------------------------------
 
 
-DisturbanceKind = Literal["slowed", "shared", "cores", "limit"]
-
-
 def disturbances(record: RunRecord) -> list[str]:
     """What slowed the devices down or used them meanwhile, as sentences."""
     usage = record.usage
     if usage is None:
         return []
-    sentences: dict[tuple[DisturbanceKind, int | None], str] = {}  # each is said once
+    sentences: dict[str, str] = {}  # each is said once
     for interval, when in ((usage.training, "training"), (usage.slices, "its slices")):
         if interval is not None:
-            for kind, device, text in _disturbances_of(interval, record):
-                sentences.setdefault((kind, device), f"{text} during {when}" if kind == "cores" else text)
+            for what, text in _disturbances_of(interval, when, record):
+                sentences.setdefault(what, text)
     return list(sentences.values())
 
 
-def _disturbances_of(interval: Interval, record: RunRecord) -> Iterator[tuple[DisturbanceKind, int | None, str]]:
-    """What it is, on which device if it is one's, and a sentence."""
+def _disturbances_of(interval: Interval, when: str, record: RunRecord) -> Iterator[tuple[str, str]]:
+    """What each disturbance is, and its sentence."""
     for device in interval.devices:
         if why := _slowed(device):
-            yield "slowed", device.index, f"GPU {device.index} was slowed down, as {why}"
+            yield f"slowed {device.index}", f"GPU {device.index} was slowed down, as {why}"
         if device.shared:
-            yield "shared", device.index, f"another process was on GPU {device.index} too"
+            yield f"shared {device.index}", f"another process was on GPU {device.index} too"
     cores = interval.cores
     if cores is None or record.placement.device_type != "cpu":
         return
@@ -105,9 +102,9 @@ def _disturbances_of(interval: Interval, record: RunRecord) -> Iterator[tuple[Di
     here = placed.devices_by_node[0] if placed.devices_by_node else placed.devices_used  # as the cores are
     left = cores.available - here - cores.others
     if cores.others > OTHERS_CORES and left < OTHERS_CORES:
-        yield "cores", None, f"others used {cores.others:.1f} of {cores.available} cores"
+        yield "cores", f"others used {cores.others:.1f} of {cores.available} cores during {when}"
     if cores.throttled is not None and cores.throttled > HELD_UP:
-        yield "limit", None, f"the control group's limit of CPU time held it up for {cores.throttled:.0%} of the time"
+        yield "limit", f"the control group's limit of CPU time held it up for {cores.throttled:.0%} of the time"
 
 
 def _slowed(device: DeviceUsage) -> str | None:
@@ -119,7 +116,7 @@ def _slowed(device: DeviceUsage) -> str | None:
     named = [text for reason, text in _SLOWDOWNS.items() if device.reasons.get(reason, 0.0) > SLOWED]
     if named:
         return " and ".join(named)
-    share = device.reasons.get(_HARDWARE, 0.0)
+    share = device.reasons.get("hw_slowdown", 0.0)
     return "its hardware asked for it" if share > 0.5 and device.readings > 1 else None
 
 
@@ -148,12 +145,12 @@ def _parts(device: DeviceMemory) -> str:
     return ", ".join(f"{gib(count)} {words}" for words, count in parts.items() if count)
 
 
-def say_use(rows: Sequence[RowUsage], names: Sequence[str]) -> list[str]:
+def say_use(rows: Sequence[Row]) -> list[str]:
     """Whether a device is used well at all, by the first of ``rows`` of which that is known."""
-    for row, name in zip(rows, names, strict=True):
+    for row in rows:
         if row.tflops is not None and row.roof_tflops is not None:
             return [
-                f"A device does {flops(row.tflops, row.roof_tflops)} in {name}, {share(row.roof_share)} of the "
+                f"A device does {flops(row.tflops, row.roof_tflops)} in {row.name}, {share(row.roof_share)} of the "
                 f"{flops(row.roof_tflops)} that a product of matrices of this precision reaches here."
             ]
     return []
