@@ -36,9 +36,8 @@ _DATA = ("data/train.safetensors", "data/card.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What became of one run; ``same``: all of its bits are those of the lock."""
+    """The verdict on the data or on one run; ``same``: all of its bits are those of the lock."""
 
-    name: str
     same: bool
     text: str
 
@@ -146,9 +145,8 @@ def _md5(path: Path) -> str:
 def _compare_bits(name: str, where: str, folder: Path, *, locked: dict[str, str], files: Sequence[str]) -> Verified:
     different = [file for file in files if _md5(folder / file) != locked.get(file)]
     if not different:
-        return Verified(name=name, same=True, text=f"{name}: bitwise, {where}")
-    text = f"{name}: DIFFERENT, {where}: {' and '.join(different)} not as in {LOCK}"
-    return Verified(name=name, same=False, text=text)
+        return Verified(same=True, text=f"{name}: bitwise, {where}")
+    return Verified(same=False, text=f"{name}: DIFFERENT, {where}: {' and '.join(different)} not as in {LOCK}")
 
 
 def _known_losses(strategy: str, locked: dict[str, str]) -> list[float]:
@@ -162,6 +160,5 @@ def _compare_losses(name: str, where: str, known: list[float], losses: list[floa
     pairs = itertools.zip_longest(known[: len(losses)], losses)
     first = next((step for step, (a, b) in enumerate(pairs, start=1) if a != b), None)
     if first is None:
-        return Verified(name=name, same=True, text=f"{name}: bitwise for {len(losses)} steps, {where}")
-    text = f"{name}: DIFFERENT, {where}: the losses differ from step {first} on"
-    return Verified(name=name, same=False, text=text)
+        return Verified(same=True, text=f"{name}: bitwise for {len(losses)} steps, {where}")
+    return Verified(same=False, text=f"{name}: DIFFERENT, {where}: the losses differ from step {first} on")
