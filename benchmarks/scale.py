@@ -235,11 +235,11 @@ def compared(found: Fit, points: Sequence[Point]) -> dict[str, dict[str, float]]
     for name, point in zip(("strong", "weak"), points, strict=True):
         estimate = found.estimate(point)
         rows[name] = {
-            "predicted_ms": 1e3 * estimate.seconds,
+            "predicted_ms": 1e3 * estimate.median,
             "low_ms": 1e3 * estimate.low,
             "high_ms": 1e3 * estimate.high,
             "measured_ms": 1e3 * point.seconds,
-            "error": estimate.seconds / point.seconds - 1,
+            "error": estimate.median / point.seconds - 1,
         }
     return rows
 

@@ -9,7 +9,7 @@ from samebits.records.provenance import git_state
 from samebits.records.run import Spread
 from samebits.results.figures import times
 from samebits.results.scaling.curve import STRONG_AND_WEAK, Fitted, HeldOut, ProjectedPoint, Scaling
-from samebits.results.scaling.fit import Estimate, fit
+from samebits.results.scaling.fit import fit
 from samebits.results.scaling.measure import gradients_of, points_of
 from samebits.results.scaling.model import Coefficients, Step
 
@@ -131,22 +131,20 @@ def project(
     beyond = network if devices > per_host else None
     estimate = cost_model.estimate(step, beyond)
     if fewer and fewer.devices < devices and fewer.rows == rows:
-        ends = fewer.step_ms.median, fewer.step_ms.low, fewer.step_ms.high
-        estimate = estimate.at_least(Estimate(*(one / 1e3 for one in ends)))
-    alone = cost_model.estimate(Step(devices=1, rows=batch)).seconds
-    gain = alone * devices * rows / batch
+        estimate = Spread(**{name: max(seconds, getattr(fewer.step_ms, name) / 1e3) for name, seconds in estimate})
+    gain = cost_model.estimate(Step(devices=1, rows=batch)).median * devices * rows / batch
     return ProjectedPoint(
         scaling=scaling,
         devices=devices,
         rows=rows,
         step_ms=_milliseconds(estimate),
-        speedup=Spread(median=gain / estimate.seconds, low=gain / estimate.high, high=gain / estimate.low),
+        speedup=Spread(median=gain / estimate.median, low=gain / estimate.high, high=gain / estimate.low),
         network=beyond.text if beyond else None,
     )
 
 
-def _milliseconds(estimate: Estimate) -> Spread:
-    return Spread(median=1e3 * estimate.seconds, low=1e3 * estimate.low, high=1e3 * estimate.high)
+def _milliseconds(seconds: Spread) -> Spread:
+    return Spread(median=1e3 * seconds.median, low=1e3 * seconds.low, high=1e3 * seconds.high)
 
 
 def held_out(points: Sequence[Point], trainings: Sequence[tuple[ScalingName, Point]]) -> Iterator[HeldOut]:
@@ -167,5 +165,5 @@ def held_out(points: Sequence[Point], trainings: Sequence[tuple[ScalingName, Poi
                     devices=devices,
                     measured_ms=1e3 * point.seconds,
                     predicted_ms=_milliseconds(estimate),
-                    error=estimate.seconds / point.seconds - 1,
+                    error=estimate.median / point.seconds - 1,
                 )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from samebits.errors import UserError
+from samebits.records.run import Spread
 from samebits.results.scaling.model import LINEAR, Coefficients, Step, columns_with_overlap, costs, is_longer
 
 if TYPE_CHECKING:
@@ -50,19 +51,6 @@ class Candidate:
     covariance: Array
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """Seconds of a step that was not measured, and between what they are."""
-
-    seconds: float
-    low: float
-    high: float
-
-    def at_least(self, other: Estimate) -> Estimate:
-        """The same, none of the three less than that of the other."""
-        return Estimate(max(self.seconds, other.seconds), max(self.low, other.low), max(self.high, other.high))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """The best coefficients, and all that explain the points about as well; ``scatter`` is the relative error left."""
@@ -87,15 +75,15 @@ class Fit:
         values = [getattr(one.coefficients, name) for one in self.candidates]
         return min(values), max(values)
 
-    def estimate(self, step: Step, network: Network | None = None) -> Estimate:
-        """The time of a step, over a ``network`` that may be slower than the link that was measured.
+    def estimate(self, step: Step, network: Network | None = None) -> Spread:
+        """The seconds of a step, over a ``network`` that may be slower than the link that was measured.
 
         The range holds what every candidate says, each with twice the standard deviation that the scatter of the points
         gives it.
         """
         ends = [_ends(one, step, network, self.scatter) for one in self.candidates]
         seconds = costs(over(self.coefficients, network), step).seconds
-        return Estimate(seconds, min(low for low, _ in ends), max(high for _, high in ends))
+        return Spread(median=seconds, low=min(low for low, _ in ends), high=max(high for _, high in ends))
 
 
 def fit(points: Sequence[Point]) -> Fit:

@@ -69,21 +69,16 @@ LINEAR = ("fixed", "per_row", "contention", "contention_per_row", "per_byte", "l
 
 
 class Costs(NamedTuple):
-    """The parts of a step in seconds; ``exposed`` is the communication that is not ``hidden`` behind backward."""
+    """The parts of a step in seconds: computation, communication, and how much of it is hidden behind backward."""
 
     compute: float
     communication: float
     hidden: float
 
     @property
-    def exposed(self) -> float:
-        """What communication adds to the step."""
-        return self.communication - self.hidden
-
-    @property
     def seconds(self) -> float:
         """Seconds of the whole step."""
-        return self.compute + self.exposed
+        return self.compute + (self.communication - self.hidden)
 
 
 def costs(by: Coefficients, step: Step) -> Costs:
