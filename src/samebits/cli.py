@@ -87,7 +87,7 @@ def report(comparison: str | None, out_dir: str | None) -> None:
     folder = Path(out_dir or path.parent)
     found = Comparison.read(path, made_by=MADE_BY)
     if comparison is None and Path("params.yaml").exists():
-        require_current(found.params, str(path), load_params("params.yaml"))
+        require_current(found.params, path, load_params("params.yaml"))
     write_report(found, folder)
     click.echo(folder / "index.html")
 

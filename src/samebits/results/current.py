@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.errors import UserError
@@ -10,6 +9,8 @@ from samebits.params import keys_affecting, values_affecting
 from samebits.records.run import LOSSES, RECORD, require_made_with
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from samebits.params import Params
     from samebits.records.run import Run
 
@@ -17,11 +18,10 @@ AGAIN = "train again with `dvc repro`"
 AGAIN_OR_BACK = f"{AGAIN}, or take the params back"
 
 
-def require_current(recorded: Params, what: str, params: Params) -> None:
-    """Raise UserError: something was made with other params than there are now, and may be of another model."""
-    require_made_with(
-        Path(what), settings_of(recorded), settings_of(params), hint="run `dvc repro`, or name what to read"
-    )
+def require_current(recorded: Params, made: Path, params: Params) -> None:
+    """Raise UserError: ``made`` records other params than there are now, and may be of another model."""
+    hint = "run `dvc repro`, or name what to read"
+    require_made_with(made, settings_of(recorded), settings_of(params), hint=hint)
 
 
 def require_comparable(run: Run, params: Params, first: Run) -> None:

@@ -211,9 +211,7 @@ def _read(path: Path) -> dict[str, _Stored]:
 
 def _relative(a: _Stored, b: _Stored) -> float:
     x, y = a.values(), b.values()
-    if x is None or y is None:
-        return math.inf
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+    if x is None or y is None or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return math.inf
     scale = max(float(np.linalg.norm(x)), float(np.linalg.norm(y)))
     return float(np.linalg.norm(x - y)) / scale if scale else 0.0

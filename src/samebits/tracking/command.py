@@ -81,7 +81,7 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
     with scratch_folder() as folder:
         chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
         if run is None:
-            require_current(chosen.record.params, f"{chosen.folder}", load_params("params.yaml"))
+            require_current(chosen.record.params, chosen.folder, load_params("params.yaml"))
         with figures_computed(chosen):
             explanation = explanation_of(chosen.record, slice_step_ms(chosen.record), chosen.timing.speedup)
         with figures_computed(chosen, *others):
