@@ -1,1 +1,1 @@
-"""The comparison for people, from ``comparison.json`` alone: table, sentences, plots and a page."""
+"""Results for people: verdicts, the comparison of runs, explanations, scaling curves, and the report."""

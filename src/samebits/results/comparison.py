@@ -1,4 +1,4 @@
-"""Put the runs of one pipeline beside each other: ``reports/comparison.json``, from files alone, without torch."""
+"""The runs of one pipeline beside each other: ``reports/comparison.json``, made from files alone, without torch."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
     from samebits.records.measurement import StopKind
     from samebits.records.run import Node, Run, RunRecord
 
-NOISY_SPREAD = 0.15  # of samples per second between repeats
-MAX_POINTS = 100  # of a curve: each is the mean of a group of steps, whose batches differ
+NOISY_SPREAD = 0.15  # relative range of samples per second over repeats, above which a run is noisy
+MAX_POINTS = 100  # points of a curve: each is the mean of a group of steps, because their batches differ
 EVALUATIONS = Path("reports/evaluation")
 MADE_BY = "python pipeline/compare.py"
 REPORT = (
     "comparison.json", "comparison.md", "index.html", "plots", "curves", "step_times", "speedups.csv", "breakdown.csv"
 )  # fmt: skip
-"""What it writes: files and folders of its own folder, in which there may be others."""
+"""Files and folders of the report. Their folder may hold others."""
 
 
 class Curve(Part):
-    """Loss against step and against seconds; of at most ``MAX_POINTS`` points, each the mean of as many steps."""
+    """Loss over steps and over seconds: at most ``MAX_POINTS`` points, each the mean of as many steps."""
 
     step: tuple[int, ...]
     seconds: tuple[float, ...]
@@ -68,15 +68,15 @@ class Curve(Part):
 
 
 _TIMED_BY = ("cpu.model", "cpu.instruction_sets", "cpu.cores", "driver", "torch", "cuda", "nccl", "libc")
-"""Facts of a host by which machines may differ in speed, or in the bits of fast."""
+"""Facts of a host that may change the speed of a training, or its bits in ``fast``."""
 
 
 class SliceSteps(Part):
-    """Milliseconds of a step in the paired slices, medians over the repeats.
+    """Milliseconds of a step in the paired slices, as medians over the repeats.
 
-    ``strategy`` is the strategy's own; alone on one device, ``single`` does the whole batch, ``share`` one device's
-    share of it. ``together`` is all devices at once without communication, and ``node`` the strategy with none between
-    machines; None where a strategy has no ranks, or no machine has several.
+    ``strategy`` is a step of the strategy. One device alone takes ``single`` for the whole batch and ``share`` for its
+    share of it. ``together`` is a step of all devices at once without communication; None if the strategy has no ranks.
+    ``node`` is a step of the strategy without communication between machines; None if no machine has several ranks.
     """
 
     strategy: float
@@ -87,13 +87,13 @@ class SliceSteps(Part):
 
 
 class RowVerdict(Verdict):
-    """Whether a run is the same training as the run ``against``."""
+    """The verdict on a run: whether it is the same training as the run ``against``."""
 
     against: str
 
 
 class Row(TimingFigures, EvaluationFigures, RowUsage):
-    """One run of a comparison; ``scaling_efficiency`` is the speed-up over devices, as is its 95% interval."""
+    """One run of a comparison; ``scaling_efficiency`` is the speed-up divided by the devices, with its 95% interval."""
 
     run: str
     strategy: StrategyName
@@ -125,7 +125,7 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
 
 
 class RefusedRow(Part):
-    """A run that ``exact`` refused to train: what of the model, in words and in few words, and what to do."""
+    """A run that ``exact`` refused to train: what in the model, the reason as a text, and a hint."""
 
     run: str
     numerics: NumericsName
@@ -135,9 +135,9 @@ class RefusedRow(Part):
 
 
 class Comparison(Record):
-    """``reports/comparison.json``: the runs beside each other, the first of each numerics being their reference."""
+    """``reports/comparison.json``: runs beside each other. The first run of each numerics is the others' reference."""
 
-    SCHEMA = 6  # which runs were refused
+    SCHEMA = 6  # lists refused runs
 
     task: str
     model: str
@@ -155,7 +155,7 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
     """Collect every (strategy, numerics) of ``params.train`` into one record, from what the stages left in ``folder``.
 
     Raises:
-        UserError: a run's files are missing or are not of ``params``; the hint names the command that makes them.
+        UserError: a run's files are missing or were made with other params; the hint names the command for them.
     """
     train = params.train
     host_file, host_made_by = folder / "host.json", "python pipeline/host.py"
@@ -200,7 +200,7 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
 
 @contextmanager
 def figures_computed(*runs: Run) -> Iterator[None]:
-    """Raise UserError, naming the runs' folders, where what the block computes of them is too large for a number."""
+    """Raise UserError with the runs' folders, if the block computes a figure that is too large or not finite."""
     try:
         yield
     except (ValidationError, OverflowError) as error:
@@ -241,7 +241,7 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
 
 
 def _labels(run: Run, reference: Run) -> Iterator[Remark]:
-    """What the training itself could not know."""
+    """Labels that the training itself cannot know."""
     if noise := _noise(run):
         yield Noisy(why=noise)
     if disturbed := disturbances(run.record):
@@ -261,7 +261,7 @@ _NO_MORE: dict[StopKind, str] = {
 
 
 def _noise(run: Run) -> str:
-    """How far the times of a run are uncertain, if they are."""
+    """How uncertain the times of a run are; empty if they are not."""
     texts, speeds, repeats = [], run.timing.samples_per_sec_spread, run.record.measurement.repeats
     if speeds.high > speeds.low * (1 + NOISY_SPREAD):
         texts.append(f"samples per second differed by {100 * (speeds.high / speeds.low - 1):.0f}% between repeats")
@@ -272,7 +272,7 @@ def _noise(run: Run) -> str:
 
 
 def _labels_of_nodes(nodes: Sequence[Node]) -> Iterator[Remark]:
-    """That several machines are unlike, or one and the same."""
+    """Labels of machines that differ, and of nodes that are one machine."""
     for node in nodes[1:]:
         facts, others = (flatten(one.host.model_dump(mode="json")) for one in (nodes[0], node))
         unlike = [key for key in _TIMED_BY if facts.get(key) != others.get(key)]
@@ -287,7 +287,7 @@ def _labels_of_nodes(nodes: Sequence[Node]) -> Iterator[Remark]:
 
 
 def curve(run: Run) -> Curve:
-    """The curve of a run's losses."""
+    """The losses of a run as a curve of at most ``MAX_POINTS`` points."""
     group = -(-len(run.losses) // MAX_POINTS)
     seconds = list(itertools.accumulate(milliseconds / 1e3 for milliseconds in run.record.measurement.step_ms))
     ends = tuple(range(group, len(run.losses) + 1, group))
@@ -299,7 +299,7 @@ def curve(run: Run) -> Curve:
 
 
 def slice_step_ms(record: RunRecord) -> SliceSteps | None:
-    """Milliseconds of a step in the paired slices; None where nothing was paired."""
+    """Milliseconds of a step in the paired slices; None if nothing was paired."""
     measurement = record.measurement
     if not {"single", "share"} <= measurement.chunk_seconds.keys():
         return None

@@ -1,4 +1,4 @@
-"""Whether what was made is of the params as they are now."""
+"""Checks that results belong to the current params."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ AGAIN_OR_BACK = f"{AGAIN}, or take the params back"
 
 
 def require_current(recorded: Params, made: Path, params: Params) -> None:
-    """Raise UserError: ``made`` records other params than there are now, and may be of another model."""
+    """Raise UserError: the file or folder ``made`` records other params than the current ones."""
     hint = "run `dvc repro`, or name what to read"
     require_made_with(made, settings_of(recorded), settings_of(params), hint=hint)
 
 
 def require_comparable(run: Run, params: Params, first: Run) -> None:
-    """Raise UserError: a run is of other params, of another number of steps, or of other data than the first."""
+    """Raise UserError: a run has other params, another number of steps, or other data than the first run."""
     recorded, given = settings_of(run.record.params), settings_of(params)
     require_made_with(run.folder / RECORD, recorded, given, hint=AGAIN_OR_BACK)
     if len(run.losses) != params.total_steps:
@@ -38,9 +38,9 @@ def require_comparable(run: Run, params: Params, first: Run) -> None:
 
 
 def settings_of(params: Params) -> dict[str, Any]:
-    """The params of which a comparison's runs are, by their dotted names.
+    """The params that all runs of a comparison share, by their dotted names.
 
-    Not those by which they differ from each other, and not those that change no run.
+    Params that change no run are left out, and so are params in which the runs differ.
     """
     changes = values_affecting(params, "exact", "fast", "time", "devices")
     return {name: value for name, value in changes.items() if name not in keys_affecting("own_devices")}

@@ -1,4 +1,4 @@
-"""``dvc.lock``: what DVC keeps of every stage that it ran."""
+"""``dvc.lock``: DVC's record of every stage that it ran."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEND = "git checkout dvc.lock, or remove it where git has none; `dvc repro` the
 
 
 class _LockedPart(Part):
-    """What is read of ``dvc.lock``; DVC has more there."""
+    """The part of ``dvc.lock`` that is read here. DVC writes more keys."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -37,13 +37,13 @@ class LockedStage(_LockedPart):
 
 
 class Lock(_LockedPart):
-    """The whole file; DVC refuses one without a schema, as it leaves when it is killed while it writes."""
+    """The whole file. DVC refuses a file without a schema, which it leaves if it is killed while it writes."""
 
     version: Literal["2.0"] = Field(alias="schema")
     stages: dict[str, LockedStage] = Field(default_factory=dict)
 
     def files(self, stage: str) -> dict[str, str]:
-        """MD5 of each file that a stage read or wrote. Raises UserError: the lock does not have the stage."""
+        """MD5 of each file that a stage read or wrote. Raises UserError: the lock has no such stage."""
         entry = self.stages.get(stage)
         if entry is None:
             hint = "add exact to train.numerics, run `dvc repro`, and commit dvc.lock"
@@ -52,7 +52,7 @@ class Lock(_LockedPart):
 
 
 def read_lock(folder: Path = Path()) -> Lock:
-    """Read the lock of a repository. Raises UserError: there is none, or it is damaged."""
+    """Read the lock of a repository. Raises UserError: the file is missing or damaged."""
     try:
         # Python's parser, as for params.yaml: the one in C dies of deep nesting.
         raw = YAML(typ="safe", pure=True).load(regular(folder / LOCK).read_text(encoding="utf-8"))

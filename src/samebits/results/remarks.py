@@ -1,4 +1,4 @@
-"""Remarks as a comparison has them, in words, which its readers need no code for."""
+"""Remarks as sentences: readers of ``comparison.json`` need no code to understand them."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ else:
 
 
 class SpokenRemark(Part):
-    """A remark in words."""
+    """A remark as a sentence."""
 
     kind: Kind
     text: str
 
 
 def spoken(kind: str) -> str:
-    """A kind of label, note or reason as words."""
+    """The kind of a label, note or reason as words, without underscores."""
     return kind.replace("_", " ")
 
 
 def in_words(remark: Remark) -> SpokenRemark:
-    """A remark with its sentence."""
+    """The remark as its kind and its sentence."""
     return SpokenRemark(kind=getattr(remark, "kind"), text=remark.sentence())  # noqa: B009 - each kind has its own type
 
 
 def say_not_applied(record: RunRecord) -> dict[str, str]:
-    """Why settings did nothing in a training, by their names."""
+    """Reasons why settings had no effect in a training, by the setting's name."""
     return {setting: NOT_APPLIED[kind] for setting, kind in record.not_applied.items()}
 
 
 def say_refused(runs: Iterable[tuple[str, str, str]]) -> list[str]:
-    """Of runs that ``exact`` refused, each by its name, the reason and the hint: each reason once."""
+    """One sentence for each reason why ``exact`` refused runs, which are given as name, reason and hint."""
     names: dict[tuple[str, str], list[str]] = {}
     for name, text, hint in runs:
         names.setdefault((text, hint), []).append(name)

@@ -1,4 +1,4 @@
-"""Train the exact runs again, away from the workspace, and compare their bits with ``dvc.lock``."""
+"""``samebits verify``: train the exact runs again in a scratch folder, and compare their bits with ``dvc.lock``."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from samebits.strategies import StrategyName
 
 BITS = (WEIGHTS, LOSSES)
-"""Files of a run that are functions of commit, params and data alone."""
+"""Files of a run that depend on commit, params and data alone."""
 
 QUICK_STEPS = 10
 _DATA = ("data/train.safetensors", "data/card.json")
@@ -45,13 +45,13 @@ class Verified:
 def verify(
     params: Params, strategies: Sequence[StrategyName], scratch: Path, *, quick: bool = False
 ) -> Iterator[Verified]:
-    """Prepare the data and train each exact run in ``scratch``; one verdict for the data, then one for each run.
+    """Prepare the data and train each exact run in ``scratch``; yield a verdict on the data, then one on each run.
 
-    The stages' own scripts do it, so that it happens where stages run: on the host or in the image. ``quick`` trains
-    the first steps alone and compares them with the losses of the run in the workspace.
+    The stages' scripts do the work, so it happens where stages run: on the host or in the image. ``quick`` trains
+    only the first steps, and compares their losses with those of the run in the workspace.
 
     Raises:
-        UserError: ``dvc.lock`` has no such run, or for ``quick`` the workspace has not the run of the lock.
+        UserError: ``dvc.lock`` has no such run, or with ``quick`` the workspace's run is not the one of the lock.
         SamebitsError: a stage failed.
     """
     lock = read_lock()
@@ -95,11 +95,13 @@ def _run_in(scratch: Path, stage: str, params: Params, *arguments: object) -> No
 
 
 def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) -> None:
-    """Run a stage's script in its tree ``root``, with the tree's own code; its stdout goes to stderr, or nowhere.
+    """Run a stage's script in the tree ``root``, with the code of that tree.
+
+    The stage's stdout goes to stderr, or nowhere if ``quiet``.
 
     Raises:
-        SamebitsError: it failed; its own message is on stderr.
-        Interrupted: a signal ended it, or this process while it ran.
+        SamebitsError: the stage failed; its message is on stderr.
+        Interrupted: a signal ended the stage, or this process while the stage ran.
     """
     root = root.resolve()
     command = [sys.executable, str(root / "pipeline" / f"{name}.py"), *map(str, arguments)]
@@ -118,7 +120,7 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
 
 
 def stale(strategies: Sequence[StrategyName]) -> list[str]:
-    """What has changed in params and code since the lock was made; the host and what is missing do not count."""
+    """Params and code that changed after the lock was made. Changes of the host and missing files do not count."""
     stages = [f"train@{strategy}-exact" for strategy in strategies]
     command = [sys.executable, "-P", "-m", "dvc", "status", "--json", *stages]
     status = subprocess.run(command, capture_output=True, text=True, check=False)
