@@ -1,4 +1,4 @@
-"""Are two trainings the same? ``bitwise``, ``within tolerance``, ``not comparable`` (why) or ``diverged`` (where)."""
+"""Verdicts on two trainings: ``bitwise``, ``within tolerance``, ``not comparable`` (why) or ``diverged`` (where)."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 
 Grade = Literal["bitwise", "within tolerance", "not comparable", "diverged"]
 GRADES: tuple[Grade, ...] = get_args(Grade)
-"""From the best to the worst: what cannot be compared is not shown to be the same."""
+"""From the best to the worst. Runs that cannot be compared are not shown to be the same."""
 
 Require = Literal["bitwise", "tolerance"]
 
 ALLOWANCE = 4
-"""A difference may be so many times what the twin of a run showed: twice what correct runs were seen to need."""
+"""Allowed difference over the one that the twin of a run showed: twice the largest that correct runs needed."""
 
 FLOOR = {"fp32": 1e-6, "tf32": 1e-5, "bf16": 4e-5, "fp16": 1e-5}
-"""Relative difference that is never held against a loss, by precision: roundings of the two losses themselves."""
+"""Relative difference of losses that is always allowed, by precision: the two losses are themselves rounded."""
 
 UNMEASURED = {"fp32": (1e-4, 2e-2), "tf32": (1e-3, 5e-2), "bf16": (1e-3, 5e-2), "fp16": (1e-3, 5e-2)}
-"""Tolerance of losses where no twin was trained: for the first steps, and for all."""
+"""Tolerance of losses without a twin, by precision: for the first steps, and for later ones."""
 
 FIRST_STEPS = 8
 WEIGHTS = 1.0
-"""Tolerance of a tensor where no twin was trained to the end: beyond, two tensors have nothing in common."""
+"""Tolerance of a tensor without a twin that was trained to the end. Beyond it, two tensors have nothing in common."""
 
 
 def meets(grade: Grade, require: Require | None) -> bool:
-    """Whether a grade is as good as is asked for, which may be nothing."""
+    """Whether a grade is at least as good as the required one; every grade is if ``require`` is None."""
     worst: dict[Require | None, Grade] = {"bitwise": "bitwise", "tolerance": "within tolerance", None: "diverged"}
     return GRADES.index(grade) <= GRADES.index(worst[require])
 
 
 class LossVerdict(Part):
-    """Steps count from 1; differences are relative, None where a loss is not finite.
+    """Verdict on two series of losses. Steps count from 1; differences are relative, None if a loss is not finite.
 
-    ``first_beyond`` is the first step whose difference exceeds its tolerance, ``values`` the two losses there.
-    ``tolerance`` is that of this step, else that of ``largest_at``; ``measured``: it comes from a twin.
+    ``first_beyond`` is the first step whose difference exceeds its tolerance, and ``values`` are the two losses there.
+    ``tolerance`` is the tolerance of that step, or else of ``largest_at``; ``measured`` says that it comes from a twin.
     """
 
     grade: Grade
@@ -69,9 +69,11 @@ class LossVerdict(Part):
 
 
 class WeightsVerdict(Part):
-    """``largest_relative`` is the largest, over tensors, of ||a - b|| / max(||a||, ||b||), found in ``largest_in``.
+    """Verdict on two files of weights.
 
-    ``tolerance`` is that of ``beyond``, the tensor that is furthest beyond its own, or else of ``largest_in``.
+    ``largest_relative`` is the largest ||a - b|| / max(||a||, ||b||) over the tensors; ``largest_in`` has it.
+    ``beyond`` is the tensor that exceeds its tolerance by the largest factor. ``tolerance`` is that of ``beyond``, or
+    else of ``largest_in``.
     """
 
     grade: Grade
@@ -87,8 +89,8 @@ class WeightsVerdict(Part):
 class Verdict(Part):
     """Whether two runs are the same training; ``grade`` is the worse of the two verdicts.
 
-    ``apart`` says why they would differ even so: what in the model follows from how a batch is split. Then
-    ``same_draws`` compares first steps with the same draws for the same samples, where both runs have them.
+    ``apart`` says why correct runs may differ: something in the model depends on how a batch is split. Then
+    ``same_draws`` compares the first steps with the same draws for the same samples, if both runs have them.
     """
 
     grade: Grade
@@ -102,9 +104,9 @@ class Tolerance:
     """How far two trainings may differ by rounding alone, at each step and at the end.
 
     Args:
-        precisions: those of the two runs; the coarser one counts.
-        twins: what their twins showed; of two, the larger counts at each step.
-        none: both are exact, where no difference is allowed.
+        precisions: the precisions of the two runs; the coarser one counts.
+        twins: the differences that their twins showed; the larger one counts at each step.
+        none: no difference is allowed, because both runs are exact.
     """
 
     def __init__(self, precisions: Sequence[str], twins: Sequence[Rounding | None] = (), *, none: bool = False) -> None:
@@ -115,7 +117,7 @@ class Tolerance:
         self._known = max((twin.steps for twin in self._twins), default=0)
 
     def losses(self, steps: int) -> list[float]:
-        """The largest relative difference at each step; beyond a twin's last step, the table's also counts."""
+        """The allowed relative difference at each step. After a twin's last step, the table's tolerance also counts."""
         if self._none:
             return [0.0] * steps
         if not self._twins:
@@ -129,11 +131,11 @@ class Tolerance:
         return tolerances
 
     def is_measured(self, step: int) -> bool:
-        """Whether a step, from 1, is one that a twin was trained for."""
+        """Whether a twin was trained for the step, which counts from 1."""
         return step <= self._known
 
     def weights(self, names: Iterable[str]) -> dict[str, float]:
-        """The largest relative difference of each tensor; of one that the twin does not name, its median's."""
+        """The allowed relative difference of each tensor. A twin's median counts for tensors that it does not name."""
         if self._none:
             return dict.fromkeys(names, 0.0)
         shown = [twin.weights for twin in self._twins if twin.weights]
@@ -156,7 +158,7 @@ def _finite(value: float) -> float | None:
 
 
 def compare_losses(reference: Sequence[float], losses: Sequence[float], tolerance: Tolerance) -> LossVerdict:
-    """Compare losses step by step; of trainings of different lengths, the steps that both have."""
+    """Compare losses step by step, as far as both trainings have steps."""
     differences = [relative_difference(a, b) for a, b in zip(reference, losses, strict=False)]
     limits = tolerance.losses(len(differences))
     largest = max(differences, default=0.0)
@@ -181,14 +183,14 @@ def compare_losses(reference: Sequence[float], losses: Sequence[float], toleranc
 
 
 class _Stored(NamedTuple):
-    """A tensor of a file: its type and shape as the file names them, and its bytes."""
+    """A tensor of a safetensors file: type and shape as the file names them, and the bytes."""
 
     dtype: str
     shape: tuple[int, ...]
     data: bytes
 
     def values(self) -> NDArray[np.float64] | None:
-        """In float64; None where NumPy has no such type."""
+        """The values in float64; None if NumPy has no such type."""
         if self.dtype == "BF16":  # the upper half of a float32
             widened = np.frombuffer(self.data, "<u2").astype("<u4") << 16
             return widened.view("<f4").astype(np.float64)
@@ -201,7 +203,7 @@ _NUMPY = {"F64": "f8", "F32": "f4", "F16": "f2", "I64": "i8", "I32": "i4", "I16"
 
 
 def _read(path: Path) -> dict[str, _Stored]:
-    # Not safetensors.numpy, which has no bfloat16.
+    # safetensors.numpy has no bfloat16.
     try:
         entries = dict(safetensors.deserialize(regular(path).read_bytes()))  # type: ignore[no-untyped-call]
     except (OSError, safetensors.SafetensorError) as error:
@@ -232,7 +234,7 @@ def compare_weights(reference: Path, weights: Path, tolerance: Tolerance) -> Wei
     limits = tolerance.weights(first)
     largest_in = max(differences, key=differences.__getitem__) if differences else None
     used = {name: value / limits[name] if limits[name] else math.inf for name, value in differences.items()}
-    # Where nothing is allowed, bytes are compared: zeros of either sign differ by nothing, and are not the same bits.
+    # Without any tolerance, bytes decide: 0.0 and -0.0 have no difference, but other bits.
     outside = [name for name in used if differences[name] > limits[name] or not limits[name]]
     beyond = max(outside, key=used.__getitem__, default=None)
     shown = beyond or largest_in
@@ -254,7 +256,7 @@ _SETTINGS: Any = {
 
 
 def compare_runs(a: Run, b: Run) -> Verdict:
-    """Compare losses and weights of two runs. Raises UserError: the weights of one of them are missing or damaged."""
+    """Compare losses and weights of two runs. Raises UserError: the weights of a run are missing or damaged."""
     records = [run.record for run in (a, b)]
     tolerance = Tolerance(
         [record.params.train.precision for record in records],
@@ -273,7 +275,7 @@ def compare_runs(a: Run, b: Run) -> Verdict:
 def _not_comparable(
     verdict: Verdict, apart: str, same_draws: Sequence[tuple[float, ...] | None], tolerance: Tolerance
 ) -> Verdict:
-    """A verdict on runs that had to differ, unless they differ with the same draws too."""
+    """The verdict on runs that may differ for the reason ``apart``: diverged if they differ with the same draws too."""
     first, second = same_draws
     same = None
     if first and second and "BatchNorm" not in apart:
@@ -291,7 +293,7 @@ def _not_comparable(
 
 
 def _apart(a: RunRecord, b: RunRecord) -> str | None:
-    """What in the model of two runs follows from how they split a batch; None where they split it alike."""
+    """What in the model depends on how a batch is split; None if nothing does, or both runs split it alike."""
     split = [(record.placement.rows_per_device, record.placement.devices_used) for record in (a, b)]
     if split[0] == split[1] or "exact" in (a.numerics, b.numerics):
         return None
@@ -305,5 +307,5 @@ def _apart(a: RunRecord, b: RunRecord) -> str | None:
 
 
 def settings_that_differ(a: Run, b: Run) -> dict[str, tuple[Any, Any]]:
-    """What is not the same in the settings, the data and the hosts of two runs, by dotted name."""
+    """Settings, data and facts of the hosts that differ between two runs, by dotted name."""
     return differences(*(run.record.model_dump(mode="json", include=_SETTINGS) for run in (a, b)))

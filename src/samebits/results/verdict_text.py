@@ -1,4 +1,4 @@
-"""Verdicts in words."""
+"""Verdicts as sentences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def sentences(verdict: Verdict) -> tuple[str, str]:
-    """What the verdicts say, for people: one sentence on losses, one on weights."""
+    """One sentence on losses, and one on weights."""
     return f"losses: {_say_losses(verdict.losses)}", f"weights: {_say_weights(verdict.weights)}"
 
 
 def say_comparison(verdict: Verdict, differences: Mapping[str, tuple[Any, Any]]) -> str:
-    """Two runs for a terminal: the verdict, its two parts, and what differs in their settings and hosts."""
+    """The comparison of two runs for a terminal: the verdict, its parts, and differences of settings and hosts."""
     lines = [verdict.grade, *(f"  {sentence}" for sentence in [*say_apart(verdict), *sentences(verdict)])]
     if differences:
         lines.append("what differs between the two")
@@ -27,7 +27,7 @@ def say_comparison(verdict: Verdict, differences: Mapping[str, tuple[Any, Any]])
 
 
 def say_apart(verdict: Verdict) -> list[str]:
-    """Why two runs had to differ, and whether they differ with the same draws too; nothing where they had not."""
+    """Why two runs may differ, and whether they differ with the same draws too; empty if there is no such reason."""
     if verdict.apart is None:
         return []
     lines = [f"{'' if verdict.grade == 'diverged' else 'not comparable: '}{verdict.apart}"]

@@ -1,1 +1,1 @@
-"""Why a speed-up is what it is, and what to change: causes with their evidence, and predicted gains; without torch."""
+"""Explanations of a step's time: causes with evidence, and remedies with predicted gains; made without torch."""

@@ -1,4 +1,4 @@
-"""Two runs beside each other: whether a longer step is a slower training, or has more samples."""
+"""The speed of one run against another: a longer step is no slower training if it has more samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 AS_FAST = 0.9
-"""Of the samples per second before: a cause of less than a tenth is not named, either."""
+"""Share of the former samples per second that counts as no slower. Causes below a tenth are not named either."""
 
 
 class Change(Part):
-    """A run over another one: ratios of the samples of a step, of its time, and of samples per second.
+    """Ratios of a run to another one: samples of a step, time of a step, and samples per second.
 
-    ``batch_grew``: the step takes longer for its samples alone: the training is as fast, or faster.
+    ``batch_grew`` says that the step takes longer only because it has more samples.
     """
 
     samples: float
@@ -28,7 +28,7 @@ class Change(Part):
 
 
 def change(run: Run, before: Run) -> Change:
-    """How ``run`` differs in speed from the run ``before``."""
+    """The change in speed from the run ``before`` to ``run``."""
     samples = run.record.params.train.global_batch_size / before.record.params.train.global_batch_size
     step = run.timing.step_time_ms / before.timing.step_time_ms
     return Change(

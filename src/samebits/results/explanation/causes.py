@@ -1,4 +1,4 @@
-"""Causes: what makes a step longer than it need be here, each with what it takes and the figures that show it."""
+"""Causes that make a step longer than necessary, each with the time that it takes and its evidence."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from samebits.results.explanation.remedies import Remedy
 
 LEAST_SHARE = 0.10
-"""A cause takes at least this share of a step, or it is not named."""
+"""Least share of a step for which a cause is named."""
 
 FIXED_SHARE = 0.25
-"""Of a step on one device: with more that no batch changes, a step is launch-bound."""
+"""Share of a step on one device. A step is launch-bound if more of it does not depend on the batch."""
 
 FLOOR_SHARE = 0.15
-"""Of an optimizer's time: with a floor below it, its time is that of launching operations."""
+"""Share of an optimizer's time. If its floor is less, the optimizer spends its time on launching operations."""
 
 SLOW_LINK = 0.005
-"""Of the rate of copies in one device's memory: devices that reduce more slowly than that have a slow link."""
+"""Share of the rate of copies in a device's memory. Devices that all-reduce more slowly have a slow link."""
 
 QUIET_CORES = 0.15
-"""Cores' worth of time of other processes, up to which a rank that computes longer is to blame for it itself."""
+"""Cores that other processes may use for a slow rank to count as a straggler: more may have slowed it down."""
 
 MORE_THAN_ONCE = 1.5
-"""Times the bytes of all gradients: with more, they are reduced more than once."""
+"""Reduced bytes over the bytes of all gradients, above which gradients are reduced more than once."""
 
 LATENCY_TIMES = 3
-"""An all-reduce that takes less than so many times that of the smallest message is one of latency, not of bytes."""
+"""Time of an all-reduce over that of the smallest message, below which latency dominates, and not bandwidth."""
 
 
 class CauseSpec(NamedTuple):
-    """What a cause is in one sentence, with its ``rank`` and ``phase``, and what to do about it."""
+    """A cause in one sentence, which may name its ``rank`` and ``phase``, and the remedy."""
 
     sentence: str
     remedy: Callable[[Cause, Observed], Remedy]
@@ -84,7 +84,7 @@ CAUSES = {
     "oversubscribed": CauseSpec("Several workers share a device", share_no_device),
     "dp_copies": CauseSpec("DataParallel copies the model and the batch in each step", use_ddp),
 }
-"""By kind; what finds them is listed below."""
+"""Causes by kind. ``_FINDERS`` finds them."""
 
 if TYPE_CHECKING:
     CauseKind: TypeAlias = str
@@ -93,7 +93,7 @@ else:
 
 
 class Evidence(Part):
-    """A figure, with its unit."""
+    """A figure that shows a cause, with its unit."""
 
     name: str
     value: float
@@ -101,7 +101,7 @@ class Evidence(Part):
 
 
 class Cause(NamedTuple):
-    """A cause: the milliseconds of a step that it takes, by turn; ``rank`` and ``phase`` of a straggler."""
+    """A cause: the milliseconds of a step that it takes in each turn; ``rank`` and ``phase`` are a straggler's."""
 
     kind: CauseKind
     lost_ms: tuple[float, ...]
@@ -111,16 +111,18 @@ class Cause(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """What it takes, in the median turn."""
+        """The median over the turns."""
         return median(self.lost_ms)
 
 
 def find_causes(observed: Observed) -> list[Cause]:
-    """The causes that take enough of a step, the largest first."""
+    """The causes that take at least ``LEAST_SHARE`` of a step, the largest first."""
     step = fmean(turn.parts.total for turn in observed.turns)
     causes = [cause for find in _FINDERS for cause in find(observed)]
     if any(cause.kind == "straggler" and cause.ms >= LEAST_SHARE * step for cause in causes):
-        causes = [cause for cause in causes if cause.kind != "contention"]  # all at once are as slow as their slowest
+        causes = [
+            cause for cause in causes if cause.kind != "contention"
+        ]  # the straggler slows down the step of all devices at once
     return sorted((cause for cause in causes if cause.ms >= LEAST_SHARE * step), key=lambda cause: -cause.ms)
 
 
@@ -145,12 +147,12 @@ def _own_phase(kind: CauseKind, part: str, what: str) -> Callable[[Observed], li
 
 
 def _communication(observed: Observed) -> list[Cause]:
-    """Communication that is not hidden, under the name of what is behind it."""
+    """Communication that is not hidden, as the cause that is behind it."""
     traffic, bounds = observed.breakdown.traffic, observed.breakdown.bounds
     if traffic is None or observed.share_gpus:
         return []
     lost = _part(observed, "communication")
-    if observed.quiet:  # then what has a rank wait for a core are the threads that send
+    if observed.quiet:  # then a rank waits for a core only because of the threads that send
         lost = tuple(turn.parts.communication + turn.parts.queued for turn in observed.turns)
     shown = [_ms("communication that is not hidden", median(lost))]
     if not (traffic.buckets and bounds.all_reduces):
@@ -158,14 +160,16 @@ def _communication(observed: Observed) -> list[Cause]:
     times = _times_reduced(traffic)
     causes = []
     if times > 1:
-        with_waiting = zip(lost, _part(observed, "waiting"), strict=True)  # each time anew for whoever is late by luck
+        with_waiting = zip(
+            lost, _part(observed, "waiting"), strict=True
+        )  # ranks wait for the slowest one in each reduction
         needless = tuple((ms + waiting) * (times - 1) / times for ms, waiting in with_waiting)
         sent = _number("times that all gradients are reduced in a step", times)
         causes.append(Cause("reduced_often", needless, (sent, *shown)))
         lost = tuple(ms / times for ms in lost)
     alone = bounds.all_reduces[-1]
     if _of_latency(bounds):
-        return causes  # no batch makes it longer: see ``_fixed``
+        return causes  # a larger batch does not make it longer: see ``_small_batch``
     shown += [
         _ms("an all-reduce of the gradients alone", alone.ms),
         Evidence(name="its bus bandwidth", value=alone.bus_gb_per_s, unit="GB/s"),
@@ -175,22 +179,22 @@ def _communication(observed: Observed) -> list[Cause]:
 
 
 def _times_reduced(traffic: Traffic) -> float:
-    """How often a step reduces all gradients; 1 where some are left out, or padded."""
+    """How often a step reduces all gradients; 1 also if it leaves some out or pads them."""
     times = traffic.bytes_per_step / max(traffic.gradient_bytes, 1)
     return times if times > MORE_THAN_ONCE else 1.0
 
 
 def _of_latency(bounds: Bounds) -> bool:
-    """Whether an all-reduce of the gradients takes little longer than one of next to nothing."""
+    """Whether an all-reduce of the gradients takes little longer than one of the smallest message."""
     first, last = bounds.all_reduces[0], bounds.all_reduces[-1]
     return first is last or last.ms < LATENCY_TIMES * first.ms
 
 
 def _straggler(observed: Observed) -> list[Cause]:
-    """The rank that computes longest, if that is the same one in every turn: luck changes sides."""
+    """The rank that computes longest, if it is the same one in every turn. Chance would pick another one each time."""
     turns, others = observed.turns, observed.breakdown.other_cores
     if len(turns[0].computing_ms) < 2 or others is None or others > QUIET_CORES:
-        return []  # what shares a core with a rank slows it down, too
+        return []  # a process that shares a core with a rank slows it down as well
     slowest = {turn.computing_ms.index(max(turn.computing_ms)) for turn in turns}
     if len(slowest) > 1:
         return []
@@ -217,11 +221,11 @@ def _others(computing_ms: Sequence[float], rank: int) -> float:
 
 
 def _queued(observed: Observed) -> list[Cause]:
-    """No core for a thread that was ready: because of others, or because there are more workers than cores."""
+    """Waits for a core, because of other processes, or because there are more workers than cores."""
     others = observed.breakdown.other_cores
     lost = tuple(turn.queued_ms for turn in observed.turns)
     shown = [_ms("waiting for a core", median(lost))]
-    if observed.share_gpus:  # whose queues nobody sees: what they take shows as communication and waiting
+    if observed.share_gpus:  # the queue of a GPU cannot be read: its time shows as communication and waiting
         lost = tuple(turn.parts.communication + turn.parts.waiting for turn in observed.turns)
         shown = [_ms("communication and waiting", median(lost))]
     if observed.oversubscribed:
@@ -232,7 +236,7 @@ def _queued(observed: Observed) -> list[Cause]:
 
 
 def _own_threads(observed: Observed) -> list[Cause]:
-    """Threads beyond the cores, by steps in which each rank was held to one."""
+    """More threads than cores, shown by steps in which each rank was held to one thread."""
     breakdown = observed.breakdown
     if not breakdown.one_thread_ms:
         return []
@@ -247,13 +251,13 @@ def _own_threads(observed: Observed) -> list[Cause]:
 
 
 def _fixed(observed: Observed) -> list[Cause]:
-    """What a step costs whatever its batch is: launches and Python, and the optimizer."""
+    """The time of a step that does not depend on the batch: launches and Python."""
     parts, half = observed.parts, observed.breakdown.bounds.half_ms
     if half is not None:
         fixed = [max(0.0, 2 * h - w) for h, w in zip(half, observed.breakdown.plain_ms, strict=True)]
         if _moves_memory(observed):
             return []
-        named = parts.queued + parts.data + observed.reads_ms  # under names of their own
+        named = parts.queued + parts.data + observed.reads_ms  # these have causes of their own
         launches = tuple(max(0.0, ms - named) for ms in sorted(fixed)[: len(observed.turns)])
         if median(launches) >= FIXED_SHARE * parts.total:
             return [Cause("launch_bound", launches, (_ms("time of a step that no batch changes", median(fixed)),))]
@@ -261,15 +265,17 @@ def _fixed(observed: Observed) -> list[Cause]:
 
 
 def _small_batch(observed: Observed) -> list[Cause]:
-    """What no smaller share of a batch shortens: what a device's own work has of it, and all-reduces of latency."""
+    """The time that a smaller share of the batch does not shorten: of computation, and of latency in all-reduces."""
     if observed.devices < 2:
         return []
     lost, shown, parts = 0.0, [], observed.parts
     if observed.slices is not None:
         share, single = observed.slices.share, observed.slices.single
-        named = parts.data + observed.reads_ms  # under names of their own, and no smaller for a smaller share
+        named = parts.data + observed.reads_ms  # these have causes of their own, and do not shrink with the share
         lost = max(0.0, share - single / observed.devices - named * (1 - 1 / observed.devices))
-        lost = max(0.0, lost - sum(cause.ms for cause in _own_threads(observed)))  # of each of several operations
+        lost = max(
+            0.0, lost - sum(cause.ms for cause in _own_threads(observed))
+        )  # they cost time in each operation, whatever the share
         shown = [_ms("a device's share of the batch, alone", share), _ms("the whole batch on one device", single)]
     bounds, traffic = observed.breakdown.bounds, observed.breakdown.traffic
     if traffic and bounds.all_reduces and _of_latency(bounds):
@@ -280,7 +286,7 @@ def _small_batch(observed: Observed) -> list[Cause]:
 
 
 def _optimizer(observed: Observed) -> list[Cause]:
-    """An optimizer that moves much for few samples."""
+    """An optimizer that moves many parameters for few samples."""
     if not _moves_memory(observed):
         return []
     lost = _part(observed, "optimizer")
@@ -289,25 +295,25 @@ def _optimizer(observed: Observed) -> list[Cause]:
 
 
 def _moves_memory(observed: Observed) -> bool:
-    """Whether the optimizer takes much of a step, and that for moving numbers rather than for launching operations."""
+    """Whether the optimizer takes much of a step, and mostly for moving data instead of launching operations."""
     parts, floor_ms = observed.parts, observed.breakdown.bounds.optimizer_floor_ms
     return parts.optimizer >= FIXED_SHARE * parts.total and floor_ms >= FLOOR_SHARE * parts.optimizer
 
 
 def _contention(observed: Observed) -> list[Cause]:
-    """Devices that slow each other down without any communication: memory, caches, power."""
+    """Devices that slow each other down without any communication, by memory, caches or power."""
     slices, speedup = observed.slices, observed.speedup
     if slices is None or slices.together is None:
         return []
     if speedup is None or speedup.high >= 1:
-        return []  # it is lost, and nothing that can be set here would help
+        return []  # the time is lost, but no setting helps
     shown = (_ms("all devices at once, without communication", slices.together), _ms("one of them alone", slices.share))
     queued = median(_part(observed, "queued"))
     return [Cause("contention", (max(0.0, slices.together - slices.share - queued),), shown)]
 
 
 def _dp_copies(observed: Observed) -> list[Cause]:
-    """What DataParallel copies in each step."""
+    """The copies that DataParallel makes in each step."""
     lost = tuple(t.parts.scatter + t.parts.replicate + t.parts.gather for t in observed.turns)
     return [Cause("dp_copies", lost, (_ms("scatter, replicate and gather", median(lost)),))]
 

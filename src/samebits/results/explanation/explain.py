@@ -1,4 +1,4 @@
-"""Explain one run: the parts of its step, where its distance from ideal goes, its causes, and what to change."""
+"""The explanation of a run: parts of its step, losses against the ideal speed-up, causes and remedies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class ExplainedCause(Part):
-    """A cause with its share of a step, its evidence, and the advice.
+    """A cause with its share of a step, its evidence, and the remedy.
 
-    ``gain`` is predicted, in samples per second; neither it nor a share is said of an unsteady host.
+    ``gain`` is the predicted ratio of samples per second. An unsteady host has neither a gain nor a share.
     """
 
     cause: CauseKind
@@ -37,11 +37,11 @@ class ExplainedCause(Part):
 
 
 class LostTime(Part):
-    """The distance between a step and the ideal one, in ms; the parts add up to it.
+    """The difference between a step and the ideal one, in ms, divided into parts that add up to it.
 
-    ``ideal_ms`` is a step of one device divided by their number. ``fixed`` is what a device's share takes longer than
-    that, ``contention`` what devices slow each other down, but for ``waiting`` for the slowest; what is left is the
-    strategy's: for ``ddp`` divided as the marked pass divided it, for ``dp`` its copies and the rest.
+    ``ideal_ms`` is a step of one device divided by the number of devices. ``fixed`` is how much longer one device takes
+    for its share. ``contention`` is how much devices slow each other down, without ``waiting`` for the slowest. The
+    rest belongs to the strategy: ``ddp`` divides it as the profiling pass did, ``dp`` into its copies and the rest.
     """
 
     ideal_ms: float
@@ -55,22 +55,23 @@ class LostTime(Part):
 
     @property
     def distance_ms(self) -> float:
-        """All that is lost, less what was gained."""
+        """All losses, less the gains."""
         names = LostTime.model_fields.keys() - {"ideal_ms"}
         return float(sum(getattr(self, name) for name in names))
 
 
 AGREE = 1.25
-"""Steps of slices and of the profiling pass differ by less than this factor, or the host was another one meanwhile."""
+"""Largest factor between steps of the slices and of the profiling pass. Beyond it, the host is unsteady."""
 
 AGREE_SENDING = 0.1
-"""Of a step: what is sent takes as much in both, give or take that, or the host was another one meanwhile."""
+"""Largest difference between the shares that sending takes of a step in both. Beyond it, the host is unsteady."""
 
 
 class Unsteady(Part):
-    """What the slices say, and the profiling pass a moment later, in ms: of a whole step, or of what is sent in it.
+    """Two times in ms that contradict each other: from the slices, and from the profiling pass a moment later.
 
-    Of a ``share`` of the batch they are its step and that of the whole batch, both of the slices.
+    They are of a whole ``step``, or of ``sending`` in it. For ``share`` both are from the slices: the step of a
+    device's share of the batch, and that of the whole batch.
     """
 
     kind: Literal["step", "sending", "share"]
@@ -81,8 +82,8 @@ class Unsteady(Part):
 class Explanation(Part):
     """Why a run's step takes as long as it does.
 
-    ``step_ms`` is a step of the slices, which every other figure of the report has as its base, and ``parts`` are
-    scaled to it; where there are no slices, or the host was unsteady, both are the profiling pass's, as ``plain_ms``.
+    ``step_ms`` is a step of the slices, the base of every figure in the report, and ``parts`` are scaled to it. Without
+    slices, or on an unsteady host, both are from the profiling pass. ``plain_ms`` always is.
     """
 
     step_ms: float
@@ -95,7 +96,7 @@ class Explanation(Part):
 
 
 def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None) -> Explanation | None:
-    """The explanation of a run, None if its steps were not divided."""
+    """The explanation of a run; None if its steps were not divided into parts."""
     if record.breakdown is None:
         return None
     observed = Observed(
@@ -120,7 +121,7 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
 
 
 def _unsteady(slices: SliceSteps, observed: Observed, record: RunRecord) -> Unsteady | None:
-    """How the slices contradict the profiling pass, or themselves."""
+    """How the slices contradict the profiling pass or each other; None if they do not."""
     step, plain = slices.strategy, median(observed.breakdown.plain_ms)
     if not plain / AGREE <= step <= plain * AGREE:
         return Unsteady(kind="step", ms=step, other_ms=plain)
@@ -129,7 +130,7 @@ def _unsteady(slices: SliceSteps, observed: Observed, record: RunRecord) -> Unst
         left = max(0.0, step - slices.together)
         if abs(left / step - sent / parts.total) > AGREE_SENDING:
             return Unsteady(kind="sending", ms=left, other_ms=sent)
-    train = record.params.train  # under ``dp`` one device alone may have its step compiled or captured
+    train = record.params.train  # ``dp`` compiles or captures the step of one device alone
     alike = record.placement.has_ranks or not (train.compile or train.cuda_graphs)
     if alike and slices.share > AGREE * min(step, slices.single):
         return Unsteady(kind="share", ms=slices.share, other_ms=min(step, slices.single))
@@ -167,5 +168,5 @@ def _losses(observed: Observed) -> LostTime | None:
         waiting=parts.waiting,
         buffers=parts.buffers,
         copies=copies,
-        unexplained=slices.strategy - together - sent - copies,  # under dp device 0's own, and Python's
+        unexplained=slices.strategy - together - sent - copies,  # under dp: the work of device 0 alone, and Python
     )

@@ -1,4 +1,4 @@
-"""What a run's step shows: all that causes are found in, and advice is reckoned from."""
+"""Observations of a run's step: the input for causes and for the gains of remedies."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from samebits.strategies.placement import Placement
 
 BUSY_CORES = 0.3
-"""Cores' worth of time of other processes, from which a host is busy."""
+"""Cores that other processes use, from which a host counts as busy."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """All that causes are found in; ``slices`` are steps paired with one device's, and ``speedup`` what those show.
+    """The input for causes; ``slices`` are steps paired with those of one device, and ``speedup`` is their ratio.
 
-    Where there are slices, all milliseconds are of their step: turns of the profiling pass are scaled to it.
-    ``batches`` are the whole global batches in the data, and ``graphs`` whether CUDA graphs are asked for, which
-    accumulation turns off.
+    With slices, all milliseconds are of their step: the turns of the profiling pass are scaled to it. ``batches`` is
+    the number of whole global batches in the data. ``graphs`` says that CUDA graphs are asked for; gradient
+    accumulation turns them off.
     """
 
     breakdown: Breakdown
@@ -36,12 +36,12 @@ class Observed:
 
     @property
     def sending(self) -> tuple[str, ...]:
-        """The parts that the ranks would not have without each other; a wait for the slowest is of its computation."""
-        return ("buffers", "communication", *(("queued",) if self.quiet else ()))  # by the threads that send
+        """The parts that exist only between ranks. ``waiting`` is not among them: the slowest rank computes then."""
+        return ("buffers", "communication", *(("queued",) if self.quiet else ()))  # because of the threads that send
 
     @cached_property
     def _scales(self) -> tuple[float, float]:
-        """What makes milliseconds of the profiling pass those of the slices: of all parts, and of those that send."""
+        """Factors from times of the profiling pass to times of the slices: of most parts, and of the sending ones."""
         if self.slices is None:
             return 1.0, 1.0
         parts = mean_parts(turns_of(self.breakdown))
@@ -53,7 +53,7 @@ class Observed:
 
     @cached_property
     def turns(self) -> list[Turn]:
-        """The turns that count."""
+        """The turns that count, scaled."""
         by, sending_by = self._scales
         return [turn.scaled(by, self.sending, sending_by) for turn in turns_of(self.breakdown)]
 
@@ -64,12 +64,12 @@ class Observed:
 
     @property
     def reads_ms(self) -> float:
-        """What a step's reads of the device take."""
+        """Milliseconds of a step's reads of the device."""
         return self._scales[0] * self.breakdown.reads.ms
 
     @property
     def one_thread_ms(self) -> tuple[float, ...]:
-        """A step with one thread, by turn."""
+        """Milliseconds of a step with one thread for each rank, by turn."""
         return tuple(self._scales[0] * ms for ms in self.breakdown.one_thread_ms)
 
     @property
@@ -79,12 +79,12 @@ class Observed:
 
     @property
     def share_gpus(self) -> bool:
-        """Whether they share a GPU."""
+        """Whether several workers share a GPU."""
         return self.oversubscribed and self.placement.device_type == "cuda"
 
     @property
     def quiet(self) -> bool:
-        """Whether no other process, no other worker, and no second thread of the model took a device's core."""
+        """Whether no other process, no other worker and no second thread of the model used a device's core."""
         others = self.breakdown.other_cores
         shared = self.oversubscribed or bool(self.breakdown.one_thread_ms)
         return not shared and others is not None and others < BUSY_CORES

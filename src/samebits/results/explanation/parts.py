@@ -1,4 +1,4 @@
-"""The parts of a step, which add up to it, out of what the profiling pass noted."""
+"""The parts of a step, which add up to it, from the records of the profiling pass."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from samebits.records.breakdown import Breakdown, RankPhases
 
 KEPT = 2 / 3
-"""Share of the turns that count, the fastest ones: a host that others use makes some turns slow, and none fast."""
+"""Share of the turns that count, the fastest ones. Other processes make some turns slow, and none fast."""
 
 
 class Parts(Part):
-    """Milliseconds of a step: phases as in ``Phases``, as means over the ranks, and what is between ranks.
+    """Milliseconds of a step: the phases of ``Phases`` as means over the ranks, and the parts between ranks.
 
-    ``backward`` is the computation alone. ``buffers`` is what synchronising them adds to the forward pass; ``waiting``
-    is for the slowest rank's own computation; ``communication`` is all else that is not hidden behind the backward
-    pass; ``queued`` is time for which there was no core.
+    ``backward`` is computation alone. ``buffers`` is the time that their synchronisation adds to the forward pass.
+    ``waiting`` is for the computation of the slowest rank. ``communication`` is the rest that is not hidden behind the
+    backward pass. ``queued`` is time without a core.
     """
 
     data: float
@@ -40,34 +40,34 @@ class Parts(Part):
 
     @property
     def total(self) -> float:
-        """The whole step, in the unit of its parts."""
+        """Milliseconds of the whole step."""
         return sum(map(float, self.model_dump().values()))
 
     def of(self, names: Collection[str]) -> float:
-        """What some of the parts take."""
+        """Milliseconds of the named parts together."""
         return sum(float(getattr(self, name)) for name in names)
 
 
 class Turn(NamedTuple):
-    """What one turn says: its parts, each rank's own computation of a step, and the longest wait for a core, in ms."""
+    """One turn: its parts, each rank's computation in a step, and the longest wait for a core, in ms."""
 
     parts: Parts
     computing_ms: tuple[float, ...]
     queued_ms: float
 
     def scaled(self, by: float, names: Collection[str], names_by: float) -> Turn:
-        """With all milliseconds times ``by``, but those of some parts times ``names_by``."""
+        """All milliseconds times ``by``, except the parts in ``names``, which are times ``names_by``."""
         parts = {name: ms * (names_by if name in names else by) for name, ms in self.parts.model_dump().items()}
         return Turn(Parts(**parts), tuple(by * ms for ms in self.computing_ms), by * self.queued_ms)
 
 
 def turns_of(breakdown: Breakdown) -> list[Turn]:
-    """Every turn that counts, in the order in which they were taken."""
+    """The turns that count, in the order of the measurement."""
     return [_turn(breakdown, turn) for turn in _kept(breakdown)]
 
 
 def _kept(breakdown: Breakdown) -> list[int]:
-    """The turns whose plain and noted steps are the fastest, so that both are of the same moments."""
+    """Numbers of the turns whose plain and noted steps are together the fastest, so both are of the same moments."""
     both = [plain + noted for plain, noted in zip(breakdown.plain_ms, breakdown.noted_ms, strict=True)]
     fastest = sorted(range(len(both)), key=lambda turn: both[turn])
     return sorted(fastest[: max(1, round(KEPT * len(both)))])
@@ -92,7 +92,7 @@ def _turn(breakdown: Breakdown, turn: int) -> Turn:
 
 
 def _computing(rank: RankPhases, turn: int) -> float:
-    """What a rank computes in a step, without waiting for a core or for others where it is known without them."""
+    """A rank's computation in a step, without waits for a core, and without waits for other ranks if it ran alone."""
     phases = rank.alone[turn] if rank.alone else rank.noted[turn]
     return phases.total - phases.queued
 
@@ -102,10 +102,10 @@ def _means(phases: Sequence[Phases]) -> Phases:
 
 
 def mean_parts(turns: Sequence[Turn]) -> Parts:
-    """The mean of each part over turns, so that they add up."""
+    """The mean of each part over the turns. Unlike medians, means add up."""
     return Parts(**{name: fmean(getattr(turn.parts, name) for turn in turns) for name in Parts.model_fields})
 
 
 def plain_ms(breakdown: Breakdown) -> float:
-    """A step without notes, in the same turns as the parts."""
+    """Milliseconds of a step without notes, in the turns that the parts are from."""
     return fmean(breakdown.plain_ms[turn] for turn in _kept(breakdown))

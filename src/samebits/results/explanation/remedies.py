@@ -1,4 +1,4 @@
-"""What to change for each cause, and the gain to expect, from the cost of a step as its parts give it."""
+"""Remedies for causes, with the gain that the parts of a step predict."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REMEDIES = {
     "use_ddp": "use ddp, which copies the model once",
     "share_no_device": "let no two workers share a device (train.oversubscribe: false, train.num_devices: auto)",
 }
-"""What to do, by the kind of a remedy."""
+"""Texts of the remedies by kind."""
 
 if TYPE_CHECKING:
     RemedyKind: TypeAlias = str
@@ -40,14 +40,14 @@ else:
     RemedyKind = Literal[tuple(REMEDIES)]
 
 Change = dict[str, float | bool | str]
-"""Keys of params.yaml and their values; of sizes of batches, and of accumulation, factors."""
+"""Keys of params.yaml with their new values. Batch sizes and accumulation have factors in place of values."""
 
 TIMES = 4
-"""By how much a batch is made larger, or gradients are accumulated, where that is the advice."""
+"""The factor for a larger batch and for gradient accumulation."""
 
 
 class Gain(Part):
-    """Samples per second with the advice over those without, predicted: the median, and the range over the turns."""
+    """Predicted ratio of samples per second with the remedy to those without: median and range over the turns."""
 
     median: float
     low: float
@@ -55,7 +55,7 @@ class Gain(Part):
 
 
 class Remedy(NamedTuple):
-    """What to do, the keys of params.yaml that it changes, and what it should bring; None where that is not known."""
+    """What to do, the keys of params.yaml that it changes, and the predicted gain; None if that is unknown."""
 
     kind: RemedyKind
     change: Change
@@ -63,7 +63,7 @@ class Remedy(NamedTuple):
 
 
 def without(kind: RemedyKind, change: Change | None = None) -> Callable[[Cause, Observed], Remedy]:
-    """Advice that takes away what the cause takes."""
+    """A remedy that removes the time of the cause."""
 
     def remedy(cause: Cause, observed: Observed) -> Remedy:
         steps = [turn.parts.total for turn in observed.turns]
@@ -74,7 +74,7 @@ def without(kind: RemedyKind, change: Change | None = None) -> Callable[[Cause, 
 
 
 def accumulate(cause: Cause, observed: Observed) -> Remedy:
-    """Several micro-batches to an all-reduce and to a step of the optimizer; CUDA graphs do not go with them."""
+    """Several micro-batches for each all-reduce and optimizer step. CUDA graphs do not allow them."""
     if observed.graphs:
         return larger_batch(cause, observed)
     times, change = _enlarged(observed)
@@ -84,7 +84,7 @@ def accumulate(cause: Cause, observed: Observed) -> Remedy:
 
 
 def _enlarged(observed: Observed) -> tuple[int, Change]:
-    """How much larger a batch is to be, as far as the data have samples for it; or more of them, if for none."""
+    """The factor for the batch that the data allow, and the changes. Data of a single batch grow by the factor too."""
     if observed.batches >= TIMES:
         return TIMES, {"train.global_batch_size": TIMES}
     if observed.batches > 1:
@@ -93,13 +93,13 @@ def _enlarged(observed: Observed) -> tuple[int, Change]:
 
 
 def _of_a_batch(parts: Parts, observed: Observed) -> float:
-    """What each further micro-batch takes; nothing is sent meanwhile, whose threads would take its core."""
+    """Milliseconds of each further micro-batch. It waits for no core because of threads that send: nothing is sent."""
     work = parts.data + parts.forward + parts.backward + parts.scatter + parts.replicate + parts.gather
     return work if observed.quiet else work + parts.queued
 
 
 def larger_batch(_: Cause, observed: Observed) -> Remedy:
-    """More samples in a step: what does not depend on their number is shared by more of them."""
+    """A larger batch: its fixed time is shared by more samples."""
     times, change = _enlarged(observed)
     half, slices = observed.breakdown.bounds.half_ms, observed.slices
     if half is not None:
@@ -110,13 +110,13 @@ def larger_batch(_: Cause, observed: Observed) -> Remedy:
         return Remedy("larger_batch", change, None)
     devices = observed.devices
     fixed = max(0.0, devices * slices.share - slices.single) / (devices - 1)
-    growing = max(0.0, slices.share - fixed)  # communication does not grow, either
+    growing = max(0.0, slices.share - fixed)  # communication does not grow with the batch either
     steps = [turn.parts.total for turn in observed.turns]
     return Remedy("larger_batch", change, _gain([times * s / (s + (times - 1) * growing) for s in steps]))
 
 
 def fewer_devices(_: Cause, observed: Observed) -> Remedy:
-    """One device, which is faster."""
+    """One device, because it is faster."""
     speedup = observed.speedup
     assert speedup is not None, "contention is a cause where one device is shown to be faster"
     gain = Gain(median=1 / speedup.median, low=1 / speedup.high, high=1 / speedup.low)
@@ -124,12 +124,12 @@ def fewer_devices(_: Cause, observed: Observed) -> Remedy:
 
 
 def use_ddp(_: Cause, __: Observed) -> Remedy:
-    """What ddp sends in their place is not known from a step under dp."""
+    """Training with ddp. The gain is unknown: a step under dp does not show what ddp would send."""
     return Remedy("use_ddp", {"train.strategies": DDP.name}, None)
 
 
 def share_no_device(_: Cause, __: Observed) -> Remedy:
-    """A worker for each device; what that brings is not known from steps that shared one."""
+    """One worker for each device. The gain is unknown: steps on shared devices do not show it."""
     return Remedy("share_no_device", {"train.oversubscribe": False, "train.num_devices": "auto"}, None)
 
 

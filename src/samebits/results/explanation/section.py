@@ -1,4 +1,4 @@
-"""The first section of the report: the main run's first cause, what to do, and each figure with its place."""
+"""The first section of the report: the main run's causes and remedies, and each figure with its place."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 LEAST_SHOWN = 0.02
-"""Of a step: less than that, lost or gained, is left out."""
+"""Least share of a step for which a loss or a gain is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure of evidence: its anchor, what it is, its value in words, and its place in comparison.json."""
+    """A figure of evidence: anchor, name, value with its unit, and place in comparison.json."""
 
     id: str
     name: str
@@ -39,7 +39,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Said:
-    """A finding in words, and the figures that show it."""
+    """A finding as sentences, with its figures."""
 
     cause: str
     advice: str
@@ -48,7 +48,7 @@ class Said:
 
 @dataclass(frozen=True)
 class WhySection:
-    """What the section shows; ``distance`` is empty where one device was used."""
+    """The content of the section; ``distance`` is empty for a run on one device."""
 
     name: str
     findings: tuple[Said, ...]
@@ -58,7 +58,7 @@ class WhySection:
 
 
 def why_section(comparison: Comparison) -> WhySection | None:
-    """The section, None if no run was divided into parts."""
+    """The section; None if no run was divided into parts."""
     number = main_row(comparison)
     if number is None:
         return None
@@ -80,7 +80,7 @@ def why_section(comparison: Comparison) -> WhySection | None:
 
 
 def main_row(comparison: Comparison) -> int | None:
-    """The run that a reader asks about, of those that were divided."""
+    """The row that the section explains: the run with most devices among those that were divided into parts."""
     divided = [number for number, row in enumerate(comparison.rows) if row.explanation]
 
     def order(number: int) -> tuple[tuple[int, bool], bool]:
@@ -91,7 +91,7 @@ def main_row(comparison: Comparison) -> int | None:
 
 
 def say_distance(row: Row, explanation: Explanation) -> str:
-    """How far the speed-up is from the number of devices, and the largest reasons."""
+    """The distance of the speed-up from the number of devices, with the largest losses."""
     if explanation.unsteady:
         return say_unsteady(explanation.unsteady)
     losses = explanation.losses

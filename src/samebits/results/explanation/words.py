@@ -1,4 +1,4 @@
-"""An explanation in words: the cause in a sentence, its evidence, the next step with what it should bring."""
+"""An explanation as text: the cause as a sentence, its evidence, and the remedy with the predicted gain."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PART_NAMES: dict[str, str] = {
     "host": "Python between them",
     "queued": "waiting for a core",
 }
-"""The parts of a step, in the order in which they are shown."""
+"""Names of the parts of a step, in the order of display."""
 
 LOSS_NAMES: dict[str, str] = {
     "fixed": "work that a smaller share does not shorten",
@@ -39,7 +39,7 @@ LOSS_NAMES: dict[str, str] = {
     "copies": "DataParallel's copies",
     "unexplained": "not explained",
 }
-"""What lies between a step and the ideal one."""
+"""Names of the losses of a step against the ideal one, in the order of display."""
 
 NOTHING = "No cause that can be changed here takes a tenth of a step."
 
@@ -47,7 +47,7 @@ _PASSES = {"forward": "forward pass", "backward": "backward pass", "host": "Pyth
 
 
 def cause_of(finding: ExplainedCause) -> str:
-    """The cause in one sentence."""
+    """The cause as one sentence."""
     phase = finding.phase or ""
     text = CAUSES[finding.cause].sentence.format(rank=finding.rank, phase=_PASSES.get(phase, phase))
     share = "" if finding.share is None else f", {finding.share:.0%} of a step"
@@ -55,7 +55,7 @@ def cause_of(finding: ExplainedCause) -> str:
 
 
 def advice_of(finding: ExplainedCause) -> str:
-    """The next step, and what it should bring."""
+    """The remedy with its predicted gain."""
     text = REMEDIES[finding.remedy].format(**{key.rpartition(".")[2]: by for key, by in finding.change.items()})
     if more := finding.change.get("data.num_samples"):
         text += f"; that takes {more:g} times the samples"
@@ -76,12 +76,12 @@ def figure_of(evidence: Evidence) -> str:
 
 
 def say_parts(parts: Parts) -> list[tuple[str, str, float]]:
-    """Keys, names and milliseconds of the parts that take time."""
+    """Keys, names and milliseconds of the parts that take any time."""
     return [(key, name, ms) for key, name in PART_NAMES.items() if (ms := getattr(parts, key)) > 0]
 
 
 def say_trained(record: RunRecord) -> str:
-    """Which run it is, of what model, on what data."""
+    """The name of a run with its model, data and batch size."""
     params = record.params
     return f"{record.name} of {params.model.name} on {params.data.task}, global batch {params.train.global_batch_size}"
 
@@ -108,7 +108,7 @@ def say_explanation(name: str, explanation: Explanation) -> str:
 
 
 def say_unsteady(unsteady: Unsteady) -> str:
-    """Why no shares of a step are given."""
+    """Why the explanation gives no shares of a step."""
     took, other = milliseconds(unsteady.ms), milliseconds(unsteady.other_ms)
     seen = {
         "step": f"a step took {took} beside one device, and {other} a moment later",
@@ -120,7 +120,7 @@ def say_unsteady(unsteady: Unsteady) -> str:
 
 
 def say_losses(explanation: Explanation) -> list[str]:
-    """Where the distance from the ideal speed-up goes."""
+    """The losses against the ideal speed-up, as lines."""
     losses = explanation.losses
     assert losses
     distance = losses.distance_ms
