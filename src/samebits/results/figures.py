@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from samebits.records.run import Ratio, Spread
 
 NO_DIFFERENCE = "no difference shown"
-"""What is said of a ratio whose 95% interval holds 1."""
+"""The words for a ratio whose 95% interval holds 1."""
 
 
 def three_digits(value: float) -> str:
-    """A number with three digits, or all before its point, never as a power of ten."""
+    """A number with three digits, or with all digits before the point, but never as a power of ten."""
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
 
 
@@ -40,13 +40,13 @@ def joules(value: float | None) -> str:
 
 
 def _in_unit(value: float, units: Sequence[tuple[float, str]]) -> str:
-    """A value with three digits in the first of ``units`` that it reaches, or in the last."""
+    """A value with three digits in the first of ``units`` whose size it reaches, or else in the last one."""
     size, unit = next((one for one in units if abs(value) >= one[0]), units[-1])
     return f"{three_digits(value / size)} {unit}"
 
 
 def flops(tera: float, beside: float | None = None) -> str:
-    """A rate with two digits, without an exponent, in the unit of the one that it stands ``beside``."""
+    """A rate with two digits and no exponent, in the unit of the rate that it stands ``beside``."""
     unit, size = ("TFLOP/s", 1.0) if (tera if beside is None else beside) >= 1 else ("GFLOP/s", 1e-3)
     value = tera / size
     return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
@@ -58,12 +58,12 @@ def share(value: float | None) -> str:
 
 
 def fine_percent(value: float) -> str:
-    """A share in percent with two significant digits, however small it is."""
+    """A share in percent with two significant digits, also if it is tiny."""
     return f"{Decimal(f'{100 * value:.1e}').normalize():f}%"
 
 
 def is_open(ratio: Ratio | None) -> bool:
-    """Whether a ratio was measured and may be 1; that of ``single`` to itself is 1 and not measured."""
+    """Whether a ratio was measured and its interval holds 1. The ratio of ``single`` to itself was not measured."""
     return ratio is not None and ratio.low < ratio.high and ratio.holds_one
 
 
@@ -77,12 +77,12 @@ def times(ratio: Spread | None) -> str:
 
 
 def undecided(ratio: Ratio | None) -> str:
-    """What follows a ratio that shows no difference; empty for any other."""
+    """The words after a ratio that shows no difference; empty for any other ratio."""
     return f", {NO_DIFFERENCE}" if is_open(ratio) else ""
 
 
 def gain(ratio: Ratio | None) -> str:
-    """A speed-up with its interval, for a table, and whether that shows a difference."""
+    """A speed-up with its interval, for a table; it says if no difference is shown."""
     return times(ratio) + undecided(ratio)
 
 

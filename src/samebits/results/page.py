@@ -1,4 +1,4 @@
-"""``reports/index.html``: one page with everything in it, from ``comparison.json`` alone."""
+"""``reports/index.html``: the whole report on one page, from ``comparison.json`` alone."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_report(comparison: Comparison, folder: Path) -> None:
 
 
 def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
-    """The page, with the SVGs of ``plots`` inside."""
+    """The page, with the SVGs of ``plots`` in it."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -79,7 +79,7 @@ def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
 
 
 def _inline(svg: str) -> str:
-    """An SVG as an element of a page: no prolog, as wide as the page, and the page's font."""
+    """An SVG as an element of the page: without its prolog and its fixed size."""
     svg = svg[svg.index("<svg") :]
     return re.sub(
         r'(<svg[^>]*?) height="[^"]*"([^>]*?) width="[^"]*"|(<svg[^>]*?) width="[^"]*"', r"\1\2\3", svg, count=1

@@ -1,4 +1,4 @@
-"""The plots of a comparison, as PNG and SVG, and the tables that ``dvc plots`` draws the same curves from."""
+"""The plots of a comparison as PNG and SVG, and the same figures as tables for ``dvc plots``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, Row
     from samebits.results.explanation.explain import Explanation
 
-_LOOKS: dict[str, dict[str, Any]] = {  # lines that lie on each other all show: a thin dashed one is on a thick one
+_LOOKS: dict[str, dict[str, Any]] = {  # lines on top of each other stay visible: thin dashed ones lie on thick ones
     strategy: {"marker": marker, "linestyle": line, "linewidth": width}
     for strategy, marker, line, width in zip(
         STRATEGIES, cycle("os^Dv"), cycle(("-", "--", "-.", ":")), chain((2.4, 1.8), repeat(1.4)), strict=False
@@ -34,12 +34,12 @@ _LOOKS: dict[str, dict[str, Any]] = {  # lines that lie on each other all show: 
 }
 PART_COLOURS = ("#999933", "#DDCC77", "#CC6677", "#88CCEE", "#AA4499", "#332288", "#44AA99", "#EE7733", "#CC3311",
                 "#117733", "#BBBBBB", "#000000")  # fmt: skip
-"""Of the parts of a step, in their order: out of Tol's palettes, which people with any colour vision can tell apart."""
+"""Colours of the parts of a step, in order, from Tol's palettes, which people with any colour vision can tell apart."""
 
 LEAST_SHOWN = 0.005
-"""Of the longest step: parts that are shorter everywhere are not in the legend."""
+"""Share of the longest step. Parts that are shorter in every run are left out of the legend."""
 
-_SIZE = (5.0, 3.5)  # inches: as wide as a phone, where letters keep their size
+_SIZE = (5.0, 3.5)  # inches: as wide as a phone, so that letters keep their size there
 _SMALL: Any = {"legend.columnspacing": 1.2, "lines.markersize": 5}
 _STYLE: Any = {
     "axes.spines.top": False,
@@ -51,13 +51,13 @@ _STYLE: Any = {
     "grid.alpha": 0.3,
     "font.family": "sans-serif",
     "legend.frameon": False,
-    "svg.fonttype": "none",  # text stays text, in the page's own font
+    "svg.fonttype": "none",  # text stays text, in the font of the page
     "figure.constrained_layout.use": True,
 }
 
 
 def _line(axes: Axes, row: Row, rows: Sequence[Row], *, x: Sequence[float], y: Sequence[float]) -> None:
-    """A run's line; its markers stand where those of no other run do."""
+    """The line of a run, with markers where no other run has its own."""
     marks = (rows.index(row) / (8 * len(rows)), 1 / 8)
     axes.plot(x, y, color=COLOURS[row.strategy], label=row.strategy, markevery=marks, **_LOOKS[row.strategy])
 
@@ -129,7 +129,7 @@ def breakdown(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _divided(rows: Sequence[Row]) -> list[tuple[Row, Explanation]]:
-    """Those whose parts have shares of a step."""
+    """Rows that were divided into parts on a steady host."""
     return [(row, row.explanation) for row in rows if row.explanation and not row.explanation.unsteady]
 
 
@@ -148,11 +148,11 @@ TITLES = {
     "breakdown": "Where a step goes",
 }
 TOGETHER = ("speedups", "breakdown")
-"""Plots that show all numerics; of the others there is one for each, ``NAME-NUMERICS``."""
+"""Plots that show all numerics at once. The others are drawn for each numerics, as ``NAME-NUMERICS``."""
 
 
 def svg_of(figure: Figure) -> str:
-    """A figure as SVG, the same bytes each time under the same ``svg.hashsalt``."""
+    """A figure as SVG: the same bytes each time, with the same ``svg.hashsalt``."""
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n"
@@ -176,7 +176,7 @@ def write_figure(
         paint(figure.add_subplot())
         figure.legend(loc="outside lower center", ncols=columns)
         svg = svg_of(figure)
-        figure.set_layout_engine("none")  # it has done its work
+        figure.set_layout_engine("none")  # the layout is done
         write_text(folder / f"{name}.svg", svg)
         with atomic(folder / f"{name}.png") as temporary:
             figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
@@ -184,7 +184,7 @@ def write_figure(
 
 
 def remove_former(folder: Path) -> None:
-    """Remove the plots and tables that an earlier report wrote to ``folder``, which may have been of other runs."""
+    """Remove plots and tables of an earlier report in ``folder``: it may have had other runs."""
     runs = list(itertools.product(STRATEGIES, get_args(NumericsName)))
     names = [f"plots/{name}*.{kind}" for name in PLOTS for kind in ("svg", "png")]
     names += [f"{table}/{run_name(*run)}.csv" for run in runs for table in ("curves", "step_times")]
@@ -193,7 +193,7 @@ def remove_former(folder: Path) -> None:
 
 
 def draw(comparison: Comparison, folder: Path) -> dict[str, list[str]]:
-    """Write the plots to ``folder`` as PNG and SVG, the same bytes for the same comparison; return the SVGs of each."""
+    """Write the plots to ``folder`` as PNG and SVG, the same bytes for the same comparison; return the SVGs by plot."""
     drawn = {}
     for name in PLOTS:
         if name == "breakdown" and not _divided(comparison.rows):
@@ -214,7 +214,7 @@ def _draw(name: str, numerics: str, rows: Sequence[Row], folder: Path) -> str:
 
 
 def write_tables(comparison: Comparison, folder: Path) -> None:
-    """Write what the plots show as CSV: files by run in ``curves`` and ``step_times``, and one for each other plot."""
+    """Write the figures of the plots as CSV: files by run in ``curves`` and ``step_times``, and one per other plot."""
     for row in comparison.rows:
         points = zip(row.curve.step, row.curve.seconds, row.curve.loss, strict=True)
         _write_csv(folder / "curves" / f"{row.name}.csv", ["step", "seconds", "loss"], points)

@@ -1,4 +1,4 @@
-"""The comparison as a table, on the terminal and in Markdown."""
+"""The comparison as a table, for the terminal and in Markdown."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ NONE = "–"
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """A column of the table: what it is called, its cell of a run, and what a reader must know of it.
+    """A column of the table: its heading, its cell for a run, and its legend.
 
-    ``metric`` or ``tag`` is what MLflow calls the same.
+    ``metric`` or ``tag`` is the name of the same figure in MLflow.
     """
 
     heading: str
@@ -102,19 +102,19 @@ COLUMNS = (
     ),
     Column(heading="weights", cell=lambda row: row.weights_sha256[:12], tag="weights_sha256"),
 )
-"""In the order in which they are shown, on the terminal, on the page and in MLflow."""
+"""The columns in order of display, on the terminal, on the page and in MLflow."""
 
 HEADINGS = tuple(column.heading for column in COLUMNS)
 LEGEND = "; ".join(f"{column.heading}: {column.legend}" for column in COLUMNS if column.legend)
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """One row of the table."""
+    """The cells of a run."""
     return tuple(column.cell(row) for column in COLUMNS)
 
 
 def refused_cells(row: RefusedRow) -> tuple[str, ...]:
-    """The row of a run that was not trained."""
+    """The cells of a run that ``exact`` refused."""
     told = {"run": row.run, "same model": f"refused: {row.what}"}
     return tuple(told.get(heading, NONE) for heading in HEADINGS)
 
@@ -131,7 +131,7 @@ def markdown(comparison: Comparison) -> str:
 
 
 def show(comparison: Comparison, console: Console | None = None) -> None:
-    """Print what ``markdown`` writes; wide enough to keep every figure where stdout is not a terminal."""
+    """Print the same as ``markdown`` writes, wide enough for every figure if stdout is no terminal."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
         console.width = 200

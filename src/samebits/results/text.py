@@ -1,4 +1,4 @@
-"""What results say, in words: a finished training, a verdict, a comparison."""
+"""Results as sentences: a finished training, and a comparison."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 COLOURS = dict(zip(STRATEGIES, itertools.cycle(_PALETTE), strict=False))
-"""Of each strategy, here and in MLflow: Okabe and Ito's palette, which people with any colour vision can tell apart."""
+"""Colours of the strategies, here and in MLflow: Okabe and Ito's palette, distinct with any colour vision."""
 
 
 def devices_of(placed: Placement | Row) -> str:
@@ -36,7 +36,7 @@ def devices_of(placed: Placement | Row) -> str:
 
 
 def count_of(devices: int, by_node: Sequence[int]) -> str:
-    """How many devices, and on several machines how many of each: ``4``, ``2x2`` or ``2+1``."""
+    """The number of devices, and on several machines the number on each: ``4``, ``2x2`` or ``2+1``."""
     if not by_node:
         return str(devices)
     return f"{len(by_node)}x{by_node[0]}" if len({*by_node}) == 1 else "+".join(map(str, by_node))
@@ -62,7 +62,7 @@ def describe_run(run: Run) -> str:
 
 
 def notes_of(run: Run) -> list[str]:
-    """What a reader must know of a training: labels, notes and settings that were not applied."""
+    """Labels of a training, its notes, and its settings that were not applied."""
     record = run.record
     lines = [f"{spoken(label.kind)}: {label.sentence()}" for label in record.placement.labels]
     lines += [f"note: {note.sentence()}" for note in record.notes]
@@ -73,7 +73,7 @@ def notes_of(run: Run) -> list[str]:
 
 
 def by_numerics(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """The rows of each numerics, which are compared with each other."""
+    """The rows by numerics. Only rows of the same numerics are compared with each other."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.numerics, []).append(row)
@@ -81,7 +81,7 @@ def by_numerics(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def headline(comparison: Comparison) -> str:
-    """What was compared, and where."""
+    """What was compared, and on which host."""
     host = comparison.host
     gpus = Counter(gpu.name for gpu in host.gpus)
     device = " and ".join(f"{count} x {name}" for name, count in gpus.items())
@@ -93,7 +93,7 @@ def headline(comparison: Comparison) -> str:
 
 
 def say_fastest(comparison: Comparison) -> str:
-    """Which strategy to use here, by the speed-ups in the first numerics, as far as their intervals tell."""
+    """The fastest strategy here, by the intervals of the speed-ups in the first numerics."""
     first, *_ = by_numerics(comparison.rows).values()
     others = [row for row in first if row.strategy != BASELINE.name]
     measured = [(row, row.speedup) for row in others if row.speedup]
@@ -131,7 +131,7 @@ def say_fastest(comparison: Comparison) -> str:
 
 
 def times_single(row: Row) -> str:
-    """A speed-up with its interval, and whether that shows a difference."""
+    """A speed-up with its interval; it says if no difference is shown."""
     assert row.speedup
     return _times_single(row.speedup) + undecided(row.speedup)
 
@@ -141,7 +141,7 @@ def _times_single(ratio: Ratio) -> str:
 
 
 def say_speed(row: Row) -> str:
-    """What a strategy bought, what it could have, and where the time of a step goes."""
+    """The speed-up of a strategy, its bound, and where the time of a step goes."""
     if row.strategy == BASELINE.name:
         return f"{row.name} on {devices_of(row)} is what the others are measured against."
     if row.speedup is None:
@@ -166,9 +166,9 @@ def say_speed(row: Row) -> str:
 
 
 def _lost_parts(step: SliceSteps, row: Row) -> list[tuple[str, float]]:
-    """What a step takes longer than one device's share, in words and ms.
+    """How much longer a step is than one device's share: words and ms of each part.
 
-    What noise made negative, or longer than the step, is left out.
+    Parts that noise makes negative, or longer than the step, are left out.
     """
     several = len(row.devices_by_node) > 1
     alone = step.share if step.together is None else step.together
@@ -219,7 +219,7 @@ def say_sameness(rows: Sequence[Row]) -> str:
 
 
 def _percent_of(weights: WeightsVerdict) -> str:
-    """The largest difference of a tensor, relative to its own size, which may be nothing but rounding."""
+    """The largest difference of a tensor relative to its size, which may be the sign of zeros alone."""
     if not weights.largest_relative:
         return "the sign of zeros"
     where = f"{weights.largest_in}, where {fine_percent(weights.tolerance)} passes"
@@ -231,7 +231,7 @@ def _largest(verdict: LossVerdict | WeightsVerdict) -> float:
 
 
 def answers(comparison: Comparison) -> list[str]:
-    """The short answers: what is fastest, whether a device is used well, what each strategy bought, and sameness."""
+    """The short answers: the fastest strategy, use of a device, each speed-up, sameness, and the price of exact."""
     groups = list(by_numerics(comparison.rows).values())
     speeds = [say_speed(row) for row in groups[0] if row.strategy != BASELINE.name]
     prices = [say_price(row.price) for row in comparison.rows if row.price]
@@ -240,13 +240,13 @@ def answers(comparison: Comparison) -> list[str]:
 
 
 def say_price(price: Ratio) -> str:
-    """What the same bits on any host cost."""
+    """The price of the same bits on any host."""
     told = times_of(price, "the time of a fast step on one device", digits=2 if is_open(price) else 1)
     return f"A step in exact, with the same bits on any host, takes {told}{undecided(price)}."
 
 
 def remarks(comparison: Comparison) -> list[str]:
-    """What a reader must know beside the figures: labels, notes, settings that were not applied."""
+    """Labels, notes, and settings that were not applied, of all runs; and why figures are missing."""
     first, *_ = by_numerics(comparison.rows).values()
     names: dict[str, list[str]] = {}
     for row in comparison.rows:
@@ -256,7 +256,7 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def row_remarks(row: Row, *, speed_is_said: bool) -> list[str]:
-    """The remarks on one run; with ``speed_is_said`` somebody else says why it has no speed-up."""
+    """The remarks on one run. With ``speed_is_said``, another sentence says why it has no speed-up."""
     reason = row.speedup_unavailable
     told = reason is not None and speed_is_said
     lines = [
@@ -273,7 +273,7 @@ def row_remarks(row: Row, *, speed_is_said: bool) -> list[str]:
 
 
 def describe_row(row: Row) -> str:
-    """A run's description in Markdown."""
+    """The description of a run in Markdown."""
     floor = "" if row.above_floor is None else f", {100 * row.above_floor:+.1f}% from the floor"
     lines = [say_speed(row), f"Test loss {row.eval_loss:.4f}{floor}."]
     if row.verdict:

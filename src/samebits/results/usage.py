@@ -1,4 +1,4 @@
-"""How a training used its devices, from its record: rate, energy, memory, and what disturbed it."""
+"""Use of the devices in a training, from its record: rate, energy, memory and disturbances."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
     from samebits.strategies import StrategyName
 
 OTHERS_CORES = 0.5
-"""More than so many cores that others use, where fewer are left over, disturb a training."""
+"""Others disturb a training if they use more cores than this, and fewer are left over."""
 HELD_UP = 0.05
-"""Share of the time in which a control group's limit may hold a training up."""
+"""Share of the time above which the limit of a control group counts as a disturbance."""
 SLOWED = 0.05
-"""Share of the readings at which a GPU may be slowed down."""
+"""Share of the readings above which a slowdown of a GPU counts as a disturbance."""
 
 _SLOWDOWNS = {
     "sw_thermal_slowdown": "it was too hot",
     "hw_thermal_slowdown": "it was much too hot",
     "hw_power_brake_slowdown": "its power supply asked for it",
 }
-"""Not that it idles, nor that it reaches its power limit, as any GPU at work may."""
+"""Reasons of NVML for a lower clock. Idling and the power limit are left out: they are normal for a GPU."""
 
 
 class RowUsage(Part):
     """Energy in joules for a million samples, and the rate of one device in TFLOP/s with its share of the roof.
 
-    The roof is what a product of matrices of the same precision reached on the device. Where one is None, it was not
+    The roof is the rate of a product of matrices of the same precision on the device. A figure is None if it was not
     measured; ``energy_unavailable`` and ``roof_unavailable`` say why, unless nothing was measured at all. ``uncounted``
-    are operations that the rate leaves out.
+    lists operations that the rate leaves out.
     """
 
     energy_j_per_million_samples: float | None = None
@@ -50,7 +50,7 @@ class RowUsage(Part):
 
 
 def row_usage(record: RunRecord, timing: Timing) -> RowUsage:
-    """What a record and its times say."""
+    """The figures of a record and its times."""
     usage = record.usage
     if usage is None:
         return RowUsage()
@@ -76,7 +76,7 @@ def row_usage(record: RunRecord, timing: Timing) -> RowUsage:
 
 
 def disturbances(record: RunRecord) -> list[str]:
-    """What slowed the devices down or used them meanwhile, as sentences."""
+    """What slowed the devices down, or used them as well, as sentences."""
     usage = record.usage
     if usage is None:
         return []
@@ -89,7 +89,7 @@ def disturbances(record: RunRecord) -> list[str]:
 
 
 def _disturbances_of(interval: Interval, when: str, record: RunRecord) -> Iterator[tuple[str, str]]:
-    """What each disturbance is, and its sentence."""
+    """The disturbances of an interval: a key that tells them apart, and a sentence."""
     for device in interval.devices:
         if why := _slowed(device):
             yield f"slowed {device.index}", f"GPU {device.index} was slowed down, as {why}"
@@ -99,7 +99,9 @@ def _disturbances_of(interval: Interval, when: str, record: RunRecord) -> Iterat
     if cores is None or record.placement.device_type != "cpu":
         return
     placed = record.placement
-    here = placed.devices_by_node[0] if placed.devices_by_node else placed.devices_used  # as the cores are
+    here = (
+        placed.devices_by_node[0] if placed.devices_by_node else placed.devices_used
+    )  # the machine whose cores are counted
     left = cores.available - here - cores.others
     if cores.others > OTHERS_CORES and left < OTHERS_CORES:
         yield "cores", f"others used {cores.others:.1f} of {cores.available} cores during {when}"
@@ -108,10 +110,10 @@ def _disturbances_of(interval: Interval, when: str, record: RunRecord) -> Iterat
 
 
 def _slowed(device: DeviceUsage) -> str | None:
-    """Why the hardware slowed a GPU down, in more than a few readings.
+    """Why the hardware slowed a GPU down in more than a few readings; None if it did not.
 
-    NVML may give ``hw_slowdown`` also while a clock changes (NVML API Reference, NvmlClocksEventReasons), so it counts
-    without one of its causes only if it was there in most readings, and in several.
+    NVML may give ``hw_slowdown`` also while a clock changes (NVML API Reference, NvmlClocksEventReasons). Without one
+    of its causes it counts only if most readings have it, and several were taken.
     """
     named = [text for reason, text in _SLOWDOWNS.items() if device.reasons.get(reason, 0.0) > SLOWED]
     if named:
@@ -124,7 +126,7 @@ def _slowed(device: DeviceUsage) -> str | None:
 
 
 def say_memory(memory: Memory, strategy: StrategyName) -> str:
-    """What a step takes on the fullest device, and what of it."""
+    """The memory that a step takes on the fullest device, and its parts."""
     number = memory.fullest
     device = memory.devices[number]
     where = ""
@@ -146,7 +148,7 @@ def _parts(device: DeviceMemory) -> str:
 
 
 def say_use(rows: Sequence[Row]) -> list[str]:
-    """Whether a device is used well at all, by the first of ``rows`` of which that is known."""
+    """How well a device is used, by the first of ``rows`` whose rate and roof are known."""
     for row in rows:
         if row.tflops is not None and row.roof_tflops is not None:
             return [
@@ -157,7 +159,7 @@ def say_use(rows: Sequence[Row]) -> list[str]:
 
 
 def say_gaps(rows: Iterable[RowUsage]) -> list[str]:
-    """Why there is no energy or no roof, and what the rate leaves out, each reason once."""
+    """Why energy or roof are missing, and which operations the rate leaves out; each sentence once."""
     said: list[str] = []
     for row in rows:
         if row.energy_unavailable:

@@ -1,1 +1,1 @@
-"""How a step grows with the devices: trainings of 1, 2, 4 ..., the cost model fitted to them, and projections."""
+"""Scaling curves: trainings on 1, 2, 4 ... devices, the cost model fitted to them, and projections."""

@@ -1,4 +1,4 @@
-"""One record out of the trainings: points, a fit, projections, and what became of points that were held out."""
+"""The record of a scaling curve: points, the fit, projections, and predictions of held-out points."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from samebits.results.scaling.measure import PlannedTraining
     from samebits.results.scaling.network import Network
 
-_APART = 1.5  # times that a coefficient may be another before it is said that the points do not tell it
+_APART = 1.5  # range of a coefficient over the candidates, as a factor, from which it counts as undetermined
 
 
 def assemble(
@@ -35,7 +35,7 @@ def assemble(
     per_host: int,
     notes: Sequence[str] = (),
 ) -> Scaling:
-    """Fit the points of the trainings, and project to so many devices, of which a host has ``per_host``."""
+    """Fit the points of the trainings, and project to the numbers ``projected`` with ``per_host`` devices a host."""
     batch = params.train.global_batch_size
     record = pairs[0][1].record
     gradients = gradients_of(pairs[0][1])
@@ -79,13 +79,13 @@ def assemble(
 
 
 def _most_devices(measured: Sequence[MeasuredPoint], scaling: ScalingName) -> MeasuredPoint | None:
-    """Of the trainings that count, the one with the most devices; None if there is but one device."""
+    """The training with the most devices among those that count; None if none has several devices."""
     several = [one for one in measured if one.counts and one.scaling == scaling and one.devices > 1]
     return max(several, key=lambda one: one.devices, default=None)
 
 
 def _caution(cost_model: Fit, network: Network | None, per_host: int, most: int) -> list[str]:
-    """What a reader must know of the projections."""
+    """Notes on the limits of the projections."""
     notes = []
     if most > per_host and network is None:
         notes.append(
@@ -93,7 +93,7 @@ def _caution(cost_model: Fit, network: Network | None, per_host: int, most: int)
             "those inside: --network says what is between hosts"
         )
     within = [cost_model.range_of(name) for name in ("per_byte", "latency")]
-    if all(high > _APART * low for low, high in within):  # either may be nothing, or all of it
+    if all(high > _APART * low for low, high in within):  # either may be zero, or account for all of it
         text = "the points do not tell latency from bandwidth, so both are in the ranges"
         several = {point.devices for point in cost_model.points if point.bytes}
         notes.append(f"{text}: measure more numbers of devices" if len(several) < 2 < per_host else text)
@@ -121,10 +121,10 @@ def project(
     network: Network | None = None,
     fewer: MeasuredPoint | None = None,
 ) -> ProjectedPoint:
-    """What ``devices`` would do, ``per_host`` of them on each host; ``gradients`` says what a step sends.
+    """Project to ``devices``, of which each host has ``per_host``; ``gradients`` has the bytes and messages of a step.
 
-    ``batch`` are the samples of one device's step, which ``strong`` shares out. The network counts where there is more
-    than one host. With as many samples on each, a step takes no less than the measured one of ``fewer`` devices.
+    ``batch`` is the number of samples in a step of one device, which ``strong`` shares out. The ``network`` counts if
+    there are several hosts. A step takes no less time than a measured one of ``fewer`` devices with as many samples.
     """
     rows = batch / devices if scaling == "strong" else batch
     step = gradients.model_copy(update={"devices": devices, "rows": rows, "sharing": min(devices, per_host)})
@@ -148,9 +148,9 @@ def _milliseconds(seconds: Spread) -> Spread:
 
 
 def held_out(points: Sequence[Point], trainings: Sequence[tuple[ScalingName, Point]]) -> Iterator[HeldOut]:
-    """What fits say of trainings with a number of devices that they have not seen.
+    """Predictions for each number of devices, by a fit to the points of the other numbers.
 
-    Each number above 1 is left out in turn, if another one is left that communicates.
+    Each number above 1 is held out in turn, if the remaining points have another number that communicates.
     """
     for devices in sorted({point.devices for _, point in trainings}):
         seen = [point for point in points if point.devices != devices]

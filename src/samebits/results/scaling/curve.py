@@ -1,4 +1,4 @@
-"""What was measured of a model's scaling, and what is projected from it: ``reports/scaling.json``."""
+"""The record of a scaling curve, measured and projected: ``reports/scaling.json``."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from samebits.results.scaling.network import Network
 MADE_BY = "samebits scale"
 
 ScalingName = Literal["strong", "weak"]
-"""Of the same global batch shared out, or of as many samples on each device."""
+"""Strong scaling shares one global batch out; weak scaling gives each device as many samples."""
 
 STRONG_AND_WEAK: tuple[ScalingName, ...] = ("strong", "weak")
 
 
 class MeasuredPoint(Part):
-    """A number of devices that was trained with; ``speedup`` is in samples per second over one device.
+    """A measured number of devices; ``speedup`` is the ratio of samples per second to one device.
 
-    What does not ``count`` is in no fit, and its ``label`` says why.
+    A point that does not ``count`` is in no fit, and its ``label`` says why.
     """
 
     scaling: ScalingName
@@ -37,7 +37,7 @@ class MeasuredPoint(Part):
 
 
 class ProjectedPoint(Part):
-    """A number of devices that nobody trained with; ``step_ms`` and ``speedup`` are ranges around what the fit says."""
+    """A projected number of devices; ``step_ms`` and ``speedup`` are predictions of the fit with their ranges."""
 
     kind: Literal["projection"] = "projection"
     scaling: ScalingName
@@ -49,7 +49,7 @@ class ProjectedPoint(Part):
 
 
 class HeldOut(Part):
-    """What a fit without a number of devices says of it, beside what was measured; ``error`` is relative."""
+    """The prediction for a number of devices by a fit without it, beside the measurement; ``error`` is relative."""
 
     scaling: ScalingName
     devices: int
@@ -59,7 +59,7 @@ class HeldOut(Part):
 
 
 class Fitted(Part):
-    """Coefficients in seconds with their ranges, and the relative errors that they leave of so many points."""
+    """Coefficients in seconds with their ranges, the number of points, and the relative errors that remain."""
 
     coefficients: Coefficients
     ranges: dict[str, tuple[float, float]]
@@ -71,8 +71,8 @@ class Fitted(Part):
 class Scaling(Record):
     """``reports/scaling.json``: trainings of ddp in ``fast`` with several numbers of devices.
 
-    ``per_host`` devices share the host; ``points`` are those that count, of all slices of the trainings, their drift
-    taken out. Without a point that counts there is no ``fit``, and nothing is projected.
+    The host has ``per_host`` devices. ``points`` are those that count, from all slices of the trainings, corrected for
+    the drift of the host. Without a point that counts there is no ``fit``, and nothing is projected.
     """
 
     task: str

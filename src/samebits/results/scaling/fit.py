@@ -1,8 +1,8 @@
-"""The cost model fitted to what was measured: least squares of relative errors with coefficients that are not negative.
+"""The fit of the cost model to measured points: least squares of relative errors, without negative coefficients.
 
-Every choice of coefficients that are not zero is tried. That finds the best one, and all that explain the points about
-as well: what the points do not tell apart, such as latency from bandwidth where one number of devices communicated, is
-a range in what follows from them, and not a guess.
+Every set of coefficients that are not zero is tried. This finds the best one, and all that explain the points about as
+well. If the points do not determine a coefficient, predictions have a range and are no guess. For example, one number
+of devices does not tell latency from bandwidth.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, np.dtype[np.float64]]
 
-LEAST_ERROR = 0.005  # relative, of any point: no fit is taken to be better than a clock in use
-WIDTH = 2.0  # standard deviations that a range reaches to either side
+LEAST_ERROR = 0.005  # relative error of any point: no fit counts as better than a clock on a busy host
+WIDTH = 2.0  # standard deviations to either side of a range
 _OVERLAPS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _TURNS = 4
 _WIDEST = math.log(100.0)
 
 
 class Point(Step):
-    """A step that was measured."""
+    """A measured step."""
 
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """Coefficients, the ``chosen`` of them not being zero, with the squares of the relative errors that they leave.
+    """Coefficients, of which only ``chosen`` are not zero, with the sum of squares of the relative errors.
 
-    ``covariance`` is that of the chosen ones for points whose relative errors have a variance of 1.
+    ``covariance`` is the covariance of the chosen ones for points whose relative errors have a variance of 1.
     """
 
     coefficients: Coefficients
@@ -53,7 +53,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The best coefficients, and all that explain the points about as well; ``scatter`` is the relative error left."""
+    """The best candidate, and all that explain the points about as well; ``scatter`` is the typical relative error."""
 
     points: tuple[Point, ...]
     best: Candidate
@@ -67,19 +67,19 @@ class Fit:
 
     @property
     def residuals(self) -> list[float]:
-        """Of each point, what the model says over what was measured, less 1."""
+        """Relative error of the model at each point: predicted over measured, less 1."""
         return [costs(self.coefficients, point).seconds / point.seconds - 1 for point in self.points]
 
     def range_of(self, name: str) -> tuple[float, float]:
-        """Between what a coefficient is by the candidates."""
+        """Smallest and largest value of a coefficient over the candidates."""
         values = [getattr(one.coefficients, name) for one in self.candidates]
         return min(values), max(values)
 
     def estimate(self, step: Step, network: Network | None = None) -> Spread:
         """The seconds of a step, over a ``network`` that may be slower than the link that was measured.
 
-        The range holds what every candidate says, each with twice the standard deviation that the scatter of the points
-        gives it.
+        The range covers the predictions of all candidates, each with ``WIDTH`` standard deviations by the scatter of
+        the points.
         """
         ends = [_ends(one, step, network, self.scatter) for one in self.candidates]
         seconds = costs(over(self.coefficients, network), step).seconds
@@ -102,14 +102,14 @@ def fit(points: Sequence[Point]) -> Fit:
     freedom = max(1, len(points) - len(least.chosen))
     variance = max(least.squares / freedom, LEAST_ERROR**2)
     near = [one for one in candidates if one.squares <= least.squares + WIDTH**2 * variance]
-    # Akaike's criterion: a coefficient is worth having if it explains more than it could by chance. Equal ones are told
-    # apart by their order, in which bytes come before latency, and by the smaller overlap.
+    # Akaike's criterion: a coefficient has to explain more than it could by chance. Among equal candidates, the order
+    # of the coefficients decides, where bytes come before latency, and then the smaller overlap.
     best = min(near, key=lambda one: (round(one.squares / variance + 2 * len(one.chosen), 6), one.chosen))
     return Fit(points=tuple(points), best=best, candidates=tuple(near), scatter=math.sqrt(variance))
 
 
 def _candidates(points: Sequence[Point]) -> Iterator[Candidate]:
-    """Every choice of coefficients that the points allow, each with every overlap."""
+    """Every set of coefficients that the points allow, with every overlap."""
     seconds = np.array([point.seconds for point in points])
     overlaps = _OVERLAPS if any(point.hidable and point.bytes for point in points) else (0.0,)
     plain = np.array([columns_with_overlap(point, 0.0, longer=False) for point in points])
@@ -123,7 +123,7 @@ def _candidates(points: Sequence[Point]) -> Iterator[Candidate]:
 
 
 def _solved(points: Sequence[Point], seconds: Array, *, chosen: tuple[int, ...], overlap: float) -> Candidate | None:
-    """Least squares with these coefficients alone; None if one of them would be negative, or is not determined."""
+    """Least squares with the chosen coefficients; None if one of them would be negative or is not determined."""
     best: Candidate | None = None
     for start in (False, True) if overlap else (False,):
         longer = [start] * len(points)
@@ -148,13 +148,13 @@ def _solved(points: Sequence[Point], seconds: Array, *, chosen: tuple[int, ...],
 def _design(
     points: Sequence[Point], seconds: Array, *, chosen: tuple[int, ...], overlap: float, longer: Sequence[bool]
 ) -> Array:
-    """How often each coefficient is in each point, over the point's seconds: errors count relative to them."""
+    """The columns of the model at each point, divided by the point's seconds, so that errors are relative."""
     rows = [columns_with_overlap(point, overlap, longer=one) for point, one in zip(points, longer, strict=True)]
     return np.array(rows)[:, chosen] / seconds[:, None]
 
 
 def _least_squares(design: Array) -> tuple[Array, Array] | None:
-    """Coefficients that bring each row nearest to 1, and their covariance; None if negative or not determined."""
+    """Coefficients that bring the rows nearest to 1, and their covariance; None if negative or not determined."""
     scale = np.linalg.norm(design, axis=0)
     if not scale.all():
         return None
@@ -167,7 +167,7 @@ def _least_squares(design: Array) -> tuple[Array, Array] | None:
 
 
 def over(by: Coefficients, network: Network | None) -> Coefficients:
-    """The same where a ring also goes over a network: each of its links waits for the slowest."""
+    """The coefficients of a ring that also goes over a network: all links wait for the slowest one."""
     if network is None:
         return by
     slower = {
@@ -178,13 +178,13 @@ def over(by: Coefficients, network: Network | None) -> Coefficients:
 
 
 def _ends(candidate: Candidate, step: Step, network: Network | None, scatter: float) -> tuple[float, float]:
-    """Between what a step is by one candidate: in a ratio, so that no time is negative."""
+    """The range of a step by one candidate; it is a factor, so that no time is negative."""
     by = over(candidate.coefficients, network)
     seconds = costs(by, step).seconds
     row = np.array(columns_with_overlap(step, by.overlap, longer=is_longer(by, step)))
     for i, name in enumerate(LINEAR):
         if getattr(by, name) != getattr(candidate.coefficients, name):
-            row[i] = 0.0  # it is given
+            row[i] = 0.0  # the network gives it, without an error
     row = row[list(candidate.chosen)]
     relative = scatter * math.sqrt(1 + float(row @ candidate.covariance @ row) / seconds**2)
     wide = math.exp(min(WIDTH * relative, _WIDEST))

@@ -1,4 +1,4 @@
-"""The trainings behind a scaling curve: which there are, how the stages' scripts run them, and the points they give."""
+"""The trainings of a scaling curve: their plan, their runs by the stages' scripts, and the points from them."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from samebits.records.run import Run
 
 REPEATS = 5  # the training, then four times its slices
-LEARNING_RATE = 1e-4  # nothing diverges, whatever the batch; only time is looked at
-DRIFT = 0.15  # of one and the same step between trainings, above which it is said
+LEARNING_RATE = 1e-4  # no training diverges, whatever the batch; only times matter
+DRIFT = 0.15  # relative drift of the same step between trainings, above which a note tells of it
 _MIB = 2**20
 
 
 class PlannedTraining(NamedTuple):
-    """One training of ddp, in whose global batches each device has so many ``samples``.
+    """One training of ddp; each device has ``samples`` of a global batch.
 
-    ``few`` shows one device with as few as a projection gives it.
+    ``few`` is a training with as few samples as a projection gives a device.
     """
 
     kind: Literal["strong", "weak", "few"]
@@ -51,12 +51,12 @@ class PlannedTraining(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """The name of the training's folder."""
         return f"{self.kind}-{self.devices}"
 
 
 def parse_counts(option: str, text: str) -> tuple[int, ...]:
-    """Read numbers of devices, such as ``1,2,4``. Raises UserError: it is something else."""
+    """Read numbers of devices, such as ``1,2,4``. Raises UserError: the text is something else."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) < 10 and int(part) for part in parts):
         raise UserError(f"{option}: got {text!r}, expected numbers from 1 with commas", hint=f"such as {option} 1,2,4")
@@ -64,7 +64,7 @@ def parse_counts(option: str, text: str) -> tuple[int, ...]:
 
 
 def describe(training: PlannedTraining, run: Run) -> str:
-    """One line about a training that is done."""
+    """One line about a finished training."""
     each = f"{training.devices} devices with {training.samples} samples each"
     return f"{each}, median step {run.timing.step_time_ms:.3g} ms"
 
@@ -75,7 +75,7 @@ def devices_here() -> Devices:
 
 
 def default_devices(params: Params) -> tuple[int, ...]:
-    """1, 2, 4 ... as far as this host has devices and the batch divides.
+    """The numbers 1, 2, 4 ... as far as this host has devices and they divide the batch.
 
     Raises:
         HostError: this host has one device.
@@ -95,16 +95,16 @@ def default_devices(params: Params) -> tuple[int, ...]:
 
 
 def default_projections(params: Params, devices: Sequence[int]) -> tuple[int, ...]:
-    """Twice, four times and eight times as many as were measured, as far as there are samples for them."""
+    """Two, four and eight times the most devices that are measured, as far as there are samples for them."""
     most = params.batch_split("fast").units
     return tuple(n for n in (max(devices) * factor for factor in (2, 4, 8)) if n <= most)
 
 
 def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tuple[list[PlannedTraining], list[str]]:
-    """The trainings to run, and what is left out and why.
+    """The trainings to run, and notes on those that are left out.
 
     Raises:
-        HostError: this host has fewer devices, and they are not to be shared.
+        HostError: this host has too few devices, and ``train.oversubscribe`` is off.
         UserError: the batch cannot be shared out.
     """
     host, whole = devices_here(), params.batch_split("fast")
@@ -168,7 +168,7 @@ def train(params: Params, trainings: Sequence[PlannedTraining], scratch: Path, *
 
 
 class Points(NamedTuple):
-    """What trainings give: the rows of a table, all points that count, and those of the whole of each training."""
+    """Points of the trainings: rows of the table, all points that count, and the point of each whole training."""
 
     measured: list[MeasuredPoint]
     points: list[Point]
@@ -177,7 +177,7 @@ class Points(NamedTuple):
 
 
 def gradients_of(run: Run) -> Step:
-    """What a step of a run sends: as it was traced, or float32 gradients, a message for each bucket that they fill."""
+    """What a step of a run sends: the traced messages, or else a message for each bucket of float32 gradients."""
     traffic = run.record.breakdown.traffic if run.record.breakdown else None
     if traffic is not None and traffic.buckets:
         return Step(devices=1, rows=0, bytes=traffic.gradient_bytes, messages=len(traffic.buckets))
@@ -189,8 +189,8 @@ def gradients_of(run: Run) -> Step:
 def points_of(pairs: Sequence[tuple[PlannedTraining, Run]], batch: int) -> Points:
     """The points of trainings whose global batch for one device is ``batch``.
 
-    All but ``few`` time one device with the whole ``batch``. A host's speed drifts from training to training, and so
-    each is scaled to the median of what that one step took.
+    All trainings but ``few`` time one device with the whole ``batch``. The speed of a host drifts between trainings, so
+    the times of each training are scaled to the median time of that step.
     """
     anchors = {training: one for training, run in pairs if (one := _anchor(training, run.record.measurement))}
     collected = Points([], [], [], [])
@@ -214,13 +214,13 @@ _ANCHORS: dict[str, SliceName] = {"strong": "single", "weak": "share"}
 
 
 def _anchor(training: PlannedTraining, measurement: Measurement) -> float | None:
-    """Seconds of a step of one device with the batch that all trainings share."""
+    """Seconds of a step of one device with the batch that all trainings time; None if it was not timed."""
     name = _ANCHORS.get(training.kind)
     return median(_chunks(measurement, name)) if name and name in measurement.chunk_seconds else None
 
 
 def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -> None:
-    """Add what one training says."""
+    """Add the points and notes of one training, with its times multiplied by ``drift``."""
     measurement, reason = run.record.measurement, run.record.speedup_unavailable
     if "strategy" not in measurement.chunk_seconds:
         why = reason.sentence() if reason else "its slices did not end"
@@ -231,7 +231,7 @@ def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -
     gradients = gradients_of(run)
     whole = shared.model_copy(update={"bytes": gradients.bytes, "messages": gradients.messages})
     steps: dict[SliceName, Step] = {"share": Step(devices=1, rows=rows), "together": shared, "strategy": whole}
-    if training.kind != "weak":  # there it has more samples than any device of a projection
+    if training.kind != "weak":  # there one device has more samples than any device of a projection
         steps["single"] = Step(devices=1, rows=training.global_batch_size)
     labels = run.record.placement.labels
     label = next((one.sentence() for one in labels if one.kind == "oversubscribed"), None)
@@ -264,7 +264,7 @@ def _add(collected: Points, training: PlannedTraining, run: Run, drift: float) -
 
 
 def _speedup(training: PlannedTraining, measurement: Measurement) -> Spread | None:
-    """Samples per second over one device's, from paired chunks; None where no device was timed alone."""
+    """Ratio of samples per second to one device, from paired chunks; None if no device was timed alone."""
     name = _ANCHORS[training.kind]
     if name not in measurement.chunk_seconds:
         return None

@@ -1,4 +1,4 @@
-"""What a step of ddp costs: the cost model of ``docs/concepts/dp-and-ddp.md`` with coefficients that can be measured.
+"""The cost model of a step of ddp in ``docs/concepts/dp-and-ddp.md``, with measurable coefficients.
 
 A step of N devices with r samples each takes
 
@@ -17,14 +17,14 @@ from typing import NamedTuple
 from samebits.files import Part
 
 BACKWARD_SHARE = 2 / 3
-"""Of the computation that grows with the samples: backward multiplies matrices twice where forward does once."""
+"""Share of backward in the computation per sample: it has two matrix products for each one of forward."""
 
 
 class Step(Part):
-    """What is done in a step: ``devices`` at once, each with so many ``rows``, ``sharing`` of them on one host.
+    """The work of a step: ``devices`` at once, each with ``rows`` samples; ``sharing`` of them are on one host.
 
-    ``bytes`` are the gradients that are reduced over all devices in so many ``messages``, 0 where nothing is. A step
-    without rows is an all-reduce alone.
+    ``bytes`` of gradients are reduced over all devices in ``messages``; 0 if none are. A step without rows is an
+    all-reduce alone.
     """
 
     devices: int
@@ -35,24 +35,24 @@ class Step(Part):
 
     @property
     def hops(self) -> int:
-        """Messages that a device sends one after the other."""
+        """Messages that a device sends one after another."""
         return 2 * (self.devices - 1) * self.messages if self.bytes else 0
 
     @property
     def sent(self) -> float:
-        """Bytes that each device sends, and as many does it receive."""
+        """Bytes that each device sends; it receives as many."""
         return 2 * (self.devices - 1) / self.devices * self.bytes
 
     @property
     def hidable(self) -> float:
-        """The share of an all-reduce, and of backward, that can run beside the other: all but the last bucket."""
+        """Share of an all-reduce, and of backward, that can overlap with the other: all but the last bucket."""
         return 1 - 1 / self.messages
 
 
 class Coefficients(Part):
-    """What a step is made of, in seconds: of a step, a sample, another device, a byte that is sent, a message.
+    """Seconds for each step, sample, further device, byte sent and message.
 
-    ``overlap`` is the share of what could be hidden behind backward that is.
+    ``overlap`` is the hidden share of the time that backward could hide.
     """
 
     fixed: float = 0.0
@@ -65,7 +65,7 @@ class Coefficients(Part):
 
 
 LINEAR = ("fixed", "per_row", "contention", "contention_per_row", "per_byte", "latency")
-"""The coefficients that a step's time is linear in, in the order of ``columns``."""
+"""Coefficients in which the time of a step is linear, in the order of ``columns``."""
 
 
 class Costs(NamedTuple):
@@ -82,7 +82,7 @@ class Costs(NamedTuple):
 
 
 def costs(by: Coefficients, step: Step) -> Costs:
-    """What a step costs by these coefficients."""
+    """The cost of a step with these coefficients."""
     base, rows, shared, shared_rows, sent, hops = columns(step)
     compute = base * by.fixed + rows * by.per_row + shared * by.contention + shared_rows * by.contention_per_row
     communication = sent * by.per_byte + hops * by.latency
@@ -100,15 +100,15 @@ def is_longer(by: Coefficients, step: Step) -> bool:
 
 
 def columns(step: Step) -> tuple[float, ...]:
-    """How often each linear coefficient is in a step of which nothing is hidden."""
+    """The factor of each linear coefficient in a step without any overlap."""
     one, others = float(step.rows > 0), step.sharing - 1
     return (one, step.rows, one * others, step.rows * others, step.sent, float(step.hops))
 
 
 def columns_with_overlap(step: Step, overlap: float, *, longer: bool) -> tuple[float, ...]:
-    """The same less what is hidden, which is linear once it is known whether communication is ``longer`` than backward.
+    """The factors of a step with overlap. They are linear given whether communication is ``longer`` than backward.
 
-    Then a share of backward is hidden, else a share of communication.
+    If it is, a share of backward is subtracted, and else a share of communication.
     """
     base, rows, shared, shared_rows, sent, hops = columns(step)
     hidden = overlap * step.hidable

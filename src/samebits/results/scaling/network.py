@@ -1,4 +1,4 @@
-"""What a network does, as a user writes it: ``400Gb/s,5us``."""
+"""The network between hosts, as a user writes it: ``400Gb/s,5us``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLE = "400Gb/s,5us"
 
 
 class Network(Part):
-    """What each device can send to another and receive at once, and how long a message takes beside its bytes."""
+    """Bandwidth of each device's link in each direction, and latency of a message."""
 
     text: str
     bytes_per_second: float
@@ -26,10 +26,10 @@ class Network(Part):
 def parse_network(text: str) -> Network:
     """Read a bandwidth and a latency, such as ``400Gb/s,5us`` or ``12.5GB/s, 20 us``.
 
-    Units are b (bits) or B (bytes) a second with k, M, G or T for powers of 1000, and ns, us, ms or s.
+    Units are b (bits) or B (bytes) per second with k, M, G or T for powers of 1000, and ns, us, ms or s.
 
     Raises:
-        UserError: it is something else, or there is no bandwidth.
+        UserError: the text is something else, or the bandwidth is 0.
     """
     first, comma, second = (part.strip() for part in text.partition(","))
     if not comma:

@@ -1,4 +1,4 @@
-"""The plot of a scaling curve: what was measured is a line, and a projection is dashed and named."""
+"""The plot of a scaling curve: solid lines are measured, dashed ones are projections and named so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MARKS: dict[ScalingName, str] = {"strong": "^", "weak": "o"}
 
 
 def draw_scaling(scaling: Scaling, axes: Axes) -> None:
-    """Speed-up in samples per second over devices, both in powers of 2."""
+    """Speed-up in samples per second over devices, both on axes with powers of 2."""
     ticks = sorted({*(one.devices for one in scaling.measured), *(one.devices for one in scaling.projections)})
     most = max(ticks, default=1)
     axes.plot([1, most], [1, most], color="0.7", linewidth=1, label="ideal")
@@ -57,6 +57,6 @@ def _draw_one(scaling: Scaling, name: ScalingName, axes: Axes) -> None:
 
 
 def draw(scaling: Scaling, folder: Path) -> Path:
-    """Write ``scaling.svg`` and ``scaling.png``, the same bytes for the same record; give the PNG's path."""
+    """Write ``scaling.svg`` and ``scaling.png``, the same bytes for the same record; return the PNG's path."""
     write_figure(folder, NAME, partial(draw_scaling, scaling), size=(5.0, 4.0), columns=2)
     return folder / f"{NAME}.png"

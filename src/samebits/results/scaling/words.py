@@ -1,4 +1,4 @@
-"""A scaling curve in words, for a terminal."""
+"""A scaling curve as text for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEAD = ("devices", "rows each", "step", "speed-up", "efficiency", "")
 
 
 def say(scaling: Scaling) -> str:
-    """The measured and the projected steps, the fit, its errors, and what a reader must know."""
+    """Measured and projected steps, the fit with its errors, and notes."""
     kind = "GPUs" if scaling.device_type == "cuda" else "CPU devices"
     size = f"{scaling.gradient_bytes / 1e6:.3g} MB of gradients"
     lines = [f"{scaling.model}, {scaling.model_parameters:,} parameters, {size}, ddp in fast on {kind}"]
@@ -53,7 +53,7 @@ def _gain(speedup: Spread | None, devices: int) -> tuple[str, str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns that are as wide as their widest cell."""
+    """Lines with columns as wide as their widest cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
