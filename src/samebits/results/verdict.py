@@ -168,14 +168,15 @@ def compare_losses(reference: Sequence[float], losses: Sequence[float], toleranc
     beyond = next((step for step, (value, limit) in pairs if value > limit), None)
     problem = f"{len(reference)} steps against {len(losses)}" if len(reference) != len(losses) else None
     grade: Grade = "bitwise" if first is None else "within tolerance"
+    judged = beyond or at or 1
     return LossVerdict(
         grade="diverged" if problem or beyond else grade,
-        measured=tolerance.is_measured(beyond or at or 1),
+        measured=tolerance.is_measured(judged),
         steps=len(differences),
         first_difference=first,
         largest_relative=_finite(largest),
         largest_at=at,
-        tolerance=_finite(limits[(beyond or at or 1) - 1]) if limits else None,
+        tolerance=_finite(limits[judged - 1]) if limits else None,
         first_beyond=beyond,
         values=(_finite(reference[beyond - 1]), _finite(losses[beyond - 1])) if beyond else None,
         problem=problem,

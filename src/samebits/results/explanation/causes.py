@@ -17,7 +17,7 @@ from samebits.results.explanation.remedies import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from samebits.records.breakdown import Bounds, Traffic
     from samebits.results.explanation.observed import Observed
@@ -199,7 +199,8 @@ def _straggler(observed: Observed) -> list[Cause]:
     if len(slowest) > 1:
         return []
     (rank,) = slowest
-    lost = tuple(max(turn.computing_ms) - _others(turn.computing_ms, rank) for turn in turns)
+    others_ms = [fmean(ms for number, ms in enumerate(turn.computing_ms) if number != rank) for turn in turns]
+    lost = tuple(max(turn.computing_ms) - ms for turn, ms in zip(turns, others_ms, strict=True))
     own = observed.breakdown.ranks[rank].alone
     rest = [phases for number, one in enumerate(observed.breakdown.ranks) if number != rank for phases in one.alone]
     if not own:
@@ -211,13 +212,9 @@ def _straggler(observed: Observed) -> list[Cause]:
     phase = max(differences, key=lambda name: differences[name])
     shown = (
         _ms(f"rank {rank} computes", median(turn.computing_ms[rank] for turn in turns)),
-        _ms("others compute", median(_others(turn.computing_ms, rank) for turn in turns)),
+        _ms("others compute", median(others_ms)),
     )
     return [Cause("straggler", lost, shown, rank=rank, phase=phase)]
-
-
-def _others(computing_ms: Sequence[float], rank: int) -> float:
-    return fmean(ms for number, ms in enumerate(computing_ms) if number != rank)
 
 
 def _queued(observed: Observed) -> list[Cause]:

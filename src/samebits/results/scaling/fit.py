@@ -16,7 +16,7 @@ import numpy as np
 
 from samebits.errors import UserError
 from samebits.records.run import Spread
-from samebits.results.scaling.model import LINEAR, Coefficients, Step, columns_with_overlap, costs, is_longer
+from samebits.results.scaling.model import LINEAR, Coefficients, Step, columns, columns_with_overlap, costs, is_longer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -112,7 +112,7 @@ def _candidates(points: Sequence[Point]) -> Iterator[Candidate]:
     """Every set of coefficients that the points allow, with every overlap."""
     seconds = np.array([point.seconds for point in points])
     overlaps = _OVERLAPS if any(point.hidable and point.bytes for point in points) else (0.0,)
-    plain = np.array([columns_with_overlap(point, 0.0, longer=False) for point in points])
+    plain = np.array([columns(point) for point in points])
     present = [i for i in range(len(LINEAR)) if plain[:, i].any()]
     for size in range(1, min(len(present), len(points)) + 1):
         for chosen in itertools.combinations(present, size):
