@@ -8,13 +8,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode_temporarily
 
 import exact_probe
-from alike import ALIKE
 from operations_on_cuda import as_in_training
 from operations_probe import NO_MODE, attempt, samples_of, tensors
 from refused_on_cuda import name_of
 from samebits.errors import UserError
 from samebits.numerics.exact import engine, module, numerics, whole
 from samebits.numerics.exact.engine import Engine
+from samebits.numerics.exact.operations import registry
 from samebits.numerics.initialization import portable_initialization
 
 REFUSED = (Path(__file__).parent / "refused.txt").read_text(encoding="utf-8").splitlines()
@@ -47,6 +47,16 @@ NOT_ALIKE = {
 """Operations with the types for which a GPU's result is not the CPU's, and why. Sums of float64 numbers stand on grids.
 
 What refuses at once stands in ``refused.txt``; this is what no error tells.
+"""
+ALIKE = {
+    (name, str(dtype).removeprefix("torch."))
+    for group in registry.ALIKE
+    for name in f"{group.free} {group.integers} {group.inner}".split()
+    for dtype in group.types
+}
+"""Operations, with the type of the first tensor, for which the registry says that a GPU's result is the CPU's.
+
+``exact`` may call no other: what stands neither here nor in ``NOT_ALIKE`` nobody has thought about.
 """
 
 
@@ -93,7 +103,9 @@ def _hits(calls):
         if line := refused.get(f"{overload} {dtype}"):
             hits[f"{overload} {dtype}"] = f"{by}: {line}"
         if (name, dtype) not in ALIKE:
-            hits.setdefault(f"{name} {dtype}", f"{by}: nobody has said whether a GPU gives the same, see alike.py")
+            hits.setdefault(
+                f"{name} {dtype}", f"{by}: nobody has said whether a GPU gives the same, see ALIKE in registry.py"
+            )
     return hits
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -77,38 +78,92 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return out
 
 
-# -- free operations -------------------------------------------------------------------------------------------
-#
-# They move, choose or compare values, work on integers, or make one correctly rounded operation of IEEE 754 in a kernel
-# of its own. Where such a kernel may give either sign of zero, or a scalar is turned into its reciprocal, the operation
-# is not here but in ``pointwise``.
+# -- operations whose kernels are exact --------------------------------------------------------------------------
 
-_MOVES = """
-    _reshape_alias _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors cat
-    channel_shuffle chunk clone concat constant_pad_nd contiguous detach diag_embed diagonal
-    diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye fill flatten flip full
-    full_like gather hsplit index index_select is_same_size lift lift_fresh lift_fresh_copy masked_fill
-    masked_select movedim narrow new_empty new_empty_strided new_full new_ones new_zeros nonzero ones ones_like
-    permute pixel_shuffle pixel_unshuffle repeat repeat_interleave reshape resize_ roll rot90 scalar_tensor select
-    select_backward select_scatter set_ slice slice_backward slice_scatter split split_with_sizes squeeze stack
-    swapaxes t take take_along_dim tensor_split tile transpose tril tril_indices triu triu_indices unbind unflatten
-    unfold unsqueeze view view_as vsplit where zero zeros zeros_like
-"""
-_CHOICES = """
-    _local_scalar_dense all any argwhere bitwise_and bitwise_not bitwise_or bitwise_xor bucketize count_nonzero eq
-    equal ge gt heaviside is_nonzero isfinite isin isinf isnan isneginf isposinf item le logical_and logical_not
-    logical_or logical_xor lt nan_to_num ne searchsorted sign signbit threshold_backward
-"""
-_ARITHMETIC = """
-    ceil copysign floor frac neg positive round trunc
-"""
-_INTEGERS = """
-    _chunk_cat _unique2 _unsafe_masked_index _unsafe_masked_index_put_accumulate alias_copy as_strided_copy
-    as_strided_scatter bincount bitwise_left_shift bitwise_right_shift diagonal_copy diagonal_scatter expand_copy
-    floor_divide fmax fmin fmod gcd im2col index_fill lcm linalg_cross masked_scatter nansum narrow_copy
-    nonzero_static permute_copy reflection_pad1d reflection_pad2d reflection_pad3d remainder replication_pad1d
-    replication_pad2d replication_pad3d resize_as_ split_with_sizes_copy squeeze_copy t_copy threshold trace
-    transpose_copy unbind_copy unfold_copy unique_consecutive unique_dim unsafe_split unsqueeze_copy view_copy
+
+@dataclass(frozen=True, kw_only=True)
+class Alike:
+    """Operations whose kernels give the same bits on a CPU and a GPU for tensors of these types, and the reason.
+
+    Names in ``free`` pass as they are, whatever the type. Names in ``integers`` pass if arguments and results are
+    integers; of equal elements these operations do not choose one. Names in ``inner`` are kernels that exact versions
+    and PyTorch's decompositions call: what such a kernel leaves open, the caller settles.
+    """
+
+    why: str
+    types: tuple[torch.dtype, ...]
+    free: str = ""
+    integers: str = ""
+    inner: str = ""
+
+
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_HALVES = (torch.float16, torch.bfloat16)
+_FLOATS = (torch.float32, torch.float64)
+_COMPLEX = (torch.complex32, torch.complex64, torch.complex128)
+_ROUNDED = "one operation, exact or correctly rounded (IEEE 754), in a kernel of its own"
+
+ALIKE = (
+    Alike(
+        why="values are moved or made, and none is computed; where places repeat, the exact version keeps them apart",
+        types=(*_INTEGERS, *_HALVES, *_FLOATS, *_COMPLEX),
+        free="""
+            _local_scalar_dense _reshape_alias _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors
+            cat channel_shuffle chunk clone concat constant_pad_nd contiguous detach diag_embed diagonal
+            diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye fill flatten flip full
+            full_like gather hsplit index index_select is_same_size item lift lift_fresh lift_fresh_copy masked_fill
+            masked_select movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute
+            pixel_shuffle pixel_unshuffle repeat repeat_interleave reshape resize_ roll rot90 scalar_tensor select
+            select_backward select_scatter set_ slice slice_backward slice_scatter split split_with_sizes squeeze stack
+            swapaxes t take take_along_dim tensor_split tile transpose tril tril_indices triu triu_indices unbind
+            unflatten unfold unsqueeze view view_as vsplit where zero zeros zeros_like
+        """,
+        integers="""
+            _chunk_cat alias_copy as_strided_copy as_strided_scatter diagonal_copy diagonal_scatter expand_copy im2col
+            index_fill masked_scatter narrow_copy permute_copy reflection_pad1d reflection_pad2d reflection_pad3d
+            replication_pad1d replication_pad2d replication_pad3d resize_as_ split_with_sizes_copy squeeze_copy t_copy
+            transpose_copy unbind_copy unfold_copy unsafe_split unsqueeze_copy view_copy
+        """,
+        inner="_conj copy index_copy index_put resize resize_as scatter view_as_complex view_as_real",
+    ),
+    Alike(
+        why="values are compared or counted, in whatever order",
+        types=(*_INTEGERS, *_FLOATS),
+        free="""
+            all any argwhere bucketize count_nonzero eq equal ge gt heaviside is_nonzero isfinite isin isinf isnan
+            isneginf isposinf le logical_and logical_not logical_or logical_xor lt ne nonzero searchsorted signbit
+        """,
+        integers="nonzero_static",
+        inner="amax amin aminmax max maximum min minimum sort",
+    ),
+    Alike(
+        why=_ROUNDED,
+        types=(*_INTEGERS, *_HALVES, *_FLOATS),
+        free="ceil copysign floor frac nan_to_num neg positive round sign threshold_backward trunc",
+        inner="_to_copy abs add clamp div mul rsub sgn sub",
+    ),
+    Alike(why=_ROUNDED, types=(torch.float64,), inner="sqrt"),
+    Alike(
+        why="integers, whose sums and products are the same in any order",
+        types=_INTEGERS,
+        free="bitwise_and bitwise_not bitwise_or bitwise_xor",
+        integers="""
+            _unique2 _unsafe_masked_index _unsafe_masked_index_put_accumulate bincount bitwise_left_shift
+            bitwise_right_shift floor_divide fmax fmin fmod gcd lcm linalg_cross nansum remainder threshold trace
+            unique_consecutive unique_dim
+        """,
+        inner="__lshift__ __rshift__ cumprod cumsum pow prod scatter_add sum",
+    ),
+    Alike(
+        why="terms on a grid, whose sum is exact in any order",
+        types=(torch.float64,),
+        inner="bmm cumsum index_add mm scatter_add sum",
+    ),
+)
+"""Kernels that a pass under ``exact`` may reach; no other is known to be the same on a GPU.
+
+An operation whose kernel may give either sign of zero, or turns a scalar into its reciprocal, is not free: it has an
+exact version in ``pointwise``.
 """
 
 
@@ -116,8 +171,10 @@ def _packets(names: str) -> set[Any]:
     return {getattr(aten, name) for name in names.split() if hasattr(aten, name)}
 
 
-FREE = _packets(_MOVES + _CHOICES + _ARITHMETIC)
+FREE = _packets(" ".join(group.free for group in ALIKE))
 """Operations that pass as they are, whatever the type."""
+INTEGER = _packets(" ".join(group.integers for group in ALIKE))
+"""Operations that are exact if arguments and results are integers."""
 
 BATCH_NORM = "BatchNorm depends on how the batch is split over devices"
 REFUSED = {
@@ -148,6 +205,3 @@ HINTS = {
     aten.renorm: "scale it by its norm: x * (limit / (x.norm(dim=1, keepdim=True) + 1e-7)).clamp(max=1)",
 }
 """What avoids a refused operation, where an option is known that does."""
-
-INTEGER = _packets(_INTEGERS)
-"""Operations that are exact if arguments and results are integers; of equal elements they do not choose one."""
