@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from samebits.errors import is_own
+from samebits.numerics.exact.engine import written_in_forward
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,10 +37,6 @@ _OPAQUE = {"torch", "samebits", "numpy", "logging", "threading", "_thread", "re"
 _DEPTH = 12
 _MOST = 50_000  # things that are looked at
 _MOST_BYTES = 2**26  # of tensors and arrays that are compared by their bytes
-
-
-class IteratorHeldError(TypeError):
-    """A model holds an iterator, whose place nobody can see; the text is its path."""
 
 
 class _Thing(NamedTuple):
@@ -56,7 +53,11 @@ class _Thing(NamedTuple):
 
 
 class Kept:
-    """What a model could keep, as it is now. Raises IteratorHeldError."""
+    """What a model could keep, as it is now.
+
+    Raises:
+        RefusedError: the model holds an iterator, whose place nobody can see.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._things: list[_Thing] = []
@@ -138,7 +139,7 @@ class Kept:
         elif isinstance(value, nn.Module):
             self._module(name, value)
         elif hasattr(value, "__next__") and not hasattr(value, "read"):
-            raise IteratorHeldError(name)
+            raise written_in_forward(f"{name}, an iterator")
         elif not _is_opaque(type(value).__module__):
             self._object(name, value, depth)
 

@@ -21,7 +21,7 @@ from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
 from samebits.numerics.exact.grid import bits_of_sum
-from samebits.numerics.exact.kept import IteratorHeldError, Kept, bits, switched, switches
+from samebits.numerics.exact.kept import Kept, bits, switched, switches
 from samebits.numerics.exact.parameters import tied_places
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
@@ -92,7 +92,7 @@ class ExactModule(nn.Module):
         ``slopes_of`` gives the loss's gradients for the outputs of the shard at a place.
         """
         parts = list(enumerate(zip(shards, inputs.unbind(0), strict=True)))
-        values, before = self._values(), _kept_of(self.model)
+        values, before = self._values(), Kept(self.model)
         found, kept = {}, self._guarded(values)
         for index, (shard, part) in reversed(parts) if backwards else parts:
             digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
@@ -116,9 +116,9 @@ class ExactModule(nn.Module):
         values, before = self._values(), switches()
         try:
             kept = Kept(self.model)
-        except IteratorHeldError as error:
+        except RefusedError as error:
             kept = None
-            refusals.note(written_in_forward(f"{error}, an iterator"))
+            refusals.note(error)
         forward = Survey(refusals, Draws(self._numerics.seed, step, [0]), kept=self._guarded(values),
                          replaced=self._numerics.replaced)  # fmt: skip
         try:
@@ -171,7 +171,7 @@ class ExactModule(nn.Module):
     def _require_kept(self, mode: bool) -> None:
         """Refuse a model that has changed anything beside its parameters since it was first looked at in this mode."""
         if mode not in self._kept:
-            self._kept[mode] = _kept_of(self.model)
+            self._kept[mode] = Kept(self.model)
         for name in self._kept[mode].changes():
             raise written_in_forward(name)
 
@@ -234,13 +234,6 @@ class ExactModule(nn.Module):
 # the optimizer's float64 parameters, by ``DataParallel`` and by ``DistributedDataParallel``, in whatever order; so each
 # shard's gradient is rounded to a window (``windows``) on the way to its parameter. What devices take apart in
 # different ways is caught above ATen, where a call still has its meaning.
-
-
-def _kept_of(model: nn.Module) -> Kept:
-    try:
-        return Kept(model)
-    except IteratorHeldError as error:
-        raise written_in_forward(f"{error}, an iterator") from None
 
 
 class _Entry(torch.autograd.Function):
