@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def parameter_places(model: nn.Module) -> list[str]:
-    """The path of each parameter, a tied one under each of its names."""
+def _places(model: nn.Module) -> list[tuple[str, dict[str, nn.Parameter | None], str]]:
+    """Path, holder and name of each parameter; a tied one appears under each of its names."""
     return [
-        f"{path}.{name}" if path else name
+        (f"{path}.{name}" if path else name, module._parameters, name)
         for path, module in model.named_modules()
         for name, parameter in module._parameters.items()
         if parameter is not None
@@ -26,9 +26,8 @@ def parameter_places(model: nn.Module) -> list[str]:
 def tied_places(model: nn.Module) -> dict[str, list[str]]:
     """The paths of each parameter, all of them by the first."""
     ties: dict[int, list[str]] = {}
-    for place in parameter_places(model):
-        path, _, name = place.rpartition(".")
-        ties.setdefault(id(model.get_submodule(path)._parameters[name]), []).append(place)
+    for place, holder, name in _places(model):
+        ties.setdefault(id(holder[name]), []).append(place)
     return {places[0]: places for places in ties.values()}
 
 
@@ -70,20 +69,18 @@ def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], d
     """
     groups: dict[int, list[nn.Parameter]] = {}
     replaced: dict[str, Tensor] = {}  # it keeps what is replaced alive, and with it each id
-    for place in parameter_places(model):
-        path, _, name = place.rpartition(".")
-        owner = model.get_submodule(path)
-        parameter = owner._parameters[name]
+    for place, holder, name in _places(model):
+        parameter = holder[name]
         assert parameter is not None
         group = groups.setdefault(id(parameter), [])
         if apart or not group:
             wide = parameter.detach().to(torch.float64).contiguous()
             group.append(nn.Parameter(wide, requires_grad=parameter.requires_grad))
-        owner._parameters[name], replaced[place] = group[-1], parameter
+        holder[name], replaced[place] = group[-1], parameter
     return list(groups.values()), replaced
 
 
 def narrowed(model: nn.Module) -> dict[str, Tensor]:
     """The state of a model that was widened, as float32, by the model's own names."""
-    wide = set(parameter_places(model))
+    wide = {place for place, _, _ in _places(model)}
     return {name: t.to(torch.float32) if name in wide else t for name, t in model.state_dict().items()}
