@@ -61,8 +61,11 @@ _GUARD = _Guard()
 
 
 @contextmanager
-def guarded(engine: Engine, *, builds: bool = False) -> Iterator[None]:
-    """A block in which a user's code runs whose operations ``engine`` sees; what ``builds`` may ask for anything."""
+def guarded(engine: Engine | None, *, builds: bool = False) -> Iterator[None]:
+    """A block in which a user's code runs whose operations ``engine`` sees; what ``builds`` may ask for anything.
+
+    ``guarded(None)``, or ``unguarded()``, is a block of the kit's own within a guarded one.
+    """
     before = _GUARD.engine, _GUARD.builds
     _GUARD.engine, _GUARD.builds = engine, builds
     try:
@@ -71,14 +74,7 @@ def guarded(engine: Engine, *, builds: bool = False) -> Iterator[None]:
         _GUARD.engine, _GUARD.builds = before
 
 
-@contextmanager
-def unguarded() -> Iterator[None]:
-    """A block of the kit's own within a guarded one."""
-    before, _GUARD.engine = _GUARD.engine, None
-    try:
-        yield
-    finally:
-        _GUARD.engine = before
+unguarded = functools.partial(guarded, None)
 
 
 @functools.cache
