@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import sys
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from torch import Tensor
 
 
@@ -54,25 +53,21 @@ def module_paths(model: nn.Module) -> dict[int, str]:
 
 def calling_module() -> CallingModule | None:
     """The innermost module in whose forward pass this is called."""
-    frame: FrameType | None = sys._getframe(1)
     inner: nn.Module | None = None
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         module = frame.f_locals.get("self") if frame.f_code.co_name in _PASSES else None
         if isinstance(module, nn.Module):
             paths = getattr(module, "module_paths", None)
             if paths is not None:  # the kit's own, around the model
                 return None if inner is None else CallingModule(paths.get(id(inner), ""), type(inner).__name__)
             inner = module if inner is None else inner
-        frame = frame.f_back
     return None if inner is None else CallingModule("", type(inner).__name__)
 
 
 def class_in_construction() -> str | None:
     """The class of the innermost module whose constructor runs."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(1)):
         module = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
         if isinstance(module, nn.Module) and "_parameters" in vars(module):
             return type(module).__name__
-        frame = frame.f_back
     return None

@@ -18,13 +18,14 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from types import FrameType, ModuleType
+    from types import ModuleType
 
     from samebits.numerics.exact.engine import Engine
 
@@ -146,15 +147,13 @@ def _hear_of_processes(event: str, arguments: tuple[object, ...]) -> None:
 
 def _asked_by_the_kit() -> bool:
     """Whether it is for PyTorch, a warning's text, or a library that is imported when it is first needed."""
-    frame: FrameType | None = sys._getframe(2)
     nearest = ""  # that is no other part of Python's library
-    while frame is not None:
+    for frame, _ in walk_stack(sys._getframe(2)):
         name = frame.f_globals.get("__name__", "").partition(".")[0]
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
         if not nearest and (name in _OF_THE_KIT or name not in sys.stdlib_module_names):
             nearest = name
-        frame = frame.f_back
     return nearest in _OF_THE_KIT
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from math import isinf, isnan
 from pathlib import Path
+from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from samebits.numerics.exact.engine import Engine, below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from types import FrameType
 
 
 class Place(NamedTuple):
@@ -119,10 +119,8 @@ def what_of(error: RefusedError) -> str:
 
 def line_here() -> str:
     """The innermost line of the user's own files among those that run; empty if there is none."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not is_own(Path(frame.f_code.co_filename)):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}" if frame is not None else ""
+    places = ((Path(frame.f_code.co_filename), line) for frame, line in walk_stack(sys._getframe(1)))
+    return next((f"{file.name}:{line}" for file, line in places if is_own(file)), "")
 
 
 def _text(why: str, places: Iterable[Place]) -> str:
