@@ -20,20 +20,6 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _geometry(
-    x: Tensor,
-    axes: int,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    *,
-    ceil_mode: bool,
-) -> Geometry:
-    size = x.shape[-axes:]
-    return Geometry.of(size, kernel=kernel, stride=stride or kernel, padding=padding, dilation=dilation, ceil=ceil_mode)
-
-
 def _batched(x: Tensor, axes: int) -> Tensor:
     return x if x.dim() == axes + 2 else x.unsqueeze(0)
 
@@ -49,7 +35,8 @@ def max_pool2d(
 ) -> tuple[Tensor, Tensor]:
     """The largest number of each window and its index in the image, that of the first of equal ones."""
     check_float32(x)
-    geometry = _geometry(x, 2, kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+    moves = {"kernel": kernel, "stride": stride or kernel, "padding": padding, "dilation": dilation}
+    geometry = Geometry.of(x.shape[-2:], ceil=ceil_mode, **moves)
     windows = windows_of(_batched(x, 2), geometry, -math.inf).flatten(-2)
     value = windows.amax(-1, keepdim=True)
     inside = windows_of(torch.ones((1, 1, *geometry.size), device=x.device), geometry).flatten(-2) > 0
@@ -75,20 +62,7 @@ def max_pool2d_backward(grad: Tensor, x: Tensor, *settings: Any) -> Tensor:
     return scatter_add(start, -1, indices.flatten(-2), grad.flatten(-2)).view(x.shape)
 
 
-def _check_floor(*, ceil_mode: bool) -> None:
-    if ceil_mode:
-        raise NotExactError("average pooling with ceil_mode has no exact version; pad the input")
-
-
-def _divisor(geometry: Geometry, like: Tensor, *, count_include_pad: bool, divisor_override: int | None) -> Tensor:
-    full = math.prod(geometry.kernel)
-    if divisor_override is not None or count_include_pad or not any(geometry.padding):
-        return torch.full((1,), float(divisor_override or full), dtype=torch.float64, device=like.device)
-    inside = torch.ones((1, 1, *geometry.size), dtype=torch.float64, device=like.device)
-    return fixed_order_sum(windows_of(inside, geometry).flatten(-len(geometry.size)), (-1,)).squeeze(-1)
-
-
-def avg_pool(
+def _average(
     axes: int,
     x: Tensor,
     kernel: list[int],
@@ -97,35 +71,36 @@ def avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Tensor:
-    """The sum of each window of so many ``axes`` over its size, or over ``divisor_override``; rounded once.
+) -> tuple[Geometry, Tensor]:
+    """Windows of average pooling over so many ``axes``, and the float64 number that each window's sum is divided by.
 
     Raises:
         NotExactError: windows may hang over the edge.
     """
-    _check_floor(ceil_mode=ceil_mode)
-    geometry = _geometry(x, axes, kernel, stride, padding, [1], ceil_mode=ceil_mode)
+    if ceil_mode:
+        raise NotExactError("average pooling with ceil_mode has no exact version; pad the input")
+    geometry = Geometry.of(x.shape[-axes:], kernel=kernel, stride=stride or kernel, padding=padding, dilation=1)
+    if divisor_override is not None or count_include_pad or not any(geometry.padding):
+        count = float(divisor_override or math.prod(geometry.kernel))
+        return geometry, torch.full((1,), count, dtype=torch.float64, device=x.device)
+    inside = torch.ones((1, 1, *geometry.size), dtype=torch.float64, device=x.device)
+    return geometry, fixed_order_sum(windows_of(inside, geometry).flatten(-axes), (-1,)).squeeze(-1)
+
+
+def avg_pool(axes: int, x: Tensor, *settings: Any, **named: Any) -> Tensor:
+    """The sum of each window of so many ``axes`` over its size, or over ``divisor_override``; rounded once.
+
+    ``settings`` are those of ``_average``.
+    """
+    geometry, divisor = _average(axes, x, *settings, **named)
     windows = windows_of(_batched(wide(x), axes), geometry).flatten(-axes)
     total = fixed_order_sum(windows, (-1,)).squeeze(-1)
-    divisor = _divisor(geometry, x, count_include_pad=count_include_pad, divisor_override=divisor_override)
     return total.div(divisor).to(x.dtype).view(*x.shape[:-axes], *geometry.positions)
 
 
-def avg_pool_backward(
-    axes: int,
-    grad: Tensor,
-    x: Tensor,
-    kernel: list[int],
-    stride: list[int],
-    padding: list[int],
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-) -> Tensor:
+def avg_pool_backward(axes: int, grad: Tensor, x: Tensor, *settings: Any) -> Tensor:
     """The gradient of ``avg_pool``: for each element the sum over the windows that hold it."""
-    _check_floor(ceil_mode=ceil_mode)
-    geometry = _geometry(x, axes, kernel, stride, padding, [1], ceil_mode=ceil_mode)
-    divisor = _divisor(geometry, x, count_include_pad=count_include_pad, divisor_override=divisor_override)
+    geometry, divisor = _average(axes, x, *settings)
     share = _batched(wide(grad), axes).div(divisor)
     spread = share.view(*share.shape, *(1,) * axes).expand(*share.shape, *geometry.kernel)
     return fold(spread, geometry).to(x.dtype).reshape(x.shape)
