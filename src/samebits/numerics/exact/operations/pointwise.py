@@ -41,10 +41,6 @@ _enter(aten.silu, lambda x: elementary.sigmoid(x).mul_(x))
 _enter(aten.log_sigmoid, lambda x: elementary.log1p(elementary.exp(x.abs().neg_())).neg_().add_(x.clamp(max=0.0)))
 
 
-def _floating(*values: object) -> bool:
-    return any(isinstance(v, torch.Tensor) and v.is_floating_point() for v in values)
-
-
 def _check_types(*values: object) -> None:
     for value in values:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
@@ -69,18 +65,18 @@ _of_reals(aten.abs, torch.abs)
 _of_reals(aten.sgn, torch.sgn)
 
 
-@exact(aten.add)
-def add(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-    """``x + alpha * y``, with the product rounded before the sum."""
-    _check_types(x, y)
-    return torch.add(x, y if alpha == 1 else torch.mul(y, alpha))
+def _of_scaled(packet: Any, function: Callable[..., Tensor]) -> None:
+    """Enter ``x + alpha * y`` or ``x - alpha * y``, with the product rounded first."""
+
+    def version(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+        _check_types(x, y)
+        return function(x, y if alpha == 1 else torch.mul(y, alpha))
+
+    EXACT[packet] = version
 
 
-@exact(aten.sub)
-def sub(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-    """``x - alpha * y``, with the product rounded before the difference."""
-    _check_types(x, y)
-    return torch.sub(x, y if alpha == 1 else torch.mul(y, alpha))
+_of_scaled(aten.add, torch.add)
+_of_scaled(aten.sub, torch.sub)
 
 
 @exact(aten.div)
@@ -92,7 +88,7 @@ def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> T
     """
     _check_types(x, y)
     if rounding_mode is not None:
-        if _floating(x, y) or isinstance(y, float):
+        if torch.result_type(x, y).is_floating_point:
             raise NotExactError("division with a rounding mode is exact for integers alone")
         return torch.div(x, y, rounding_mode=rounding_mode)
     if isinstance(y, torch.Tensor):
@@ -239,20 +235,19 @@ def leaky_relu(x: Tensor, negative_slope: Number = 0.01) -> Tensor:
     return torch.where(x > 0, x, x.mul(negative_slope))
 
 
-@exact(aten.addcmul)
-def addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Tensor:
-    """``x + value * (y * z)``, each step rounded."""
-    _check_types(x, y, z)
-    product = y.mul(z)
-    return x.add(product if value == 1 else product.mul_(value))
+def _of_joined(packet: Any, join: Callable[..., Tensor]) -> None:
+    """Enter ``x + value * (y * z)`` or ``x + value * (y / z)``, each step rounded."""
+
+    def version(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Tensor:
+        _check_types(x, y, z)
+        joined = join(y, z)
+        return x.add(joined if value == 1 else joined.mul_(value))
+
+    EXACT[packet] = version
 
 
-@exact(aten.addcdiv)
-def addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Number = 1) -> Tensor:
-    """``x + value * (y / z)``, each step rounded."""
-    _check_types(x, y, z)
-    quotient = y.div(z)
-    return x.add(quotient if value == 1 else quotient.mul_(value))
+_of_joined(aten.addcmul, torch.mul)
+_of_joined(aten.addcdiv, torch.div)
 
 
 @exact(aten.lerp)
