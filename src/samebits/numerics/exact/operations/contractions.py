@@ -176,7 +176,7 @@ def convolution_backward(
     grad: Tensor,
     x: Tensor,
     weight: Tensor,
-    bias_sizes: list[int] | None,  # noqa: ARG001 - those of the weight's outputs
+    _: list[int] | None,  # the bias's sizes, which are those of the weight's outputs
     *settings: Any,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight and bias; the last of ``settings`` says which are wanted."""

@@ -84,13 +84,7 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
 
 
 @exact(aten.index_put, aten._index_put_impl)
-def index_put(
-    x: Tensor,
-    indices: list[Tensor | None],
-    values: Tensor,
-    accumulate: bool = False,
-    unsafe: bool = False,  # noqa: ARG001
-) -> Tensor:
+def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *_: bool) -> Tensor:
     """``x`` with ``values`` added at places, or put into places that are all different."""
     if accumulate:
         like = values.expand(x[_places(indices)].shape)
@@ -107,12 +101,7 @@ def index_put(
 
 @refused_if(_TWICE, aten.index_put, aten._index_put_impl)
 def index_put_twice(
-    result: Tensor,
-    x: Tensor,  # noqa: ARG001
-    indices: list[Tensor | None],
-    values: Tensor,
-    accumulate: bool = False,
-    unsafe: bool = False,  # noqa: ARG001
+    result: Tensor, _: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *__: bool
 ) -> Tensor | None:
     """Whether different values were put into one place."""
     return None if accumulate else _differ(result[_places(indices)], values)
@@ -144,13 +133,7 @@ def scatter(x: Tensor, dim: int, index: Tensor, value: Tensor | float, *, reduce
 
 @refused_if(_TWICE, aten.scatter)
 def scatter_twice(
-    result: Tensor,
-    x: Tensor,  # noqa: ARG001
-    dim: int,
-    index: Tensor,
-    value: Tensor | float,
-    *,
-    reduce: str | None = None,  # noqa: ARG001
+    result: Tensor, _: Tensor, dim: int, index: Tensor, value: Tensor | float, **__: object
 ) -> Tensor | None:
     """Whether different values were put into one place."""
     if not isinstance(value, torch.Tensor):
