@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 from samebits.section import Section
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
 
     from torch import nn
 
@@ -51,10 +51,6 @@ class DataShape(Protocol):
         """Of what the model returns for one sample."""
 
 
-def _none(_: Any) -> Iterator[Contradiction]:
-    return iter(())
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
     """A built-in model. It must treat each sample by itself: ``exact`` takes that for granted."""
@@ -67,7 +63,7 @@ class ModelSpec:
     fits: Callable[[DataShape], bool]
     build: Callable[[Any, DataShape], nn.Module]
     """The untrained module of a section, for the data of a card."""
-    contradictions: Callable[[Any], Iterator[Contradiction]] = _none
+    contradictions: Callable[[Any], Iterable[Contradiction]] = lambda _: ()
     """Settings of a section that are each right and cannot be together."""
 
     @property

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 _LN2_HI = float.fromhex("0x1.62e42fee00000p-1")  # 33 bits, so that k * _LN2_HI is exact
 _LN2_LO = float.fromhex("0x1.a39ef35793c76p-33")
-_LN2 = float.fromhex("0x1.62e42fefa39efp-1")
-LN2, LN10 = _LN2, float.fromhex("0x1.26bb1bbb55516p+1")
+LN2, LN10 = float.fromhex("0x1.62e42fefa39efp-1"), float.fromhex("0x1.26bb1bbb55516p+1")
 _INV_LN2 = float.fromhex("0x1.71547652b82fep+0")
 _HALF_PI = [float.fromhex(part) for part in ("0x1.921fb54400000p+0", "0x1.0b4611a600000p-34", "0x1.3198a2e037073p-69")]
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
@@ -83,7 +82,7 @@ def log(x: Tensor) -> Tensor:
     m = torch.where(large, m.mul(0.5), m)
     e = e.add_(large).to(torch.float64)
     s = m.sub(1.0).div_(m.add(1.0))
-    result = _polynomial(s.mul(s), _LOG).mul_(s).mul_(2.0).add_(e.mul_(_LN2))
+    result = _polynomial(s.mul(s), _LOG).mul_(s).mul_(2.0).add_(e.mul_(LN2))
     result = torch.where(x > 0, result, torch.where(x == 0, -math.inf, math.nan))
     return torch.where(x == math.inf, x, result)
 

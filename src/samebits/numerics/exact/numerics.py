@@ -14,9 +14,10 @@ from samebits.errors import RefusedError
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.ambient import guard_process
 from samebits.numerics.exact.engine import Engine, below
-from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum
+from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.kept import switched, switches
 from samebits.numerics.exact.module import ExactModule, GradientsUnread, run_backward
+from samebits.numerics.exact.operations.normalization import exponentials
 from samebits.numerics.exact.optimizers import SGD, AdamW
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.survey import Survey
@@ -236,10 +237,7 @@ class ExactNumerics(Numerics):
 
 def _cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Losses (rows,) and their gradients (rows, classes), both rounded to float32 once, of float32 logits."""
-    values = logits.to(torch.float64)
-    values = values.sub_(values.amax(-1, keepdim=True))
-    powers = elementary.exp(values)
-    total = fixed_order_sum(powers, (1,))
+    values, powers, total = exponentials(logits.to(torch.float64), 1)
     chosen = values.gather(1, targets.unsqueeze(1))
     losses = elementary.log(total).sub_(chosen).squeeze(1)
     slopes = powers.div_(total)

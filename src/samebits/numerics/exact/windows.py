@@ -136,7 +136,10 @@ class Windows:
         for dtype in {sizes[0].dtype for sizes in self._seen.values()}:
             rows = {place: sizes for place, sizes in self._seen.items() if sizes[0].dtype is dtype}
             longest = max(map(len, rows.values()))
-            flat = [size.to(device) for sizes in rows.values() for size in _filled_up(sizes, longest)]
+            flat = []
+            for sizes in rows.values():
+                filled_up = [*sizes, *[sizes[0]] * (longest - len(sizes))]  # which does not change the largest
+                flat += [size.to(device) for size in filled_up]
             largest_of_each = top_of_magnitude(torch.stack(flat)).view(len(rows), longest).amax(1)
             tops |= zip(rows, largest_of_each.unbind(), strict=True)
         return tops
@@ -145,11 +148,6 @@ class Windows:
         """This rank's numbers that were rounded to zero, and all of them, in each ``COUNT_EVERY``-th step."""
         lost, rounded = self._counts.tolist()
         return lost, rounded
-
-
-def _filled_up(sizes: list[Tensor], count: int) -> list[Tensor]:
-    """So many sizes: one of them again in the place of those that there are not."""
-    return [*sizes, *([sizes[0]] * (count - len(sizes)))]
 
 
 def largest(x: Tensor) -> Tensor:

@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 aten = torch.ops.aten
 
 
-def _exponentials(x: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``x`` less its largest along ``dim``, the exponentials of that, and their sum, in float64."""
-    values = wide(x)
+def exponentials(values: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Float64 ``values`` less their largest along ``dim``, in place, the exponentials of that, and their sum."""
     values.sub_(values.amax(dim, keepdim=True))
     powers = elementary.exp(values)
     return values, powers, fixed_order_sum(powers, (dim,))
@@ -31,7 +30,7 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: ARG001
     """Exponentials along ``dim`` over their sum, rounded once."""
     if x.dim() == 0 or x.numel() == 0:
         return torch.ones_like(x)
-    _, powers, total = _exponentials(x, dim)
+    _, powers, total = exponentials(wide(x), dim)
     return powers.div_(total).to(x.dtype)
 
 
@@ -49,7 +48,7 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: AR
     """The logarithm of ``softmax``, rounded once."""
     if x.dim() == 0 or x.numel() == 0:
         return torch.zeros_like(x)
-    values, _, total = _exponentials(x, dim)
+    values, _, total = exponentials(wide(x), dim)
     return values.sub_(elementary.log(total)).to(x.dtype)
 
 
