@@ -95,7 +95,8 @@ class Kept:
 
     def _module(self, path: str, module: nn.Module) -> None:
         self._seen[id(module)] = module
-        for name, value in vars(module).items():
+        attributes = vars(module)
+        for name, value in attributes.items():
             if name == "_parameters":
                 self._add(path, lambda: (*module._parameters,), module._parameters)
             elif name == "_buffers" and isinstance(module, _NormBase):
@@ -103,7 +104,7 @@ class Kept:
             else:
                 place = path if name in {"_buffers", "_modules"} else f"{path}.{name}"
                 self._walk(place, value, 0)
-        self._dictionary(path, vars(module))
+        self._add(path, lambda: _items(attributes), attributes)
         self._add(f"the class of {path}", lambda: (type(module),))
         self._class(type(module))
 
@@ -115,7 +116,7 @@ class Kept:
         if isinstance(value, Tensor):
             self._tensor(name, value)
         elif isinstance(value, dict):
-            self._dictionary(name, value)
+            self._add(name, lambda: _items(value), value)
             for key, item in _items(value).items():
                 self._walk(f"{name}.{key}" if isinstance(key, str) else f"{name}[{key!r}]", item, depth + 1)
         elif isinstance(value, list | tuple | set | frozenset | deque):
@@ -153,9 +154,6 @@ class Kept:
             self._bytes += tensor.nbytes
             if self._bytes <= _MOST_BYTES:
                 self._add(name, lambda: bits(tensor))
-
-    def _dictionary(self, name: str, value: dict[Any, Any]) -> None:
-        self._add(name, lambda: _items(value), value)
 
     def _function(self, name: str, value: Any, depth: int) -> None:
         if isinstance(value, functools.partial):
@@ -247,14 +245,10 @@ def _looking_at(value: object) -> Callable[[], object] | None:
         case threading.local():
             return lambda: dict(vars(value))
         case types.GeneratorType():
-            return lambda: (value.gi_frame and value.gi_frame.f_lasti, dict(_locals(value)))
+            return lambda: value.gi_frame and (value.gi_frame.f_lasti, dict(value.gi_frame.f_locals))
     if isinstance(value, ContextVar):
         return lambda: (value.get(None),)
     return None
-
-
-def _locals(generator: types.GeneratorType[Any, Any, Any]) -> Iterator[tuple[str, object]]:
-    yield from (generator.gi_frame.f_locals.items() if generator.gi_frame else ())
 
 
 def _items(mapping: types.MappingProxyType[str, Any] | dict[Any, Any]) -> dict[Any, Any]:
