@@ -96,7 +96,8 @@ class _Linear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
-        if bits_of_products(max(weight.shape)) < FEWEST_BITS:
+        bits = bits_of_products(max(weight.shape))
+        if bits < FEWEST_BITS:
             raise RefusedError(
                 f"it has {max(weight.shape):,} inputs or outputs, expected at most 2**21",
                 hint="make samples or layers smaller",
@@ -105,11 +106,11 @@ class _Linear(Function):
         with below():
             rounded = scope.rounded.rounded(place, weight)
             rows = x.reshape(-1, x.shape[-1])
-            y = exact_matmul(snap_rows(rows, bits_of_products(max(weight.shape))), rounded.T)
+            y = exact_matmul(snap_rows(rows, bits), rounded.T)
             if bias is not None:
                 y.add_(bias)
             ctx.save_for_backward(x, rounded)
-            ctx.scope, ctx.place, ctx.bits = scope, place, bits_of_products(max(weight.shape))
+            ctx.scope, ctx.place, ctx.bits = scope, place, bits
             return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     @staticmethod
@@ -155,9 +156,7 @@ class _Spread(Function):
             assert grad.shape[0] == scope.samples, "a parameter met something that is not a batch"
             lead = grad.dim() - len(ctx.shape)
             dims = [d for d in range(grad.dim()) if d < lead or (ctx.shape[d - lead] == 1 and grad.shape[d] > 1)]
-            terms = scope.global_batch
-            for d in dims[1:]:
-                terms *= grad.shape[d]
+            terms = scope.global_batch * math.prod(grad.shape[d] for d in dims[1:])
             values = scope.windows.round(f"{GRADIENTS_AT} {ctx.place}", grad, bits_of_sum(terms))
             if values is None:
                 return grad.new_zeros(ctx.shape, dtype=torch.float64), None, None, None
