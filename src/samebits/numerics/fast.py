@@ -59,20 +59,17 @@ class FastNumerics(Numerics):
 
     def configure(self) -> None:
         """Set this process's precision and determinism, with the kernels that PyTorch itself would choose."""
-        self._set_precision()
-        choose_kernels(fused=True)
-        torch.backends.cudnn.benchmark = False
-        torch.set_deterministic_debug_mode("error")  # not use_deterministic_algorithms, which imports the compiler
-        # Filling costs time. What would read such memory is taken care of: see ``reset``.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-
-    def _set_precision(self) -> None:
         mode = "tf32" if self._train.precision == "tf32" else "ieee"
         torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"  # else reading it, as PyTorch's own code does, raises
         torch.backends.cuda.matmul.fp32_precision = mode
         torch.backends.cudnn.allow_tf32 = mode == "tf32"
         torch.backends.cudnn.conv.fp32_precision = mode  # type: ignore[attr-defined]
         torch.backends.cudnn.rnn.fp32_precision = mode  # type: ignore[attr-defined]
+        choose_kernels(fused=True)
+        torch.backends.cudnn.benchmark = False
+        torch.set_deterministic_debug_mode("error")  # not use_deterministic_algorithms, which imports the compiler
+        # Filling costs time. What would read such memory is taken care of: see ``reset``.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model under autocast."""

@@ -246,8 +246,8 @@ def _looking_at(value: object) -> Callable[[], object] | None:
             return lambda: dict(vars(value))
         case types.GeneratorType():
             return lambda: value.gi_frame and (value.gi_frame.f_lasti, dict(value.gi_frame.f_locals))
-    if isinstance(value, ContextVar):
-        return lambda: (value.get(None),)
+        case ContextVar():
+            return lambda: (value.get(None),)
     return None
 
 

@@ -12,7 +12,6 @@ from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
 from samebits.numerics.exact import ambient, elementary
-from samebits.numerics.exact.ambient import guard_process
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.kept import switched, switches
@@ -73,7 +72,7 @@ class ExactNumerics(Numerics):
         torch.set_deterministic_debug_mode("default")
         choose_kernels(fused=False)  # what the engine can see into, and products in one order
         if not self.independent:
-            guard_process()
+            ambient.guard_process()
             # Whoever imports it later, as DDP does, would find a stance by which functions of the model are compiled.
             from torch import _dynamo  # noqa: F401
 

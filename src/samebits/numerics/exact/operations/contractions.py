@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -85,18 +85,6 @@ def addr(c: Tensor, x: Tensor, y: Tensor, *, beta: Number = 1, alpha: Number = 1
     return addmm(c, x.unsqueeze(1), y.unsqueeze(0), beta=beta, alpha=alpha)
 
 
-class _Layout(NamedTuple):
-    """How a kernel moves over the larger image, and the kernels as (groups, outputs, inputs * kernel) of one group.
-
-    A transposed convolution is the gradient of a convolution: its output is the larger image.
-    """
-
-    geometry: Geometry
-    kernels: Tensor
-    groups: int
-    transposed: bool
-
-
 def _layout(
     x: Tensor,
     weight: Tensor,
@@ -106,14 +94,18 @@ def _layout(
     transposed: bool,
     output_padding: list[int],
     groups: int,
-) -> _Layout:
+) -> tuple[Geometry, Tensor]:
+    """How a kernel moves over the larger image, and the kernels as (groups, outputs, inputs * kernel) of one group.
+
+    A transposed convolution is the gradient of a convolution: its output is the larger image.
+    """
     kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
     geometry = Geometry.of(x.shape[2:], kernel=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
     if transposed:
         geometry = geometry.transposed(output_padding)
         if geometry.positions != tuple(x.shape[2:]):
             raise NotExactError("an output_padding from the stride on has no exact version")
-    return _Layout(geometry=geometry, kernels=kernels, groups=groups, transposed=transposed)
+    return geometry, kernels
 
 
 def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
@@ -160,7 +152,8 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) 
     Raises:
         NotExactError: a transposed convolution has an output_padding from the stride on.
     """
-    geometry, kernels, groups, transposed = _layout(x, weight, *settings)
+    geometry, kernels = _layout(x, weight, *settings)
+    transposed, _output_padding, groups = settings[3:]
     if transposed:
         shape = (x.shape[0], groups * weight.shape[1], *geometry.size)
         y = folded(_product(to_rows(x, groups), kernels), shape, geometry)
@@ -181,7 +174,8 @@ def convolution_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of input, weight and bias; the last of ``settings`` says which are wanted."""
     *forward_settings, wanted = settings
-    geometry, kernels, groups, transposed = _layout(x, weight, *forward_settings)
+    geometry, kernels = _layout(x, weight, *forward_settings)
+    transposed, _output_padding, groups = forward_settings[3:]
     grad_x = grad_weight = grad_bias = None
     if wanted[0] and transposed:
         grad_x = from_rows(_product(rows_of(grad, geometry, groups), kernels.mT), x.shape[0], geometry)
