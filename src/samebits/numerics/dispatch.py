@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """What tells the memory of one tensor from that of another; not its address, which a fake tensor has none of."""
+    """Identity of a tensor's memory. Not its address, because a fake tensor has none."""
     return int(tensor.untyped_storage()._cdata)
 
 
 class EagerDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A TorchDispatchMode without PyTorch's guard against being compiled.
 
-    The guard costs time at each operation, and imports the compiler at the first one, which takes each process a
+    The guard costs time at each operation. At the first one it also imports the compiler, which takes each process a
     second or more.
     """
 
@@ -40,32 +40,32 @@ _PASSES = ("forward", "fingerprint", "survey", "not_finite")  # methods that run
 
 
 class CallingModule(NamedTuple):
-    """A module whose forward pass runs: its path from the model, empty where nobody knows it, and its class."""
+    """A module whose forward pass runs: its path from the model, empty if unknown, and its class."""
 
     path: str
     kind: str
 
 
 def module_paths(model: nn.Module) -> dict[int, str]:
-    """The path of each module by its id, as ``calling_module`` looks for it in whoever runs the model."""
+    """The path of each module by its id. ``calling_module`` reads it from the module that runs the model."""
     return {id(module): f"model.{path}" if path else "model" for path, module in model.named_modules()}
 
 
 def calling_module() -> CallingModule | None:
-    """The innermost module in whose forward pass this is called."""
+    """The innermost module whose forward pass makes this call; None if there is none."""
     inner: nn.Module | None = None
     for frame, _ in walk_stack(sys._getframe(1)):
         module = frame.f_locals.get("self") if frame.f_code.co_name in _PASSES else None
         if isinstance(module, nn.Module):
             paths = getattr(module, "module_paths", None)
-            if paths is not None:  # the kit's own, around the model
+            if paths is not None:  # a module of this library around the model
                 return None if inner is None else CallingModule(paths.get(id(inner), ""), type(inner).__name__)
             inner = module if inner is None else inner
     return None if inner is None else CallingModule("", type(inner).__name__)
 
 
 def class_in_construction() -> str | None:
-    """The class of the innermost module whose constructor runs."""
+    """The class of the innermost module whose constructor runs; None if there is none."""
     for frame, _ in walk_stack(sys._getframe(1)):
         module = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
         if isinstance(module, nn.Module) and "_parameters" in vars(module):

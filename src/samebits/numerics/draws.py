@@ -1,4 +1,4 @@
-"""Random numbers that a model draws in forward: which modules draw, and the same draws for the same samples."""
+"""Random numbers drawn in forward: the modules that draw, and draws that follow the sample."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from samebits.numerics.interface import MicroBatch
 
 aten = torch.ops.aten
-_RATES = {"dropout_p", "p"}  # of dropout: with 0 nothing is drawn
+_RATES = {"dropout_p", "p"}  # rates of dropout; at 0 nothing is drawn
 
 
 def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an operation draws random numbers; attention and dropout need not."""
+    """Whether an operation draws random numbers. Attention and dropout draw only at a rate above 0."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return False
     named = {one.name: i for i, one in enumerate(func._schema.arguments)}
@@ -34,7 +34,7 @@ def draws(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 class SeenDraws(EagerDispatchMode):
-    """Notes which modules draw random numbers, each as its class and its path."""
+    """Records which modules draw random numbers, each by its class and path."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,10 +51,10 @@ class SeenDraws(EagerDispatchMode):
 
 
 class SharedDraws(EagerDispatchMode):
-    """Answers random operations with draws that follow from seed, step, their number in it, and the sample.
+    """Answers random operations with draws that depend on seed, step, number of the draw in the step, and sample.
 
-    Every draw is made for a whole global batch of ``samples``, of which a rank takes its own rows. What has no axis of
-    samples in front is the same for all. ``unshared`` are operations that cannot be answered so.
+    Every draw is made for a whole global batch of ``samples``, and a rank takes its own rows. A tensor whose first axis
+    is not that of the samples is the same for all ranks. ``unshared`` names operations that have no such answer.
     """
 
     def __init__(self, seed: int, samples: int) -> None:
@@ -66,7 +66,7 @@ class SharedDraws(EagerDispatchMode):
 
     @contextmanager
     def of(self, batch: MicroBatch) -> Iterator[None]:
-        """A block with the forward pass of a micro-batch."""
+        """Context for the forward pass of a micro-batch."""
         self._batch, self._count = batch, 0
         with self:
             yield

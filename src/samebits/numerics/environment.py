@@ -1,4 +1,4 @@
-"""Variables that torch, CUDA and cuBLAS read when they start."""
+"""Environment variables that torch, CUDA and cuBLAS read when they start."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from pathlib import Path
 from samebits.errors import UserError
 
 ENVIRONMENT = {
-    # cuBLAS is deterministic only with a fixed workspace; PyTorch knows these two.
+    # cuBLAS is deterministic only with a fixed workspace; PyTorch accepts these two.
     "CUBLAS_WORKSPACE_CONFIG": (":4096:8", ":16:8"),
-    # The order in which NVML counts.
+    # NVML numbers devices in this order.
     "CUDA_DEVICE_ORDER": ("PCI_BUS_ID",),
-    # cuBLAS 13 may make products of float64 numbers out of shorter ones, which exact has not been shown to stand.
+    # cuBLAS 13 may emulate float64 products by shorter ones; nobody has shown that exact keeps its bits then.
     "CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",),
     # torch.cuda.is_available() must not start CUDA before the fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": ("1",),
     # torch 2.13 compiles some products of a GPU by Triton, which fails where there is no C compiler (pytorch#196977).
     "TORCH_DISABLE_NATIVE_JIT": ("1", "0"),
 }
-"""What each may be set to; the first is set where the user has not set it."""
+"""Accepted values by variable; the first is the default."""
 
 
 _COMPILED = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
-"""Where PyTorch keeps code that it has compiled, and loads it from; its own choice is a known place in /tmp."""
+"""Folders of code that PyTorch has compiled and loads again; its own default is a predictable path in /tmp."""
 
 
 def prepare_environment() -> None:
     """Set ``ENVIRONMENT``, and folders for compiled code that nobody else can write to.
 
-    Called before torch is imported, and again before anything may start CUDA.
+    Call it before torch is imported, and again before anything may start CUDA.
 
     Raises:
-        UserError: one of them is set to what would break a training.
+        UserError: a variable has a value that would break a training.
     """
     for name, accepted in ENVIRONMENT.items():
-        given = os.environ.get(name) or accepted[0]  # Compose passes what is not set as empty
+        given = os.environ.get(name) or accepted[0]  # Compose passes an unset variable as an empty one
         if given not in accepted:
             raise UserError(f"{name}: got {given!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")
         os.environ[name] = given
@@ -48,7 +48,7 @@ def prepare_environment() -> None:
 
 
 def _own_folder() -> Path:
-    """A folder that this user alone can write to, the same each time if there is a home for one."""
+    """A folder that only this user can write to, the same each time if the home or working folder allows one."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     for name in (f"{caches}/samebits", ".samebits/compiled"):
         try:

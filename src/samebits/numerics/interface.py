@@ -1,4 +1,4 @@
-"""What a training loop asks of its numerics, and what they take and give."""
+"""Interface between the training loop and its numerics."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from samebits.records.run import Arithmetic
 
     AllReduce = Callable[[Tensor], Tensor]
-    """A sum or a maximum over ranks, which every rank must call."""
+    """A sum or a maximum over all ranks. Every rank must call it."""
 
 
 class MicroBatch(NamedTuple):
-    """Samples on the device, the step they belong to, and under ``exact`` the numbers of the shards that they are.
+    """Samples on the device, their step, and under ``exact`` the numbers of their shards.
 
-    ``start`` is the place of the first of them in the global batch.
+    ``start`` is the index of the first sample in the global batch.
     """
 
     inputs: Tensor
@@ -36,13 +36,17 @@ class MicroBatch(NamedTuple):
     start: int = 0
 
     def head(self, rows: int) -> MicroBatch:
-        """So many samples at most; under ``exact`` whole shards, and at least one."""
+        """At most ``rows`` samples from the front; under ``exact`` whole shards, and at least one."""
         rows, shards = leading(len(self.inputs), self.shards, rows)
         return self._replace(inputs=self.inputs[:rows], targets=self.targets[:rows], shards=shards)
 
 
 def logits_of(outputs: object) -> Tensor:
-    """The tensor that a model returned, or the ``logits`` of its output object. Raises UserError: it is neither."""
+    """The tensor that a model returned, or the ``logits`` of its output object.
+
+    Raises:
+        UserError: the output is neither.
+    """
     if isinstance(outputs, Tensor):
         return outputs
     logits = getattr(outputs, "logits", None)
@@ -55,13 +59,13 @@ def logits_of(outputs: object) -> Tensor:
 
 
 class Optimizer(Protocol):
-    """As much of ``torch.optim.Optimizer`` as a training needs."""
+    """The part of ``torch.optim.Optimizer`` that a training uses."""
 
     param_groups: list[dict[str, Any]]
 
     @property
     def state(self) -> MutableMapping[Tensor, dict[str, Any]]:
-        """What the steps so far have left, by parameter."""
+        """The optimizer's state after the steps so far, by parameter."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop the gradients of all parameters."""
@@ -72,38 +76,38 @@ class Numerics(ABC):
 
     name: Literal["fast", "exact"]
     reduction: Literal["mean", "sum"]
-    """What becomes of the gradients of several ranks."""
+    """How the gradients of several ranks are combined."""
 
     @abstractmethod
     def configure(self) -> None:
-        """Set this process's switches; again after those of other numerics, where trainings take turns."""
+        """Set this process's switches. Where trainings take turns, each sets its own again."""
 
     def construction(self) -> AbstractContextManager[object]:
-        """A block in which a model is built."""
+        """Context in which a model is built."""
         return nullcontext()
 
     def prepare(self, model: nn.Module) -> None:  # noqa: B027 - a model may be trained as it was built
-        """Change a model that was built into one that can be trained; called once for each model."""
+        """Make a newly built model trainable. Called once for each model."""
 
     def model_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
-        """The model's state as it is saved, under the names and types that it was built with."""
+        """The model's state to save, under the names and types that it was built with."""
         return model.state_dict()
 
     @abstractmethod
     def module(self, model: nn.Module) -> nn.Module:
-        """What a strategy wraps; run by ``forward`` alone."""
+        """The module that a strategy wraps. Only ``forward`` runs it."""
 
     def compile(self, module: nn.Module) -> nn.Module:
-        """The wrapped module compiled, if that is possible."""
+        """The wrapped module, compiled if these numerics can be compiled."""
         return module
 
     @property
     def graphs(self) -> bool:
-        """Whether the wrapped module's passes become CUDA graphs, under a strategy that allows it."""
+        """Whether the wrapped module's passes become CUDA graphs if the strategy allows it."""
         return False
 
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:  # noqa: ARG002
-        """Make graphs of the passes over ``sample``, and try them on ``check``; called where there are ``graphs``."""
+        """Capture graphs of the passes over ``sample`` and check them on ``check``; called only with ``graphs``."""
         raise AssertionError("these numerics have no graphs")
 
     @abstractmethod
@@ -112,7 +116,7 @@ class Numerics(ABC):
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What ``backward`` is called with."""
+        """The loss that ``backward`` takes."""
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -126,38 +130,38 @@ class Numerics(ABC):
     def backward(self, loss: Tensor) -> None:
         """Add the loss's gradients to those of the parameters."""
 
-    def accepts_grads(self, all_reduce_max: AllReduce) -> bool:  # noqa: ARG002 - they may depend on no other rank
-        """Whether the step's gradients stand; if not, the step's passes are made again."""
+    def accepts_grads(self, all_reduce_max: AllReduce) -> bool:  # noqa: ARG002 - ``fast`` depends on no other rank
+        """Whether the step's gradients are valid; if not, the step's passes are run again."""
         return True
 
     @abstractmethod
     def step(self, optimizer: Any) -> None:  # what ``optimizer`` gave
-        """Clip the gradients if asked to, and update the weights."""
+        """Clip the gradients if the params say so, and update the weights."""
 
     @abstractmethod
     def mean_losses(self, losses: Tensor, all_reduce: AllReduce, ranks: int) -> list[float]:
-        """The mean loss of each step from this rank's values of ``loss``; ``all_reduce`` sums over ranks."""
+        """The mean loss of each step, from this rank's values of ``loss`` summed over ranks by ``all_reduce``."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """What the steps so far have left here, as JSON."""
+        """The state of these numerics after the steps so far, as JSON."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to what ``state_dict`` gave."""
+        """Restore a state that ``state_dict`` returned."""
 
     def fingerprint(self, module: nn.Module, batch: MicroBatch, *, backwards: bool = False) -> dict[int, bytes]:  # noqa: ARG002
-        """What each shard of a batch gives, fed in order or ``backwards``; nothing where that is not to be asked."""
+        """A digest of each shard's results, fed in order or ``backwards``; empty if these numerics check none."""
         return {}
 
     def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:  # noqa: ARG002
-        """What makes infinity or NaN of a batch, each in words; nothing where that is not known."""
+        """Descriptions of the operations that produce infinity or NaN from a batch; empty if unknown."""
         return []
 
     def arithmetic(self) -> Arithmetic | None:
-        """What a record of the training says of its arithmetic; None where there is nothing to say."""
+        """Arithmetic figures for the record of the training; None if there are none."""
         return None
 
     @abstractmethod
     def reset(self, optimizer: Any) -> None:
-        """Go back to the state before the first step."""
+        """Restore the state before the first step."""

@@ -4,7 +4,7 @@ import torch
 
 
 def choose_kernels(*, fused: bool) -> None:
-    """Let PyTorch choose, as it does by itself, or only among forms that are made of ATen's plain operations."""
+    """Let PyTorch choose as it does by default, or without ``fused`` only forms made of ATen's plain operations."""
     torch.backends.cuda.enable_flash_sdp(fused)
     torch.backends.cuda.enable_mem_efficient_sdp(fused)
     torch.backends.cuda.enable_cudnn_sdp(fused)
