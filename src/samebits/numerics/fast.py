@@ -1,4 +1,4 @@
-"""``fast``: PyTorch's own kernels, with deterministic algorithms; the same bits on one kind of host and layout."""
+"""``fast``: PyTorch's own kernels with deterministic algorithms; same bits on one kind of host and device layout."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ForwardPass(nn.Module):
-    """The module that a strategy wraps: the user's model under autocast, reduced to one tensor.
+    """The module that a strategy wraps: the user's model under autocast, with one tensor as output.
 
-    Autocast is entered here and not in the loop, because ``DataParallel`` runs replicas in threads of their
-    own; the output is a tensor so that its ``gather`` can put the parts together.
+    Autocast is entered here and not in the loop, because ``DataParallel`` runs replicas in threads of their own. The
+    output is a tensor so that its ``gather`` can join the parts.
     """
 
     def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype | None) -> None:
@@ -68,7 +68,7 @@ class FastNumerics(Numerics):
         choose_kernels(fused=True)
         torch.backends.cudnn.benchmark = False
         torch.set_deterministic_debug_mode("error")  # not use_deterministic_algorithms, which imports the compiler
-        # Filling costs time. What would read such memory is taken care of: see ``reset``.
+        # Filling costs time. The one reader of such memory is handled in ``reset``.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
     def module(self, model: nn.Module) -> nn.Module:
@@ -83,11 +83,11 @@ class FastNumerics(Numerics):
 
     @property
     def graphs(self) -> bool:
-        """Where they are asked for, and can be made."""
+        """Whether train.cuda_graphs asks for them and the device supports them."""
         return self._train.cuda_graphs and self._train.why_no_graphs(self._device.type) is None
 
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:
-        """Raises UserError: the model does not stand it."""
+        """Capture graphs and check them. Raises UserError: the model cannot be captured."""
         capture(module, sample.inputs, check.inputs)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
@@ -98,7 +98,7 @@ class FastNumerics(Numerics):
 
     @contextmanager
     def sharing(self, shared: SharedDraws) -> Iterator[None]:
-        """A block in which samples get the same draws wherever they are."""
+        """Context in which a sample gets the same draws on any device."""
         self._shared = shared
         try:
             yield
@@ -133,7 +133,7 @@ class FastNumerics(Numerics):
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip the gradients if asked to, and update the weights."""
+        """Clip the gradients if the params say so, and update the weights."""
         if self._train.clip_grad_norm is not None:
             self._scaler.unscale_(optimizer)
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -151,15 +151,15 @@ class FastNumerics(Numerics):
         return dict(self._scaler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to a gradient scale."""
+        """Restore a gradient scale."""
         self._scaler.load_state_dict(state)
 
     def reset(self, optimizer: torch.optim.Optimizer) -> None:
-        """Forget what the optimizer and the gradient scale have reached.
+        """Reset the optimizer and the gradient scale.
 
-        SGD gets its momentum as zeros, which gives what its own first step would. A fused one fails at a parameter
-        whose first gradient comes later than that of others, and where ``fp16`` skips its first step for an overflow,
-        it leaves the buffer that it allocated unwritten.
+        SGD's momentum starts as zeros, which gives the result of its own first step. Without them the fused optimizer
+        fails at a parameter whose first gradient comes later than that of others, and leaves the allocated buffer
+        unwritten if ``fp16`` skips the first step for an overflow.
         """
         self._scaler.load_state_dict(self._initial_scale)
         optimizer.state.clear()

@@ -1,7 +1,7 @@
-"""CUDA graphs of a module's forward and backward passes, which then cost the host one launch each.
+"""CUDA graphs of a module's forward and backward passes, each of which then costs the host one launch.
 
-Loss, communication and optimizer stay outside: it is the module that is captured, before ``DistributedDataParallel``
-wraps it, as PyTorch's notes on CUDA semantics have it for partial captures ("Usage with DistributedDataParallel").
+Loss, communication and optimizer stay outside. The module is captured before ``DistributedDataParallel`` wraps it, as
+PyTorch's notes on CUDA semantics require for partial captures ("Usage with DistributedDataParallel").
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _TURN_OFF = "or set train.cuda_graphs: false"
 
 
 def capture(module: nn.Module, sample: Tensor, check: Tensor) -> None:
-    """Let a module replay graphs of its training passes from now on, over inputs of the shape of ``sample``.
+    """Make a module replay graphs of its training passes from now on, for inputs of the shape of ``sample``.
 
     A replay over ``check`` must give the bits of the module's own passes. Parameters and buffers must stay where they
     are in memory. The caller restores buffers and random streams.
 
     Raises:
-        UserError: forward or backward cannot be captured, or a graph of them does something else.
+        UserError: forward or backward cannot be captured, or the graph gives other results.
         torch.OutOfMemoryError: the graphs do not fit.
     """
     module.train()
@@ -44,8 +44,8 @@ def capture(module: nn.Module, sample: Tensor, check: Tensor) -> None:
         )
     except Exception as error:
         raise _explained(error) from error
-    # The graphs keep nodes alive that were made on the stream of the capture. That costs the backward pass a wait of
-    # one stream for another, of which PyTorch would warn.
+    # The graphs keep nodes alive that were made on the stream of the capture. So the backward pass waits once for
+    # another stream, and PyTorch would warn of it.
     torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch(False)
     start.restore()
     if not _same_bits(expected, _passes(module, check)):
@@ -56,7 +56,7 @@ def capture(module: nn.Module, sample: Tensor, check: Tensor) -> None:
 
 
 def written_in_forward(names: Iterable[str]) -> UserError:
-    """The refusal of a model whose forward writes what a graph would write once, when it is captured."""
+    """Error for a model whose forward writes state, which a graph would write only once, at its capture."""
     return UserError(
         f"train.cuda_graphs: {few(list(names))}: written in forward, which a CUDA graph does not run again",
         hint=f"keep such state out of the model, {_TURN_OFF}",
@@ -64,7 +64,7 @@ def written_in_forward(names: Iterable[str]) -> UserError:
 
 
 class _State:
-    """Buffers and random streams before a pass: those of the device are put back, others must not move."""
+    """Buffers and random streams before a pass. Those of the device are restored; those of the host must not move."""
 
     def __init__(self, module: nn.Module) -> None:
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
@@ -76,12 +76,12 @@ class _State:
         self._host = self._host_draws()
 
     def _host_draws(self) -> list[object]:
-        """Where the generators of the host stand, which a graph does not know."""
+        """States of the host's random generators, which a graph does not advance."""
         torchs = [torch.default_generator.get_state().numpy().tobytes()] if self._counts_torch else []
         return [random.getstate(), repr(np.random.get_state()), *torchs]  # noqa: NPY002 - the one that a model may use
 
     def require_graph_safe(self, module: nn.Module) -> None:
-        """Raise UserError if the passes since then drew numbers on the host, or put new buffers in place of old."""
+        """Raise UserError if the passes since then drew random numbers on the host or replaced buffers."""
         if self._host_draws() != self._host:
             raise UserError(
                 "train.cuda_graphs: forward draws random numbers on the host, which a CUDA graph would repeat for ever",
@@ -92,7 +92,7 @@ class _State:
             raise written_in_forward(replaced)
 
     def restore(self) -> None:
-        """Put buffers and the device's random stream back."""
+        """Restore buffers and the device's random stream."""
         with torch.no_grad():
             for buffer, value in self._buffers:
                 buffer.copy_(value)
@@ -100,7 +100,7 @@ class _State:
 
 
 def _passes(module: nn.Module, inputs: Tensor) -> list[Tensor]:
-    """Outputs of a forward pass, and gradients of their sum."""
+    """Outputs of a forward pass and gradients of their sum."""
     outputs = module(inputs)
     parameters = [p for p in module.parameters() if p.requires_grad]
     grads = torch.autograd.grad(outputs, parameters, torch.ones_like(outputs), allow_unused=True)
@@ -115,7 +115,7 @@ def _same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def _explained(error: Exception) -> Exception:
-    """The error of a capture in plain words, by its first cause: the end of a broken capture raises another."""
+    """The error of a capture in plain words, from its first cause: ending a broken capture raises another error."""
     cause = error
     while isinstance(cause.__context__, Exception):
         cause = cause.__context__

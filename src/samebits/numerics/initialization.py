@@ -1,7 +1,7 @@
 """Draw a model's first weights from portable random numbers, whatever code builds the model.
 
 A dispatch mode sees every ATen call below a factory. Calls that draw random numbers are answered from
-``numerics.random``; a random operation that has no portable version is refused by name, never let through.
+``portable.random``. A random operation without a portable version is refused by name, never let through.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SLICE = 1 << 22  # numbers drawn at a time, which bounds memory
 
 
 class _PortableDraws(EagerDispatchMode):
-    """Answers random calls from ``stream``; each call goes on where the one before it ended."""
+    """Answers random calls from ``stream``. Each call continues where the previous one ended."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__()
@@ -54,15 +54,15 @@ class _PortableDraws(EagerDispatchMode):
 
 
 def generator_of(kwargs: dict[str, Any]) -> torch.Generator | None:
-    """The generator that a random call names, if that is not PyTorch's own."""
+    """The generator that a random call names; None for PyTorch's default one."""
     named: torch.Generator | None = kwargs.get("generator")
     return None if named is None or named._cdata == torch.default_generator._cdata else named  # type: ignore[attr-defined]
 
 
 def _stream_of(generator: torch.Generator) -> Stream:
-    """A stream that follows from where a generator stands, which goes on by a few draws.
+    """A stream that depends on a generator's state, which advances by a few draws.
 
-    A CPU's are integers of a Mersenne Twister, which every host draws alike.
+    A CPU generator draws integers by a Mersenne Twister, the same on every host.
     """
     if generator.device.type != "cpu":
         raise UserError(
@@ -84,7 +84,7 @@ def _fill(stream: Stream, tensor: Tensor, draw: Callable[[int], NDArray[np.gener
     if len(values) < count:
         drawn = drawn.to(tensor.dtype).repeat(-(-count // len(values)))[:count]
     drawn = drawn.view(tensor.shape)
-    if tensor.is_cuda:  # from memory that is pinned nobody waits for the copy
+    if tensor.is_cuda:  # a copy from pinned memory does not block
         drawn = drawn.to(tensor.dtype).pin_memory()
     return tensor.copy_(drawn, non_blocking=True)
 
@@ -93,7 +93,7 @@ _NUMPY: dict[torch.dtype, str] = {torch.float16: "f2", torch.float32: "f4", torc
 
 
 def _uniform(stream: Stream, tensor: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """From ``low`` up to ``high``, which a number close to it would be rounded to: it becomes the one below."""
+    """Draws from ``low`` to below ``high``: a draw that rounds to ``high`` becomes the number below it."""
     kind = _NUMPY.get(tensor.dtype)
     most = high if kind is None or low >= high else float(np.nextafter(np.array(high, kind), np.array(low, kind)))
     return _fill(stream, tensor, lambda n: np.minimum(np.add(np.multiply(stream.uniform(n), high - low), low), most))
@@ -109,7 +109,7 @@ def bernoulli(stream: Stream, tensor: Tensor, p: float = 0.5) -> Tensor:
 
 
 def _erfinv(_: Stream, tensor: Tensor) -> Tensor:
-    """erfinv(x) = quantile((1 + x) / 2) / sqrt 2, for factories that make normal draws by it; its kernels differ."""
+    """erfinv(x) = quantile((1 + x) / 2) / sqrt 2. Factories make normal draws by it, and its kernels differ."""
     x = tensor.detach().to("cpu", torch.float64).reshape(-1).numpy()
     p = np.clip(np.multiply(np.add(x, 1.0), 0.5), 2.0**-53, 1.0 - 2.0**-53)
     values = np.multiply(elementary.normal_quantile(p), float(np.sqrt(0.5)))
@@ -132,7 +132,7 @@ DRAWS: dict[Any, Callable[..., Tensor]] = {
     aten.uniform_: _uniform,
     aten.normal_: _normal,
     aten.bernoulli_: bernoulli,
-    aten.erfinv_: _erfinv,  # belongs to a distribution
+    aten.erfinv_: _erfinv,  # turns uniform draws into normal ones
     aten.rand: lambda stream, tensor, *_: _uniform(stream, tensor),
     aten.randn: lambda stream, tensor, *_: _normal(stream, tensor),
     aten.rand_like: lambda stream, tensor, *_: _uniform(stream, tensor),
@@ -141,7 +141,7 @@ DRAWS: dict[Any, Callable[..., Tensor]] = {
     aten.randint: _randint,
     aten.randperm: lambda stream, tensor, n: tensor.copy_(torch.from_numpy(stream.permutation(n))),
 }
-"""How a tensor is filled with draws from a stream: that of an operation in place, or the one that others make."""
+"""Functions that fill a tensor with draws from a stream: the argument of an in-place operation, or a new tensor."""
 
 
 def is_draw(func: Any) -> bool:
@@ -150,14 +150,14 @@ def is_draw(func: Any) -> bool:
 
 
 def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: Callable[..., Tensor]) -> Tensor:
-    """Do what a random operation does; ``filled(tensor, fill)`` calls ``fill(stream, part)`` on all parts of it."""
+    """Result of a random operation; ``filled(tensor, fill)`` calls ``fill(stream, part)`` on all parts of a tensor."""
     generator = {"generator": None} if "generator" in kwargs else {}
     kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
     fill = DRAWS.get(func) or DRAWS[func.overloadpacket]
     if func.overloadpacket.__name__.endswith("_"):
         return filled(args[0], lambda stream, part: fill(stream, part, *args[1:], **kwargs))
     like = args[0].device if isinstance(args[0], torch.Tensor) else None
-    with torch._C._DisableTorchDispatch():  # it draws nothing, and another mode would not know that
+    with torch._C._DisableTorchDispatch():  # on meta it draws nothing, which another mode would not know
         shaped = func(*args, **{**kwargs, **generator, "device": "meta"})
     tensor = torch.empty_like(shaped, device=kwargs.get("device") or like or "cpu")
     return filled(tensor, lambda stream, part: fill(stream, part, *args))
@@ -165,9 +165,9 @@ def answer(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], filled: Cal
 
 @contextmanager
 def portable_initialization(seed: int, *, rough: bool = False) -> Iterator[None]:
-    """Answer PyTorch's random calls within the block from a stream fixed by ``seed``; a ``rough`` one repeats itself.
+    """Answer PyTorch's random calls within the block from a stream fixed by ``seed``.
 
-    Python's own ``random`` and NumPy's global state are seeded, and put back afterwards.
+    A ``rough`` stream repeats itself. Python's ``random`` and NumPy's global state are seeded, and restored afterwards.
 
     Raises:
         UserError: the block calls a random operation that has no portable version.
