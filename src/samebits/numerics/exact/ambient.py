@@ -1,8 +1,8 @@
-"""What a forward pass may not ask for: time, place and threads; under ``exact`` no result may follow from them.
+"""Guard for a forward pass against time, host and threads, on which no result of ``exact`` may depend.
 
-Functions of Python's and PyTorch's are replaced, once in a process that trains a user's model, by ones that answer as
-ever outside a guarded pass. Inside they refuse by name, or answer what one process on one device would be told, so that
-a model that only looks whether it is alone runs as it is.
+A process that trains a user's model replaces functions of Python and PyTorch once. Outside a guarded pass the
+replacements answer as before. Inside they refuse by name, or give the answer for one process on one device, so that a
+model that only asks whether it is alone runs unchanged.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ _GUARD = _Guard()
 
 @contextmanager
 def guarded(engine: Engine | None, *, builds: bool = False) -> Iterator[None]:
-    """A block in which a user's code runs whose operations ``engine`` sees; what ``builds`` may ask for anything.
+    """Context for a user's code, whose operations ``engine`` sees; with ``builds`` most questions are answered.
 
-    ``guarded(None)``, or ``unguarded()``, is a block of the kit's own within a guarded one.
+    ``guarded(None)``, or ``unguarded()``, is the context for this library's own code within a guarded block.
     """
     before = _GUARD.engine, _GUARD.builds
     _GUARD.engine, _GUARD.builds = engine, builds
@@ -80,7 +80,7 @@ unguarded = functools.partial(guarded, None)
 
 @functools.cache
 def guard_process() -> None:
-    """Replace the functions, for as long as this process lives, and have it take no rank from its environment."""
+    """Replace the functions for the life of this process, and hide the rank that its environment names."""
     for module, functions in _REFUSED.items():
         for function in functions.split():
             _replace(module, function)
@@ -112,7 +112,7 @@ def _forbid(module: ModuleType, name: str, what: str, hint: str) -> None:
 
 
 def _replace(module: ModuleType, name: str, answer: Callable[[], object] | None = None) -> None:
-    """Have a function of a module answered in a guarded block, or else refused."""
+    """Replace a function of a module: in a guarded block it returns ``answer()``, or is refused without one."""
     function = getattr(module, name, None)
     if function is None:  # not on this system
         return
@@ -146,8 +146,8 @@ def _hear_of_processes(event: str, arguments: tuple[object, ...]) -> None:
 
 
 def _asked_by_the_kit() -> bool:
-    """Whether it is for PyTorch, a warning's text, or a library that is imported when it is first needed."""
-    nearest = ""  # that is no other part of Python's library
+    """Whether the caller is PyTorch, a warning, or the import of a library at its first use."""
+    nearest = ""  # module on the stack outside the rest of Python's library
     for frame, _ in walk_stack(sys._getframe(2)):
         name = frame.f_globals.get("__name__", "").partition(".")[0]
         if frame.f_code.co_filename.startswith("<frozen importlib"):
@@ -164,5 +164,5 @@ def _refuse(what: str, hint: str) -> None:
 
 
 def threads() -> set[str]:
-    """Names of Python's threads, but for the one that asks."""
+    """Names of Python's threads except the current one."""
     return {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}

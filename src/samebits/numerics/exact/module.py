@@ -1,4 +1,4 @@
-"""What a strategy wraps under ``exact``: the user's model, fed shard by shard or with all shards at once."""
+"""The module that a strategy wraps under ``exact``: the user's model, fed shard by shard or all shards at once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ExactModule(nn.Module):
         self._kept: dict[bool, Kept] = {}
 
     def forward(self, inputs: Tensor, shards: range, step: int) -> Tensor:
-        """Run the model on every shard, each as if it were alone."""
+        """Run the model on every shard as if it were alone."""
         run = self._run_whole if self._numerics.independent else self._run_each
         return run(inputs, shards, step)
 
@@ -70,7 +70,7 @@ class ExactModule(nn.Module):
         values = self._values()
         versions = {place: value._version for place, value in values.items()}
         mode, kept = self.model.training, self._guarded(values)
-        if getattr(self, "_is_replica", False):  # whose modules live for one step
+        if getattr(self, "_is_replica", False):  # its modules live for one step
             self._kept = {}
         self._require_kept(mode)
         outputs = []
@@ -87,9 +87,9 @@ class ExactModule(nn.Module):
     def fingerprint(
         self, inputs: Tensor, shards: range, step: int, slopes_of: Callable[[int, Tensor], Tensor], *, backwards: bool
     ) -> dict[int, bytes]:
-        """A digest of each shard's outputs, gradients and number of draws; with ``backwards`` the last shard is first.
+        """A digest of each shard's outputs, gradients and number of draws; ``backwards`` feeds the last shard first.
 
-        ``slopes_of`` gives the loss's gradients for the outputs of the shard at a place.
+        ``slopes_of`` returns the loss's gradients for the outputs of the shard at an index.
         """
         parts = list(enumerate(zip(shards, inputs.unbind(0), strict=True)))
         values, before = self._values(), Kept(self.model)
@@ -101,7 +101,7 @@ class ExactModule(nn.Module):
                 held = switches()
                 with guarded(engine):
                     outputs = logits_of(self.model(part.clone()))
-                if name := switched(held):  # before the backward pass, which may need it as it was
+                if name := switched(held):  # checked before the backward pass, which may need its old value
                     raise written_in_forward(f"a switch of PyTorch's, {name}")
                 grads = self._grads(outputs, slopes_of(index, outputs.detach()))
             for tensor in (outputs, *(grad for grad in grads if grad is not None)):
@@ -112,7 +112,7 @@ class ExactModule(nn.Module):
         return found
 
     def survey(self, refusals: Refusals, inputs: Tensor, step: int, slopes_of: Callable[[int, Tensor], Tensor]) -> None:
-        """Note all that is refused of the model, fed with the first of the shards, and of its backward pass."""
+        """Note all refusals of the model's forward and backward pass over the first shard."""
         values, before = self._values(), switches()
         try:
             kept = Kept(self.model)
@@ -123,10 +123,10 @@ class ExactModule(nn.Module):
                          replaced=self._numerics.replaced)  # fmt: skip
         try:
             self._both_passes(values, forward, Survey(refusals), inputs[0], partial(slopes_of, 0))
-        except RefusedError as error:  # what is seen at the end of a pass alone
+        except RefusedError as error:  # raised at the end of a pass, past the surveying engine
             refusals.note(error)
         for name in kept.changes() if kept else ():
-            if "._flat_weight" not in name:  # of recurrent modules, which are refused by themselves
+            if "._flat_weight" not in name:  # recurrent modules are refused by themselves
                 refusals.note(written_in_forward(name))
         if switch := switched(before):
             refusals.note(written_in_forward(f"a switch of PyTorch's, {switch}"))
@@ -134,7 +134,7 @@ class ExactModule(nn.Module):
     def not_finite(
         self, inputs: Tensor, shards: range, step: int, slopes_of: Callable[[int, Tensor], Tensor]
     ) -> list[str]:
-        """What makes infinity or NaN of the first shard for which something does: operations, each with its places."""
+        """Operations that make infinity or NaN of a shard, each with its places; of the first such shard."""
         values = self._values()
         if gone := [f"model.{place}" for place, value in values.items() if not value.isfinite().all()]:
             return [f"{few(gone)}: infinite or NaN before this step"]
@@ -165,18 +165,18 @@ class ExactModule(nn.Module):
         return torch.autograd.grad(outputs, entered, slopes, allow_unused=True)
 
     def _values(self) -> dict[str, Tensor]:
-        """What the model sees of its parameters."""
+        """Float32 values of the parameters, as the model sees them."""
         return {place: parameter.detach().to(torch.float32) for place, parameter in self._by_place()}
 
     def _require_kept(self, mode: bool) -> None:
-        """Refuse a model that has changed anything beside its parameters since it was first looked at in this mode."""
+        """Refuse a model that has changed anything but its parameters since its first check in this mode."""
         if mode not in self._kept:
             self._kept[mode] = Kept(self.model)
         for name in self._kept[mode].changes():
             raise written_in_forward(name)
 
     def _engine(self, step: int, shards: Sequence[int], kept: Mapping[str, Tensor] = MappingProxyType({})) -> Engine:
-        """What sees each operation; a forward pass without gradients has no end of a step to defer anything to."""
+        """The engine for a pass. Without gradients there is no end of a step that a refusal could be deferred to."""
         numerics, trains = self._numerics, torch.is_grad_enabled()
         return Engine(
             Draws(numerics.seed, step, shards),
@@ -186,9 +186,9 @@ class ExactModule(nn.Module):
         )
 
     def _guarded(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Buffers and parameters, to which ``.data`` leads past what counts their versions.
+        """Buffers and parameters. A write through ``.data`` does not count in their versions.
 
-        Not those of BatchNorm, which is refused in words of its own.
+        Buffers of BatchNorm are left out: it has a refusal of its own.
         """
         tensors = dict(values)
         for path, module in self.model.named_modules():
@@ -197,7 +197,7 @@ class ExactModule(nn.Module):
         return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
     def _by_place(self) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter under the first of its names; a replica has tensors in their place."""
+        """Each parameter under its first name; a replica has tensors in place of parameters."""
         for place in self._ties:
             owner, name = self._owner(place)
             yield place, getattr(owner, name)
@@ -208,7 +208,7 @@ class ExactModule(nn.Module):
 
     @contextmanager
     def _entered(self, values: dict[str, Tensor]) -> Iterator[None]:
-        """Let the model see float32 parameters, whose gradients reach the float64 ones."""
+        """Give the model float32 parameters whose gradients reach the float64 ones."""
         originals = []
         windows, shards = self._numerics.windows, self._numerics.shards
         for place, parameter in list(self._by_place()):
@@ -230,14 +230,14 @@ class ExactModule(nn.Module):
 
 # -- one shard at a time ----------------------------------------------------------------------------------------
 #
-# Whatever a model does with its batch, a shard's gradient is then a function of that shard alone. Shards are summed by
-# the optimizer's float64 parameters, by ``DataParallel`` and by ``DistributedDataParallel``, in whatever order; so each
-# shard's gradient is rounded to a window (``windows``) on the way to its parameter. What devices take apart in
-# different ways is caught above ATen, where a call still has its meaning.
+# Whatever a model does with its batch, a shard's gradient is then a function of that shard alone. The optimizer's
+# float64 parameters, ``DataParallel`` and ``DistributedDataParallel`` sum shards in any order. So each shard's gradient
+# is rounded to a window (``windows``) on the way to its parameter. Functions that devices decompose in different ways
+# are replaced above ATen, where a call still has its meaning.
 
 
 class _Entry(torch.autograd.Function):
-    """A parameter's float32 value on the way in, its gradient rounded to a window on the way out."""
+    """Passes a parameter's float32 value to the model, and its gradient, rounded to a window, back."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, value: Tensor, windows: Windows, shards: int, place: str) -> Tensor:  # noqa: ARG004
@@ -258,7 +258,7 @@ _GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-att
 
 
 class _Functions(TorchFunctionMode):
-    """Sees PyTorch's functions before they become operations, and refuses some as ``engine`` does."""
+    """Sees PyTorch's functions before they become operations. Refusals go to the engine."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _OneForm(_Functions):
-    """Enter it around a forward pass: each of these functions is computed by the same operations on every device."""
+    """Mode for a forward pass that computes certain functions by the same operations on every device."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -283,7 +283,7 @@ class _OneForm(_Functions):
 
 
 class GradientsUnread(_Functions):
-    """Enter it around a backward pass, in which a parameter's gradient is the sum of some shards that are done."""
+    """Mode for a backward pass that refuses access to ``.grad``, which is the sum of the shards done so far."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -295,13 +295,13 @@ class GradientsUnread(_Functions):
 
 
 def run_backward(loss: Tensor) -> None:
-    """``loss.backward()`` within the modes that are entered; PyTorch's own leaves those of functions first."""
+    """``loss.backward()`` within all entered modes; PyTorch's own leaves the function modes first."""
     _engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True,
                          accumulate_grad=True)  # fmt: skip
 
 
 def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """``F.rms_norm``, which is a kernel with a gradient of its own on a GPU."""
+    """``F.rms_norm``. On a GPU, PyTorch's is a kernel with a gradient of its own."""
     dims = tuple(range(-len(shape), 0))
     mean = x.pow(2).mean(dims, keepdim=True)
     scaled = x.mul(mean.add(torch.finfo(x.dtype).eps if eps is None else eps).rsqrt())
@@ -311,7 +311,7 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps
 def _grid_sample(
     x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:
-    """``F.grid_sample``, which may be an operation of cuDNN's on a GPU."""
+    """``F.grid_sample``. On a GPU, PyTorch's may be an operation of cuDNN."""
     sampler = torch.grid_sampler_2d if x.dim() == 4 else torch.grid_sampler_3d
     between, beyond = (
         ("bilinear", "nearest", "bicubic").index(mode),

@@ -1,4 +1,4 @@
-"""What ``exact`` makes of a model's parameters, and the modules and parameters that it refuses."""
+"""A model's float64 parameters under ``exact``, and the modules and parameters that it refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _places(model: nn.Module) -> list[tuple[str, dict[str, nn.Parameter | None],
 
 
 def tied_places(model: nn.Module) -> dict[str, list[str]]:
-    """The paths of each parameter, all of them by the first."""
+    """All paths of each parameter, by its first path."""
     ties: dict[int, list[str]] = {}
     for place, holder, name in _places(model):
         ties.setdefault(id(holder[name]), []).append(place)
@@ -32,10 +32,10 @@ def tied_places(model: nn.Module) -> dict[str, list[str]]:
 
 
 def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
-    """What is refused before anything runs.
+    """Refusals that need no pass.
 
-    Modules that the engine cannot see into, or that run in other kernels elsewhere; parameters that are not float32, or
-    have a hook for their gradient, which another parameter in their place would not have.
+    Refused are modules that the engine cannot see into or that run in other kernels on other devices, and parameters
+    that are not float32 or have a hook for their gradient, which the parameter in their place would not have.
     """
     for path, module in model.named_modules():
         at = f"model.{path}" if path else "model"
@@ -59,16 +59,15 @@ def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
 
 
 def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], dict[str, Tensor]]:
-    """Give a model float64 parameters with the same values, in groups of those that were one.
+    """Give a model float64 parameters with the same values.
 
-    The second value is the parameters that were replaced, by place: nothing may use them any more.
-
-    With ``apart`` a tied parameter is one for each of its names, because its uses are summed over samples on grids that
-    differ; the optimizer sums them. Otherwise it stays one, so that a name that forward never reads waits for no
-    gradient.
+    Returns the new parameters in groups that were one parameter, and the replaced parameters by place, which nothing
+    may use any more. With ``apart`` a tied parameter becomes one for each name, because its uses are summed over
+    samples on different grids; the optimizer sums them. Otherwise it stays one, so that a name that forward never reads
+    waits for no gradient.
     """
     groups: dict[int, list[nn.Parameter]] = {}
-    replaced: dict[str, Tensor] = {}  # it keeps what is replaced alive, and with it each id
+    replaced: dict[str, Tensor] = {}  # keeps the replaced parameters alive, and so their ids unique
     for place, holder, name in _places(model):
         parameter = holder[name]
         assert parameter is not None
@@ -81,6 +80,6 @@ def widen(model: nn.Module, *, apart: bool) -> tuple[list[list[nn.Parameter]], d
 
 
 def narrowed(model: nn.Module) -> dict[str, Tensor]:
-    """The state of a model that was widened, as float32, by the model's own names."""
+    """The state of a widened model as float32, by the model's own names."""
     wide = {place for place, _, _ in _places(model)}
     return {name: t.to(torch.float32) if name in wide else t for name, t in model.state_dict().items()}

@@ -1,10 +1,10 @@
 """Windows: grids for sums over the batch, agreed between all devices before the sum begins.
 
-A sum over samples is split over shards, micro-batches and ranks. It is the same for every split if each of its terms
-is rounded to one grid that no split can change. The grid of a place in the model follows from the largest magnitude
-that it has seen, over the whole global batch: a maximum does not depend on how it is split. A step whose magnitudes do
-not fit what was agreed is made again with a wider window, so nothing is ever out of range (as FP8 training delays its
-scales, but exactly).
+A sum over samples is split over shards, micro-batches and ranks. It is the same for every split if each term is
+rounded to one grid that no split can change. The grid of a place in the model follows from the largest magnitude seen
+there over the whole global batch: a maximum does not depend on the split. A step whose magnitudes exceed the agreed
+window is run again with a wider one, so no term is ever out of range (FP8 training delays its scales in the same way,
+but is not exact).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LOSS = "the loss"
 INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF = "the inputs of", "the gradients at", "the gradients of"
-"""Places, the latter with the name of a parameter behind them."""
+"""Places; all but ``LOSS`` are followed by the name of a parameter."""
 
 HEADROOM = 1  # bits above the largest magnitude when a window is set
 SLACK = 2  # bits below the top at which a window is narrowed, by one
@@ -37,13 +37,13 @@ _UNSEEN = -(1 << 20)  # below every exponent
 class Windows:
     """The windows of one training, by place; the same on every rank.
 
-    ``places`` are all that there may be: ranks agree on each of them, also where not all have met it. ``tops`` holds
-    the exponent of each window's upper end.
+    ``places`` lists all possible places: ranks agree on each of them, even if some have not met it. ``tops`` holds the
+    exponent of each window's upper end.
     """
 
     tops: dict[str, int]
     widened: int
-    """How often a step was made again, beside the first."""
+    """How often a step was run again, not counting the first step."""
 
     def __init__(self, places: Iterable[str] = ()) -> None:
         self._places: list[str] = []
@@ -51,7 +51,7 @@ class Windows:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything but the places, as at the start of a training."""
+        """Reset everything but the places to the start of a training."""
         self.tops = {}
         self.widened = 0
         self._seen: dict[str, list[Tensor]] = {}
@@ -62,13 +62,13 @@ class Windows:
         self._deferred: list[tuple[UserError, Tensor]] = []
 
     def expect(self, places: Iterable[str]) -> None:
-        """Add places that may be met; known ones are left as they are."""
+        """Add possible places."""
         self._places = sorted({*self._places, *places})
 
     def round(self, place: str, x: Tensor, bits: int) -> Tensor | None:
-        """Round ``x`` to so many bits of the window at ``place``, as float64.
+        """Round ``x`` to ``bits`` bits of the window at ``place``, as float64.
 
-        None as long as nothing is agreed: the step will be made again, and the sum does not matter.
+        None if no window is agreed yet: the step will be run again, and its sum does not matter.
         """
         size = largest(x)
         self._seen.setdefault(place, []).append(size)
@@ -86,14 +86,14 @@ class Windows:
         self._deferred.append((refusal, wrong))
 
     def settle(self, largest_of_all: Callable[[Tensor], Tensor], device: torch.device) -> bool:
-        """Agree on the windows with all ranks; False if the step has to be made again.
+        """Agree on the windows with all ranks; False if the step has to be run again.
 
         Raises:
             NotFiniteError: a magnitude is infinite or NaN.
-            UserError: something that was deferred is wrong.
-            CollectiveError: something that another rank deferred is wrong.
+            UserError: a deferred refusal applies.
+            CollectiveError: a refusal that another rank deferred applies.
         """
-        # What a GPU has is read once, in the end: each reading waits for all that it has to do.
+        # A GPU's values are read once, at the end: each read waits for all work queued on it.
         here, unseen = self._largest_tops(device), torch.full((), _UNSEEN, dtype=torch.int64, device=device)
         deferred, self._deferred = self._deferred, []
         wrong = [flag.to(device, torch.int64) for _, flag in deferred]
@@ -131,7 +131,7 @@ class Windows:
         return fits
 
     def _largest_tops(self, device: torch.device) -> dict[str, Tensor]:
-        """The exponent of the largest magnitude of each place that was met, all of one type at once."""
+        """The exponent of the largest magnitude of each place seen in this step; one batch of kernels for each type."""
         tops: dict[str, Tensor] = {}
         for dtype in {sizes[0].dtype for sizes in self._seen.values()}:
             rows = {place: sizes for place, sizes in self._seen.items() if sizes[0].dtype is dtype}
@@ -145,13 +145,13 @@ class Windows:
         return tops
 
     def below(self) -> tuple[int, int]:
-        """This rank's numbers that were rounded to zero, and all of them, in each ``COUNT_EVERY``-th step."""
+        """This rank's count of numbers rounded to zero, and of all numbers, in each ``COUNT_EVERY``-th step."""
         lost, rounded = self._counts.tolist()
         return lost, rounded
 
 
 def largest(x: Tensor) -> Tensor:
-    """The largest magnitude, of the type of ``x``; NaN if there is one."""
+    """The largest magnitude, in the type of ``x``; NaN if ``x`` has one."""
     if x.numel() == 0:
         return x.new_zeros(())
     least, most = torch.aminmax(x)
