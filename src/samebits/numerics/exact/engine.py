@@ -1,4 +1,4 @@
-"""The guard below PyTorch: every operation of a forward or backward pass is exact, made exact, or refused by name."""
+"""Guard below PyTorch: each operation of a pass is exact, replaced by an exact version, or refused by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     Defer = Callable[[UserError, Tensor], None]
 
 aten = torch.ops.aten
-_COLLECTIVES = {"c10d", "_c10d_functional"}  # in a backward pass, where they sum numbers on grids
+_COLLECTIVES = {"c10d", "_c10d_functional"}  # allowed in a backward pass, where they sum numbers on grids
 _NO_ARITHMETIC = {"profiler", "prim"}
 _HINT = "replace it by operations of docs/concepts/exact.md, or set train.numerics: [fast]"
 _ONE_CHANNEL = (
@@ -35,43 +35,42 @@ _ONE_CHANNEL = (
     "var, or set train.numerics: [fast]"
 )
 below = torch._C._DisableTorchDispatch
-"""Context of code that sees to its exactness itself."""
+"""Context for code that is exact by itself."""
 
 
 class Draws:
-    """Random numbers of one forward pass over some shards, whose samples lie behind each other on the first axis.
+    """Random numbers of one forward pass over some shards, whose samples follow each other on the first axis.
 
-    They are functions of seed, step, shard and the draw's number within the pass, and are made on the CPU, because a
-    GPU's depend on its number of multiprocessors.
+    They are functions of seed, step, shard and the draw's number within the pass. They are made on the CPU, because a
+    GPU's draws depend on its number of multiprocessors.
     """
 
     def __init__(self, seed: int, step: int, shards: Sequence[int]) -> None:
         self._seed, self._step, self._shards = seed, step, shards
         self.count = 0
-        """How many draws there have been."""
+        """Number of draws so far."""
 
     def fill(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
-        """Call ``fill`` on each shard's part of a tensor, with the stream of this draw."""
+        """Call ``fill`` on each shard's part of a tensor with the stream of this draw."""
         self.count += 1
         parts = tensor.chunk(len(self._shards)) if len(self._shards) > 1 else (tensor,)
-        with unguarded():  # NumPy's generators ask the system for entropy, whatever they are seeded with
+        with unguarded():  # NumPy's generators ask the system for entropy even if they are seeded
             for shard, part in zip(self._shards, parts, strict=True):
                 fill(Stream(self._seed, "forward draws", self._step, shard, self.count), part)
         return tensor
 
 
 class Engine(EagerDispatchMode):
-    """Enter it around forward and backward passes, in every thread that makes one.
+    """Mode for forward and backward passes, entered in every thread that runs one.
 
-    ``draws`` answers random operations of a forward pass; without it they are refused. ``builds``: a factory runs,
-    and neither pass. ``defer`` is given each refusal that only values on a GPU decide, with the
-    truth value that decides it; without it the GPU is asked at once, and is waited for. ``kept`` are tensors that
-    nothing may write to, by name, and ``replaced`` parameters that nothing may read, since others are trained in their
-    place.
+    ``draws`` answers random operations of a forward pass; without it they are refused. ``builds`` says that a factory
+    runs, and neither pass. ``defer`` takes each refusal that only values on a GPU decide, with the truth value that
+    decides it; without it the engine waits for the GPU at once. ``kept`` holds tensors by name that nothing may write
+    to. ``replaced`` holds parameters by name that nothing may read, since others are trained in their place.
     """
 
     supports_higher_order_operators = True
-    """So that they come here, and are refused by name."""
+    """True, so that these operators come here and are refused by name."""
 
     def __init__(
         self,
@@ -88,7 +87,7 @@ class Engine(EagerDispatchMode):
         self._replaced = {storage_of(tensor): name for name, tensor in replaced.items()}
 
     def __enter__(self) -> Self:
-        torch.set_flush_denormal(False)  # a library that was compiled for speed may have set it in this thread
+        torch.set_flush_denormal(False)  # a library compiled for speed may have switched it on in this thread
         if (threads := torch.get_num_threads()) > 1 and _any_flushes(threads):
             raise RefusedError(
                 "a thread of OpenMP takes the smallest numbers for zero, as a library has set it",
@@ -153,7 +152,7 @@ class Engine(EagerDispatchMode):
                 )
 
     def _check_written(self, tensors: object, func: Any) -> None:
-        """Refuse to write to what is kept, or to one element several times, which kernels do in any order."""
+        """Refuse a write to a kept tensor, or several writes to one element, which kernels do in any order."""
         for tensor in (leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)):
             if name := self._kept.get(storage_of(tensor)):
                 raise written_in_forward(name)
@@ -161,7 +160,7 @@ class Engine(EagerDispatchMode):
                 raise self._refusal(func, "elements of what it writes to share memory, and which stays is not fixed")
 
     def _otherwise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Operations on integers that give integers, and those that PyTorch itself can take apart."""
+        """Run operations on integers that give integers, and those that PyTorch can decompose; refuse the rest."""
         if draws(func, args, kwargs):
             raise self._refusal(func, "its draws differ between devices")
         if why := REFUSED.get(func.overloadpacket):
@@ -173,7 +172,9 @@ class Engine(EagerDispatchMode):
             result = func(*args, **kwargs)
             if not _has_floats(result):
                 return result
-        if self._builds and not _has_tensors(func):  # a library that is imported now asks its own what it is built for
+        if self._builds and not _has_tensors(
+            func
+        ):  # a library that is imported now asks its own operations how it was built
             return func(*args, **kwargs)
         decomposition = decomposition_table.get(func)
         with self:
@@ -183,7 +184,7 @@ class Engine(EagerDispatchMode):
         return result
 
     def _draw(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer a random operation, or make dropout of one."""
+        """Answer a random operation or dropout."""
         if func.overloadpacket is aten.native_dropout_backward:
             grad, noise, scale = args
             return grad.mul(noise) if noise.is_floating_point() else grad.mul(noise).mul(scale)
@@ -212,11 +213,11 @@ class Engine(EagerDispatchMode):
             raise self._refusal(func, why)
 
     def refuse(self, error: RefusedError) -> None:
-        """Raise what is refused; an engine that goes on notes it."""
+        """Raise a refusal; a surveying engine notes it instead."""
         raise error
 
     def refusal(self, why: str, hint: str) -> RefusedError:
-        """The refusal of what happens now: in the module whose forward runs or that is being built, or where else."""
+        """A refusal that names the module whose forward or constructor runs, or else the phase of the training."""
         if module := calling_module():
             return RefusedError(why, hint=hint, at=module.path, kind=module.kind)
         built = class_in_construction()
@@ -231,17 +232,17 @@ class Engine(EagerDispatchMode):
         return self.refusal(f"{func.name().removeprefix('aten::')}: {why}", hint)
 
 
-_GRAIN = 2**15  # elements of which PyTorch gives each thread so many at least
+_GRAIN = 2**15  # the fewest elements that PyTorch gives to each thread
 
 
 def _any_flushes(threads: int) -> bool:
-    """Whether any of the threads that share an operation takes subnormal numbers for zero."""
+    """Whether any of the threads that share an operation flushes subnormal numbers to zero."""
     with below():
         return not torch.full((_GRAIN * threads,), 2.0**-140).mul_(torch.ones(())).all()
 
 
 def written_in_forward(name: str) -> RefusedError:
-    """The refusal of a model that keeps state from one shard to the next."""
+    """Refusal of a model that keeps state from one shard to the next."""
     return RefusedError(
         "written in forward, so its value depends on how shards are shared out",
         hint="keep such state out of the model, or set train.numerics: [fast]",
@@ -251,7 +252,7 @@ def written_in_forward(name: str) -> RefusedError:
 
 @cache
 def _places_written(func: Any) -> tuple[int | str, ...]:
-    """The arguments that an operation writes to: positions, and names of those that have none."""
+    """The arguments that an operation writes to: positions, or names of keyword-only ones."""
     arguments = enumerate(func._schema.arguments)
     written = [(i, one) for i, one in arguments if one.alias_info is not None and one.alias_info.is_write]
     return tuple(one.name if one.kwarg_only else i for i, one in written)
@@ -259,12 +260,12 @@ def _places_written(func: Any) -> tuple[int | str, ...]:
 
 @cache
 def _has_tensors(func: Any) -> bool:
-    """Whether an operation takes or gives tensors."""
+    """Whether an operation takes or returns tensors."""
     return any("Tensor" in str(one.type) for one in (*func._schema.arguments, *func._schema.returns))
 
 
 def _overlaps_itself(x: Tensor) -> bool:
-    """Whether two elements may be one place in memory; those of a dense tensor and of its slices are not."""
+    """Whether two elements may share memory; those of a dense tensor and of its slices do not."""
     if x.is_contiguous():
         return False
     end = 0
@@ -277,12 +278,12 @@ def _overlaps_itself(x: Tensor) -> bool:
 
 _UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_permuted, aten.empty_strided, aten.new_empty,
               aten.new_empty_strided}  # fmt: skip
-"""What they give holds whatever was in memory before; here it holds zeros, whoever reads it."""
+"""Their results hold whatever was in memory before; under the engine they hold zeros."""
 _DROPOUT = {aten.native_dropout, aten.native_dropout_backward}
 
 
 def _functional(func: Any) -> Any:
-    """The operation that gives a new tensor, of one that writes in place; None if there is none."""
+    """The operation that returns a new tensor, for one that writes in place; None if there is none."""
     name = func.overloadpacket.__name__
     return getattr(aten, name[:-1], None) if name.endswith("_") and not name.endswith("__") else None
 

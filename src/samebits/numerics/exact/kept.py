@@ -1,9 +1,9 @@
-"""What a model could keep from one forward pass to the next, and whether a pass has changed any of it.
+"""State that a model could keep from one forward pass to the next, and whether a pass has changed any of it.
 
-A result may depend on nothing but parameters, samples and draws. So whatever else the model's own code can reach and
-write to is looked at after each pass: attributes of all modules, buffers, hooks, generators of random numbers,
-closures, default arguments, attributes of classes and globals of the user's own files, and what they hold. What cannot
-be seen is listed in ``docs/concepts/exact.md``.
+A result may depend on nothing but parameters, samples and draws. So all other state that the model's own code can reach
+and write to is compared after each pass: attributes of all modules, buffers, hooks, generators of random numbers,
+closures, default arguments, attributes of classes, globals of the user's own files, and the contents of all these.
+``docs/concepts/exact.md`` lists the state that cannot be seen.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _MAPPINGS = (dict, types.MappingProxyType)
 _PLAIN = (int, float, complex, str, bytes, bool, type(None), range, slice, torch.dtype, torch.device)
 _OPAQUE = {"torch", "samebits", "numpy", "logging", "threading", "_thread", "re", "enum", "typing", "abc"}
 _DEPTH = 12
-_MOST = 50_000  # things that are looked at
-_MOST_BYTES = 2**26  # of tensors and arrays that are compared by their bytes
+_MOST = 50_000  # things that are compared
+_MOST_BYTES = 2**26  # size of all tensors and arrays that are compared by their bytes
 
 
 class _Thing(NamedTuple):
-    """Something that can be written to: its name, and what it was when it was first seen.
+    """Something that can be written to: its name, how to look at it, and what it was at first.
 
-    What holds others is compared as it stands first, which takes no time; ``look`` says what of it counts.
+    A container (``holder``) is first compared with its ``copy``, which is quick; ``look`` decides if they differ.
     """
 
     name: str
@@ -53,7 +53,7 @@ class _Thing(NamedTuple):
 
 
 class Kept:
-    """What a model could keep, as it is now.
+    """A snapshot of the state that a model could keep.
 
     Raises:
         RefusedError: the model holds an iterator, whose place nobody can see.
@@ -61,8 +61,8 @@ class Kept:
 
     def __init__(self, model: nn.Module) -> None:
         self._things: list[_Thing] = []
-        self._empty: list[tuple[str, Any]] = []  # as most containers of modules are
-        self._seen: dict[int, object] = {}  # by id, which stays theirs while they are held here
+        self._empty: list[tuple[str, Any]] = []  # most containers of modules are empty
+        self._seen: dict[int, object] = {}  # by id, which is theirs while this dict holds them
         self._classes: set[type] = set()
         self._bytes = 0
         self._parameters = {id(parameter) for parameter in model.parameters()}
@@ -75,7 +75,7 @@ class Kept:
             self._module(f"model.{path}" if path else "model", module)
 
     def changes(self) -> Iterator[str]:
-        """The names of what is not as it was."""
+        """The names of all state that has changed since the snapshot."""
         for name, holder in self._empty:
             if len(holder):
                 yield from _more(name, holder, {})
@@ -109,7 +109,7 @@ class Kept:
         self._class(type(module))
 
     def _walk(self, name: str, value: object, depth: int) -> None:
-        """Add what a value is, and what it holds, if it can be written to."""
+        """Add a value and its contents, as far as they can be written to."""
         if isinstance(value, _PLAIN) or id(value) in self._seen or depth > _DEPTH or id(value) in self._parameters:
             return
         self._seen[id(value)] = value
@@ -145,7 +145,7 @@ class Kept:
             self._object(name, value, depth)
 
     def _tensor(self, name: str, tensor: Tensor) -> None:
-        """With its gradient, and by its bytes where NumPy may share them; else writing to it is an operation."""
+        """Add a tensor's gradient, and its bytes where NumPy may share them; any other write is an operation."""
         if tensor.is_leaf:
             self._add(f"{name}.grad", lambda: (tensor.grad,))
             if tensor.grad is not None:
@@ -166,7 +166,7 @@ class Kept:
         made = _is_made_from_text(function)
         if not made and _is_opaque(function.__module__):
             return
-        own = made or _is_own(function.__module__)  # another's may remember what it likes, and holds what is the user's
+        own = made or _is_own(function.__module__)  # a library's may keep state, and may hold the user's objects
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             what = f"{variable} of {function.__qualname__}"
             if own:
@@ -190,7 +190,7 @@ class Kept:
             self._globals(one.__module__)
 
     def _globals(self, module: str | None, names: dict[str, Any] | None = None) -> None:
-        """The globals of one of the user's own files, or of a function that was made from text."""
+        """Add the globals of one of the user's own files, or of a function made from text."""
         if names is None:
             names = vars(sys.modules[module]) if module and _is_own(module) else {}
         if names and id(names) not in self._seen:
@@ -213,12 +213,12 @@ class Kept:
 
 
 def _is_opaque(module: str | None) -> bool:
-    """Whether what is defined there is not looked into."""
+    """Whether objects defined in a module are not looked into."""
     return module is None or module.partition(".")[0] in _OPAQUE
 
 
 def _is_made_from_text(function: types.FunctionType) -> bool:
-    """Whether its globals are no module's, as after ``exec`` in a dictionary."""
+    """Whether a function's globals belong to no module, as after ``exec`` in a dictionary."""
     return function.__module__ in {None, "builtins"}
 
 
@@ -228,7 +228,7 @@ def _slots(kind: type) -> list[str]:
 
 
 def _looking_at(value: object) -> Callable[[], object] | None:
-    """What tells where something stands that is no container: a generator of random numbers, a counter, a buffer."""
+    """How to read the state of a value that is no container: a random generator, a counter, a buffer."""
     match value:
         case random.Random():
             return value.getstate
@@ -252,12 +252,12 @@ def _looking_at(value: object) -> Callable[[], object] | None:
 
 
 def _items(mapping: types.MappingProxyType[str, Any] | dict[Any, Any]) -> dict[Any, Any]:
-    """What is stored: a class of the user's may make what it gives anew each time."""
+    """The stored items. A subclass of the user's may create what it returns anew each time."""
     return dict(dict.items(mapping)) if isinstance(mapping, dict) else dict(mapping)
 
 
 def _without_code(names: types.MappingProxyType[str, Any] | dict[str, Any]) -> dict[str, Any]:
-    """Without functions, classes and modules, which are made when they are first needed."""
+    """Names without functions, classes and modules, which may be created at their first use."""
     code = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
     return {name: value for name, value in names.items() if not isinstance(value, code) and name[:2] != "__"}
 
@@ -265,26 +265,26 @@ def _without_code(names: types.MappingProxyType[str, Any] | dict[str, Any]) -> d
 def _content(cell: types.CellType) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing is in it yet
+    except ValueError:  # the cell is empty
         return None
 
 
 def bits(tensor: Tensor) -> bytes:
-    """The bytes of a dense tensor."""
+    """The bytes of a dense CPU tensor."""
     data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy()
     return data.tobytes()
 
 
 def _equal(holder: object, copy: object) -> bool:
-    """Whether two containers hold the same objects, or equal ones; False where Python cannot tell."""
+    """Whether two containers hold the same or equal objects; False if Python cannot tell."""
     try:
         return bool(holder == copy)
-    except Exception:  # noqa: BLE001 - of arrays and tensors there is no one answer, and a class may say anything
+    except Exception:  # noqa: BLE001 - arrays and tensors have no single answer, and a class may raise anything
         return False
 
 
 def _same(now: object, before: object) -> bool:
-    """Whether two values are one object, or equal ones of a plain type; of containers, whether what they hold is."""
+    """Whether two values are one object or equal and of a plain type; containers are compared item by item."""
     if now is before:
         return True
     if type(now) is not type(before):
@@ -299,7 +299,7 @@ def _same(now: object, before: object) -> bool:
 
 
 def _more(name: str, now: object, before: object) -> list[str]:
-    """The name, or of dictionaries that of each key that differs."""
+    """The name, or for dictionaries the name of each key that differs."""
     if not (isinstance(now, dict) and isinstance(before, dict)):
         return [name]
     keys = [key for key in now | before if key not in now or key not in before or not _same(now[key], before[key])]
@@ -307,7 +307,7 @@ def _more(name: str, now: object, before: object) -> list[str]:
 
 
 def switches() -> dict[str, object]:
-    """PyTorch's switches of this process by which a pass could be computed otherwise."""
+    """PyTorch's process-wide switches that could change how a pass is computed."""
     compiler = sys.modules.get("torch._dynamo.eval_frame")
     return {
         "set_num_threads": torch.get_num_threads(),
@@ -322,14 +322,14 @@ def switches() -> dict[str, object]:
 
 
 def switched(before: dict[str, object]) -> str | None:
-    """The first of PyTorch's switches that is not as it was."""
+    """The first of PyTorch's switches that has changed; None if none has."""
     return next((name for name, value in switches().items() if value != before[name]), None)
 
 
 def _matmul_precision() -> str:
     try:
         return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by names that PyTorch does not mix
+    except RuntimeError:  # set by old and new names, which PyTorch does not mix
         return "mixed"
 
 

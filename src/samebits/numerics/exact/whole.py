@@ -1,11 +1,11 @@
-"""The batch at once, for models whose samples do not meet: what meets there are the gradients of parameters.
+"""The whole batch at once, for models that treat each sample by itself: only gradients of parameters join samples.
 
-Every operation but these depends on one sample alone, so that its result does not depend on how a batch is split
-(``grid``, ``operations``). Where a parameter meets the samples, its gradient is a sum over them, and the terms of
-that sum are rounded to a window (``windows``) that is the same for every split.
+Every other operation depends on one sample alone, so its result does not depend on how a batch is split (``grid``,
+``operations``). The gradient of a parameter is a sum over samples. Its terms are rounded to a window (``windows``) that
+is the same for every split.
 
-The functions here stand in for PyTorch's own of the same meaning. A parameter is a float64 tensor that holds float32
-numbers; to any other operation it is an unknown type, and refused.
+The functions here replace PyTorch's own of the same name. A parameter is a float64 tensor that holds float32 numbers;
+any other operation refuses it for its type.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Function = torch.autograd.Function
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """A forward pass: its windows, the samples of a global batch, how many of them are here, and rounded weights."""
+    """A forward pass: its windows, the samples of a global batch and of this device, and the rounded weights."""
 
     windows: Windows
     global_batch: int
@@ -56,9 +56,9 @@ class Scope:
     rounded: WeightCache
 
     def terms(self, x: Tensor) -> int:
-        """Terms of a sum over the rows of ``x`` in a global batch.
+        """Number of terms of a sum over the rows of ``x`` in a global batch.
 
-        Its first axis must be that of the samples, or what is summed before is no sum over a window.
+        The first axis of ``x`` must be that of the samples; otherwise terms would be summed before they are rounded.
         """
         assert x.shape[0] == self.samples, "a parameter met something that is not a batch"
         rows = x.numel() // x.shape[-1] // self.samples if x.dim() > 1 else 1
@@ -66,7 +66,7 @@ class Scope:
 
 
 class WeightCache:
-    """Weights on their grid until they change, shared by forward and backward passes and by micro-batches."""
+    """Weights rounded to their grid, kept until they change; both passes and all micro-batches share them."""
 
     def __init__(self) -> None:
         self._entries: dict[str, tuple[int, int, Tensor]] = {}
@@ -74,7 +74,7 @@ class WeightCache:
     def rounded(self, place: str, weight: Tensor) -> Tensor:
         """A weight (outputs, inputs) rounded for products along either axis, as float64."""
         bits = bits_of_products(max(weight.shape))
-        if not weight.is_leaf:  # a replica's copy, which lives for one step
+        if not weight.is_leaf:  # the copy of a replica lives for one step
             return _on_grid(weight, bits)
         entry = self._entries.get(place)
         if entry is None or entry[:2] != (id(weight), weight._version):
@@ -92,7 +92,7 @@ def _on_grid(weight: Tensor, bits: int) -> Tensor:
 
 
 class _Linear(Function):
-    """``F.linear``, the gradients of its parameters as sums in a window."""
+    """``F.linear``; the gradients of its parameters are sums in a window."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
@@ -140,7 +140,7 @@ class _Linear(Function):
 
 
 class _Spread(Function):
-    """A parameter as float32 and broadcast over samples, its gradient as a sum in a window."""
+    """A parameter as float32, broadcast over samples; its gradient is a sum in a window."""
 
     @staticmethod
     def forward(ctx: Any, parameter: Tensor, shape: torch.Size, scope: Scope, place: str) -> Tensor:
@@ -164,7 +164,7 @@ class _Spread(Function):
 
 
 class _Lookup(Function):
-    """Rows of an embedding as float32, the gradient of its weight as a sum in a window."""
+    """Rows of an embedding as float32; the gradient of its weight is a sum in a window."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, index: Tensor, scope: Scope, place: str) -> Tensor:
@@ -189,7 +189,7 @@ class _Lookup(Function):
 
 
 class _Unfold(Function):
-    """Windows of an image as rows (samples, positions, channels * kernel), and back by float64 sums."""
+    """Windows of an image as rows (samples, positions, channels * kernel); the gradient is a float64 sum."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:
@@ -205,7 +205,7 @@ class _Unfold(Function):
 
 
 class WholeBatch(TorchFunctionMode):
-    """Enter it around a forward pass; ``place_of`` names a parameter."""
+    """Mode for a forward pass; ``place_of`` returns the place of a parameter."""
 
     def __init__(self, scope: Scope, place_of: Callable[[Tensor], str]) -> None:
         super().__init__()
@@ -224,12 +224,12 @@ class WholeBatch(TorchFunctionMode):
         return _Linear.apply(x, weight, bias, self._scope, self._place_of(weight))  # type: ignore[no-any-return,no-untyped-call]
 
     def spread(self, parameter: Tensor, shape: Sequence[int], axes: int) -> Tensor:
-        """A parameter, with so many axes of size 1 behind its own, broadcast to the shape of a batch."""
+        """A parameter with ``axes`` more axes of size 1 at its end, broadcast to the shape of a batch."""
         wide = parameter.view(*parameter.shape, *(1,) * axes) if axes else parameter
         return _Spread.apply(wide, shape, self._scope, self._place_of(parameter))  # type: ignore[no-any-return,no-untyped-call]
 
     def affine(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, axes: int = 0) -> Tensor:
-        """``x * weight + bias``, with so many axes of ``x`` behind those of the parameters."""
+        """``x * weight + bias``, where ``x`` has ``axes`` more axes behind those of the parameters."""
         if weight is not None:
             x = x * self.spread(weight, x.shape, axes)
         return x if bias is None else x + self.spread(bias, x.shape, axes)
@@ -246,13 +246,13 @@ class WholeBatch(TorchFunctionMode):
         bias: Tensor | None = None,
         eps: float = 1e-5,
     ) -> Tensor:
-        """``F.layer_norm`` with its affine map apart, where the parameters meet the samples."""
+        """``F.layer_norm`` followed by its affine map, in which the parameters meet the samples."""
         return self.affine(F.layer_norm(x, shape, None, None, eps), weight, bias)
 
     def group_norm(
         self, x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
     ) -> Tensor:
-        """``F.group_norm`` with its affine map apart, where the parameters meet the samples."""
+        """``F.group_norm`` followed by its affine map, in which the parameters meet the samples."""
         return self.affine(F.group_norm(x, groups, None, None, eps), weight, bias, axes=x.dim() - 2)
 
     def conv2d(
