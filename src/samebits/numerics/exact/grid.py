@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 MANTISSA = 53  # bits of a float64
 FEWEST_BITS = 16
-"""Of a factor of products that are summed, at most 2^21 of them; a window may be three bits above the largest."""
+"""Fewest bits of a factor whose products are summed, at most 2^21; a window may be three bits above the largest."""
 _BLOCK = 1 << 15  # elements that stay in a core's cache as float64
 
 
 def bits_of_sum(terms: int) -> int:
-    """Bits that each of so many terms may have if their sum is to be exact."""
+    """Bits that each of ``terms`` terms may have if their sum is to be exact."""
     return MANTISSA - (max(terms, 1) - 1).bit_length()
 
 
 def bits_of_products(terms: int) -> int:
-    """Bits that both factors of so many products may have if the sum of the products is to be exact."""
+    """Bits that both factors of ``terms`` products may have if the sum of the products is to be exact."""
     return bits_of_sum(terms) // 2
 
 
 def blocks(rows: int, width: int, device: torch.device) -> Iterator[slice]:
-    """Slices of rows that together are all of them; on a CPU as many at a time as its cache holds."""
+    """Slices that cover all rows; on a CPU each has as many rows as its cache holds."""
     step = max(1, _BLOCK // max(width, 1)) if device.type == "cpu" else max(rows, 1)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
@@ -52,7 +52,7 @@ def top(x: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 
 def top_of_magnitude(size: Tensor) -> Tensor:
-    """As ``top``, of non-negative float32 or float64 numbers."""
+    """``top`` of each non-negative float32 or float64 number."""
     if size.dtype == torch.float32:
         return (size.view(torch.int32) >> 23).to(torch.int64).sub_(126)
     return (size.view(torch.int64) >> 52).sub_(1022)
@@ -68,12 +68,12 @@ def shifter(tops: Tensor, bits: int) -> Tensor:
 
 
 def shift_of(top: int, bits: int) -> float:
-    """``shifter`` of one top that the host knows: a number costs a GPU no transfer."""
+    """``shifter`` of one top that the host knows, as a Python number, which costs a GPU no transfer."""
     return math.ldexp(1.5, min(max(top + 1023 + 52 - bits, 1), 2046) - 1023)
 
 
 def power_of_two(exponents: Tensor) -> Tensor:
-    """2**n as float64, of integers from -1022 to 1023."""
+    """2**n as float64, for integers n from -1022 to 1023."""
     return ((exponents + 1023) << 52).view(torch.float64)
 
 
@@ -83,7 +83,7 @@ def snap_(x: Tensor, shift: Tensor | float) -> Tensor:
 
 
 def snap(x: Tensor, dim: int, bits: int) -> Tensor:
-    """``x`` as float64, each line along ``dim`` rounded to so many bits of its own largest magnitude.
+    """``x`` as float64, each line along ``dim`` rounded to ``bits`` bits of its own largest magnitude.
 
     The relative error of a line is at most 2**-bits of its largest element.
     """
@@ -117,7 +117,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 
 def exact_matmul(a: Tensor, b: Tensor) -> Tensor:
-    """The product of factors that are on grids already; a sum of zeros may start from either sign of zero."""
+    """The product of factors on grids, without negative zeros: a kernel's sum may start from either zero."""
     return torch.matmul(a, b).add_(0.0)
 
 
@@ -135,14 +135,14 @@ def fixed_order_sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 
 def _runs(axes: list[int]) -> Iterator[tuple[int, int]]:
-    """The first of each row of neighbours among sorted axes, and how many they are."""
+    """First axis and length of each run of neighbours among sorted axes."""
     for _, run in itertools.groupby(enumerate(axes), key=lambda pair: pair[1] - pair[0]):
         members = [axis for _, axis in run]
         yield members[0], len(members)
 
 
 def halved(x: Tensor, dim: int, join: Callable[..., Tensor], *, empty: float) -> Tensor:
-    """Join the first half of an axis with the second until one element is left; ``empty`` is what no element gives."""
+    """Join the first half of an axis with the second until one element is left; ``empty`` if there is none."""
     count = x.shape[dim]
     if count == 0:
         shape = list(x.shape)

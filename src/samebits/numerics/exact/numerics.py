@@ -41,8 +41,8 @@ _SHARDS_ASKED = 4
 class ExactNumerics(Numerics):
     """One set of bits for any device, strategy and number of devices.
 
-    A global batch has so many ``samples`` in so many ``shards``, with targets of ``target_shape``. ``independent``: the
-    model is known to treat each sample by itself, so that shards need not be kept apart.
+    A global batch has ``samples`` samples in ``shards`` shards, with targets of ``target_shape``. ``independent`` says
+    that the model treats each sample by itself, so that shards need not be kept apart.
     """
 
     name = "exact"
@@ -68,20 +68,20 @@ class ExactNumerics(Numerics):
         self.windows = Windows()
 
     def configure(self) -> None:
-        """Choose forms of operations that the engine can see into."""
+        """Choose kernels that the engine can see into."""
         torch.set_deterministic_debug_mode("default")
-        choose_kernels(fused=False)  # what the engine can see into, and products in one order
+        choose_kernels(fused=False)  # fused kernels hide their operations, and opt_einsum changes the order of products
         if not self.independent:
             ambient.guard_process()
-            # Whoever imports it later, as DDP does, would find a stance by which functions of the model are compiled.
+            # A later import, as by DDP, would find a stance that compiles functions of the model.
             from torch import _dynamo  # noqa: F401
 
     @contextmanager
     def construction(self, refusals: Refusals | None = None) -> Iterator[None]:
-        """What a factory computes is exact too; random numbers are for ``portable_initialization`` to draw.
+        """Context in which a factory's computations are exact; ``portable_initialization`` draws random numbers.
 
-        Raises RefusedError, unless ``refusals`` is there to note it: also where the factory leaves a thread behind, or
-        PyTorch's switches otherwise than they were.
+        Raises RefusedError, or notes it in ``refusals``. Refused are also factories that leave a thread running or
+        change PyTorch's switches.
         """
         threads, before = ambient.threads(), switches()
         engine = Engine(builds=True) if refusals is None else Survey(refusals, builds=True)
@@ -96,7 +96,7 @@ class ExactNumerics(Numerics):
             engine.refuse(RefusedError(f"the factory changes a switch of PyTorch's: {name}", hint=hint))
 
     def prepare(self, model: nn.Module) -> None:
-        """Give the model float64 parameters; see ``widen``. Raises RefusedError: see ``refused_parts``."""
+        """Give the model float64 parameters, see ``widen``. Raises RefusedError: see ``refused_parts``."""
         for refused in refused_parts(model):
             raise refused
         self._widen(model)
@@ -104,14 +104,14 @@ class ExactNumerics(Numerics):
     def _widen(self, model: nn.Module) -> None:
         self._groups, self.replaced = widen(model, apart=self.independent)
         if "torch._dynamo" in sys.modules and not self._train.compile:
-            torch.compiler.set_stance("force_eager")  # for functions that the model compiles
+            torch.compiler.set_stance("force_eager")  # for functions that the model itself compiles
 
     def model_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's state as float32, under the names that it was built with."""
         return narrowed(model)
 
     def module(self, model: nn.Module) -> nn.Module:
-        """What a strategy wraps: the model, fed by whole shards."""
+        """The model as a strategy wraps it, fed by whole shards."""
         return ExactModule(model, self)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
@@ -121,7 +121,7 @@ class ExactNumerics(Numerics):
         return outputs.flatten(0, 1)
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the losses over samples, float64, in a window."""
+        """The float64 sum of the losses over samples, in a window."""
         total: Tensor = _SummedLoss.apply(outputs, targets, self._loss, self._targets, self.windows)  # type: ignore[no-untyped-call]
         return total
 
@@ -130,9 +130,9 @@ class ExactNumerics(Numerics):
         return _each_loss(outputs, targets, self._loss)[0].flatten()
 
     def fingerprint(self, module: nn.Module, batch: MicroBatch, *, backwards: bool = False) -> dict[int, bytes]:
-        """A digest of what each of a few shards gives: outputs, gradients, and the number of draws.
+        """A digest of outputs, gradients and number of draws for each of a few shards.
 
-        ``backwards`` also has other threads. A model that treats samples by themselves is not asked.
+        ``backwards`` also changes the number of threads. Empty for a model that treats samples by themselves.
         """
         if self.independent:
             return {}
@@ -147,7 +147,7 @@ class ExactNumerics(Numerics):
             torch.set_num_threads(threads)
 
     def survey(self, model: nn.Module, batch: MicroBatch, refusals: Refusals) -> None:
-        """Note all that is refused of a model that ``construction`` has built: its parts, and a pass over one shard."""
+        """Note all refusals of a model that ``construction`` has built: its parts, and both passes over a shard."""
         for refused in refused_parts(model):
             refusals.note(refused)
         self._widen(model.float())
@@ -155,7 +155,7 @@ class ExactNumerics(Numerics):
         ExactModule(model.to(self._device).train(), self).survey(refusals, inputs, batch.step, slopes_of)
 
     def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:
-        """See ``ExactModule.not_finite``. A model that is built in makes none of its own."""
+        """See ``ExactModule.not_finite``. Empty for a built-in model."""
         if self.independent:
             return []
         assert isinstance(module, ExactModule)
@@ -163,7 +163,7 @@ class ExactNumerics(Numerics):
         return module.not_finite(inputs, batch.shards, batch.step, slopes_of)
 
     def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, Tensor, Callable[[int, Tensor], Tensor]]:
-        """The first few shards, their inputs, and what gives the loss's gradients for the outputs of one of them."""
+        """The first ``most`` shards, their inputs, and a function from outputs of one to the loss's gradients."""
         batch = batch.head(most * (len(batch.inputs) // len(batch.shards)))
         inputs, targets = (t.reshape(len(batch.shards), -1, *t.shape[1:]) for t in (batch.inputs, batch.targets))
 
@@ -193,12 +193,12 @@ class ExactNumerics(Numerics):
             run_backward(loss)
 
     def accepts_grads(self, all_reduce_max: AllReduce) -> bool:
-        """Whether the gradients stand; if not, the step is to be made again. Every rank must call it.
+        """Whether the gradients are valid; if not, the step is to be run again. Every rank must call it.
 
         Raises:
             NotFiniteError: a magnitude is infinite or NaN.
         """
-        self.replaced.clear()  # the first step has shown that forward reads none of them
+        self.replaced.clear()  # the first step has shown that forward reads no replaced parameter
         return self.windows.settle(all_reduce_max, self._device)
 
     def step(self, optimizer: SGD | AdamW) -> None:
@@ -213,23 +213,23 @@ class ExactNumerics(Numerics):
         return means
 
     def state_dict(self) -> dict[str, Any]:
-        """The windows, and how often steps were made again, as JSON."""
+        """The windows, and how often steps were run again, as JSON."""
         return {"tops": dict(self.windows.tops), "widened": self.windows.widened}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back to the windows that ``state_dict`` gave."""
+        """Restore windows that ``state_dict`` returned."""
         self.windows.clear()
         self.windows.tops |= state["tops"]
         self.windows.widened = state["widened"]
 
     def arithmetic(self) -> Arithmetic:
-        """Steps that were made again, and the share of numbers that were too small for a sum over the batch."""
+        """Number of steps that were run again, and the share of numbers too small for a sum over the batch."""
         lost, counted = self.windows.below()
         share = lost / counted if counted else 0.0
         return Arithmetic(steps_made_again=self.windows.widened, below_window=share)
 
     def reset(self, optimizer: SGD | AdamW) -> None:
-        """Forget what the optimizer and the windows have reached."""
+        """Reset the optimizer and the windows."""
         optimizer.state.clear()
         self.windows.clear()
 
@@ -257,9 +257,9 @@ def _each_loss(outputs: Tensor, targets: Tensor, kind: str) -> tuple[Tensor, Ten
 
 
 class _SummedLoss(torch.autograd.Function):
-    """The sum of the losses of all rows, float64, in a window, so that no split of the batch can change it.
+    """The float64 sum of the losses of all rows, in a window, so that no split of the batch can change it.
 
-    ``terms`` is how many there are in a global batch. The gradients are those of ``_each_loss``, as they were rounded.
+    ``terms`` counts the rows of a global batch. The gradients are the rounded ones of ``_each_loss``.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""SGD and AdamW with every product and sum a kernel of its own.
+"""SGD and AdamW, with a kernel of its own for every product and sum.
 
 Parameters are float64 tensors that hold float32 numbers; gradients are exact sums over the samples of a global batch,
 in float64. Both updates are those of ``torch.optim``, in float32.
@@ -25,16 +25,16 @@ _EPS = 1e-8
 
 
 def _sums(group: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The gradients of parameters that are one, as far as there are any."""
+    """The existing gradients of a group of tied parameters."""
     return [q.grad.reshape(-1) for q in group if q.grad is not None]
 
 
 class _Exact:
     """What SGD and AdamW share: gradients divided and clipped, parameters updated block by block.
 
-    ``groups`` lists parameters that are one and the same; ``terms`` is what a summed gradient is divided by.
+    Each of ``groups`` lists tied parameters; summed gradients are divided by ``terms``.
 
-    Not a ``torch.optim.Optimizer``, whose first call imports PyTorch's compiler, for seconds.
+    Not a ``torch.optim.Optimizer``, whose first call imports PyTorch's compiler, which takes seconds.
     """
 
     _names: tuple[str, ...] = ()
@@ -48,7 +48,7 @@ class _Exact:
         self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget all gradients."""
+        """Drop all gradients."""
         assert set_to_none
         for p in self.param_groups[0]["params"]:
             p.grad = None
@@ -66,7 +66,7 @@ class _Exact:
                 for name in self._names:
                     state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
             flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
-            # No gradient is a gradient of zeros, which is what DataParallel makes of it.
+            # A missing gradient counts as zeros, as under DataParallel.
             sums = _sums(group) or [torch.zeros_like(flat[0])]
             numbers = self._numbers(state, settings)
             for part in blocks(p.numel(), 1, p.device):
@@ -89,12 +89,12 @@ class _Exact:
         return gradient if scale is None else gradient.mul_(scale)
 
     def _clipping(self) -> Tensor | None:
-        """What gradients are multiplied by, so that the norm of all of them is at most the limit."""
+        """The factor that limits the norm of all gradients; None without clipping."""
         if self._clip is None:
             return None
         squares = []
         for group in self._tied:
-            if not (sums := _sums(group)):  # no gradient is one of zeros, and the order of the sum is the model's
+            if not (sums := _sums(group)):  # a missing gradient counts as zeros; the sum keeps the order of the model
                 squares.append(group[0].new_zeros(1))
                 continue
             g = self._gradient(sums, None).to(torch.float64)
@@ -103,7 +103,7 @@ class _Exact:
         return torch.full_like(norm, self._clip).div_(norm.add_(1e-6)).clamp_(max=1.0)
 
     def _numbers(self, state: dict[str, Any], settings: dict[str, Any]) -> tuple[float, ...]:
-        """What the update of one parameter needs beside tensors."""
+        """The numbers that the update of one parameter needs."""
         raise NotImplementedError
 
     def _update(self, p: Tensor, g: Tensor, states: list[Tensor], numbers: tuple[float, ...]) -> Tensor:
@@ -129,7 +129,7 @@ class SGD(_Exact):
 
 
 class AdamW(_Exact):
-    """With decoupled weight decay, as ``torch.optim.AdamW``."""
+    """Adam with decoupled weight decay, as ``torch.optim.AdamW``."""
 
     _names = ("exp_avg", "exp_avg_sq")
 

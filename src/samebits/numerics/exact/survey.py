@@ -1,4 +1,4 @@
-"""Engines that note what they meet, each with its places, and go on: all that is refused, or what is not finite."""
+"""Engines that note what they find, with its places, and go on: all refusals, or the sources of infinity and NaN."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """Where an operation is: what a refusal says of it, and the innermost line of the user's own files."""
+    """Place of an operation: its module as a refusal names it, and the innermost line of the user's own files."""
 
     what: str
     line: str
 
 
 class Refusals:
-    """What one look at a model has found, in the order in which it came."""
+    """Findings of one survey of a model, in the order in which they came."""
 
     def __init__(self) -> None:
         self._places: dict[tuple[str, str], dict[Place, None]] = {}
         self.of_nodes: dict[int, Place] = {}
-        """The operation of the forward pass that each node of the backward pass belongs to, by its number."""
+        """Place in the forward pass of each node of the backward pass, by the node's sequence number."""
 
     def note(self, error: RefusedError, place: Place | None = None) -> None:
-        """Keep a refusal, at a place that is known better than the error knows it."""
+        """Keep a refusal; ``place`` is more precise than the place that the error itself names."""
         place = place or Place(what_of(error), "")
         self._places.setdefault((error.why, error.hint), {})[place] = None
 
     def knows(self, error: RefusedError, place: Place) -> bool:
-        """Whether this was refused there."""
+        """Whether this refusal is known at this place."""
         return place in self._places.get((error.why, error.hint), {})
 
     @property
     def count(self) -> int:
-        """How many different refusals there are."""
+        """Number of different refusals."""
         return len(self._places)
 
     def told(self) -> list[tuple[str, str]]:
@@ -54,7 +54,7 @@ class Refusals:
 
 
 class Survey(Engine):
-    """An engine that notes what it refuses, and then does what PyTorch does."""
+    """An engine that notes refusals and then runs PyTorch's own operation."""
 
     def __init__(self, refusals: Refusals, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -63,7 +63,7 @@ class Survey(Engine):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if self._draws is not None:  # a forward pass: the node that this operation is given has the last number
+        if self._draws is not None:  # in a forward pass, this operation's node has the last number
             number = torch._C._autograd._get_sequence_nr() - 1
             self._refusals.of_nodes[number] = Place(what_of(self.refusal("", "")), line_here())
         try:
@@ -74,25 +74,25 @@ class Survey(Engine):
             return func(*args, **(kwargs or {}))
 
     def refuse(self, error: RefusedError) -> None:
-        """Note it."""
+        """Note a refusal."""
         node = torch._C._current_autograd_node()
         place = None if node is None else self._refusals.of_nodes.get(node._sequence_nr())
         if place is not None:
-            if self._refusals.knows(error, place):  # it is the derivative of what was refused in forward
+            if self._refusals.knows(error, place):  # the derivative of an operation that was refused in forward
                 return
             error = RefusedError(f"{error.why} (in the backward pass)", hint=error.hint)
         self._refusals.note(error, place or Place(what_of(error), line_here()))
 
 
 class NotFinite(Survey):
-    """A survey of the operations that make infinity of finite numbers, or NaN of what is none."""
+    """A survey of the operations that make infinity of finite numbers, or NaN of numbers."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         known, level = self._refusals.count, _level((args, kwargs))
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if self._refusals.count == known and (now := _level(result)) > level:  # else it is of one that this one used
+        if self._refusals.count == known and (now := _level(result)) > level:  # else an inner operation was the source
             made = "infinity of finite numbers" if now == _INFINITE else "NaN"
             self.refuse(self.refusal(f"{func.overloadpacket.__name__} makes {made}", ""))
         return result
@@ -102,7 +102,7 @@ _INFINITE, _NAN = 1, 2
 
 
 def _level(values: object) -> int:
-    """Whether NaN is among floating-point numbers, or else infinity, or neither."""
+    """``_NAN`` if NaN is among the floating-point numbers, else ``_INFINITE`` if infinity is, else 0."""
     leaves = tree_leaves(values)
     numbers = [leaf for leaf in leaves if isinstance(leaf, float)]
     with below():
@@ -113,12 +113,12 @@ def _level(values: object) -> int:
 
 
 def what_of(error: RefusedError) -> str:
-    """Where a refusal is, by itself; empty where it does not know."""
+    """The place that a refusal names; empty if it names none."""
     return error.what if error.at or error.kind else ""
 
 
 def line_here() -> str:
-    """The innermost line of the user's own files among those that run; empty if there is none."""
+    """The innermost running line of the user's own files; empty if there is none."""
     places = ((Path(frame.f_code.co_filename), line) for frame, line in walk_stack(sys._getframe(1)))
     return next((f"{file.name}:{line}" for file, line in places if is_own(file)), "")
 

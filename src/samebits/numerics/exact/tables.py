@@ -1,6 +1,6 @@
-"""Functions as tables of short Taylor polynomials, and the bits of 2 / pi; made once, by arithmetic in integers.
+"""Functions as tables of short Taylor polynomials, and the bits of 2 / pi, computed once in decimals and integers.
 
-Python's ``decimal`` and integers are the same on every host; nothing here asks a C library.
+Python's ``decimal`` and integers are the same on every host. Nothing here calls a C library.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     Taylor = Callable[[Decimal], tuple[Decimal, Decimal, Decimal, Decimal]]
 
-_STEPS = 128  # nodes in a unit: the fourth term is below 2**-34
+_STEPS = 128  # nodes in a unit interval; the fourth term is then below 2**-34
 _DIGITS = 40
 
 
 class Table:
-    """A smooth function between ``low`` and ``high``, as cubic polynomials around nodes; constant beyond them.
+    """A smooth function between ``low`` and ``high``, as cubic polynomials around nodes; constant beyond the ends.
 
     ``taylor`` gives f, f', f'' / 2 and f''' / 6 at a node. The absolute error is at most 2**-34 times the largest
     fourth derivative over 24.
@@ -34,7 +34,7 @@ class Table:
         self._on: dict[torch.device, list[Tensor]] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The function at float64 ``x``; beyond the ends its value there."""
+        """The function at float64 ``x``; beyond an end, its value at that end."""
         t = x.clamp(self._low, self._high).sub_(self._low).mul_(_STEPS)
         node = t.round()
         d = t.sub_(node).div_(_STEPS)
@@ -110,7 +110,7 @@ def _gelu_slope_taylor(x: Decimal) -> tuple[Decimal, Decimal, Decimal, Decimal]:
 erf_of_positive = Table(0, 4, _erf_taylor)
 normal_cdf = Table(-8, 8, _cdf_taylor)
 gelu_slope = Table(-8, 8, _gelu_slope_taylor)
-"""x * normal_cdf(x) differentiated, the slope of GELU in its exact form."""
+"""Derivative of x * normal_cdf(x), the slope of GELU in its exact form."""
 
 LIMB_BITS = 26
 LEAST_EXPONENT = -8

@@ -1,4 +1,4 @@
-"""Windows of an image as rows of a matrix, so that a convolution is a product; and the way back."""
+"""Windows of an image as rows of a matrix, so that a convolution is a product, and the transpose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
-    """How a kernel moves over an image: numbers for each axis behind batch and channels."""
+    """How a kernel moves over an image: one number for each axis behind batch and channels."""
 
     size: tuple[int, ...]
     kernel: tuple[int, ...]
@@ -30,14 +30,14 @@ class Geometry:
 
     @classmethod
     def of(cls, size: Sequence[int], *, ceil: bool = False, **numbers: int | Sequence[int]) -> Geometry:
-        """From kernel, stride, padding and dilation as numbers for each axis, or one number for all of them."""
+        """Geometry from kernel, stride, padding and dilation, each a number for each axis or one for all."""
         each = {name: _per_axis(value, len(size)) for name, value in numbers.items()}
         return cls(size=tuple(size), ceil=ceil, **each)
 
     def transposed(self, output_padding: Sequence[int]) -> Geometry:
-        """The geometry of the image whose windows stand at as many positions as this one has elements.
+        """Geometry of the image that has a window for each element of this one.
 
-        It is ``output_padding`` elements larger than the windows need.
+        That image is ``output_padding`` elements larger than its windows need.
         """
         rest = _per_axis(output_padding, len(self.size))
         axes = zip(self.size, self.kernel, self.stride, self.padding, self.dilation, rest, strict=True)
@@ -45,7 +45,7 @@ class Geometry:
 
     @property
     def positions(self) -> tuple[int, ...]:
-        """How many windows there are along each axis, which is the shape of a convolution's result."""
+        """Number of windows along each axis, which is the shape of a convolution's result."""
         return tuple(self._count(axis) for axis in range(len(self.size)))
 
     def _count(self, axis: int) -> int:
@@ -58,7 +58,7 @@ class Geometry:
 
     @property
     def overhang(self) -> tuple[int, ...]:
-        """By how much windows reach beyond the padding at the far end."""
+        """Number of elements by which windows reach beyond the padding at the far end."""
         ends = (
             (n - 1) * t + d * (k - 1) + 1 - (s + 2 * p)
             for n, t, d, k, s, p in zip(
