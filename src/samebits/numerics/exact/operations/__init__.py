@@ -1,7 +1,7 @@
-"""Every operation of PyTorch that ``exact`` knows: free ones pass as they are, the others have a version here.
+"""Every operation of PyTorch that ``exact`` knows: free ones pass unchanged, the others have an exact version here.
 
-An operation that is in neither ``FREE`` nor ``EXACT`` nor, for integers, in ``INTEGER``, is taken apart by
-PyTorch's own decompositions, or refused.
+An operation outside ``FREE``, ``EXACT`` and, for integers, ``INTEGER`` is decomposed by PyTorch's own rules, or
+refused.
 """
 
 from samebits.numerics.exact.operations import contractions, indexing, normalization, pointwise, pooling, reductions

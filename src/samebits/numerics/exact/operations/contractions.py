@@ -23,7 +23,7 @@ Number = float | int
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Float64 product of float32 factors; of integers, whose products are exact, in their own type."""
     if not a.is_floating_point() and not a.is_complex():
-        return a.unsqueeze(-1).mul(b.unsqueeze(-3)).sum(-2, dtype=a.dtype)  # CUDA has no such products
+        return a.unsqueeze(-1).mul(b.unsqueeze(-3)).sum(-2, dtype=a.dtype)  # CUDA has no matrix product of integers
     check_float32(a)
     check_float32(b)
     if bits_of_products(a.shape[-1]) < FEWEST_BITS:
@@ -54,7 +54,7 @@ def dot(x: Tensor, y: Tensor) -> Tensor:
 def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """``beta * c + alpha * (a @ b)``: the product is rounded to float32, and then the sum.
 
-    So it is the same as the two operations that PyTorch makes of it for other layouts of its arguments.
+    For other layouts of its arguments PyTorch runs two operations, whose result is the same.
     """
     return _added(_product(a, b), c, beta, alpha)
 
@@ -95,7 +95,7 @@ def _layout(
     output_padding: list[int],
     groups: int,
 ) -> tuple[Geometry, Tensor]:
-    """How a kernel moves over the larger image, and the kernels as (groups, outputs, inputs * kernel) of one group.
+    """Moves of a kernel over the larger image, and the kernels as (groups, outputs, inputs * kernel) of one group.
 
     A transposed convolution is the gradient of a convolution: its output is the larger image.
     """
@@ -109,7 +109,10 @@ def _layout(
 
 
 def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
-    """Windows as rows: (batch, channels, *size) to (groups, batch * positions, channels / groups * kernel)."""
+    """Windows as rows.
+
+    Shapes: (batch, channels, *size) to (groups, batch * positions, channels / groups * kernel).
+    """
     axes, (batch, channels) = len(geometry.size), x.shape[:2]
     windows = windows_of(x, geometry)
     windows = windows.view(batch, groups, channels // groups, *windows.shape[2:])
@@ -119,7 +122,7 @@ def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
 
 
 def from_rows(rows: Tensor, batch: int, geometry: Geometry) -> Tensor:
-    """An image of what rows gave: (groups, batch * positions, outputs / groups) to (batch, outputs, *positions)."""
+    """Products of rows as an image: (groups, batch * positions, outputs / groups) to (batch, outputs, *positions)."""
     groups, _, outputs = rows.shape
     spread = rows.view(groups, batch, math.prod(geometry.positions), outputs)
     return spread.permute(1, 0, 3, 2).reshape(batch, groups * outputs, *geometry.positions)
@@ -129,12 +132,12 @@ def to_rows(x: Tensor, groups: int) -> Tensor:
     """The inverse of ``from_rows``: (batch, outputs, *positions) to (groups, batch * positions, outputs / groups)."""
     batch, outputs = x.shape[:2]
     positions = math.prod(x.shape[2:])
-    spread = x.reshape(batch, groups, outputs // groups, positions)  # no -1, which an empty batch leaves open
+    spread = x.reshape(batch, groups, outputs // groups, positions)  # an empty batch leaves the size of -1 open
     return spread.permute(1, 0, 3, 2).reshape(groups, batch * positions, outputs // groups)
 
 
 def folded(rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor:
-    """The transpose of ``rows_of``: float64 sums over all windows that hold an element, (batch, channels, *size)."""
+    """The transpose of ``rows_of``: float64 sums over all windows of an element, (batch, channels, *size)."""
     groups = rows.shape[0]
     batch, channels = x_shape[:2]
     axes = len(geometry.size)
@@ -150,7 +153,7 @@ def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) 
     ``settings`` are stride, padding, dilation, transposed, output_padding and groups.
 
     Raises:
-        NotExactError: a transposed convolution has an output_padding from the stride on.
+        NotExactError: a transposed convolution has an output_padding of at least the stride.
     """
     geometry, kernels = _layout(x, weight, *settings)
     transposed, _output_padding, groups = settings[3:]
@@ -172,7 +175,7 @@ def convolution_backward(
     _: list[int] | None,  # the bias's sizes, which are those of the weight's outputs
     *settings: Any,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias; the last of ``settings`` says which are wanted."""
+    """Gradients of input, weight and bias; the last of ``settings`` is the mask of those to compute."""
     *forward_settings, wanted = settings
     geometry, kernels = _layout(x, weight, *forward_settings)
     transposed, _output_padding, groups = forward_settings[3:]

@@ -1,4 +1,4 @@
-"""Sums into places that are given by indices, on a grid, so that their order does not matter."""
+"""Sums into indexed places, on a grid, so that their order does not matter."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _TWICE = "values are put into one place twice, and which one stays is not fixed"
 
 
 def _accumulated(x: Tensor, source: Tensor, put: Callable[[Tensor, Tensor], Tensor], lanes: tuple[int, ...]) -> Tensor:
-    """``put`` adds its second argument into its first; integers need no grid.
+    """Sums by ``put``, which adds its second argument into its first; integers need no grid.
 
-    Terms that may meet have a grid of their own: those that differ in ``lanes`` alone. What nothing is added to stays.
+    Elements that differ only in the axes ``lanes`` may meet in one sum, so they share a grid. Elements that get no term
+    stay as they are.
     """
     if not x.is_floating_point() and not x.is_complex():
         return put(x.clone(), source)
@@ -78,14 +79,14 @@ def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         return scatter_add(x.view(1), 0, index.view(-1), source.view(-1)).view(())
     part = source[tuple(slice(n) for n in index.shape)]
     across = [d for d in range(x.dim()) if d != dim % x.dim()]
-    narrower = any(x.shape[d] != part.shape[d] for d in across)  # then what meets is not a line of both
+    narrower = any(x.shape[d] != part.shape[d] for d in across)  # then terms of one sum come from several lines
     lanes = tuple(range(x.dim())) if narrower else (dim,)
     return _accumulated(x, part, lambda a, b: a.scatter_add_(dim, index, b), lanes)
 
 
 @exact(aten.index_put, aten._index_put_impl)
 def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False, *_: bool) -> Tensor:
-    """``x`` with ``values`` added at places, or put into places that are all different."""
+    """``x`` with ``values`` added at places, or put into places that must differ."""
     if accumulate:
         like = values.expand(x[_places(indices)].shape)
         total = _accumulated(
@@ -108,23 +109,23 @@ def index_put_twice(
 
 
 def _places(indices: list[Tensor | None]) -> tuple[slice | Tensor, ...]:
-    """What a tensor is indexed by."""
+    """The index of a tensor, with a full slice for each axis without indices."""
     return tuple(slice(None) if index is None else index for index in indices)
 
 
 def _differ(read: Tensor, values: Tensor) -> Tensor:
     if not read.is_floating_point():
         return (read != values).any()
-    unequal = (read != values) | (read.signbit() != values.signbit())  # a zero may have been put over a negative one
+    unequal = (read != values) | (read.signbit() != values.signbit())  # a zero may replace a negative zero
     return (unequal & ~(read.isnan() & values.isnan())).any()
 
 
 @exact(aten.scatter)
 def scatter(x: Tensor, dim: int, index: Tensor, value: Tensor | float, *, reduce: str | None = None) -> Tensor:
-    """``x`` with values put into places along ``dim`` that are all different.
+    """``x`` with values put into places along ``dim`` that must differ.
 
     Raises:
-        NotExactError: ``reduce`` joins them.
+        NotExactError: ``reduce`` is set.
     """
     if reduce is not None:
         raise NotExactError("scatter with reduce has no exact version; use scatter_add")

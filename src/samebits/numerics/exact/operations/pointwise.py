@@ -22,7 +22,7 @@ Number = float | int | bool
 
 
 def _floated(x: Tensor) -> Tensor:
-    """Integers as numbers of the default floating-point type, others as they are."""
+    """Integers in the default floating-point type, other numbers unchanged."""
     return x if x.is_floating_point() or x.is_complex() else x.to(torch.get_default_dtype())
 
 
@@ -51,7 +51,7 @@ def _check_types(*values: object) -> None:
 
 
 def _of_reals(packet: Any, function: Callable[..., Tensor]) -> None:
-    """Enter what is one correctly rounded operation on real numbers, and several steps on complex ones."""
+    """Enter an operation that is correctly rounded in one step for real numbers, but not for complex ones."""
 
     def version(*values: Tensor | Number) -> Tensor:
         _check_types(*values)
@@ -144,7 +144,7 @@ def _power_of_tensors(x: Tensor | Number, y: Tensor) -> Tensor:
         raise NotExactError(f"{common} has no exact version; use float32")
     base = x if isinstance(x, torch.Tensor) else torch.full((), float(x), dtype=common, device=y.device)
     shape = torch.broadcast_shapes(base.shape, y.shape)  # type: ignore[no-untyped-call]
-    device = y.device if base.dim() == 0 else base.device  # a number may lie on the CPU beside a GPU's tensor
+    device = y.device if base.dim() == 0 else base.device  # a 0-dim tensor may be on the CPU beside a GPU's tensor
     wide_base, wide_exponent = (t.to(device, common).to(torch.float64).expand(shape).contiguous() for t in (base, y))
     return elementary.power(wide_base, wide_exponent).to(torch.float32)
 
@@ -209,7 +209,7 @@ def softplus_backward(grad: Tensor, x: Tensor, beta: Number, threshold: Number) 
 
 
 def positive_zero(x: Tensor) -> Tensor:
-    """``x`` with zeros of one sign, where a kernel may have chosen either; in place, integers as they are."""
+    """``x`` with positive zeros, where a kernel may have chosen either sign; in place, integers unchanged."""
     return x.add_(0.0) if x.is_floating_point() else x
 
 
@@ -220,7 +220,7 @@ def relu(x: Tensor) -> Tensor:
 
 
 def enter_extreme(packet: Any) -> None:
-    """Enter an operation that chooses between numbers, and of two zeros may take either."""
+    """Enter an operation that chooses between numbers, and may choose either of two zeros."""
     EXACT[packet] = lambda *args, **kwargs: positive_zero(packet(*args, **kwargs))
 
 
@@ -252,7 +252,7 @@ _of_joined(aten.addcdiv, torch.div)
 
 @exact(aten.lerp)
 def lerp(x: Tensor, y: Tensor, weight: Tensor | Number) -> Tensor:
-    """``x + weight * (y - x)``, from the nearer end as PyTorch does it, each step rounded."""
+    """``x + weight * (y - x)``, from the nearer end as in PyTorch, each step rounded."""
     _check_types(x, y, weight)
     from_x = x.add(y.sub(x).mul(weight))
     from_y = y.sub(y.sub(x).mul(1 - weight))
@@ -261,9 +261,9 @@ def lerp(x: Tensor, y: Tensor, weight: Tensor | Number) -> Tensor:
 
 @exact(aten._to_copy)
 def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, non_blocking: bool = False, **options: Any) -> Tensor:  # noqa: ARG001
-    """``x`` as another type, on another device or in another layout.
+    """``x`` in another type, on another device or in another layout.
 
-    Always waited for: what a GPU has not copied yet would be read as it was.
+    The copy blocks: a read before its end would give old values.
     """
     converted: Tensor = aten._to_copy(to_fit(x, dtype or x.dtype), dtype=dtype or x.dtype, **options)
     return converted
@@ -271,14 +271,14 @@ def to_copy(x: Tensor, *, dtype: torch.dtype | None = None, non_blocking: bool =
 
 @exact(aten.copy, aten.copy_)
 def copy(x: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: ARG001
-    """What ``x`` holds after the copy: ``source`` in its type and shape, as it was if the two share memory."""
+    """``source`` in the type and shape of ``x``; its values from before the copy if the two share memory."""
     return (
         to_fit(source.clone() if storage_of(source) == storage_of(x) else source, x.dtype).to(x.dtype).expand(x.shape)
     )
 
 
 def to_fit(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` within what an integer type can hold, NaN as zero: of others devices make different integers."""
+    """``x`` within the range of an integer type, NaN as zero: devices convert other values differently."""
     if not x.is_floating_point() or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
         return x
     limits = torch.iinfo(dtype)

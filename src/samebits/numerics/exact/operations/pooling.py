@@ -55,7 +55,7 @@ def max_pool2d(
 def max_pool2d_backward(grad: Tensor, x: Tensor, *settings: Any) -> Tensor:
     """The gradient of ``max_pool2d``: for each element the sum over the windows whose largest it was.
 
-    The last of ``settings`` are the indices.
+    The indices are the last of ``settings``.
     """
     indices: Tensor = settings[-1]
     start = torch.zeros_like(x.flatten(-2))
@@ -106,7 +106,7 @@ def avg_pool_backward(axes: int, grad: Tensor, x: Tensor, *settings: Any) -> Ten
     return fold(spread, geometry).to(x.dtype).reshape(x.shape)
 
 
-# A kernel of one number is for as many axes as the operation has.
+# A kernel given as one number does not tell the number of axes, so the operation does.
 EXACT[aten.avg_pool2d], EXACT[aten.avg_pool3d] = partial(avg_pool, 2), partial(avg_pool, 3)
 EXACT[aten.avg_pool2d_backward] = partial(avg_pool_backward, 2)
 EXACT[aten.avg_pool3d_backward] = partial(avg_pool_backward, 3)
@@ -114,7 +114,7 @@ EXACT[aten.avg_pool3d_backward] = partial(avg_pool_backward, 3)
 
 @exact(aten._adaptive_avg_pool2d)
 def adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
-    """Means over as many windows as are asked for, whose sizes may differ by one; axis by axis."""
+    """Means over ``output_size`` windows, whose sizes may differ by one; axis by axis."""
     means = wide(x)
     for axis, count in zip((-2, -1), output_size, strict=True):
         parts = []

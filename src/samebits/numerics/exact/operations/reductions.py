@@ -1,4 +1,4 @@
-"""Sums and what is made of them, in a fixed order of float64 additions; maxima, with one sign of zero."""
+"""Reductions: sums in a fixed order of float64 additions, and maxima with one sign of zero."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _shaped(total: Tensor, dims: tuple[int, ...], *, keepdim: bool) -> Tensor:
 
 
 def _of_type(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """Integers as floating-point numbers if that is what is asked for, and the other way round."""
+    """Integers as floating-point numbers if ``dtype`` asks for them, and the reverse."""
     if x.is_complex() or (dtype is not None and dtype.is_complex):
         raise NotExactError("complex numbers have no exact version")
     if dtype is None or dtype.is_floating_point == x.is_floating_point():
@@ -42,7 +42,7 @@ def _of_type(x: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def terms_of(x: Tensor, dims: tuple[int, ...]) -> int:
-    """Elements of a line over ``dims``."""
+    """Number of elements of a line over ``dims``."""
     return math.prod(x.shape[d] for d in dims) if x.dim() else 1
 
 
@@ -84,9 +84,9 @@ def _spread(
     keepdim: bool = False,
     function: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """A function of the variance over ``dim``, which is not rounded in between, and the mean.
+    """A function of the variance over ``dim``, which is not rounded before it, and the mean.
 
-    The variance has ``correction`` degrees of freedom less than terms.
+    The variance has ``correction`` fewer degrees of freedom than terms.
     """
     dims = dims_of(x, dim)
     middle, _, squares = moments(wide(x), dims)
@@ -153,7 +153,7 @@ def prod(x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: tor
 
 @exact(aten.cumsum)
 def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Running sums along ``dim``, of integers on a grid, so that the order of a scan does not matter."""
+    """Running sums along ``dim`` of integers on a grid, so that the order of a scan does not matter."""
     x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0 or x.numel() == 0:
         return torch.cumsum(x, dim, dtype=dtype)
@@ -161,20 +161,20 @@ def cumsum(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     finite = values.isfinite()
     known = torch.where(finite, values, 0.0)
     bits, tops = bits_of_sum(x.shape[dim]), top(known, dim)
-    unit = power_of_two((tops - bits).clamp_(min=-1022))  # of zeros alone the top is float64's own least
+    unit = power_of_two((tops - bits).clamp_(min=-1022))  # for zeros alone, the top is the least that float64 has
     integers = snap_(known, shifter(tops, bits)).div_(unit).to(torch.int64)
     sums = torch.cumsum(integers, dim).to(torch.float64).mul_(unit)
     return or_not_finite(sums, torch.cumsum(torch.where(finite, 0.0, values), dim)).to(dtype or x.dtype)
 
 
 def or_not_finite(finite: Tensor, infinite: Tensor) -> Tensor:
-    """Sums of the ``finite`` terms, unless those of the ``infinite`` ones and NaN say otherwise; NaN with one sign."""
+    """Sums of the ``finite`` terms, or of the others where that is infinite or NaN; NaN has one sign."""
     return torch.where(infinite.isnan(), math.nan, torch.where(infinite.isinf(), infinite, finite))
 
 
 @exact(aten.cumprod)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Running products along ``dim`` in a fixed order: each times the one 1, 2, 4, ... places before."""
+    """Running products along ``dim`` in a fixed order: each is multiplied by the one 1, 2, 4, ... places before."""
     x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0:
         return torch.cumprod(x, dim, dtype=dtype)
@@ -191,7 +191,7 @@ enter_extreme(aten.amin)
 
 
 def _first(packet: Any, best: Any) -> None:
-    """Enter a maximum or minimum with indices: of equal values the first, which kernels do not promise."""
+    """Enter a maximum or minimum with the index of the first of equal values, which kernels do not promise."""
 
     def version(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
         if isinstance(dim, torch.Tensor):
@@ -208,7 +208,7 @@ def _first(packet: Any, best: Any) -> None:
 
 
 def first_equal(x: Tensor, value: Tensor, dim: int, among: Tensor | None = None) -> Tensor:
-    """The first index along ``dim`` at which ``x`` is ``value``, or both are NaN; ``among`` says which may be taken."""
+    """The first index along ``dim``, within the mask ``among``, at which ``x`` is ``value`` or both are NaN."""
     count = x.shape[dim]
     shape = [1] * x.dim()
     shape[dim] = count
@@ -222,7 +222,7 @@ _first(aten.min, torch.amin)
 
 
 def _arg(packet: Any, best: Any) -> None:
-    """Enter the index of a maximum or minimum, the first of equal ones."""
+    """Enter the index of a maximum or minimum, that of the first of equal ones."""
 
     def version(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
         if x.dim() == 0:

@@ -1,4 +1,4 @@
-"""Which operations give the same bits on every device as they are, and where exact versions of others are entered."""
+"""Registry of operations: those that give the same bits on every device, and exact versions of others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXACT: dict[Any, Version] = {}
 
 
 class NotExactError(TypeError):
-    """An operation has no exact version for these arguments; the text says why."""
+    """An operation has no exact version for these arguments; the message says why."""
 
 
 def exact(*packets: Any) -> Callable[[V], V]:
@@ -38,14 +38,14 @@ def exact(*packets: Any) -> Callable[[V], V]:
 
 
 REFUSED_IF: dict[Any, tuple[str, Version]] = {}
-"""Why a result of an exact version cannot stand, and what tells it by values; see ``refused_if``."""
+"""By operation, why the result of an exact version may be invalid, and the check of its values; see ``refused_if``."""
 
 
 def refused_if(why: str, *packets: Any) -> Callable[[V], V]:
-    """Enter a function of a result and its operation's arguments, which says whether it has to be refused, and why.
+    """Enter a check that takes a result and its operation's arguments and says whether to refuse it for ``why``.
 
-    It gives a single truth value as a tensor, which a GPU is asked for at the end of the step alone, or None where
-    nothing can be wrong.
+    The check returns one truth value as a tensor, which is read from a GPU only at the end of the step, or None if the
+    result is always valid.
     """
 
     def enter(check: V) -> V:
@@ -56,13 +56,13 @@ def refused_if(why: str, *packets: Any) -> Callable[[V], V]:
 
 
 def check_float32(x: Tensor) -> None:
-    """Refuse a tensor of another type than float32. Raises NotExactError: it has another one; the text names it."""
+    """Raise NotExactError for a tensor of any type but float32; the message names the type."""
     if x.dtype != torch.float32:
         raise NotExactError(f"{x.dtype} has no exact version; use float32")
 
 
 def wide(x: Tensor) -> Tensor:
-    """A float64 copy of a float32 tensor. Raises NotExactError: it has another type."""
+    """A float64 copy of a float32 tensor. Raises NotExactError for any other type."""
     check_float32(x)
     return x.to(torch.float64)
 
@@ -190,7 +190,7 @@ REFUSED = {
     ),
     aten.renorm: "its gradient is computed in float64 on a CPU, and in float32 on a GPU",
 }
-"""Operations that PyTorch could take apart, but not in one way for all devices and splits, each with the reason."""
+"""Operations that PyTorch decomposes in different ways for some devices or splits, each with the reason."""
 
 HINTS = {
     **dict.fromkeys(
@@ -204,4 +204,4 @@ HINTS = {
     ),
     aten.renorm: "scale it by its norm: x * (limit / (x.norm(dim=1, keepdim=True) + 1e-7)).clamp(max=1)",
 }
-"""What avoids a refused operation, where an option is known that does."""
+"""Hints for refused operations that a known option avoids."""
