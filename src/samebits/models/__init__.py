@@ -1,4 +1,4 @@
-"""The models that there are, by the names that choose them. Nothing here imports torch before one is built."""
+"""The built-in models by name, and a user's own. Nothing here imports torch before a model is built."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from samebits.models.interface import BuiltinModel, ModelSpec
 
 MODELS: dict[str, ModelSpec] = {name: spec for spec in (MLP_SPEC, CONVNET_SPEC, GPT_SPEC) for name in spec.names}
-"""By name, in the order of messages; the first is the default."""
+"""Built-in models by name, in the order in which messages list them; the first is the default."""
 
 FACTORY = "package.module:factory"
 

@@ -1,4 +1,4 @@
-"""What a built-in model is: its section of params.yaml, the data that it fits, and how it is built."""
+"""Interface of a built-in model: its section of params.yaml, the data that it fits, and how it is built."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Contradiction = tuple[str, object, str, str]
-"""A key, what it is, what it accepts, and a hint."""
+"""Key, value, accepted values, and hint."""
 
 
 class BuiltinModel(Section):
@@ -28,7 +28,7 @@ class BuiltinModel(Section):
 
 
 class DataShape(Protocol):
-    """What a model sees of its data, as the card says."""
+    """Shapes and types of a model's data, as on the card."""
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -53,18 +53,18 @@ class DataShape(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """A built-in model. It must treat each sample by itself: ``exact`` takes that for granted."""
+    """A built-in model. It must treat each sample by itself: ``exact`` relies on that."""
 
     section: type[BuiltinModel]
     tasks: tuple[str, ...]
-    """The synthetic tasks that it fits; another program feeds it the first."""
+    """Synthetic tasks that it fits; the first feeds it where a program chooses the data."""
     needs: str
-    """What it can be fed, in words, and as a question to a card in ``fits``."""
+    """Its accepted data in words; ``fits`` checks a card."""
     fits: Callable[[DataShape], bool]
     build: Callable[[Any, DataShape], nn.Module]
     """The untrained module of a section, for the data of a card."""
     contradictions: Callable[[Any], Iterable[Contradiction]] = lambda _: ()
-    """Settings of a section that are each right and cannot be together."""
+    """Settings of a section that are valid alone but not together."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -1,8 +1,8 @@
 """exp, log, cos and the normal quantile from additions, multiplications and divisions alone.
 
-A C library's versions differ between hosts in the last bit, and NumPy's between instruction sets. IEEE 754
-fixes the basic operations and the square root; each stands here in a NumPy call of its own, so that no
-compiler can fuse two of them.
+Versions of C libraries differ between hosts in the last bit, and NumPy's differ between instruction sets. IEEE 754
+fixes the basic operations and the square root. Each is a NumPy call of its own here, so that no compiler can fuse two
+of them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _polynomial(x: Array, coefficients: Sequence[float]) -> Array:
 def exp(x: Array) -> Array:
     """e**x for |x| below 700, within 1 ulp.
 
-    Taylor's series to degree 13 after taking out the nearest multiple of ln 2 (Cody and Waite 1980).
+    Taylor's series to degree 13 after subtraction of the nearest multiple of ln 2 (Cody and Waite 1980).
     """
     k = np.rint(np.multiply(x, _INV_LN2))
     r = np.subtract(np.subtract(x, np.multiply(k, _LN2_HI)), np.multiply(k, _LN2_LO))
@@ -93,7 +93,7 @@ _F = [1.0, 5.99832206555887937690e-1, 1.36929880922735805310e-1, 1.4875361290850
 
 
 def normal_quantile(p: Array) -> Array:
-    """The x below which a standard normal variable falls with probability ``p``, 0 < p < 1 (AS 241)."""
+    """The quantile of the standard normal distribution at probability ``p``, 0 < p < 1 (AS 241)."""
     q = np.subtract(p, 0.5)
     r = np.subtract(0.180625, np.multiply(q, q))
     central = np.multiply(q, np.divide(_polynomial(r, _A), _polynomial(r, _B)))

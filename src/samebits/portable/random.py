@@ -1,7 +1,7 @@
 """Random numbers that are the same on every host: Philox counters, then arithmetic that cannot differ.
 
-NumPy fixes the raw output of its bit generators for ever, but not that of ``Generator``'s distributions
-(NEP 19), and PyTorch's draws change with the instruction set and the chip. Only raw integers are used here.
+NumPy guarantees the raw output of its bit generators, but not that of ``Generator``'s distributions (NEP 19).
+PyTorch's draws change with the instruction set and the chip. Only raw integers are used here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 MOST = 2**31
-"""The largest range that integers are drawn from."""
+"""Size of the largest range that integers are drawn from."""
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -28,10 +28,10 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 
 class Stream:
-    """A sequence of draws, fixed by ``seed`` and ``purpose``."""
+    """A sequence of draws, determined by ``seed`` and ``purpose``."""
 
     period: int | None = None
-    """After how many numbers a tensor's draws repeat themselves, if they do."""
+    """Number of draws after which those of a tensor repeat; None if they never do."""
 
     def __init__(self, seed: int, *purpose: str | int) -> None:
         self._bits = np.random.Philox(key=derive(seed, *purpose))
@@ -46,7 +46,7 @@ class Stream:
         return words.view(np.uint8)[:count]
 
     def below(self, bound: int, count: int) -> NDArray[np.int64]:
-        """``count`` integers from 0 to ``bound`` - 1, bound at most ``MOST``, by multiply and shift."""
+        """``count`` integers from 0 to ``bound`` - 1, by multiply and shift; ``bound`` is at most ``MOST``."""
         assert bound <= MOST
         high = self.raw(count) >> np.uint64(32)
         return ((high * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
@@ -66,7 +66,7 @@ class Stream:
 
 
 class RepeatedStream(Stream):
-    """A few draws over and over: as quick as a copy, for who looks at what a model does and not at its weights."""
+    """A few draws repeated: as quick as a copy, for checks of what a model does, whatever its weights."""
 
     period = 65537  # a prime, so that no two rows of a matrix are the same
 

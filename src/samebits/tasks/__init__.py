@@ -1,4 +1,4 @@
-"""The synthetic tasks that there are, by name, and a user's own data beside them."""
+"""The synthetic tasks by name, and a user's own data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from samebits.tasks.interface import TaskSpec
 
 TASKS: dict[str, TaskSpec] = {task.name: task for task in (VECTORS, REGRESSION, IMAGES, TOKENS)}
-"""By name, in the order of messages; the first is the default."""
+"""Tasks by name, in the order in which messages list them; the first is the default."""
 
 
 class FileKwargs(Section):

@@ -1,4 +1,4 @@
-"""What a synthetic task is: its section of params.yaml, and the teacher whose samples a model learns from."""
+"""Interface of a synthetic task: its section of params.yaml, and the teacher that draws its samples."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class TaskSpec:
     """A synthetic task.
 
     Its bytes are a function of seed and kwargs alone: integer draws of ``portable.random``, exact integer products in
-    float64, and the functions of ``portable.elementary``. NumPy is imported where it is used, which a command line
-    does not wait for.
+    float64, and the functions of ``portable.elementary``. NumPy is imported where it is used, so that the command line
+    does not wait for it.
     """
 
     section: type[DataSection]
@@ -43,6 +43,6 @@ class TaskSpec:
 
     @property
     def name(self) -> str:
-        """What chooses it."""
+        """The name that chooses the task."""
         (name,) = get_args(self.section.model_fields["task"].annotation)
         return str(name)

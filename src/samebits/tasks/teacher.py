@@ -1,4 +1,4 @@
-"""What the teachers of the synthetic tasks share: their samples, and a fixed linear map."""
+"""Common parts of the synthetic tasks' teachers: their samples, and a fixed linear map."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK = 8192  # samples drawn at a time, which bounds memory; part of the data's
 
 
 class Samples(NamedTuple):
-    """Samples, and the teacher's expected (``floor``) and realised loss on each, in nats or squares."""
+    """Samples with the teacher's expected (``floor``) and realised loss on each, in nats or squares."""
 
     inputs: NDArray[np.generic]
     targets: NDArray[np.generic]
@@ -29,9 +29,9 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """Draws samples of one task: with ``num_classes``, None for real numbers, and a ``loss`` whose floor is known.
+    """Draws samples of one task, with ``num_classes`` (None for real numbers) and a ``loss`` whose floor is known.
 
-    ``draw(stream, count)`` gives the next samples of a stream. A model is fed 8-bit inputs as ``Card`` says, by
+    ``draw(stream, count)`` returns the next samples of a stream. 8-bit inputs are scaled as ``Card`` describes, by
     ``input_scale`` and ``input_offset``.
     """
 
@@ -42,7 +42,7 @@ class Teacher:
     input_offset: float = 0.0
 
 
-_SUM_STD = math.sqrt(4 * (256**2 - 1) / 12)  # of the sum of four octets
+_SUM_STD = math.sqrt(4 * (256**2 - 1) / 12)  # standard deviation of the sum of four octets
 
 
 def bell(stream: Stream, rows: int, width: int) -> NDArray[np.float64]:

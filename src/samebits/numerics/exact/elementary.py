@@ -1,8 +1,8 @@
 """Elementary functions as sequences of additions, multiplications, divisions and table look-ups in float64.
 
 Each step is a kernel of its own, so that no compiler can fuse a multiplication with an addition; IEEE 754 fixes the
-rest. Functions take float64 tensors and give new ones. Accuracies are those of the result rounded to float32 for
-arguments that are float32 numbers, against the true value.
+rest. Functions take float64 tensors and return new ones. Stated errors compare the result, rounded to float32, with the
+true value, for arguments that are float32 numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(8)]
 
 
 def divisor(like: Tensor, value: float) -> Tensor:
-    """A number to divide by, as a tensor: on a GPU, PyTorch multiplies by the reciprocal of a number."""
+    """A divisor as a tensor: on a GPU, PyTorch multiplies by the reciprocal of a Python number."""
     return torch.full((1,) * like.dim(), value, dtype=like.dtype, device=like.device)
 
 
@@ -50,7 +50,7 @@ def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
 
 
 def _times_two_to(x: Tensor, k: Tensor) -> Tensor:
-    """Multiply by 2**k in place, for results that are normal; ``k`` holds integers, and counts as 0 where it is NaN."""
+    """Multiply by 2**k in place, for normal results; ``k`` holds integers, and NaN counts as 0."""
     x.view(torch.int64).add_(k.nan_to_num_().to(torch.int64).bitwise_left_shift_(52))
     return x
 
@@ -109,7 +109,7 @@ def erf(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor) -> Tensor:
-    """X times the normal distribution function, to 2**-33 of x; the relative error grows where that is smaller."""
+    """X times the normal distribution function, to 2**-33 of x; the relative error grows as the result shrinks."""
     return tables.normal_cdf(x).mul_(x.clamp(min=-8.0))  # below, the table is constant
 
 
@@ -118,7 +118,7 @@ gelu_slope = tables.gelu_slope
 
 def sin(x: Tensor) -> Tensor:
     """Sine, within 1 ulp."""
-    return torch.where(x == 0, x, _circular(x, 0))  # with its sign
+    return torch.where(x == 0, x, _circular(x, 0))  # a zero keeps its sign
 
 
 def cos(x: Tensor) -> Tensor:
@@ -137,14 +137,14 @@ def _circular(x: Tensor, quarter: int) -> Tensor:
 
 
 def _quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Give k modulo 4 and r of x = k * pi / 2 + r, with r at most pi / 4 in size."""
+    """The k modulo 4 and r of x = k * pi / 2 + r, with r at most pi / 4 in magnitude."""
     k = x.mul(_TWO_OVER_PI).round_()
     r = x
     for part in _HALF_PI:
         r = r.sub(k.mul(part))
     quadrant = torch.where(x.abs() <= _CODY_WAITE_LIMIT, k, 0.0).nan_to_num_().to(torch.int64)
     far = x.abs() > _CODY_WAITE_LIMIT
-    if x.is_cuda or bool(far.any()):  # to ask a GPU would be to wait for all that it has to do
+    if x.is_cuda or bool(far.any()):  # asking a GPU would wait for all work queued on it
         far_quadrant, far_r = _far_quadrants(x)
         quadrant, r = torch.where(far, far_quadrant, quadrant), torch.where(far, far_r, r)
     return quadrant, r
@@ -176,14 +176,14 @@ def _far_quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
 def root_of_float(x: Tensor) -> Tensor:
     """Square root of float32 numbers, correctly rounded to float32.
 
-    Kernels differ in the last bit of a float64 root. A float32 number's root is never so near to the middle of two
-    float32 numbers that this bit matters.
+    Kernels differ in the last bit of a float64 root. The root of a float32 number is never so near the middle between
+    two float32 numbers that this bit matters.
     """
     return torch.sqrt(x.to(torch.float32).to(torch.float64)).to(torch.float32).to(torch.float64)
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Square root of any float64 numbers, to 2**-48: from ``root_of_float`` by one step of Newton's."""
+    """Square root of any float64 numbers, to 2**-48: ``root_of_float`` and one step of Newton's method."""
     x, half = _near_one(x)
     near = root_of_float(x)
     better = x.div(near).add_(near).mul_(0.5)
@@ -199,13 +199,13 @@ def rsqrt(x: Tensor) -> Tensor:
 
 
 def _near_one(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Give y and h of x = y * 4**h, with y from 1 to 4, unless x is zero or not finite."""
+    """The y and h of x = y * 4**h, with y from 1 to 4, unless x is zero or not finite."""
     half = (x.contiguous().view(torch.int64) >> 52).sub_(1023).bitwise_right_shift_(1).clamp_(-511, 511)
     return x.mul(power_of_two(half.mul(-2))), half
 
 
 def power(x: Tensor, y: Tensor) -> Tensor:
-    """``x**y``, within 1 ulp while the result's logarithm is below 2**7; negative numbers take whole powers."""
+    """``x**y``, within 1 ulp if the result's logarithm is below 2**7; negative numbers need whole exponents."""
     size = exp(log(x.abs()).mul_(y))
     whole = y == y.round()
     odd = whole & (y.mul(0.5) != y.mul(0.5).round()) & y.isfinite()
