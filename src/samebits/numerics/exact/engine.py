@@ -172,9 +172,7 @@ class Engine(EagerDispatchMode):
             result = func(*args, **kwargs)
             if not _has_floats(result):
                 return result
-        if self._builds and not _has_tensors(
-            func
-        ):  # a library that is imported now asks its own operations how it was built
+        if self._builds and not _has_tensors(func):  # a library that is imported now asks its own how it was built
             return func(*args, **kwargs)
         decomposition = decomposition_table.get(func)
         with self:

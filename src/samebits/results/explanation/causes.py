@@ -270,9 +270,8 @@ def _small_batch(observed: Observed) -> list[Cause]:
         share, single = observed.slices.share, observed.slices.single
         named = parts.data + observed.reads_ms  # these have causes of their own, and do not shrink with the share
         lost = max(0.0, share - single / observed.devices - named * (1 - 1 / observed.devices))
-        lost = max(
-            0.0, lost - sum(cause.ms for cause in _own_threads(observed))
-        )  # they cost time in each operation, whatever the share
+        # Threads beyond the cores cost time in each operation, whatever the share.
+        lost = max(0.0, lost - sum(cause.ms for cause in _own_threads(observed)))
         shown = [_ms("a device's share of the batch, alone", share), _ms("the whole batch on one device", single)]
     bounds, traffic = observed.breakdown.bounds, observed.breakdown.traffic
     if traffic and bounds.all_reduces and _of_latency(bounds):
