@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from samebits.errors import CollectiveError, Interrupted, SamebitsError, WithHint, WorkerError
 from samebits.workers.node_reports import PeerError, Report, root_cause
@@ -32,8 +32,11 @@ State = Literal["training", "done", "left"]
 _HINT = "run the same command again on every machine; it goes on from a checkpoint"
 
 
-class Peers(Protocol):
-    """The launchers of the other machines."""
+class Peers:
+    """The launchers of the other machines; this class is for a training on one machine, where there are none.
+
+    Every failure is then its own cause, workers here have had each signal already, and the sender samples the machine.
+    """
 
     def watch(self) -> None:
         """Begin to listen; from here on nothing may be forked."""
@@ -42,7 +45,8 @@ class Peers(Protocol):
         """Raise what ended the training elsewhere, or that a machine is lost."""
 
     def cause(self, error: SamebitsError) -> WithHint:
-        """Tell the others of a failure; it gives the one that came first anywhere."""
+        """Tell the others of a failure; return the one that came first on any machine."""
+        return error
 
     def interrupted(self, signum: int) -> None:
         """Tell the others that a signal ended the training here."""
@@ -54,36 +58,10 @@ class Peers(Protocol):
         """Let go of the others, when they have heard all that was told."""
 
     def on_sample(self, take: Callable[[str, Sample], object]) -> None:
-        """Have ``check`` call ``take`` with the name of a machine and what it counts."""
+        """Have ``check`` call ``take`` with the name of another machine and what it counts."""
 
 
-class NoPeers:
-    """A training on one machine: there is nobody to hear from, and whatever failed here is the cause."""
-
-    def watch(self) -> None:
-        """No thread is needed; workers may still be forked."""
-
-    def check(self) -> None:
-        """Never raises."""
-
-    def cause(self, error: SamebitsError) -> WithHint:
-        """The failure as it is, since nothing can have come before it elsewhere."""
-        return error
-
-    def interrupted(self, signum: int) -> None:
-        """The workers here had the signal already."""
-
-    def finish(self) -> None:
-        """There is nobody to wait for."""
-
-    def leave(self) -> None:
-        """No store and no thread has to end."""
-
-    def on_sample(self, take: Callable[[str, Sample], object]) -> None:
-        """``take`` is never called: this machine is sampled by its sender."""
-
-
-class PeerMonitor:
+class PeerMonitor(Peers):
     """The launchers of the other nodes after their meeting; ``names`` are those of all nodes.
 
     Each node's key in the store counts up, and says behind the number how far the node is. ``gpus`` are this one's in

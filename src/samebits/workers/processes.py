@@ -25,14 +25,13 @@ from samebits.numerics.environment import prepare_environment
 from samebits.training.checkpoints import GRACE_SECONDS
 from samebits.training.collectives import INIT_METHOD
 from samebits.workers.parent import end_with_parent
-from samebits.workers.peers import NoPeers
+from samebits.workers.peers import Peers
 from samebits.workers.rank import STACK_SIGNAL, Reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from multiprocessing.context import ForkProcess
 
-    from samebits.workers.peers import Peers
     from samebits.workers.rank import Reporter
 
 POLL_SECONDS = 0.25  # how often workers are looked at; their end is noticed at once
@@ -75,7 +74,7 @@ def launch(
         SamebitsError: what a worker reported, or how it ended.
         Interrupted: a signal ended the launch; the workers had it first.
     """
-    peers = peers or NoPeers()
+    peers = peers or Peers()
     ranks = Ranks.of_one_machine(workers) if isinstance(workers, int) else workers
     prepare_environment()
     sys.stdout.flush()

@@ -11,7 +11,7 @@ from samebits.strategies.placement import Devices
 from samebits.training.placement import place, this_machine
 from samebits.workers.connectivity import require_reach
 from samebits.workers.consistency import NodeFacts, node_facts, require_equal
-from samebits.workers.peers import NoPeers, PeerMonitor
+from samebits.workers.peers import PeerMonitor, Peers
 from samebits.workers.processes import Ranks
 from samebits.workers.rendezvous import Rendezvous
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from samebits.params.schema import NumericsName
     from samebits.strategies import StrategyName
     from samebits.strategies.placement import Placement
-    from samebits.workers.peers import Peers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +69,7 @@ def gathered(
     if not nodes.several:
         placement, split = place(strategy, params, numerics, this_machine())
         ranks = Ranks.of_one_machine(placement.world_size)
-        yield WorldSpec(placement=placement, split=split, ranks=ranks, peers=NoPeers())
+        yield WorldSpec(placement=placement, split=split, ranks=ranks, peers=Peers())
         return
     limit = params.train.timeout_s
     with Rendezvous(nodes, seconds=limit) as meeting:
