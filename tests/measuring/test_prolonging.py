@@ -11,7 +11,7 @@ from samebits.measuring.prolonging import MOST_REPEATS, Prolonging, notes_of, wh
 from samebits.measuring.slices import time_slices
 from samebits.records.measurement import Repeats
 from samebits.remarks import Prolonged, Unrepeated
-from samebits.training.loop import NoTracker, train
+from samebits.training.loop import Tracker, train
 from samples import ratio
 from trainables import make_trainable
 
@@ -101,7 +101,7 @@ def timed(data_dir, monkeypatch):
     def run(noise, *, limit, planned=2, steps=8, names=("single",), **ranks):
         made = make_trainable(data_dir).trainable
         made.reset()
-        losses = train(made, steps, step_seconds=1, tracker=NoTracker()).losses
+        losses = train(made, steps, step_seconds=1, tracker=Tracker()).losses
         for name, value in ranks.items():
             monkeypatch.setattr(made.worker.ranks, name, value)
         monkeypatch.setattr(timing, "StepClock", PlantedClock(noise))

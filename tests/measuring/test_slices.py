@@ -23,7 +23,7 @@ from samebits.params import parse_params
 from samebits.records.run import TwinLoss, relative_difference
 from samebits.strategies import STRATEGIES
 from samebits.training import meters as timing
-from samebits.training.loop import NoTracker, Snapshot, train, warm_up
+from samebits.training.loop import Snapshot, Tracker, train, warm_up
 from samebits.training.meters import StepClock
 from samebits.training.models.build import build_model
 from samebits.training.setup import Setup
@@ -81,11 +81,11 @@ def trainable(data_dir):
 def test_warm_up_trains_nothing(settings, trainable):
     plain, warmed = trainable(**settings).trainable, trainable(**settings).trainable
     plain.reset()
-    expected = train(plain, 8, step_seconds=1, tracker=NoTracker()).losses
+    expected = train(plain, 8, step_seconds=1, tracker=Tracker()).losses
     before = Snapshot(warmed.model)._values
     assert warm_up(warmed, 5) > 0
     assert all(torch.equal(a, b) for a, b in zip(before, warmed.model.parameters(), strict=True))
-    assert train(warmed, 8, step_seconds=1e-4, tracker=NoTracker()).losses == expected
+    assert train(warmed, 8, step_seconds=1e-4, tracker=Tracker()).losses == expected
 
 
 def test_the_tracker_hears_every_step_once(trainable):
@@ -110,7 +110,7 @@ def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
     made = trainable()
     untrained = build_model(made.params.model, made.card, made.params.seed)
     made.trainable.reset()
-    training = train(made.trainable, 8, step_seconds=1, tracker=NoTracker())
+    training = train(made.trainable, 8, step_seconds=1, tracker=Tracker())
     params = parse_params(small(num_devices=2, oversubscribe=True))
     two, split = placed("ddp", params, gpus=0)
     setup = Setup(made.params, "fast", made.card, split=split, worker=made.trainable.worker)
@@ -145,7 +145,7 @@ def test_a_reference_with_the_whole_batch_that_does_not_fit_leaves_the_others(la
     assert (references.names, tuple(references.here), references.problem.kind) == (names, names, "no_memory")
     if names:
         made.trainable.reset()
-        losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+        losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
         slices = slices_module.measure_slices(made.trainable, references, losses, made.params.train, step_seconds=0.05)
         assert (slices.problem.kind, slices.speedup(), slices.bound()) == ("no_memory", None, None)
         assert slices.seconds.keys() == {"strategy", *names}
@@ -164,7 +164,7 @@ def test_a_reference_that_runs_out_of_memory_later_costs_the_references_alone(er
 
     made = trainable()
     made.trainable.reset()
-    losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+    losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
     others = {name: trainable().trainable for name in ("single", "share")}
     steps = iter([others[which].step] * 3 + [fail] * 9)
     others[which].step = lambda *arguments: next(steps)(*arguments)
@@ -267,7 +267,7 @@ def test_a_reference_is_captured_as_what_it_stands_for(trainable, monkeypatch):
 def test_a_loss_that_is_not_repeated_is_found(trainable):
     made = trainable()
     made.trainable.reset()
-    losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+    losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
     losses[5] *= 1 + 1e-7
     assert (
         time_slices(made.trainable, {}, [], losses, step_seconds=0.01, prolonging=Prolonging(1, 0.0)).first_difference
@@ -308,7 +308,7 @@ def test_a_model_that_cannot_be_copied_is_named():
 def test_the_twin_starts_a_rounding_away_and_leaves_the_training_as_it_was(trainable):
     made = trainable()
     made.trainable.reset()
-    losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+    losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
     final = Snapshot(made.trainable.model)
     found = measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3)
     assert found.steps == 8
@@ -318,13 +318,13 @@ def test_the_twin_starts_a_rounding_away_and_leaves_the_training_as_it_was(train
     assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3) == found
     assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1.0).steps == 3  # no time for more
     made.trainable.reset()
-    assert train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses == losses
+    assert train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses == losses
 
 
 def test_a_twin_that_diverges_measures_nothing(trainable):
     made = trainable()
     made.trainable.reset()
-    losses = train(made.trainable, 8, step_seconds=1, tracker=NoTracker()).losses
+    losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
     final = Snapshot(made.trainable.model)
     made.trainable.numerics.loss = lambda outputs, targets: outputs.sum() * math.inf
     assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3) is None

@@ -23,7 +23,7 @@ from samebits.params import parse_params
 from samebits.strategies.placement import Placement
 from samebits.training import checkpoints, loop
 from samebits.training.checkpoints import CheckpointRecord, Checkpoints, PeriodicCheckpointer
-from samebits.training.loop import NoTracker
+from samebits.training.loop import Tracker
 from samples import card
 from slowed import slow_model, slowed
 from trainables import make_trainable
@@ -218,7 +218,7 @@ def test_a_whole_checkpoint_of_something_else_is_set_aside_and_the_one_before_ta
 
     def trained(checkpointer):
         resumable.reset()
-        return loop.train(resumable, 8, step_seconds=1, tracker=NoTracker(), checkpointer=checkpointer).losses
+        return loop.train(resumable, 8, step_seconds=1, tracker=Tracker(), checkpointer=checkpointer).losses
 
     expected = trained(None)
     stop = SimpleNamespace(armed=False, signum=0)
@@ -245,7 +245,7 @@ def test_who_asks_to_stop_at_any_step_finds_a_checkpoint_of_it(asked_at, kept, t
         resumable.reset()
         checkpointer = PeriodicCheckpointer(Checkpoints("a", 0, tmp_path), 0, stop, place=place)
         try:
-            tracker = NoTracker()
+            tracker = Tracker()
             tracker.step = lambda step: setattr(stop, "signum", signal.SIGTERM * (step == asked_at and stop.wanted))
             return loop.train(resumable, 8, step_seconds=9, tracker=tracker, checkpointer=checkpointer)
         finally:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from samebits.errors import UserError
-from samebits.training.loop import NoTracker, train
+from samebits.training.loop import Tracker, train
 from trainables import make_trainable
 
 
@@ -31,4 +31,4 @@ def test_a_training_ends_with_what_a_next_step_would_have_said(data_dir, monkeyp
     made.reset()
     monkeypatch.setattr(made.worker, "require_reduced", unfinished)
     with pytest.raises(RuntimeError, match="finished reduction"):
-        train(made, 8, step_seconds=1, tracker=NoTracker())
+        train(made, 8, step_seconds=1, tracker=Tracker())

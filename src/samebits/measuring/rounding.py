@@ -15,7 +15,7 @@ import torch
 from samebits.errors import UserError
 from samebits.portable.random import Stream
 from samebits.records.run import Rounding, TwinLoss, relative_difference
-from samebits.training.loop import NoTracker, train
+from samebits.training.loop import Tracker, train
 
 if TYPE_CHECKING:
     from torch import nn
@@ -41,7 +41,7 @@ def measure_rounding(
     trainable.reset()
     _perturb(trainable.model, seed)
     try:
-        twin = train(trainable, steps, step_seconds=step_seconds, tracker=NoTracker()).losses
+        twin = train(trainable, steps, step_seconds=step_seconds, tracker=Tracker()).losses
     except UserError:
         return None
     weights = _weight_differences(trainable.model, final) if steps == len(losses) else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from samebits.errors import UserError
 from samebits.numerics.draws import SharedDraws
 from samebits.numerics.fast import FastNumerics
-from samebits.training.loop import NoTracker, train
+from samebits.training.loop import Tracker, train
 
 if TYPE_CHECKING:
     from samebits.params import Params
@@ -34,7 +34,7 @@ def measure_same_draws(trainable: Trainable, params: Params) -> tuple[float, ...
     try:
         with numerics.sharing(shared):
             steps = min(STEPS, params.total_steps)
-            losses = train(trainable, steps, step_seconds=1.0, tracker=NoTracker()).losses
+            losses = train(trainable, steps, step_seconds=1.0, tracker=Tracker()).losses
     except UserError:
         return None
     return None if shared.unshared else tuple(losses)

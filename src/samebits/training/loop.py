@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,24 +34,14 @@ _ASKED_EVERY = 4  # times as many steps as when it was asked last whether the mo
 SEGMENT_SECONDS = 0.5  # how often losses are handed to the tracker
 
 
-class Tracker(Protocol):
-    """Is told how far a training is."""
+class Tracker:
+    """Hears how far a training is. This class is for trainings that nobody watches: it does nothing."""
 
     def step(self, step: int) -> None:
-        """Step ``step``, counted from 1, begins. This is timed with it."""
+        """Step ``step``, counted from 1, begins. The call is timed with the step."""
 
     def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
         """Take the losses of consecutive steps, the first of which is ``first_step``, outside the timed segments."""
-
-
-class NoTracker:
-    """A tracker of a training that nobody watches."""
-
-    def step(self, step: int) -> None:
-        """Called at every step, so it does nothing."""
-
-    def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
-        """Losses are in what ``train`` returns."""
 
 
 def _tensors_of(model: nn.Module) -> list[Tensor]:

@@ -26,7 +26,7 @@ from samebits.remarks import Resumed
 from samebits.strategies import STRATEGIES
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.diagnosis import batch_norms_of
-from samebits.training.loop import train, warm_up
+from samebits.training.loop import Tracker, train, warm_up
 from samebits.training.memory import MemoryMeter
 from samebits.training.meters import peak_gib, reset_peak
 from samebits.training.placement import not_applied
@@ -102,7 +102,7 @@ class Trained:
     arithmetic: Arithmetic | None
 
 
-class Progress:
+class Progress(Tracker):
     """A tracker that says how far a training is, on a bar if it is ``shown``, and passes everything on to a log."""
 
     def __init__(
