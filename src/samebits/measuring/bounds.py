@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.records.breakdown import AllReduce, Bounds
+from samebits.training.meters import synchronize
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,22 +54,21 @@ def _optimizer_bytes(trainable: Trainable) -> int:
 
 def _all_reduces(worker: Worker, bytes_of_gradients: int) -> tuple[AllReduce, ...]:
     """The all-reduces that there is time for, by size; sizes take turns, so that a bad moment befalls none alone."""
-    values = {size: torch.zeros(-(-size // 4), device=worker.device) for size in _SIZES if size < bytes_of_gradients}
-    values[bytes_of_gradients] = torch.zeros(-(-bytes_of_gradients // 4), device=worker.device)
+    ranks, device = worker.ranks, worker.device
+    sizes = (*(size for size in _SIZES if size < bytes_of_gradients), bytes_of_gradients)
+    values = {size: torch.zeros(-(-size // 4), device=device) for size in sizes}
     seconds: dict[int, list[float]] = {}
     spent = 0.0
     for size, tensor in values.items():
-        (once,) = worker.ranks.max_over_ranks(
-            [min(_times(partial(worker.ranks.all_reduce_, tensor), worker.device, 1))]
-        )
+        (once,) = ranks.max_over_ranks([min(_times(partial(ranks.all_reduce_, tensor), device, 1))])
         spent += _TIMES * once
         if spent < _SECONDS or size in (_SIZES[0], bytes_of_gradients):
             seconds[size] = [once]
     for _ in range(_TIMES):
         for size, measured in seconds.items():
-            measured += _times(partial(worker.ranks.all_reduce_, values[size]), worker.device, 1, warm=False)
+            measured += _times(partial(ranks.all_reduce_, values[size]), device, 1, warm=False)
     return tuple(
-        _all_reduce(values[size].nbytes, min(worker.ranks.max_over_ranks(measured)), worker.world_size)
+        _all_reduce(values[size].nbytes, min(ranks.max_over_ranks(measured)), worker.world_size)
         for size, measured in seconds.items()
     )
 
@@ -96,7 +96,6 @@ def _times(work: Callable[[], object], device: torch.device, times: int = _TIMES
     for _ in range(warm + times):
         started = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - started)
     return seconds[warm:]

@@ -27,7 +27,6 @@ from samebits.training.notes import PhaseClock, ignore_phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from samebits.records.breakdown import PhaseName
     from samebits.training.loop import Trainable
 
 TURNS = 12
@@ -163,20 +162,6 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class _TracedNotes:
-    """Passes the beginnings of steps and of backward passes on to a tracer, and knows the phase."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        self._tracer = tracer
-        self.phase: PhaseName = "host"
-
-    def __call__(self, phase: PhaseName) -> None:
-        """From now on the step is in this phase; a backward pass begins a trace of its all-reduces."""
-        self.phase = phase
-        if phase == "backward":
-            self._tracer.begin_backward()
-
-
 def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffic | None, Reads]:
     """What some steps send and read; they are slower than others."""
     tracer = Tracer(trainable.worker.device)
@@ -185,9 +170,8 @@ def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffi
     if subject is None:
         return None, Reads()
     subject.reset()
-    notes = _TracedNotes(tracer)
-    reads = ReadCounter(lambda: notes.phase)
-    subject.watch(notes)
+    reads = ReadCounter(lambda: tracer.phase)
+    subject.watch(tracer)
     with reads:
         subject.run(0, subject.rates(0, 1), StepClock(trainable.worker.device))
     for step in range(min(TRACED_STEPS, total_steps)):

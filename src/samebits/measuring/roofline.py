@@ -12,6 +12,7 @@ from samebits.errors import first_line
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.records.usage import Roof
+from samebits.training.meters import synchronize
 
 if TYPE_CHECKING:
     from samebits.params.schema import Train
@@ -132,10 +133,9 @@ def multiply_fast(device: torch.device, dtype: torch.dtype) -> float:
 
 def _seconds(a: torch.Tensor, b: torch.Tensor, device: torch.device, repeats: int) -> float:
     """Of so many products in a row, with the device synchronised at both ends."""
-    wait = torch.cuda.synchronize if device.type == "cuda" else lambda _: None
-    wait(device)
+    synchronize(device)
     began = time.perf_counter()
     for _ in range(repeats):
         a @ b
-    wait(device)
+    synchronize(device)
     return time.perf_counter() - began

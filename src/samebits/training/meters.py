@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +11,37 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     from samebits.training.worker import Worker
 
+    Moment: TypeAlias = float | torch.cuda.Event
+
 _GIB = 2**30
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has done all that it was given; a CPU has always."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def moment(device: torch.device) -> Moment:
+    """The time now on the device: the host's clock, or an event on the current stream of a GPU."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def seconds_between(begin: Moment, end: Moment) -> float:
+    """Seconds from one moment to another of the same device, which has passed both."""
+    if isinstance(begin, float):
+        assert isinstance(end, float)
+        return end - begin
+    assert not isinstance(end, float)
+    return float(begin.elapsed_time(end)) / 1e3
 
 
 class StepClock:
@@ -23,49 +52,30 @@ class StepClock:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._cuda = device, device.type == "cuda"
+        self._device = device
         self.step_seconds: list[float] = []
         self.seconds = 0.0
         self._started = 0.0
-        self._ticks: list[float] = []
-        self._events: list[torch.cuda.Event] = []
-
-    def _synchronize(self) -> None:
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
+        self._laps: list[Moment] = []
 
     def start(self) -> None:
         """Begin a segment."""
-        self._synchronize()
-        self._events, self._ticks = [], []
-        if self._cuda:
-            self._record()
-        self._started = time.perf_counter()
-        self._ticks.append(self._started)
+        synchronize(self._device)
+        first = moment(self._device)
+        self._started = first if isinstance(first, float) else time.perf_counter()
+        self._laps = [first]
 
     def lap(self) -> None:
         """Mark the end of a step."""
-        if self._cuda:
-            self._record()
-        else:
-            self._ticks.append(time.perf_counter())
+        self._laps.append(moment(self._device))
 
     def stop(self) -> float:
         """End the segment and return its seconds."""
-        self._synchronize()
+        synchronize(self._device)
         seconds = time.perf_counter() - self._started
         self.seconds += seconds
-        if self._cuda:
-            pairs = zip(self._events, self._events[1:], strict=False)
-            self.step_seconds += [a.elapsed_time(b) / 1e3 for a, b in pairs]
-        else:
-            self.step_seconds += [b - a for a, b in zip(self._ticks, self._ticks[1:], strict=False)]
+        self.step_seconds += [seconds_between(a, b) for a, b in itertools.pairwise(self._laps)]
         return seconds
-
-    def _record(self) -> None:
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        self._events.append(event)
 
 
 def reset_peak(worker: Worker) -> None:

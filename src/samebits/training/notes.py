@@ -6,24 +6,24 @@ import itertools
 import os
 import time
 from collections import defaultdict
-from typing import TYPE_CHECKING, Protocol
-
-import torch
+from typing import TYPE_CHECKING
 
 from samebits.records.breakdown import Phases
+from samebits.training.meters import moment, seconds_between, synchronize
 
 if TYPE_CHECKING:
-    from samebits.records.breakdown import PhaseName
+    from collections.abc import Callable
+    from typing import TypeAlias
 
+    import torch
+
+    from samebits.records.breakdown import PhaseName
+    from samebits.training.meters import Moment
+
+    Notes: TypeAlias = Callable[[PhaseName], None]
+    """Is called with each phase that a step begins."""
 
 _TRIES = 10  # to read two clocks without being interrupted between them
-
-
-class Notes(Protocol):
-    """Is told what a step does from now on."""
-
-    def __call__(self, phase: PhaseName) -> None:
-        """From now on the step is in this phase."""
 
 
 def ignore_phase(phase: PhaseName) -> None:
@@ -59,24 +59,18 @@ class PhaseClock:
     """Adds up the seconds of each phase: of the thread and its queue on a CPU, of the device's stream on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._cuda = device, device.type == "cuda"
+        self._device = device
         self._queue = Queue()
-        self._marks: list[tuple[PhaseName, float, float]] = []
-        self._events: list[tuple[PhaseName, torch.cuda.Event]] = []
-        self.phase: PhaseName = "host"
+        self._marks: list[tuple[PhaseName, Moment, float]] = []
 
     def __call__(self, phase: PhaseName) -> None:
         """Note the time at which a phase begins."""
-        self.phase = phase
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            event.record(torch.cuda.current_stream(self._device))
-            self._events.append((phase, event))
-        else:
-            self._marks.append((phase, *self._now()))
+        self._marks.append((phase, *self._now()))
 
-    def _now(self) -> tuple[float, float]:
+    def _now(self) -> tuple[Moment, float]:
         """The time, and how much was spent in the queue; both of one moment, or a phase could last less than 0."""
+        if self._device.type == "cuda":
+            return moment(self._device), 0.0
         for _ in range(_TRIES):
             waited, now = self._queue.seconds(), time.perf_counter()
             if self._queue.seconds() == waited:
@@ -87,14 +81,11 @@ class PhaseClock:
         """Milliseconds of one of the steps since the last call, whose last phase ends now."""
         self("host")
         seconds: dict[str, float] = defaultdict(float)
-        if self._cuda:
-            torch.cuda.synchronize(self._device)
-            for (phase, event), (_, following) in itertools.pairwise(self._events):
-                seconds[phase] += event.elapsed_time(following) / 1e3
+        synchronize(self._device)
         for (phase, begin, before), (_, end, after) in itertools.pairwise(self._marks):
             seconds["queued"] += after - before
-            seconds[phase] += end - begin - (after - before)
-        self._marks, self._events = [], []
+            seconds[phase] += seconds_between(begin, end) - (after - before)
+        self._marks = []
         return Phases(**{phase: 1e3 * spent / steps for phase, spent in seconds.items()})
 
     def close(self) -> None:
