@@ -185,7 +185,3 @@ def oversubscribed(nodes: Sequence[Devices], counts: Sequence[int]) -> list[Labe
             name = node.name if len(counts) > 1 else None
             labels.append(Oversubscribed(workers=total, devices=existing, device=node.kind, node=name))
     return labels
-
-
-def _fewer_devices(used: int, available: int, whole: BatchSplit, *, nodes: int = 1) -> Note:
-    return FewerDevices(devices=used, available=available, units=whole.units, unit=whole.unit, nodes=nodes)
