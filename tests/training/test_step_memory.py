@@ -6,7 +6,7 @@ from torch import nn
 
 from samebits.host import memory_limit, private_bytes
 from samebits.training import memory
-from samebits.training.memory import MemoryMeter, measure_memory
+from samebits.training.memory import measure_memory
 from trainables import make_trainable
 
 WEIGHTS = 4 * (128 * 16 + 16 + 16 * 10 + 10)
@@ -70,9 +70,7 @@ def test_it_is_one_step_and_leaves_no_hooks(data_dir):
 def test_nothing_is_told_of_a_compiled_module(data_dir):
     made = make_trainable(data_dir).trainable
     made.module._orig_mod = made.module.model  # as torch.compile leaves it
-    meter = MemoryMeter()
-    meter.measure(made, 64)
-    assert meter.taken is None
+    assert measure_memory(made, 64) is None
 
 
 def test_the_counter_follows_storages_and_not_tensors():

@@ -24,17 +24,6 @@ if TYPE_CHECKING:
     from samebits.training.worker import Worker
 
 
-class MemoryMeter:
-    """Looks at a training's memory; ``taken`` is None before that, and where it cannot be told."""
-
-    def __init__(self) -> None:
-        self.taken: Memory | None = None
-
-    def measure(self, trainable: Trainable, samples: int) -> None:
-        """Keep what ``measure_memory`` tells."""
-        self.taken = measure_memory(trainable, samples)
-
-
 def measure_memory(trainable: Trainable, samples: int) -> Memory | None:
     """Make one more step, and tell what each device held when it held the most; ``samples`` are those of a step.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +26,7 @@ from samebits.strategies import STRATEGIES
 from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.diagnosis import batch_norms_of
 from samebits.training.loop import Tracker, train, warm_up
-from samebits.training.memory import MemoryMeter
+from samebits.training.memory import measure_memory
 from samebits.training.meters import peak_gib, reset_peak
 from samebits.training.placement import not_applied
 from samebits.training.setup import Setup
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.records.log import Event, RunLog
+    from samebits.records.memory import Memory
     from samebits.records.run import Arithmetic
     from samebits.remarks import Note
     from samebits.strategies.placement import Placement
@@ -140,13 +140,16 @@ class TrainingRank:
         self.model: nn.Module | None = None
         self._notes: list[Note] = list(spec.placement.notes)
         self._sampler = Sampler(spec.placement, on=self.worker.rank == 0)
-        self._memory = MemoryMeter()
+        self._memory: Memory | None = None
 
     def run(self) -> None:
         """Train and measure; rank 0 writes ``model.safetensors``, ``losses.csv``, ``timing.json``, ``run.json``."""
         prepared = self._prepare()
-        look = partial(self._memory.measure, prepared.trainable, self._spec.split.samples)
-        step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.worker.device.type], before_reset=look)
+
+        def note_memory() -> None:
+            self._memory = measure_memory(prepared.trainable, self._spec.split.samples)
+
+        step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.worker.device.type], before_reset=note_memory)
         trained = self._train(prepared, step_seconds)
         first = self.worker.rank == 0
         if first:
@@ -296,7 +299,7 @@ class TrainingRank:
             params=params,
             measurement=slices.measurement(trained.training.step_seconds),
             usage=self._sampler.usage(trained.training, spec.split.samples),
-            memory=self._memory.taken,
+            memory=self._memory,
         )
         timing = timing_of(trained, slices, samples=spec.split.samples)
         write_run(spec.out_dir, record, timing, trained.training.losses)
