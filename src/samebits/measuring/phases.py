@@ -59,8 +59,7 @@ def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_sec
     turns.run()
     traffic, reads = _trace(trainable, twins, total_steps)
     worker = trainable.worker
-    everyone = worker.ranks.gather_bytes(turns.here().model_dump_json().encode())
-    ranks = tuple(RankPhases.model_validate_json(rank) for rank in everyone)
+    ranks = tuple(worker.ranks.gather(turns.here()))
     shares = turns.shares
     (others,) = worker.ranks.max_over_ranks([shares.others if shares else math.inf])  # of the busiest machine
     return Breakdown(

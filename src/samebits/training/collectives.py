@@ -20,6 +20,8 @@ from samebits.errors import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from samebits.files import Part
+
 INIT_METHOD = "SAMEBITS_INIT_METHOD"
 """Variable with the process group's ``init_method``; unset, as under plain torchrun, it is ``env://``."""
 
@@ -27,6 +29,7 @@ _POLL_SECONDS = 0.05
 _PIECE_BYTES = 2**26
 
 T = TypeVar("T")
+P = TypeVar("P", bound="Part")
 
 
 class Collectives:
@@ -62,9 +65,9 @@ class Collectives:
         """Values of all ranks, stacked by rank; all hold the same shape."""
         return values.unsqueeze(0)
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank has, by rank."""
-        return [data]
+    def gather(self, part: P) -> list[P]:
+        """What each rank gives, by rank."""
+        return [part]
 
     def broadcast(self, values: Tensor) -> None:
         """Fill a CPU tensor of any type with what rank 0 has in it."""
@@ -137,13 +140,13 @@ class GroupCollectives(Collectives):
         dist.all_gather(parts, values.contiguous())
         return torch.stack(parts)
 
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """What each rank has, over the store, which needs no room on a device."""
+    def gather(self, part: P) -> list[P]:
+        """What each rank gives, as JSON over the store, which needs no room on a device."""
         key = f"samebits/bytes{next(self._numbers)}"
-        self._store.set(f"{key}/{self.rank}", data)
+        self._store.set(f"{key}/{self.rank}", part.model_dump_json())
         keys = [f"{key}/{rank}" for rank in range(self.world_size)]
         self._store.wait(keys, self._limit)
-        return [self._store.get(one) for one in keys]
+        return [type(part).model_validate_json(self._store.get(one)) for one in keys]
 
     def broadcast(self, values: Tensor) -> None:
         """What rank 0 has, in pieces for which every device has room."""

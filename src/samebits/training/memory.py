@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import weakref
 from contextlib import contextmanager, suppress
@@ -47,9 +46,9 @@ def measure_memory(trainable: Trainable, samples: int) -> Memory | None:
         trainable.step(0, trainable.rates(0, 1)[0])
         watch.see()
     here = [held.with_step(number, watch, _capacity(worker, number)) for number in range(len(watch.most))]
-    everyone = worker.ranks.gather_bytes(json.dumps([device.model_dump() for device in here]).encode())
-    devices = tuple(DeviceMemory.model_validate(device) for rank in everyone for device in json.loads(rank))
-    return Memory(source="allocator" if worker.cuda_devices else "counted", samples=samples, devices=devices)
+    mine = Memory(source="allocator" if worker.cuda_devices else "counted", samples=samples, devices=tuple(here))
+    devices = tuple(device for memory in worker.ranks.gather(mine) for device in memory.devices)
+    return mine.model_copy(update={"devices": devices})
 
 
 def _capacity(worker: Worker, number: int) -> int:

@@ -217,10 +217,10 @@ class TrainingRank:
         counts = self._spec.placement.devices_by_node
         if not counts:
             return ()
-        everyone = self.worker.ranks.gather_bytes(host.model_dump_json().encode())
+        everyone = self.worker.ranks.gather(host)
         firsts = [everyone[sum(counts[:node])] for node in range(len(counts))]
         return tuple(
-            Node(name=name, machine=machine, host=HostFacts.model_validate_json(facts))
+            Node(name=name, machine=machine, host=facts)
             for (name, machine), facts in zip(self._spec.nodes, firsts, strict=True)
         )
 
