@@ -11,7 +11,7 @@ from patience import patient
 from samebits.errors import CollectiveError, WorkerError
 from samebits.host.cluster_environment import Nodes
 from samebits.workers import peers
-from samebits.workers.node_reports import PeerError
+from samebits.workers.board import PeerError
 from samebits.workers.peers import PeerMonitor
 from samebits.workers.rendezvous import Rendezvous
 

@@ -15,7 +15,7 @@ from samebits.errors import HostError, UserError
 from samebits.host import addresses
 from samebits.host.cluster_environment import Nodes
 from samebits.workers import rendezvous
-from samebits.workers.node_reports import PeerError
+from samebits.workers.board import PeerError
 from samebits.workers.rendezvous import Rendezvous
 
 NOBODY = "192.0.2.1"  # an address that no machine has

@@ -1,10 +1,16 @@
-"""What the launchers of all nodes tell each other: texts under keys of a store, signed by a secret that they share."""
+"""What the launchers of all nodes tell each other: signed texts, among them failures and counters."""
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import TYPE_CHECKING
+import queue
+import time
+from typing import TYPE_CHECKING, Self
+
+from samebits.errors import CollectiveError, Interrupted, SamebitsError, WithHint
+from samebits.files import Part
+from samebits.host import Counters, sample_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,3 +67,82 @@ class Board:
     def _read(self, key: str, value: bytes) -> str | None:
         text = value.decode(errors="replace")[_DIGITS:]
         return text if hmac.compare_digest(self._signed(key, text).encode(), value) else None
+
+
+class Report(Part):
+    """How a node failed; ``waited``: only for want of another."""
+
+    node: int
+    message: str
+    hint: str
+    exit_code: int
+    waited: bool
+
+    @classmethod
+    def of(cls, error: WithHint, node: int) -> Self:
+        """An error of this node."""
+        waited = isinstance(error, CollectiveError)
+        return cls(node=node, message=error.message, hint=error.hint, exit_code=error.exit_code, waited=waited)
+
+    def error(self, name: str = "") -> WithHint:
+        """As an error here, of the node with such a name."""
+        if self.exit_code > 128:
+            return Interrupted(self.exit_code - 128)
+        return PeerError(self, f"node {self.node} ({name})" if name else f"node {self.node}")
+
+
+class PeerError(SamebitsError):
+    """The failure of a node, as all of them say it."""
+
+    def __init__(self, report: Report, where: str) -> None:
+        super().__init__(f"{where}: {report.message}", hint=report.hint)
+        self.report, self.exit_code = report, report.exit_code
+
+
+def root_cause(reports: Sequence[Report]) -> Report | None:
+    """The first that did not only wait for another."""
+    return next((report for report in reports if not report.waited), reports[0] if reports else None)
+
+
+class Sample(Part):
+    """The counters of a node after ``number`` earlier samples."""
+
+    number: int
+    values: dict[str, float]
+
+
+class SampleExchange:
+    """One machine's end of it: node 0, whose own are its sender's, takes; the others give."""
+
+    def __init__(self, board: Board, rank: int, count: int, gpus: Sequence[int]) -> None:
+        self._board, self._rank, self._keys = board, rank, [f"sample/{node}" for node in range(count)]
+        self._seconds = sample_seconds()
+        self._due = time.monotonic() + self._seconds
+        self._number = 0
+        self._counters = Counters(gpus) if rank else None
+        self._seen = [-1] * count
+        self._new: queue.SimpleQueue[tuple[int, Sample]] = queue.SimpleQueue()
+
+    def pass_on(self) -> None:
+        """Give or take what is due; called again and again by the thread that has the board."""
+        if time.monotonic() < self._due:
+            return
+        self._due += self._seconds
+        if self._counters:
+            sample = Sample(number=self._number, values=self._counters.sample())
+            self._number += 1
+            self._board.set(self._keys[self._rank], sample.model_dump_json())
+            return
+        for node, key in enumerate(self._keys):
+            if text := self._board.get(key):
+                sample = Sample.model_validate_json(text)
+                if sample.number > self._seen[node]:
+                    self._seen[node] = sample.number
+                    self._new.put((node, sample))
+
+    def take(self) -> list[tuple[int, Sample]]:
+        """Nodes and samples that are new since the last call, which may be another thread's."""
+        taken = []
+        while not self._new.empty():
+            taken.append(self._new.get())
+        return taken

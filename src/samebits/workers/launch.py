@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from samebits.records.log import Status
     from samebits.strategies import StrategyName
     from samebits.strategies.placement import Placement
+    from samebits.workers.board import Sample
     from samebits.workers.rank import Reporter
-    from samebits.workers.samples import Sample
 
 ALONE = Nodes()
 

@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 from samebits.errors import CollectiveError, Interrupted, SamebitsError, WithHint, WorkerError
-from samebits.workers.node_reports import PeerError, Report, root_cause
-from samebits.workers.samples import SampleExchange
+from samebits.workers.board import PeerError, Report, SampleExchange, root_cause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from samebits.workers.board import Sample
     from samebits.workers.rendezvous import Rendezvous
-    from samebits.workers.samples import Sample
 
 BEAT_SECONDS = 0.5
 LOST_SECONDS = 3.0  # without a beat, once a collective has failed: then somebody must be the cause

@@ -21,8 +21,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from samebits.errors import HostError, Interrupted, UserError, WithHint, WorkerError, few, first_line
 from samebits.host.addresses import Address, Waiting
 from samebits.host.cluster_environment import SECRET
-from samebits.workers.board import Board
-from samebits.workers.node_reports import PeerError, Report, root_cause
+from samebits.workers.board import Board, PeerError, Report, root_cause
 from samebits.workers.parent import end_with_parent
 
 if TYPE_CHECKING:
