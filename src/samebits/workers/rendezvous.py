@@ -253,36 +253,28 @@ class Rendezvous:
             self._look_again()
 
     def _connect(self) -> Store:
+        """A connection to the store, made in a thread: PyTorch waits for ever for a listener that does not answer.
+
+        The thread has ended where there is a store, so that workers can be forked.
+        """
         seconds = max(1.0, self._deadline - time.monotonic())
-        greeting = _Greeting(self.address, seconds)
-        greeting.join(seconds + _SLACK_SECONDS)
-        if greeting.store is None:
-            text = f"what listens at {self.address} is no node 0: {greeting.problem}"
+        limit = datetime.timedelta(seconds=seconds)
+        answers: list[Store | str] = []
+
+        def ask() -> None:
+            try:
+                answers.append(TCPStore(self.address.ip, self.address.port, is_master=False, timeout=limit))
+            except RuntimeError as error:
+                answers.append(first_line(str(error)))
+
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(seconds + _SLACK_SECONDS)
+        answer = answers[0] if answers else f"no store has answered for {seconds:.0f} s"
+        if isinstance(answer, str):
+            text = f"what listens at {self.address} is no node 0: {answer}"
             raise HostError(text, hint="give another port on all machines")
-        return PrefixStore(f"samebits/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/", greeting.store)
-
-
-class _Greeting(threading.Thread):
-    """A connection to the store; a thread, as PyTorch waits for ever for the answer of a listener that has none.
-
-    It has ended where there is a store, so that workers can be forked.
-    """
-
-    def __init__(self, address: Address, seconds: float) -> None:
-        super().__init__(daemon=True)
-        self._address, self._limit = address, datetime.timedelta(seconds=seconds)
-        self.store: Store | None = None
-        self.problem = f"no store has answered for {seconds:.0f} s"
-        self.start()
-
-    def run(self) -> None:
-        """Ask for the store, and keep it in ``store``, or in ``problem`` why there is none."""
-        try:
-            store = TCPStore(self._address.ip, self._address.port, is_master=False, timeout=self._limit)
-        except RuntimeError as error:
-            self.problem = first_line(str(error))
-        else:
-            self.store = store
+        return PrefixStore(f"samebits/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/", answer)
 
 
 def _serve(address: Address) -> multiprocessing.context.ForkProcess:
