@@ -194,8 +194,12 @@ class _TimedSlices:
     def _run(self, name: SliceName, steps: range, clock: StepClock) -> None:
         if name not in self._here:
             return
+        one = self._here[name]
         try:
-            losses, self._random[name] = _run_steps(self._here[name], self._random[name], steps, clock)
+            one.numerics.configure()  # all share this process's switches and random generators
+            one.worker.set_random_state(self._random[name])
+            losses = one.run(steps.start, one.rates(steps.start, steps.stop), clock)
+            self._random[name] = one.worker.random_state()
         except Exception as error:
             if name == "strategy" or REFERENCES[name].waits or not is_out_of_memory(error):  # others wait for this one
                 raise
@@ -203,20 +207,10 @@ class _TimedSlices:
             self.ran_out = True
         else:
             if name == "strategy":
-                self._look_at(self._here[name].mean_losses(losses), steps)
+                self._look_at(one.mean_losses(losses), steps)
 
     def _look_at(self, repeated: list[float], steps: range) -> None:
         """Note the first step that did not repeat."""
         unequal = [step + 1 for step, loss in zip(steps, repeated, strict=True) if loss != self._losses[step]]
         if unequal and (self.first_difference is None or unequal[0] < self.first_difference):
             self.first_difference = unequal[0]
-
-
-def _run_steps(
-    trainable: Trainable, random: list[Tensor], steps: range, clock: StepClock
-) -> tuple[Tensor, list[Tensor]]:
-    """Run some steps of one of those that share this process's switches and random generators: it has its own."""
-    trainable.numerics.configure()
-    trainable.worker.set_random_state(random)
-    losses = trainable.run(steps.start, trainable.rates(steps.start, steps.stop), clock)
-    return losses, trainable.worker.random_state()

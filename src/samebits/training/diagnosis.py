@@ -88,7 +88,9 @@ def trial_step(
     numerics.backward(numerics.loss(outputs, batch.targets))
     if sparse := [name for name, p in model.named_parameters() if p.grad is not None and p.grad.is_sparse]:
         raise UserError(f"the gradients of {few(sparse)} are sparse, expected dense ones", hint="give sparse=False")
-    notes: list[ModelNote] = [*_batch_norm_notes(model, placement)]
+    notes: list[ModelNote] = []
+    if placement.devices_used > 1 and batch_norms_of(model):
+        notes.append(BatchNorm(devices=placement.devices_used, strategy=placement.strategy))
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         if ranks:
@@ -165,12 +167,6 @@ def batch_norms_of(model: nn.Module) -> tuple[str, ...]:
     """Modules that normalise by the part of a batch that they see, each as its class and its path."""
     named = model.named_modules()
     return tuple(f"{type(module).__name__} in model.{path}" for path, module in named if isinstance(module, _BatchNorm))
-
-
-def _batch_norm_notes(model: nn.Module, placement: Placement) -> list[BatchNorm]:
-    if placement.devices_used < 2 or not batch_norms_of(model):
-        return []
-    return [BatchNorm(devices=placement.devices_used, strategy=placement.strategy)]
 
 
 class _Known(NamedTuple):

@@ -59,7 +59,7 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
         del values[key]
     return NodeFacts(
         name=socket.gethostname(),
-        machine=_machine(),
+        machine=hashlib.sha256(boot_id().encode()).hexdigest()[:_HASH_DIGITS],  # of the kernel that runs here
         gpus=count_gpus(),
         uuids=visible_uuids(),
         cores=count_cores(),
@@ -90,11 +90,6 @@ def _unequal(nodes: Sequence[NodeFacts], facts: Sequence[Mapping[str, Any]]) -> 
             if (value := values.get(name)) != expected:
                 yield f"{name}: node 0 ({nodes[0].name}) has {expected}, node {rank} ({node.name}) has {value}"
                 break
-
-
-def _machine() -> str:
-    """A short name of the kernel that runs here."""
-    return hashlib.sha256(boot_id().encode()).hexdigest()[:_HASH_DIGITS]
 
 
 def require_equal(nodes: Sequence[NodeFacts]) -> None:

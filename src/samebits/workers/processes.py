@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from samebits.errors import CollectiveError, HostError, Interrupted, SamebitsError, UserError, WorkerError, signal_name
 from samebits.files import scratch_folder
@@ -53,11 +53,6 @@ class Ranks:
     world_size: int
     environment: Mapping[str, str] | None = None
 
-    @classmethod
-    def of_one_machine(cls, count: int) -> Self:
-        """So many ranks, all of them on this machine."""
-        return cls(range(count), count)
-
 
 def launch(
     function: Callable[[Reporter], object],
@@ -75,7 +70,7 @@ def launch(
         Interrupted: a signal ended the launch; the workers had it first.
     """
     peers = peers or Peers()
-    ranks = Ranks.of_one_machine(workers) if isinstance(workers, int) else workers
+    ranks = Ranks(range(workers), workers) if isinstance(workers, int) else workers
     prepare_environment()
     sys.stdout.flush()
     sys.stderr.flush()

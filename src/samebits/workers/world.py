@@ -68,7 +68,7 @@ def gathered(
     """
     if not nodes.several:
         placement, split = place(strategy, params, numerics, this_machine())
-        ranks = Ranks.of_one_machine(placement.world_size)
+        ranks = Ranks(range(placement.world_size), placement.world_size)
         yield WorldSpec(placement=placement, split=split, ranks=ranks, peers=Peers())
         return
     limit = params.train.timeout_s
