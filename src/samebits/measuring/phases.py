@@ -145,7 +145,7 @@ class _Turns:
 def takes_threads(trainable: Trainable) -> bool:
     """Whether some rank's model has taken more threads than a CPU device is, which is one; every rank must call it."""
     taken = trainable.worker.device.type == "cpu" and torch.get_num_threads() > 1
-    return bool(trainable.worker.ranks.max_over_ranks([taken])[0])
+    return trainable.worker.ranks.any_rank(taken)
 
 
 @contextmanager

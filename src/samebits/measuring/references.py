@@ -124,7 +124,7 @@ def make_references(untrained: nn.Module | None, data: Data, setup: Setup, place
         if reference is not None:
             references.here[name] = reference
         lacks = reference is None and (worker.rank == 0 or everywhere)
-        if not worker.ranks.max_over_ranks([lacks])[0]:
+        if not worker.ranks.any_rank(lacks):
             references.names += (name,)
             continue
         references.problem = Missing(kind="no_memory")

@@ -118,10 +118,9 @@ def time_slices(
     more, failed = True, False
     while more:
         timed.repeat()
-        failed = bool(worker.ranks.max_over_ranks([timed.ran_out])[0])
+        failed = worker.ranks.any_rank(timed.ran_out)
         speedup = partial(_ratio, timed.seconds, "single", "strategy") if "single" in names and not failed else None
-        wants_more = worker.rank == 0 and prolonging.wants_more(speedup)
-        more = bool(worker.ranks.max_over_ranks([wants_more])[0])
+        more = worker.ranks.any_rank(worker.rank == 0 and prolonging.wants_more(speedup))
     seconds, problem = timed.seconds, None
     if failed:
         seconds, problem = {"strategy": seconds["strategy"]}, Missing(kind="no_memory")

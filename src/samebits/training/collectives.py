@@ -61,6 +61,10 @@ class Collectives:
         maxima: list[float] = self.all_reduce(numbers, maximum=True).tolist()
         return maxima
 
+    def any_rank(self, holds: bool) -> bool:
+        """Whether it holds on some rank."""
+        return bool(self.max_over_ranks([holds])[0])
+
     def all_gather(self, values: Tensor) -> Tensor:
         """Values of all ranks, stacked by rank; all hold the same shape."""
         return values.unsqueeze(0)

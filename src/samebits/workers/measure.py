@@ -105,7 +105,7 @@ def _twins(make: partial[Trainable | None], references: References, setup: Setup
     references.release()
     if placement.world_size > 1 and alone is None:
         alone = make("together")
-        if setup.worker.ranks.max_over_ranks([alone is None])[0]:
+        if setup.worker.ranks.any_rank(alone is None):
             return None
     half = make("half") if placement.strategy == BASELINE.name and setup.split.has_halves else None
     return Twins(alone=alone, half=half, traced=lambda tracer: make("traced", tracer=tracer))
