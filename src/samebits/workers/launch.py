@@ -102,7 +102,7 @@ def run_training(
             data_dir=data_dir,
             out_dir=out_dir,
             key=key,
-            nodes=tuple(zip(team.names, team.machines, strict=True)),
+            nodes=team.nodes,
             log=log,
             checkpoints=checkpoints if steps is None else None,
             steps=steps,

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 class WorldSpec:
     """The workers of a training, those of this machine among them.
 
-    ``leads``: rank 0 is here, which alone writes. ``names`` and ``machines`` are those of all nodes, if there are
-    several.
+    ``leads``: rank 0 is here, which alone writes. ``nodes`` are the names of several machines and of their kernels.
     """
 
     placement: Placement
@@ -41,8 +40,7 @@ class WorldSpec:
     ranks: Ranks
     peers: Peers
     leads: bool = True
-    names: tuple[str, ...] = ()
-    machines: tuple[str, ...] = ()
+    nodes: tuple[tuple[str, str], ...] = ()
 
 
 @contextmanager
@@ -91,17 +89,16 @@ def gathered(
             for one in facts
         ]
         placement, split = place(strategy, params, numerics, *devices)
-        counts, names = placement.devices_by_node, tuple(one.name for one in facts)
+        counts = placement.devices_by_node
         first = sum(counts[: nodes.rank])
         gpus = placement.devices[first : first + counts[nodes.rank]] if placement.device_type == "cuda" else ()
         yield WorldSpec(
             placement=placement,
             split=split,
             ranks=Ranks(range(first, first + counts[nodes.rank]), sum(counts), environment_of(nodes, meeting.address)),
-            peers=PeerMonitor(meeting, names, timeout_s=limit, gpus=gpus),
+            peers=PeerMonitor(meeting, [one.name for one in facts], timeout_s=limit, gpus=gpus),
             leads=nodes.rank == 0,
-            names=names,
-            machines=tuple(one.machine for one in facts),
+            nodes=tuple((one.name, one.machine) for one in facts),
         )
 
 
