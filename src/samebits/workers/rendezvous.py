@@ -134,7 +134,12 @@ class Rendezvous:
             SamebitsError: what another node failed of meanwhile.
         """
         with self._while_node_0_is_there():
-            return self._share(name, value)
+            if self._board is None:
+                tokens = self._gather(self._door, "joined")
+                tokens[self.nodes.rank] = self._token  # whatever stands there: no other launch has it
+                self._board = self._door.within("".join(tokens))
+            self._board.set(f"{name}/{self.nodes.rank}", json.dumps(value))
+            return [json.loads(text) for text in self._gather(self._board, name)]
 
     @contextmanager
     def _while_node_0_is_there(self) -> Iterator[None]:
@@ -149,14 +154,6 @@ class Rendezvous:
         """What the nodes of this launch alone can write, once all have come."""
         assert self._board
         return self._board
-
-    def _share(self, name: str, value: Shared) -> list[Shared]:
-        if self._board is None:
-            tokens = self._gather(self._door, "joined")
-            tokens[self.nodes.rank] = self._token  # whatever stands there: no other launch has it
-            self._board = self._door.within("".join(tokens))
-        self._board.set(f"{name}/{self.nodes.rank}", json.dumps(value))
-        return [json.loads(text) for text in self._gather(self._board, name)]
 
     def _gather(self, board: Board, name: str) -> list[str]:
         """What stands on a board under a name from each node, once it does."""
