@@ -237,10 +237,10 @@ def _resumed(
         raise ValueError("a time of it is no number of seconds")
     state = {key: value for key, value in tensors.items() if key not in _TIMES and not key.startswith(_RANDOM)}
     trainable.load_state_dict(state, record.state)
-    count = len(trainable.worker.random_state())
-    streams = [tensors.get(f"{_RANDOM}{trainable.worker.rank}.{i}") for i in range(count)]
-    if all(stream is not None for stream in streams):
-        trainable.worker.set_random_state([stream for stream in streams if stream is not None])
+    worker = trainable.worker
+    streams = [f"{_RANDOM}{worker.rank}.{i}" for i in range(len(worker.random_state()))]
+    if all(name in tensors for name in streams):
+        worker.set_random_state([tensors[name] for name in streams])
     return Training(
         losses=losses,
         step_seconds=step_seconds,

@@ -245,18 +245,15 @@ class Trainable:
 
     def _placed(self, value: Tensor, parameter: Tensor, *, counts: bool) -> Tensor:
         """A value of an optimizer's state where the optimizer wants it: in the parameter's own memory format."""
-        if counts:
-            return value.to(parameter.device) if self._counts_on_device() else value
+        if counts:  # PyTorch's fused optimizers count steps on the device, the others on the CPU
+            on_device = any(group.get("fused") or group.get("capturable") for group in self.optimizer.param_groups)
+            return value.to(parameter.device) if on_device else value
         if value.shape != parameter.shape:
             return value.to(parameter.device)
         return torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def _optimized(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def _counts_on_device(self) -> bool:
-        """PyTorch's fused optimizers count steps on the device, the others on the CPU."""
-        return any(group.get("fused") or group.get("capturable") for group in self.optimizer.param_groups)
 
 
 @dataclass(frozen=True, kw_only=True)

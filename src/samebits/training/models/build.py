@@ -8,6 +8,7 @@ import inspect
 import signal
 import sys
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,6 @@ from samebits.models import MODELS, UserModel
 from samebits.numerics.initialization import portable_initialization
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from samebits.models import Model
@@ -81,18 +81,13 @@ def _build_user_model(model: UserModel, card: Card) -> nn.Module:
     if not isinstance(built, nn.Module):
         got = type(built).__name__
         raise UserError(f"model.name: {model.name} returned {got}, expected a torch.nn.Module", hint="return the model")
-    if lazy := [name for name, value in _named_tensors(built) if is_lazy(value)]:
+    if lazy := [name for name, value in chain(built.named_parameters(), built.named_buffers()) if is_lazy(value)]:
         what = f"model.name: {model.name} returned a model whose {lazy[0]} has no shape yet"
         raise UserError(what, hint="run one sample through it in the factory, or give sizes in place of Lazy modules")
     if odd := [name for name, value in built.state_dict().items() if not isinstance(value, Tensor)]:
         what = f"model.name: {model.name} returned a model whose state_dict holds {odd[0]}, which is no tensor"
         raise UserError(what, hint="keep it out of get_extra_state: weights are saved as tensors alone")
     return built
-
-
-def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def _check_names(name: str, signature: inspect.Signature, kwargs: dict[str, Any]) -> None:

@@ -277,9 +277,7 @@ def _named(path: Path, name: str) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
 
 
-@cache
-def _distributions() -> Mapping[str, list[str]]:
-    return packages_distributions()
+_distributions = cache(packages_distributions)
 
 
 def _versions(packages: set[str]) -> dict[str, str]:
