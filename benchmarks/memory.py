@@ -28,7 +28,7 @@ from samebits.strategies.placement import Devices
 from samebits.training.meters import peak_gib
 from samebits.training.placement import place
 from samebits.training.worker import Worker
-from samebits.workers.worker import TrainingSpec, train_as_rank
+from samebits.workers.worker import TrainRequest, train_as_rank
 
 if TYPE_CHECKING:
     from samebits.params import Params
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CASES = {"mlp at batch 256": ("mlp", (256, 128), 256, 128), "wide_mlp at batch 256": ("wide_mlp", (4096, 4096), 256, 4)}
 
 
-def life(spec: TrainingSpec, reporter: Reporter) -> float:
+def life(spec: TrainRequest, reporter: Reporter) -> float:
     """Run in the worker; the GiB that it took at the most until its end."""
     train_as_rank(spec, reporter)
     (peak,) = peak_gib(Worker([torch.device("cpu")]))
@@ -48,7 +48,7 @@ def life(spec: TrainingSpec, reporter: Reporter) -> float:
 def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
     """MiB at the most while a worker trains, and until it ends."""
     placement, split = place("single", params, "fast", Devices(gpus=0, cores=1))
-    spec = TrainingSpec(
+    spec = TrainRequest(
         params=params,
         numerics="fast",
         placement=placement,

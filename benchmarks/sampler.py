@@ -19,7 +19,7 @@ import click
 from common import ROOT, few
 from samebits.host import count_visible
 from samebits.strategies.placement import Placement
-from samebits.training.loop import Training
+from samebits.training.loop import TrainResult
 from samebits.workers.sampler import CPU_SHARE, SAMPLE_SECONDS, Sampler
 
 
@@ -48,7 +48,7 @@ def watch(gpus: int, seconds: float, interval: float) -> tuple[float, int]:
     sampler = Sampler(placement, on=True, seconds=interval)
     with sampler.during("training"):
         time.sleep(seconds)
-    usage = sampler.usage(Training(losses=[], step_seconds=[], seconds=seconds), 1)
+    usage = sampler.usage(TrainResult(losses=[], step_seconds=[], seconds=seconds), 1)
     assert usage
     return usage.sampler_share, usage.training.devices[0].readings if gpus else 0
 

@@ -12,11 +12,11 @@ from samebits.host.cores import CoreTimes
 from samebits.records.run import read_run
 from samebits.records.usage import MeanMax, Roof
 from samebits.strategies.placement import Placement
-from samebits.training.loop import Training
+from samebits.training.loop import TrainResult
 from samebits.workers import sampler
 from samebits.workers.sampler import Sampler, device_usage, pause_after
 
-TRAINING = Training(losses=[1.0] * 8, step_seconds=[], seconds=1.0)
+TRAINING = TrainResult(losses=[1.0] * 8, step_seconds=[], seconds=1.0)
 
 
 def placed_on(*devices, **changes):
@@ -122,7 +122,7 @@ def test_what_was_measured_when_the_training_was_done(monkeypatch):
         with one.during(name):
             pass
     one.roof = Roof(roof_flops=1e9)
-    resumed = Training(losses=[1.0] * 8, step_seconds=[], seconds=1.0, resumed=[2, 5])
+    resumed = TrainResult(losses=[1.0] * 8, step_seconds=[], seconds=1.0, resumed=[2, 5])
     usage = one.usage(resumed, 64)
     assert (usage.samples, usage.roof.roof_flops) == (3 * 64, 1e9)
     assert usage.slices.cores is None  # too short for the kernel's clocks

@@ -31,7 +31,7 @@ from samebits.errors import Interrupted, first_line, one_line
 from samebits.files import Part, disk_errors, first_fault, fsync, private_mode
 from samebits.hashes import sha256, sha256_tree
 from samebits.params import values_affecting
-from samebits.training.loop import Training
+from samebits.training.loop import TrainResult
 
 if TYPE_CHECKING:
     from samebits.params import Params
@@ -88,7 +88,7 @@ def identity(
 
 
 class CheckpointRecord(Part):
-    """What a checkpoint holds beside tensors: the rest of the ``state``, and what a ``Training`` has not in tensors.
+    """What a checkpoint holds beside tensors: the rest of the ``state``, and what a ``TrainResult`` has not in tensors.
 
     ``place`` names strategy, devices and host that it was written under.
     """
@@ -227,7 +227,7 @@ class StopRequest:
 
 def _resumed(
     trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointRecord, *, step: int, place: str
-) -> Training:
+) -> TrainResult:
     """Put a training where its checkpoint is."""
     losses, step_seconds = (tensors[name].tolist() for name in ("losses", "step_seconds"))
     if len(losses) != step or len(step_seconds) != step or not step <= trainable.total_steps:
@@ -241,7 +241,7 @@ def _resumed(
     streams = [f"{_RANDOM}{worker.rank}.{i}" for i in range(len(worker.random_state()))]
     if all(name in tensors for name in streams):
         worker.set_random_state([tensors[name] for name in streams])
-    return Training(
+    return TrainResult(
         losses=losses,
         step_seconds=step_seconds,
         seconds=record.seconds,
@@ -275,7 +275,7 @@ class PeriodicCheckpointer:
         self._checkpoints, self._every, self._stop, self._place = checkpoints, every, stop, place
         self._complained = False
 
-    def resume(self, trainable: Trainable) -> Training | None:
+    def resume(self, trainable: Trainable) -> TrainResult | None:
         """Continue from the newest checkpoint that is whole and of use, which rank 0 reads and hands to the others."""
         worker = trainable.worker
         training, tensors, record = worker.ranks.first_alone(lambda: self._newest(trainable)) or (None, {}, None)
@@ -287,7 +287,7 @@ class PeriodicCheckpointer:
             training = training or _resumed(trainable, tensors, record, step=step, place=self._place)
         return training
 
-    def _newest(self, trainable: Trainable) -> tuple[Training, dict[str, Tensor], CheckpointRecord] | None:
+    def _newest(self, trainable: Trainable) -> tuple[TrainResult, dict[str, Tensor], CheckpointRecord] | None:
         for step in self._checkpoints.steps():
             try:
                 tensors, record = self._checkpoints.load(step)
@@ -301,7 +301,7 @@ class PeriodicCheckpointer:
         """The next multiple of ``every``."""
         return (step // self._every + 1) * self._every if self._every else sys.maxsize
 
-    def segment_done(self, trainable: Trainable, so_far: Training, *, last: bool) -> None:
+    def segment_done(self, trainable: Trainable, so_far: TrainResult, *, last: bool) -> None:
         """Write at a multiple of ``every`` (not if it is the ``last``); if a rank was asked to stop, write and raise.
 
         Raises Interrupted; a checkpoint of the last step has all of a training but its files.
@@ -321,7 +321,7 @@ class PeriodicCheckpointer:
         """The training's files are written: nothing will go on from here."""
         self._checkpoints.delete()
 
-    def _save(self, trainable: Trainable, so_far: Training) -> None:
+    def _save(self, trainable: Trainable, so_far: TrainResult) -> None:
         worker = trainable.worker
         tensors, state = trainable.state_dict()
         for i, stream in enumerate(worker.random_state()):

@@ -257,7 +257,7 @@ class Trainable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainResult:
     """What a training gave: the mean loss over ranks at each step, and this worker's times.
 
     ``resumed`` lists the steps after which it was continued from a checkpoint; with ``elsewhere``, some of it ran under
@@ -289,7 +289,7 @@ def train(
     step_seconds: float,
     tracker: Tracker,
     checkpointer: PeriodicCheckpointer | None = None,
-) -> Training:
+) -> TrainResult:
     """Train from the initial state, or from the checkpoint that ``checkpointer`` has.
 
     ``step_seconds``, the same on every rank, sets the length of a segment.
@@ -307,8 +307,8 @@ def train(
         clock.step_seconds, clock.seconds = list(before.step_seconds), before.seconds
         tracker.losses(1, losses, trainable.rates(0, len(losses)))
 
-    def so_far() -> Training:
-        return Training(
+    def so_far() -> TrainResult:
+        return TrainResult(
             losses=losses,
             step_seconds=clock.step_seconds,
             seconds=clock.seconds,

@@ -19,7 +19,7 @@ from samebits.training.checkpoints import FOLDER
 from samebits.training.evaluation import evaluate_run
 from samebits.workers.processes import launch
 from samebits.workers.rank import failures_reported
-from samebits.workers.worker import TrainingSpec, train_as_rank
+from samebits.workers.worker import TrainRequest, train_as_rank
 from samebits.workers.world import gathered
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def run_training(
             log = _log(start, start_sender)
         if log is not None:
             team.peers.on_sample(partial(_log_sample, log))
-        spec = TrainingSpec(
+        request = TrainRequest(
             params=params,
             numerics=numerics,
             placement=placement,
@@ -109,7 +109,7 @@ def run_training(
             trace=trace,
         )
         with _ended(log):
-            launch(partial(train_as_rank, spec), team.ranks, timeout_s=params.train.timeout_s, peers=team.peers)
+            launch(partial(train_as_rank, request), team.ranks, timeout_s=params.train.timeout_s, peers=team.peers)
         return placement
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from samebits.host import GpuReading
     from samebits.records.usage import Roof
     from samebits.strategies.placement import Placement
-    from samebits.training.loop import Training
+    from samebits.training.loop import TrainResult
 
 SAMPLE_SECONDS = 1.0
 CPU_SHARE = 0.005
@@ -59,7 +59,7 @@ class Sampler:
             watch.close()
             self._cpu_seconds += watch.cpu_seconds
 
-    def usage(self, training: Training, samples: int) -> Usage | None:
+    def usage(self, training: TrainResult, samples: int) -> Usage | None:
         """What was seen beside a training of so many ``samples`` a step; only the steps since it was continued."""
         interval = self._intervals.get("training")
         if interval is None:

@@ -52,12 +52,12 @@ if TYPE_CHECKING:
     from samebits.remarks import Note
     from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
-    from samebits.training.loop import Trainable, Training
+    from samebits.training.loop import Trainable, TrainResult
     from samebits.workers.rank import Phase, Reporter
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingSpec:
+class TrainRequest:
     """One training, as the launcher hands it to its workers; ``key`` names the run in logs and in MLflow.
 
     Checkpoints are under ``checkpoints``, None for no checkpoints; ``steps`` ends the training early. ``nodes`` are the
@@ -93,10 +93,10 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainOutcome:
     """A finished training, whose weights are saved; times and peaks are those of the slowest or largest rank."""
 
-    training: Training
+    result: TrainResult
     peaks_gib: list[float]
     weights_sha256: str
     arithmetic: Arithmetic | None
@@ -131,15 +131,15 @@ class Progress(Tracker):
 class TrainingRank:
     """One rank of a training."""
 
-    def __init__(self, spec: TrainingSpec, stop: StopRequest, reporter: Reporter) -> None:
-        self._spec, self._params, self._stop, self._at = spec, spec.params, stop, reporter.at
+    def __init__(self, request: TrainRequest, stop: StopRequest, reporter: Reporter) -> None:
+        self._request, self._params, self._stop, self._at = request, request.params, stop, reporter.at
         self._at("preparing")
-        self._card = read_card(spec.data_dir / "card.json", spec.params)
-        self.worker = make_worker(spec.placement, spec.params.train)
-        self._setup = Setup(spec.params, spec.numerics, self._card, split=spec.split, worker=self.worker)
+        self._card = read_card(request.data_dir / "card.json", request.params)
+        self.worker = make_worker(request.placement, request.params.train)
+        self._setup = Setup(request.params, request.numerics, self._card, split=request.split, worker=self.worker)
         self.model: nn.Module | None = None
-        self._notes: list[Note] = list(spec.placement.notes)
-        self._sampler = Sampler(spec.placement, on=self.worker.rank == 0)
+        self._notes: list[Note] = list(request.placement.notes)
+        self._sampler = Sampler(request.placement, on=self.worker.rank == 0)
         self._memory: Memory | None = None
 
     def run(self) -> None:
@@ -147,60 +147,60 @@ class TrainingRank:
         prepared = self._prepare()
 
         def note_memory() -> None:
-            self._memory = measure_memory(prepared.trainable, self._spec.split.samples)
+            self._memory = measure_memory(prepared.trainable, self._request.split.samples)
 
         step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.worker.device.type], before_reset=note_memory)
-        trained = self._train(prepared, step_seconds)
+        outcome = self._train(prepared, step_seconds)
         first = self.worker.rank == 0
         if first:
-            self._record(prepared, trained, Measurements(NOT_ENDED))  # so that nothing that comes after it can lose it
+            self._record(prepared, outcome, Measurements(NOT_ENDED))  # so that nothing that comes after it can lose it
         self._at("measuring")
         measured = measure(
             prepared.trainable,
-            trained.training.losses,
+            outcome.result.losses,
             untrained=prepared.untrained,
             data=prepared.data,
             setup=self._setup,
-            placement=self._spec.placement,
+            placement=self._request.placement,
             step_seconds=step_seconds,
             sampler=self._sampler,
         )
         self._sampler.roof = measure_roof(
-            prepared.trainable, self._params.train, self._spec.split.samples, step_seconds
+            prepared.trainable, self._params.train, self._request.split.samples, step_seconds
         )
         self._at("recording")
         if first:
-            timing = self._record(prepared, trained, measured)
-            settle(self._spec.out_dir, FILES)  # before the checkpoint goes, which it could be made from again
+            timing = self._record(prepared, outcome, measured)
+            settle(self._request.out_dir, FILES)  # before the checkpoint goes, which it could be made from again
         if prepared.checkpointer:
             prepared.checkpointer.delete()
         if first:
             self._setup.watched.remember(self._params.model)
         try:
-            if self._spec.trace:  # after the record, so that nothing is lost if it fails
-                write_trace(prepared.trainable, self._spec.out_dir / TRACE, len(trained.training.losses))
+            if self._request.trace:  # after the record, so that nothing is lost if it fails
+                write_trace(prepared.trainable, self._request.out_dir / TRACE, len(outcome.result.losses))
         finally:
             if first:  # from then on the sender takes what files there are
-                self._log_result(timing, trained.weights_sha256)
+                self._log_result(timing, outcome.weights_sha256)
 
     def _prepare(self) -> Prepared:
-        spec, setup = self._spec, self._setup
+        request, setup = self._request, self._setup
         setup.enter_process()
         host = host_facts()  # here, because where there are GPUs it starts CUDA
         nodes = self._nodes(host)
-        self._log(events.SetupEvent(host=host, nodes=nodes, data=self._card, data_dir=str(spec.data_dir.resolve())))
+        self._log(events.SetupEvent(host=host, nodes=nodes, data=self._card, data_dir=str(request.data_dir.resolve())))
         self._at("building")
         self.model = model = setup.build()
         self._at("preparing")
         first = self.worker.rank == 0
-        untrained = copy_of(model) if has_twins(self._setup, spec.placement) else None
+        untrained = copy_of(model) if has_twins(self._setup, request.placement) else None
         initial_sha256 = weights_digest(model) if first else ""
         model_parameters = sum(p.numel() for p in model.parameters())  # before exact gives tied ones one each
         setup.place(model)
-        data = setup.load(spec.data_dir)
+        data = setup.load(request.data_dir)
         batches = setup.batches(data)
         wants_ranks = any(STRATEGIES[name].has_ranks for name in self._params.train.strategies)
-        self._notes += setup.try_step(model, batches, spec.placement, wants_ranks=wants_ranks)
+        self._notes += setup.try_step(model, batches, request.placement, wants_ranks=wants_ranks)
         return Prepared(
             trainable=setup.trainable(model, batches),
             untrained=untrained,
@@ -214,42 +214,42 @@ class TrainingRank:
 
     def _nodes(self, host: HostFacts) -> tuple[Node, ...]:
         """Every machine as its first rank sees it, if there are several."""
-        counts = self._spec.placement.devices_by_node
+        counts = self._request.placement.devices_by_node
         if not counts:
             return ()
         everyone = self.worker.ranks.gather(host)
         firsts = [everyone[sum(counts[:node])] for node in range(len(counts))]
         return tuple(
             Node(name=name, machine=machine, host=facts)
-            for (name, machine), facts in zip(self._spec.nodes, firsts, strict=True)
+            for (name, machine), facts in zip(self._request.nodes, firsts, strict=True)
         )
 
     def _checkpointer(self, host: HostFacts) -> PeriodicCheckpointer | None:
-        spec = self._spec
-        if spec.checkpoints is None:
+        request = self._request
+        if request.checkpoints is None:
             return None
         sources = self._setup.sources()
         name = identity(
             self._params,
-            spec.numerics,
-            spec.placement,
+            request.numerics,
+            request.placement,
             card=self._card,
             host=host.fingerprint,
             versions={"torch": str(torch.__version__)},
             source=sources.digest if sources else None,
-            folder=spec.out_dir,
+            folder=request.out_dir,
         )
-        place = f"{spec.placement.strategy}, {spec.placement.devices_used} devices, {host.fingerprint}"
-        kept = Checkpoints(name, self.worker.rank, spec.checkpoints)
+        place = f"{request.placement.strategy}, {request.placement.devices_used} devices, {host.fingerprint}"
+        kept = Checkpoints(name, self.worker.rank, request.checkpoints)
         return PeriodicCheckpointer(kept, self._params.train.checkpoint_every_steps, self._stop, place=place)
 
-    def _train(self, prepared: Prepared, seconds_of_a_step: float) -> Trained:
-        spec, worker, numerics = self._spec, self.worker, self._setup.numerics
-        first, steps = worker.rank == 0, min(spec.steps or self._params.total_steps, self._params.total_steps)
+    def _train(self, prepared: Prepared, seconds_of_a_step: float) -> TrainOutcome:
+        request, worker, numerics = self._request, self.worker, self._setup.numerics
+        first, steps = worker.rank == 0, min(request.steps or self._params.total_steps, self._params.total_steps)
         checkpointer, model = prepared.checkpointer, prepared.trainable.model
         reset_peak(worker)
-        name = run_name(spec.placement.strategy, spec.numerics)
-        progress = Progress(name, steps, self._at, spec.log if first else None, shown=first)
+        name = run_name(request.placement.strategy, request.numerics)
+        progress = Progress(name, steps, self._at, request.log if first else None, shown=first)
         with self._sampler.during("training"):
             training = train(
                 prepared.trainable, steps, step_seconds=seconds_of_a_step, tracker=progress, checkpointer=checkpointer
@@ -259,73 +259,73 @@ class TrainingRank:
             self._notes.append(Resumed(steps=tuple(training.resumed), elsewhere=training.elsewhere))
         peaks = worker.ranks.all_gather(torch.tensor(peak_gib(worker), dtype=torch.float64, device=worker.device))
         weights_sha256 = worker.ranks.first_alone(
-            lambda: save_weights(numerics.model_state_dict(model), spec.out_dir / WEIGHTS)
+            lambda: save_weights(numerics.model_state_dict(model), request.out_dir / WEIGHTS)
         )
         if checkpointer:
             checkpointer.training_done()
         (seconds,) = worker.ranks.max_over_ranks([training.seconds])
         step_seconds = worker.ranks.max_over_ranks(training.step_seconds)
-        return Trained(
-            training=replace(training, step_seconds=step_seconds, seconds=seconds),
+        return TrainOutcome(
+            result=replace(training, step_seconds=step_seconds, seconds=seconds),
             peaks_gib=peaks.flatten().tolist(),
             weights_sha256=weights_sha256 or "",
             arithmetic=numerics.arithmetic(),
         )
 
-    def _record(self, prepared: Prepared, trained: Trained, measured: Measurements) -> Timing:
-        slices, spec, params, device = measured.slices, self._spec, self._params, self.worker.device
+    def _record(self, prepared: Prepared, outcome: TrainOutcome, measured: Measurements) -> Timing:
+        slices, request, params, device = measured.slices, self._request, self._params, self.worker.device
         tf32 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         record = RunRecord(
-            run=spec.key,
-            strategy=spec.placement.strategy,
-            numerics=spec.numerics,
-            placement=spec.placement,
+            run=request.key,
+            strategy=request.placement.strategy,
+            numerics=request.numerics,
+            placement=request.placement,
             notes=(*self._notes, *notes_of(slices.repeats)),
-            not_applied=not_applied(params.train, spec.placement, spec.numerics, tf32=tf32),
-            speedup_unavailable=why_no_speedup(spec.placement, slices),
+            not_applied=not_applied(params.train, request.placement, request.numerics, tf32=tf32),
+            speedup_unavailable=why_no_speedup(request.placement, slices),
             first_unrepeated_step=slices.first_difference,
             rounding=measured.rounding,
             breakdown=measured.breakdown,
-            arithmetic=trained.arithmetic,
+            arithmetic=outcome.arithmetic,
             draws=self._setup.draws,
             batch_norms=batch_norms_of(prepared.trainable.model),
             same_draws=measured.same_draws,
             initial_sha256=prepared.initial_sha256,
-            weights_sha256=trained.weights_sha256,
+            weights_sha256=outcome.weights_sha256,
             model_parameters=prepared.model_parameters,
             host=prepared.host,
             nodes=prepared.nodes,
             data=self._card,
             params=params,
-            measurement=slices.measurement(trained.training.step_seconds),
-            usage=self._sampler.usage(trained.training, spec.split.samples),
+            measurement=slices.measurement(outcome.result.step_seconds),
+            usage=self._sampler.usage(outcome.result, request.split.samples),
             memory=self._memory,
         )
-        timing = timing_of(trained, slices, samples=spec.split.samples)
-        write_run(spec.out_dir, record, timing, trained.training.losses)
+        timing = timing_of(outcome, slices, samples=request.split.samples)
+        write_run(request.out_dir, record, timing, outcome.result.losses)
         return timing
 
     def _log_result(self, timing: Timing, weights_sha256: str) -> None:
-        spec, out_dir = self._spec, str(self._spec.out_dir.resolve())
-        self._log(events.ResultEvent(run=spec.key, timing=timing, out_dir=out_dir, weights_sha256=weights_sha256))
-        if spec.log:
-            spec.log.close()  # with what the disk had not taken
+        request, out_dir = self._request, str(self._request.out_dir.resolve())
+        self._log(events.ResultEvent(run=request.key, timing=timing, out_dir=out_dir, weights_sha256=weights_sha256))
+        if request.log:
+            request.log.close()  # with what the disk had not taken
 
     def _log(self, event: Event) -> None:
-        if self._spec.log and self.worker.rank == 0:
-            self._spec.log.append(event)
+        if self._request.log and self.worker.rank == 0:
+            self._request.log.append(event)
 
 
-def timing_of(trained: Trained, slices: Slices, *, samples: int) -> Timing:
+def timing_of(outcome: TrainOutcome, slices: Slices, *, samples: int) -> Timing:
     """The figures of timing.json, of steps of so many samples."""
-    steps, seconds = trained.training.step_seconds, trained.training.seconds
+    steps, seconds = outcome.result.step_seconds, outcome.result.seconds
     fast, middle, slow = (1e3 * np.percentile(steps, [5, 50, 95])).tolist()
     whole = len(steps) * samples / seconds
     speeds = [slices.steps * samples / sum(chunks) for chunks in slices.seconds.get("strategy", [])]
     return Timing(
         training_seconds=seconds,
         samples_per_sec=whole,
-        samples_per_sec_spread=spread(speeds if trained.training.resumed and speeds else [whole, *speeds]),
+        samples_per_sec_spread=spread(speeds if outcome.result.resumed and speeds else [whole, *speeds]),
         step_time_ms=middle,
         step_time_p5_ms=fast,
         step_time_p95_ms=slow,
@@ -333,12 +333,12 @@ def timing_of(trained: Trained, slices: Slices, *, samples: int) -> Timing:
         bound=slices.bound(),
         price=slices.price(),
         peak_memory_gib={
-            f"device{i}": peak if math.isfinite(peak) else None for i, peak in enumerate(trained.peaks_gib)
+            f"device{i}": peak if math.isfinite(peak) else None for i, peak in enumerate(outcome.peaks_gib)
         },
     )
 
 
-def train_as_rank(spec: TrainingSpec, reporter: Reporter) -> None:
+def train_as_rank(request: TrainRequest, reporter: Reporter) -> None:
     """Train as one rank of a forked worker; what fails goes by the ``reporter`` to the launcher."""
     stop = StopRequest()
-    run_rank(lambda: TrainingRank(spec, stop, reporter), spec.placement, reporter)
+    run_rank(lambda: TrainingRank(request, stop, reporter), request.placement, reporter)
