@@ -146,7 +146,7 @@ def test_workers_that_cannot_be_forked_are_everybodys_failure(team, clock, port)
     """Then nobody has listened yet, and the launcher would leave without a word."""
     first, second, _ = team
     stop(second)
-    forking = PeerMonitor(second._meeting, NAMES, timeout_s=TIMEOUT_S)
+    forking = PeerMonitor(second._rendezvous, NAMES, timeout_s=TIMEOUT_S)
     cause = forking.cause(WorkerError("no process left", hint="raise ulimit -u"))
     forking.leave()
     assert cause.message == "node 1 (two): no process left"
@@ -158,7 +158,7 @@ def test_workers_that_cannot_be_forked_are_everybodys_failure(team, clock, port)
 
 def test_a_store_that_closes_takes_node_0_along(team):
     first, second, _ = team
-    first._meeting.close()
+    first._rendezvous.close()
     wait_for(lambda: second._gone)
     with pytest.raises(PeerError, match=r"node 0 \(one\): it is gone, and its store with it"):
         second.check()

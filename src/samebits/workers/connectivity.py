@@ -18,7 +18,7 @@ OPEN_PORTS = "open all ports among the machines; GLOO_SOCKET_IFNAME and NCCL_SOC
 _SECONDS = 5.0  # that a machine has to answer
 
 
-def require_reach(meeting: Rendezvous) -> None:
+def require_reach(rendezvous: Rendezvous) -> None:
     """Have every machine knock at a port of every other. All must call it.
 
     Without this, workers would wait for each other for minutes, and not say for what.
@@ -27,11 +27,12 @@ def require_reach(meeting: Rendezvous) -> None:
         HostError: one does not reach another; all of them say so.
         SamebitsError: what another machine failed of meanwhile.
     """
-    source = own_ip(os.environ.get("GLOO_SOCKET_IFNAME") or meeting.address.interface(), meeting.address.ip)
+    source = own_ip(os.environ.get("GLOO_SOCKET_IFNAME") or rendezvous.address.interface(), rendezvous.address.ip)
     with open_port(source) as server:
-        places = meeting.share("place", [source, server.getsockname()[1]])
-        others = [place for node, place in enumerate(places) if node != meeting.nodes.rank]
-        problems = meeting.share("problem", next((why for ip, port in others if (why := knock(source, ip, port))), ""))
+        places = rendezvous.share("place", [source, server.getsockname()[1]])
+        others = [place for node, place in enumerate(places) if node != rendezvous.nodes.rank]
+        unreached = next((why for ip, port in others if (why := knock(source, ip, port))), "")
+        problems = rendezvous.share("problem", unreached)
     if problem := next(filter(None, problems), ""):
         raise HostError(problem, hint=OPEN_PORTS)
 

@@ -61,20 +61,20 @@ class Peers:
 
 
 class PeerMonitor(Peers):
-    """The launchers of the other nodes after their meeting; ``names`` are those of all nodes.
+    """The launchers of the other nodes after the rendezvous; ``names`` are those of all nodes.
 
     Each node's key in the store counts up, and says behind the number how far the node is. ``gpus`` are this one's in
     use.
     """
 
     def __init__(
-        self, meeting: Rendezvous, names: Sequence[str], *, timeout_s: float, gpus: Sequence[int] = ()
+        self, rendezvous: Rendezvous, names: Sequence[str], *, timeout_s: float, gpus: Sequence[int] = ()
     ) -> None:
-        self._meeting, self._names, self._timeout_s = meeting, names, timeout_s
-        self._rank = meeting.nodes.rank
+        self._rendezvous, self._names, self._timeout_s = rendezvous, names, timeout_s
+        self._rank = rendezvous.nodes.rank
         self._outbox: queue.SimpleQueue[Report | State] = queue.SimpleQueue()
         self._reports: list[Report] = []
-        self._samples = SampleExchange(meeting.board, self._rank, len(names), gpus)
+        self._samples = SampleExchange(rendezvous.board, self._rank, len(names), gpus)
         self._take: Callable[[str, Sample], object] = lambda *_: None
         self._gone = False
         self._clock, self._looked = 0.0, time.monotonic()  # the clock stands while this process is stopped
@@ -86,7 +86,7 @@ class PeerMonitor(Peers):
     def watch(self) -> None:
         """Start the thread that talks with the store; from here on nothing may be forked."""
         self._looked = time.monotonic()
-        self._meeting.hand_over()
+        self._rendezvous.hand_over()
         self._thread.start()
 
     def check(self) -> None:
@@ -141,7 +141,7 @@ class PeerMonitor(Peers):
             time.sleep(_POLL_SECONDS)
         self._stop.set()
         self._thread.join(4 * BEAT_SECONDS)  # a thread that comes back to an interpreter that is going aborts it
-        self._meeting.close()
+        self._rendezvous.close()
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -167,7 +167,7 @@ class PeerMonitor(Peers):
 
     def _talk(self) -> None:
         """Tell and hear, until this node leaves or the store is gone."""
-        number, state, board = 0, "training", self._meeting.board
+        number, state, board = 0, "training", self._rendezvous.board
         keys = [f"beat/{rank}" for rank in range(len(self._names))]
         try:
             while not self._stop.is_set():
@@ -175,11 +175,11 @@ class PeerMonitor(Peers):
                 while not self._outbox.empty():
                     told = self._outbox.get()
                     if isinstance(told, Report):
-                        self._meeting.report(told)
+                        self._rendezvous.report(told)
                     else:
                         state = told
                 board.set(keys[self._rank], f"{number} {state}")
-                self._reports = self._meeting.reports()
+                self._reports = self._rendezvous.reports()
                 for node, beat in zip(self._nodes, board.get_all(keys), strict=True):
                     node.hear(beat, self._clock)
                 self._answered = self._clock

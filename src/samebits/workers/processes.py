@@ -245,14 +245,14 @@ def _environment(rank: int, ranks: Ranks, folder: Path) -> dict[str, str]:
     look up a name for ``::ffff:127.0.0.1`` at every connection, which takes 5 seconds when a name server does not
     answer.
     """
-    meeting = ranks.environment or {INIT_METHOD: f"file://{folder}/process-group", "GLOO_SOCKET_IFNAME": "lo"}
+    variables = ranks.environment or {INIT_METHOD: f"file://{folder}/process-group", "GLOO_SOCKET_IFNAME": "lo"}
     return {
         "RANK": str(ranks.here[rank]),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(len(ranks.here)),
         "WORLD_SIZE": str(ranks.world_size),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        **{name: value for name, value in meeting.items() if name != _CHOSEN or name not in os.environ},
+        **{name: value for name, value in variables.items() if name != _CHOSEN or name not in os.environ},
     }
 
 

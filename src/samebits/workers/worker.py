@@ -214,14 +214,13 @@ class TrainingRank:
 
     def _nodes(self, host: HostFacts) -> tuple[Node, ...]:
         """Every machine as its first rank sees it, if there are several."""
-        counts = self._request.placement.devices_by_node
-        if not counts:
+        ranks_by_node = self._request.placement.ranks_by_node
+        if not ranks_by_node:
             return ()
         everyone = self.worker.ranks.gather(host)
-        firsts = [everyone[sum(counts[:node])] for node in range(len(counts))]
         return tuple(
-            Node(name=name, machine=machine, host=facts)
-            for (name, machine), facts in zip(self._request.nodes, firsts, strict=True)
+            Node(name=name, machine=machine, host=everyone[ranks.start])
+            for (name, machine), ranks in zip(self._request.nodes, ranks_by_node, strict=True)
         )
 
     def _checkpointer(self, host: HostFacts) -> PeriodicCheckpointer | None:

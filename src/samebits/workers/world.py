@@ -70,13 +70,13 @@ def gathered(
         yield WorldSpec(placement=placement, split=split, ranks=ranks, peers=Peers())
         return
     limit = params.train.timeout_s
-    with Rendezvous(nodes, seconds=limit) as meeting:
-        meeting.join()
+    with Rendezvous(nodes, seconds=limit) as rendezvous:
+        rendezvous.join()
         if nodes.rank and not (data_dir / "card.json").exists():
-            with meeting.busy():
+            with rendezvous.busy():
                 prepare()
         told = {**arguments, "strategy": strategy, "numerics": numerics, "nodes": nodes.count}
-        facts = _exchange(meeting, node_facts(params, told, data_dir))
+        facts = _exchange(rendezvous, node_facts(params, told, data_dir))
         devices = [
             Devices(
                 gpus=one.gpus,
@@ -89,25 +89,24 @@ def gathered(
             for one in facts
         ]
         placement, split = place(strategy, params, numerics, *devices)
-        counts = placement.devices_by_node
-        first = sum(counts[: nodes.rank])
-        gpus = placement.devices[first : first + counts[nodes.rank]] if placement.device_type == "cuda" else ()
+        here = placement.ranks_by_node[nodes.rank]
+        gpus = placement.devices[here.start : here.stop] if placement.device_type == "cuda" else ()
         yield WorldSpec(
             placement=placement,
             split=split,
-            ranks=Ranks(range(first, first + counts[nodes.rank]), sum(counts), environment_of(nodes, meeting.address)),
-            peers=PeerMonitor(meeting, [one.name for one in facts], timeout_s=limit, gpus=gpus),
+            ranks=Ranks(here, placement.world_size, environment_of(nodes, rendezvous.address)),
+            peers=PeerMonitor(rendezvous, [one.name for one in facts], timeout_s=limit, gpus=gpus),
             leads=nodes.rank == 0,
             nodes=tuple((one.name, one.machine) for one in facts),
         )
 
 
-def _exchange(meeting: Rendezvous, here: NodeFacts) -> list[NodeFacts]:
+def _exchange(rendezvous: Rendezvous, here: NodeFacts) -> list[NodeFacts]:
     """The facts of every machine, which are the same where they have to be, and which reach each other."""
-    facts = [NodeFacts.model_validate(one) for one in meeting.share("facts", here.model_dump(mode="json"))]
+    facts = [NodeFacts.model_validate(one) for one in rendezvous.share("facts", here.model_dump(mode="json"))]
     require_equal(facts)
-    require_reach(meeting)
-    meeting.close_door()
+    require_reach(rendezvous)
+    rendezvous.close_door()
     return facts
 
 
