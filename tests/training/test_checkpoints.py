@@ -54,7 +54,6 @@ def test_the_identity_is_that_of_data_sources_and_folder_too():
         parse_params(small()),
         placement=Placement(strategy="single", device_type="cpu", rows_per_device=64),
         host="here",
-        versions={},
     )
     usual = {"card": card(), "source": None, "folder": Path("runs/a")}
     other = {"card": card().model_copy(update={"sha256": "0" * 64}), "source": "0" * 64, "folder": Path("tried")}

@@ -7,8 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from faults.inputs_bench import Attempt
 from faults.inputs_commands import argument
 from faults.inputs_records import tensors
@@ -64,9 +62,9 @@ def left(rng: random.Random, bench: Bench) -> Attempt:
     """Leave something under the name of a whole checkpoint: the training sets it aside, and its bits are the same."""
     params = load_params(bench.folder / "params.yaml")
     placement, _ = place("single", params, "fast", this_machine())
-    card, versions = read_card(bench.folder / "data/card.json"), {"torch": str(torch.__version__)}
+    card = read_card(bench.folder / "data/card.json")
     host = host_facts().fingerprint
-    name = identity(params, "fast", placement, card=card, host=host, versions=versions, source=None, folder=Path(RUN))
+    name = identity(params, "fast", placement, card=card, host=host, source=None, folder=Path(RUN))
     folder = bench.folder / FOLDER / name
     folder.mkdir(parents=True)
     good = (bench.folder / RUN / "model.safetensors").read_bytes()

@@ -62,7 +62,6 @@ def identity(
     *,
     card: Card,
     host: str,
-    versions: dict[str, str],
     source: str | None,
     folder: Path,
 ) -> str:
@@ -75,7 +74,7 @@ def identity(
     facts: dict[str, Any] = {
         "format": _FORMAT,
         "code": {name: sha256_tree(package / name) for name in _CODE},
-        "versions": versions,
+        "versions": {"torch": str(torch.__version__)},
         "source": source,
         "folder": os.path.relpath(folder),
         "data": card.sha256,

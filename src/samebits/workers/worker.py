@@ -234,7 +234,6 @@ class TrainingRank:
             request.placement,
             card=self._card,
             host=host.fingerprint,
-            versions={"torch": str(torch.__version__)},
             source=sources.digest if sources else None,
             folder=request.out_dir,
         )
