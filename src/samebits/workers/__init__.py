@@ -1,1 +1,1 @@
-"""The processes of a training: launching them, and what each one does."""
+"""Launches the worker processes of a training and runs their work."""

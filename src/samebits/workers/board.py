@@ -1,4 +1,4 @@
-"""What the launchers of all nodes tell each other: signed texts, among them failures and counters."""
+"""Signed messages between the launchers of all nodes: values, failure reports and samples of counters."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ _DIGITS = 32  # of a signature, HMAC with SHA-256
 
 
 class Board:
-    """A store in which nothing stands but what was signed: of a stranger's text it says that it is not there.
+    """A key-value store whose texts are signed with a shared secret. It treats a stranger's text as missing.
 
-    Whoever reaches the store may still remove what stands there, or overwrite it.
+    Whoever reaches the store can still remove or overwrite a text.
     """
 
     def __init__(self, store: Store, secret: str) -> None:
         self._store, self._secret = store, secret.encode()
 
     def within(self, launch: str) -> Board:
-        """A board for what was signed in one launch: what stood in another, of the same secret, is a stranger's."""
+        """A board for the texts of one launch. Texts of other launches with the same secret count as a stranger's."""
         return Board(self._store, f"{self._secret.hex()}\n{launch}")
 
     def set(self, key: str, text: str) -> None:
-        """Write a text, in the place of what stands there."""
+        """Write a text; it replaces the one under the key."""
         self._store.set(key, self._signed(key, text))
 
     def get(self, key: str) -> str | None:
-        """The text that stands there."""
+        """The text under a key; None if nobody has signed one."""
         return self._read(key, self._store.get(key)) if self.has(key) else None
 
     def has(self, key: str) -> bool:
-        """Whether anything stands there, be it a stranger's."""
+        """Whether the key has any text, even a stranger's."""
         return bool(self._store.check([key]))
 
     def get_all(self, keys: Sequence[str]) -> list[str | None]:
-        """The texts under keys each of which was set, in one go."""
+        """The texts under several keys in one request; every key must have been set."""
         return [self._read(key, value) for key, value in zip(keys, self._store.multi_get(list(keys)), strict=True)]
 
     def claim(self, key: str, text: str) -> bool:
-        """Write a text unless there is another; whether it stands there now."""
+        """Write a text unless the key has another one; return whether the key has this text now."""
         stands = self._store.compare_set(key, "", self._signed(key, text))
         if (known := self._read(key, stands)) is None:
             self.set(key, text)
         return known in (None, text)
 
     def number(self, key: str) -> int:
-        """How often this was asked of the key; a stranger may have asked too."""
+        """Count up the number under a key and return it; a stranger may have counted too."""
         return self._store.add(key, 1)
 
     def _signed(self, key: str, text: str) -> str:
@@ -70,7 +70,7 @@ class Board:
 
 
 class Report(Part):
-    """How a node failed; ``waited``: only for want of another."""
+    """How a node failed. ``waited``: it only waited for another node."""
 
     node: int
     message: str
@@ -80,19 +80,19 @@ class Report(Part):
 
     @classmethod
     def of(cls, error: WithHint, node: int) -> Self:
-        """An error of this node."""
+        """The report of an error on ``node``."""
         waited = isinstance(error, CollectiveError)
         return cls(node=node, message=error.message, hint=error.hint, exit_code=error.exit_code, waited=waited)
 
     def error(self, name: str = "") -> WithHint:
-        """As an error here, of the node with such a name."""
+        """The error that this machine raises for it; ``name`` is the node's."""
         if self.exit_code > 128:
             return Interrupted(self.exit_code - 128)
         return PeerError(self, f"node {self.node} ({name})" if name else f"node {self.node}")
 
 
 class PeerError(SamebitsError):
-    """The failure of a node, as all of them say it."""
+    """The failure of a node, raised on all machines."""
 
     def __init__(self, report: Report, where: str) -> None:
         super().__init__(f"{where}: {report.message}", hint=report.hint)
@@ -100,7 +100,7 @@ class PeerError(SamebitsError):
 
 
 def root_cause(reports: Sequence[Report]) -> Report | None:
-    """The first that did not only wait for another."""
+    """The first report of a node that did not only wait for another; else the first of all."""
     return next((report for report in reports if not report.waited), reports[0] if reports else None)
 
 
@@ -112,7 +112,10 @@ class Sample(Part):
 
 
 class SampleExchange:
-    """One machine's end of it: node 0, whose own are its sender's, takes; the others give."""
+    """Samples of all machines but node 0, sent over the board to node 0.
+
+    Node 0 receives. It sends none, because its sender process reads its counters.
+    """
 
     def __init__(self, board: Board, rank: int, count: int, gpus: Sequence[int]) -> None:
         self._board, self._rank, self._keys = board, rank, [f"sample/{node}" for node in range(count)]
@@ -124,7 +127,7 @@ class SampleExchange:
         self._new: queue.SimpleQueue[tuple[int, Sample]] = queue.SimpleQueue()
 
     def pass_on(self) -> None:
-        """Give or take what is due; called again and again by the thread that has the board."""
+        """Send or receive a sample if one is due; the thread that uses the board calls this repeatedly."""
         if time.monotonic() < self._due:
             return
         self._due += self._seconds
@@ -141,7 +144,7 @@ class SampleExchange:
                     self._new.put((node, sample))
 
     def take(self) -> list[tuple[int, Sample]]:
-        """Nodes and samples that are new since the last call, which may be another thread's."""
+        """Nodes and their samples since the last call; another thread than that of ``pass_on`` may call it."""
         taken = []
         while not self._new.empty():
             taken.append(self._new.get())

@@ -1,4 +1,4 @@
-"""Whether machines reach ports of each other that the kernel chooses, as workers will: a firewall may drop them."""
+"""Checks that machines reach each other at ports that the kernel chooses, as workers do. A firewall may block them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from samebits.workers.rendezvous import Rendezvous
 
 OPEN_PORTS = "open all ports among the machines; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME choose the interface"
-"""What helps where they do not."""
+"""Hint where they do not."""
 
-_SECONDS = 5.0  # that a machine has to answer
+_SECONDS = 5.0  # time for a machine to answer
 
 
 def require_reach(rendezvous: Rendezvous) -> None:
-    """Have every machine knock at a port of every other. All must call it.
+    """Have every machine connect to a port of every other. All must call it.
 
-    Without this, workers would wait for each other for minutes, and not say for what.
+    Without this check, workers would wait for each other for minutes without saying why.
 
     Raises:
-        HostError: one does not reach another; all of them say so.
-        SamebitsError: what another machine failed of meanwhile.
+        HostError: one machine does not reach another; all machines raise it.
+        SamebitsError: another machine failed meanwhile.
     """
     source = own_ip(os.environ.get("GLOO_SOCKET_IFNAME") or rendezvous.address.interface(), rendezvous.address.ip)
     with open_port(source) as server:
@@ -38,12 +38,12 @@ def require_reach(rendezvous: Rendezvous) -> None:
 
 
 def open_port(ip: str) -> socket.socket:
-    """A port that the kernel chose, at an address of this machine; it answers until it is closed."""
+    """A listening socket at an address of this machine, with a port that the kernel chooses."""
     return socket.create_server((ip, 0), family=socket.AF_INET6 if ":" in ip else socket.AF_INET, backlog=128)
 
 
 def knock(source: str, ip: str, port: int) -> str:
-    """Why this machine does not reach a port of another; empty if it does."""
+    """Connect from ``source`` to a port of another machine; return why that fails, empty if it does not."""
     try:
         socket.create_connection((ip, port), timeout=_SECONDS).close()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the machines of one training must have in common, proved before its first step."""
+"""Checks before the first step that the machines of one training have the same code, data and software."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _HINT = "the machines of a training must have the same"
 
 
 class NodeFacts(Part):
-    """One machine of a training: its name, the kernel it runs on, its devices, and all that must be equal.
+    """One machine of a training: its name, its kernel, its devices, and everything that must be equal on all.
 
-    ``machine`` tells machines apart whose names are the same, or whose kernel is; of containers on one of those,
-    ``uuids`` tell which GPUs are whose. ``chosen`` is what the user answers
-    for, ``installed`` what the host does.
+    ``machine`` identifies the kernel. It tells machines of the same name apart, and shows that two containers share a
+    machine; ``uuids`` then tell which GPUs each of them has. A difference in ``chosen`` is the user's to correct, one
+    in ``installed`` the host's.
     """
 
     name: str
@@ -45,9 +45,9 @@ class NodeFacts(Part):
 
 
 def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | None) -> NodeFacts:
-    """The facts of this machine; ``arguments`` are those of the stage that are the same everywhere.
+    """The facts of this machine; ``arguments`` are the stage's arguments that must be the same everywhere.
 
-    Without ``data_dir`` the data are none of them.
+    Without ``data_dir`` the facts leave the data out.
 
     Raises:
         UserError: the data card cannot be read.
@@ -83,7 +83,7 @@ def node_facts(params: Params, arguments: Mapping[str, Any], data_dir: Path | No
 
 
 def _unequal(nodes: Sequence[NodeFacts], facts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The first machine with another value than node 0, of each fact."""
+    """For each fact, the first machine whose value is not that of node 0."""
     for name in {key: None for values in facts for key in values}:
         expected = facts[0].get(name)
         for rank, (node, values) in enumerate(zip(nodes, facts, strict=True)):
@@ -93,15 +93,15 @@ def _unequal(nodes: Sequence[NodeFacts], facts: Sequence[Mapping[str, Any]]) -> 
 
 
 def require_equal(nodes: Sequence[NodeFacts]) -> None:
-    """Raise the first of the disagreements."""
+    """Raise the first of ``disagreements``, if there is one."""
     for error in disagreements(nodes):
         raise error
 
 
 def disagreements(nodes: Sequence[NodeFacts]) -> Iterator[UserError | HostError]:
-    """What a machine has otherwise than node 0, each thing once and with both values.
+    """Differences from node 0, each with both values and the first machine that has another.
 
-    A HostError is of the software or of what the host has, a UserError of all else.
+    A difference in software or devices is a HostError, any other a UserError.
     """
     for text in _unequal(nodes, [node.chosen for node in nodes]):
         yield UserError(text, hint=_HINT)

@@ -1,4 +1,4 @@
-"""Run a user's model once, to see what it imports and opens while it runs."""
+"""Runs a user's model once to find the files that it imports and opens."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ _SECONDS = 120
 
 
 def discover(params: Params, data_dir: Path) -> None:
-    """Build the model and make one step with the samples of ``data_dir``, on the CPU; keep what that reads.
+    """Build the model, run one step with the samples of ``data_dir`` on the CPU, and keep the names of files read.
 
-    Raises SamebitsError: it cannot be built, or run.
+    Raises SamebitsError: the model cannot be built or run.
     """
     train = params.train.model_copy(update={"global_batch_size": params.data.num_samples, "grad_accum_steps": 1})
     params = params.model_copy(update={"train": train.model_copy(update={"compile": False, "num_devices": "auto"})})
     placement, split = place(BASELINE.name, params, "fast", Devices(gpus=0, cores=1))
 
     def work(reporter: Reporter) -> None:
-        run_trial(lambda: _Look(params, placement, split, data_dir), placement, reporter, seconds=_SECONDS)
+        run_trial(lambda: _DiscoveryRank(params, placement, split, data_dir), placement, reporter, seconds=_SECONDS)
 
     launch(work, 1)
 
 
-class _Look:
-    """The one rank of it."""
+class _DiscoveryRank:
+    """The only rank of a discovery."""
 
     def __init__(self, params: Params, placement: Placement, split: BatchSplit, data_dir: Path) -> None:
         self.worker = Worker([torch.device("cpu")])
@@ -56,7 +56,7 @@ class _Look:
         self._setup = Setup(params, "fast", read_card(data_dir / "card.json"), split=split, worker=self.worker)
 
     def run(self) -> None:
-        """Build, make a step, and keep what was read."""
+        """Build the model, run a step, and keep the names of the files that were read."""
         setup, model = self._setup, self._params.model
         setup.enter_process()
         self.model = setup.place(setup.build())

@@ -1,4 +1,4 @@
-"""One training, or one evaluation, in workers of its own."""
+"""Runs one training or one evaluation in worker processes of its own."""
 
 from __future__ import annotations
 
@@ -53,19 +53,20 @@ def run_training(
 ) -> Placement:
     """Train ``params.model`` under one strategy and write the run's files to ``out_dir``.
 
-    ``start_sender`` is called with the run's local log once it exists; without it nothing is logged. Checkpoints are
-    kept under ``checkpoints``, None for none. ``steps`` ends the training early, and then there are none either: those
-    that may be there are of the whole training. With ``trace`` some steps are also written as a trace. Each of several
-    ``nodes`` calls this, and the first one alone writes; another one that lacks ``data_dir`` has ``prepare`` make it.
+    ``start_sender`` is called with the path of the run's log; without it nothing is logged. ``checkpoints`` is the
+    folder of checkpoints, None for no checkpoints. ``steps`` ends the training early; such a training uses no
+    checkpoints, because those in the folder belong to the whole training. With ``trace`` some steps are also written
+    as a trace. Each of several ``nodes`` calls this function, and only the first one writes. A node that lacks
+    ``data_dir`` makes it with ``prepare``.
 
     Raises:
         UserError: the parameters, the data or the model are wrong, or not the same on all machines.
-        HostError: there are not as many devices, or not enough memory; or the machines do not find each other.
-        WorkerError: a worker failed, or a machine.
+        HostError: devices or memory are missing, or the machines do not find each other.
+        WorkerError: a worker or a machine failed.
         Interrupted: a signal ended the training.
     """
     if numerics == "fast" or isinstance(params.model, UserModel):
-        import torch._dynamo  # noqa: F401 - else each worker would, for seconds
+        import torch._dynamo  # noqa: F401 - else each worker would import it, which takes seconds
     with gathered(
         params,
         strategy,
@@ -77,7 +78,7 @@ def run_training(
     ) as team:
         placement = team.placement
         if placement.device_type == "cpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # PyTorch must not find GPUs that NVML does not show
         key, log = new_key(run_name(strategy, numerics)), None
         if team.leads:
             _make_empty(out_dir)
@@ -114,7 +115,7 @@ def run_training(
 
 
 def _make_empty(out_dir: Path) -> None:
-    """A folder for a run's files, without those of an older run, which must not be taken for this one's."""
+    """Make a folder for a run's files and remove those of an older run, which could be taken for this one's."""
     make_folder(out_dir)
     for name in (*FILES, TRACE):
         remove(out_dir / name)
@@ -122,7 +123,7 @@ def _make_empty(out_dir: Path) -> None:
 
 @contextmanager
 def _ended(log: RunLog | None) -> Iterator[None]:
-    """Note in a log, if there is one, how the block ends."""
+    """Write to the log, if there is one, how the block ends."""
     status: Status = "FAILED"
     why = None
     try:
@@ -141,11 +142,11 @@ def _ended(log: RunLog | None) -> Iterator[None]:
 
 
 def _log(start: StartEvent, start_sender: Callable[[Path], object]) -> RunLog | None:
-    """The log of a training, which is being delivered; None if there can be none, since no training ends for that."""
+    """Begin the log of a training and start its delivery; None if there can be no log, which ends no training."""
     log = None
     try:
         log = RunLog(LOGS / f"{start.run}.jsonl")
-        note_provenance(log.path)  # before its first event, so that nobody delivers a run without
+        note_provenance(log.path)  # before the first event, so that no run is delivered without its provenance
         log.append(start)
         log.flush()
     except (OSError, ValueError, SamebitsError) as error:
@@ -165,9 +166,9 @@ def _log_sample(log: RunLog, node: str, sample: Sample) -> None:
 
 
 def evaluate_in_worker(params: Params, *, data_dir: Path, run_dir: Path, file: Path) -> Evaluation:
-    """As ``evaluate_run``, in a worker of its own: what numerics set in a process must not reach the next run's.
+    """As ``evaluate_run``, in a worker of its own: switches that numerics set must not reach the next evaluation.
 
-    What it gives is also written to ``file``.
+    The result is also written to ``file``.
     """
 
     def unforeseen(error: BaseException) -> WorkerError:

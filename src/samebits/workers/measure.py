@@ -1,4 +1,4 @@
-"""What is measured beside a training, once it is done: slices, the twin of rounding, and where a step goes."""
+"""Measurements after a training: timed slices, the rounding twin, and the phases of a step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What was measured; ``rounding``, ``breakdown`` and ``same_draws`` are of fast numerics alone."""
+    """The measurements of a training. Only fast numerics have ``rounding``, ``breakdown`` and ``same_draws``."""
 
     slices: Slices
     rounding: Rounding | None = None
@@ -39,7 +39,7 @@ class Measurements:
 
 
 def has_twins(setup: Setup, placement: Placement) -> bool:
-    """Whether this rank has copies of the training beside it, and so has to keep the untrained model."""
+    """Whether this rank will train copies of the model beside it, for which it must keep the untrained model."""
     if setup.params.train.repeats == 1 or placement.fallback:
         return False
     names = reference_names(placement, setup.numerics.name)
@@ -58,9 +58,9 @@ def measure(
     step_seconds: float,
     sampler: Sampler,
 ) -> Measurements:
-    """Measure a finished training; every rank must call it. One that fell back is not: ``single`` shows all of it.
+    """Measure a finished training; every rank must call it. A fallback is not measured, since ``single`` shows it all.
 
-    ``untrained`` is the model as it was built, None on a rank without copies. ``losses`` are the training's.
+    ``untrained`` is the model as built, None on a rank that trains no copies. ``losses`` are the training's.
     """
     if placement.fallback:
         return Measurements(Slices())
@@ -69,7 +69,7 @@ def measure(
     final = Snapshot(trainable.model) if twin else None
     same_draws = measure_same_draws(trainable, params) if setup.draws else None
     told = partial(Measurements, same_draws=same_draws)
-    worker.ranks.barrier()  # saving a large model must not count as waiting for what comes next
+    worker.ranks.barrier()  # time to save a large model must not count as waiting in the next measurement
     measured = told(NO_MEMORY_LEFT)
     try:
         references = make_references(untrained, data, setup, placement)
@@ -82,7 +82,7 @@ def measure(
         measured = told(slices, rounding)
         if slices.problem is not None and slices.problem.kind == "no_memory" and "share" not in slices.seconds:
             references.release()
-            return measured  # there is none for twins either
+            return measured  # there is no memory for twins either
         make = partial(make_reference, untrained=untrained, data=data, setup=setup, placement=placement)
         if (twins := _twins(make, references, setup, placement)) is None:
             return measured
@@ -97,9 +97,9 @@ def measure(
 
 
 def _twins(make: partial[Trainable | None], references: References, setup: Setup, placement: Placement) -> Twins | None:
-    """Copies for the profiling pass, made when the references are done with, for which there may be no room beside.
+    """Copies for the profiling pass. The references are released first, because memory may not hold both.
 
-    None if there is no room on some rank: the one that is traced takes more, and the other ranks would wait for it.
+    None if some rank has no room for its copy: the traced copy takes more, and the other ranks would wait for it.
     """
     alone = references.here.get("together")
     references.release()

@@ -1,4 +1,4 @@
-"""A forked process that does not outlive the one that forked it."""
+"""Ends a forked process together with its parent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(signum: int) -> None:
-    """Have the kernel send this process a signal when its parent is killed; at once if it was killed already."""
+    """Have the kernel send this process a signal when its parent ends, at once if the parent has ended already."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum)
     parent = multiprocessing.parent_process()
     if parent is None or os.getppid() != parent.pid:
