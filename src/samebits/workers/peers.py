@@ -1,7 +1,7 @@
-"""What the launcher of one machine knows of the others' while their workers train: who is there, failed, or is done.
+"""Watches the launchers of the other machines during a training: which are alive, which failed, which are done.
 
-A thread does the talking once the workers are forked, since a store behind a link that is down does not return. The
-launcher only looks at what the thread has heard.
+Once the workers are forked, a thread talks to the store, because a call over a broken link does not return. The
+launcher only reads what the thread has received.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
     from samebits.workers.rendezvous import Rendezvous
 
 BEAT_SECONDS = 0.5
-LOST_SECONDS = 3.0  # without a beat, once a collective has failed: then somebody must be the cause
-LEAVE_SECONDS = 10.0  # that node 0 waits for the others to have heard what it told last
+LOST_SECONDS = 3.0  # without a beat, after a collective has failed: some machine must be the cause
+LEAVE_SECONDS = 10.0  # for which node 0 waits until the others have received its last message
 _POLL_SECONDS = 0.05
-_AWAKE_SECONDS = 1.0  # the longest time between two looks that counts: Ctrl-Z stops the launcher too
+_AWAKE_SECONDS = 1.0  # longest time between two ticks that counts: Ctrl-Z stops the launcher too
 State = Literal["training", "done", "left"]
 _HINT = "run the same command again on every machine; it goes on from a checkpoint"
 
 
 class Peers:
-    """The launchers of the other machines; this class is for a training on one machine, where there are none.
+    """The launchers of the other machines. This class is for a training on one machine: its methods do nothing.
 
-    Every failure is then its own cause, workers here have had each signal already, and the sender samples the machine.
+    There, a failure is its own cause, the workers have received each signal already, and the sender reads the counters.
     """
 
     def watch(self) -> None:
-        """Begin to listen; from here on nothing may be forked."""
+        """Start to listen; nothing may be forked from here on."""
 
     def check(self) -> None:
-        """Raise what ended the training elsewhere, or that a machine is lost."""
+        """Raise if another machine failed or is lost."""
 
     def cause(self, error: SamebitsError) -> WithHint:
         """Tell the others of a failure; return the one that came first on any machine."""
@@ -51,20 +51,20 @@ class Peers:
         """Tell the others that a signal ended the training here."""
 
     def finish(self) -> None:
-        """Return when all are done. Raises what ``check`` does."""
+        """Return when all machines are done. Raises what ``check`` raises."""
 
     def leave(self) -> None:
-        """Let go of the others, when they have heard all that was told."""
+        """Leave, once the other machines have received every message."""
 
     def on_sample(self, take: Callable[[str, Sample], object]) -> None:
-        """Have ``check`` call ``take`` with the name of another machine and what it counts."""
+        """Have ``check`` call ``take`` with the name of another machine and each of its samples."""
 
 
 class PeerMonitor(Peers):
-    """The launchers of the other nodes after the rendezvous; ``names`` are those of all nodes.
+    """The launchers of several nodes after their rendezvous; ``names`` are the names of all nodes.
 
-    Each node's key in the store counts up, and says behind the number how far the node is. ``gpus`` are this one's in
-    use.
+    Each node has a key in the store with its beat: a number that counts up, and the node's state. ``gpus`` are the GPUs
+    that this node uses.
     """
 
     def __init__(
@@ -77,20 +77,20 @@ class PeerMonitor(Peers):
         self._samples = SampleExchange(rendezvous.board, self._rank, len(names), gpus)
         self._take: Callable[[str, Sample], object] = lambda *_: None
         self._gone = False
-        self._clock, self._looked = 0.0, time.monotonic()  # the clock stands while this process is stopped
-        self._answered = 0.0  # when the store did
+        self._clock, self._looked = 0.0, time.monotonic()  # the clock pauses while this process is stopped
+        self._answered = 0.0  # when the store answered last, by that clock
         self._nodes = [_Node() for _ in names]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._talk, daemon=True, name="peers")
 
     def watch(self) -> None:
-        """Start the thread that talks with the store; from here on nothing may be forked."""
+        """Start the thread that talks to the store; nothing may be forked from here on."""
         self._looked = time.monotonic()
         self._rendezvous.hand_over()
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what ended the training elsewhere, or that a machine is lost."""
+        """Raise if another machine failed or is lost."""
         self._tick()
         for node, sample in self._samples.take():
             self._take(self._names[node], sample)
@@ -98,11 +98,11 @@ class PeerMonitor(Peers):
             raise self._error(report)
 
     def on_sample(self, take: Callable[[str, Sample], object]) -> None:
-        """Call it with those that ``check`` finds."""
+        """Have ``check`` call ``take`` with each new sample."""
         self._take = take
 
     def cause(self, error: SamebitsError) -> WithHint:
-        """The failure that came first; whoever waited in vain for another is the last to know why."""
+        """The failure that came first. A node that waited in vain for another learns the cause last."""
         told = error.report if isinstance(error, PeerError) else Report.of(error, self._rank)
         told = told.model_copy(update={"waited": told.waited or _waited(error)})
         deadline = time.monotonic() + LOST_SECONDS + 4 * BEAT_SECONDS
@@ -121,16 +121,16 @@ class PeerMonitor(Peers):
         self._outbox.put(Report.of(Interrupted(signum), self._rank))
 
     def finish(self) -> None:
-        """Return when all are done."""
+        """Return when all machines are done."""
         self._outbox.put("done")
         while not all(node.state in ("done", "left") for node in self._nodes):
             self.check()
             time.sleep(_POLL_SECONDS)
 
     def leave(self) -> None:
-        """Let go of the others; node 0, whose store it is, waits until they have."""
+        """Leave; node 0, which hosts the store, waits until the others have left."""
         self._outbox.put("left")
-        if self._thread.ident is None:  # the workers could not be forked, of which the others have to hear
+        if self._thread.ident is None:  # the workers could not be forked, and the others must be told
             self.watch()
         awaited = self._nodes if self._rank == 0 else [self._nodes[self._rank]]
         deadline = time.monotonic() + LEAVE_SECONDS
@@ -140,7 +140,7 @@ class PeerMonitor(Peers):
                 break
             time.sleep(_POLL_SECONDS)
         self._stop.set()
-        self._thread.join(4 * BEAT_SECONDS)  # a thread that comes back to an interpreter that is going aborts it
+        self._thread.join(4 * BEAT_SECONDS)  # a thread that returns to Python during its shutdown aborts the process
         self._rendezvous.close()
 
     def _tick(self) -> None:
@@ -149,7 +149,7 @@ class PeerMonitor(Peers):
         self._looked = now
 
     def _lost(self, seconds: float) -> Report | None:
-        """That a node was not heard of for so long."""
+        """A report of a node that has sent nothing new for so long, if there is one."""
         text = f"not heard of for {seconds:g} s: it is down or stopped, or its network is"
         if self._gone:
             return _loss(0, "it is gone, and its store with it")
@@ -166,7 +166,7 @@ class PeerMonitor(Peers):
         return error
 
     def _talk(self) -> None:
-        """Tell and hear, until this node leaves or the store is gone."""
+        """Send and receive until this node leaves or the store is gone."""
         number, state, board = 0, "training", self._rendezvous.board
         keys = [f"beat/{rank}" for rank in range(len(self._names))]
         try:
@@ -191,14 +191,14 @@ class PeerMonitor(Peers):
 
 @dataclass
 class _Node:
-    """What was heard of a node last, and when it was something new."""
+    """The last beat of a node, its state, and when the beat changed."""
 
     beat: str = ""
     state: State = "training"
     heard: float = 0.0
 
     def hear(self, beat: str | None, now: float) -> None:
-        """Take note of what its key holds."""
+        """Update from the text of its key."""
         if beat is not None and beat != self.beat:
             self.beat, self.heard = beat, now
             self.state = cast("State", beat.partition(" ")[2] or "training")
@@ -209,5 +209,5 @@ def _loss(node: int, text: str) -> Report:
 
 
 def _waited(error: SamebitsError) -> bool:
-    """Whether an error only says that somebody did not answer; SIGABRT is NCCL's way to say it."""
+    """Whether an error only says that another rank did not answer; NCCL says so by SIGABRT."""
     return isinstance(error, CollectiveError) or getattr(error, "signum", None) == signal.SIGABRT

@@ -1,8 +1,8 @@
 """The worker processes of one launch: forked, watched, and ended together.
 
-Workers are forked from this process after everything heavy is imported, which takes no time where a fresh
-interpreter takes seconds. That is safe while this process has one thread, and has neither computed with torch nor
-touched CUDA. They find what torchrun tells its workers in their environment.
+Workers are forked after all heavy modules are imported: that takes no time, where a fresh interpreter takes seconds.
+It is safe while this process has one thread and has neither computed with torch nor used CUDA. Workers get the
+environment variables that torchrun gives its workers.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ if TYPE_CHECKING:
 
     from samebits.workers.rank import Reporter
 
-POLL_SECONDS = 0.25  # how often workers are looked at; their end is noticed at once
-END_SECONDS = 2.0  # that workers have, after one has failed, before they are killed
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}  # that ask a worker to stop
+POLL_SECONDS = 0.25  # between two looks at the workers; their end is noticed at once
+END_SECONDS = 2.0  # from the failure of one worker until the others are killed
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}  # ask a worker to stop
 SIGNAL_SECONDS = 1.0
-STACK_SECONDS = 10.0  # that workers have to write where they are; one that is scheduled does it at once
-_CHOSEN = "GLOO_SOCKET_IFNAME"  # by the user, where it is set
+STACK_SECONDS = 10.0  # for workers to write their stacks; a worker that is scheduled does it at once
+_CHOSEN = "GLOO_SOCKET_IFNAME"  # the user's value is kept
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """The workers of this machine among all of a training's: ``here`` of ``world_size``.
+    """The ranks of this machine, ``here``, among the ``world_size`` ranks of a training.
 
-    ``environment`` says where their process group meets; without, it is the one of this launch.
+    ``environment`` says where their process group meets; without it, the launch makes a place of its own.
     """
 
     here: range
@@ -61,20 +61,20 @@ def launch(
     timeout_s: float = math.inf,
     peers: Peers | None = None,
 ) -> None:
-    """Run ``function(reporter)`` in so many forked workers. The first failure ends them all, also on other machines.
+    """Run ``function(reporter)`` in forked workers. The first failure ends all workers, also on other machines.
 
-    A worker that is stopped, or that builds its model, for longer than ``timeout_s`` has failed too.
+    A worker also fails if it is stopped, or builds its model, for longer than ``timeout_s``.
 
     Raises:
-        SamebitsError: what a worker reported, or how it ended.
-        Interrupted: a signal ended the launch; the workers had it first.
+        SamebitsError: the error that a worker reported, or how the worker ended.
+        Interrupted: a signal ended the launch, after it was passed to the workers.
     """
     peers = peers or Peers()
     ranks = Ranks(range(workers), workers) if isinstance(workers, int) else workers
     prepare_environment()
     sys.stdout.flush()
     sys.stderr.flush()
-    gc.freeze()  # what was imported is looked through neither in the workers nor at the end
+    gc.freeze()  # the collector skips imported objects, in the workers and at the end
     with scratch_folder() as folder:
         crew = _WorkerPool(function, ranks, folder, peers)
         try:
@@ -95,7 +95,7 @@ def launch(
 
 
 class _WorkerPool:
-    """The workers of one launch; in messages they have the numbers of all machines, elsewhere those of this one."""
+    """The workers of one launch. Messages number the ranks over all machines, the code over this machine."""
 
     def __init__(self, function: Callable[[Reporter], object], ranks: Ranks, folder: Path, peers: Peers) -> None:
         workers = len(ranks.here)
@@ -108,7 +108,7 @@ class _WorkerPool:
         self._polls_stopped, self._polls_building = [0] * workers, [0] * workers
 
     def start(self) -> None:
-        """Fork the workers; a signal waits until they have their own handlers."""
+        """Fork the workers; signals wait until the workers have their own handlers."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             for process in self._processes:
@@ -120,7 +120,7 @@ class _WorkerPool:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def watch(self, timeout_s: float) -> None:
-        """Return when all workers are done; raise how the first of them failed."""
+        """Return when all workers are done. Raises SamebitsError: the first failure."""
         running = dict(enumerate(self._processes))
         while running:
             ended = wait([process.sentinel for process in running.values()], timeout=POLL_SECONDS)
@@ -136,7 +136,7 @@ class _WorkerPool:
                     self._look_at(rank, process, timeout_s)
 
     def end(self, signum: int, seconds: float) -> None:
-        """Send a signal to those that still run, and kill those that run on; at once if a second signal comes."""
+        """Send a signal to the running workers and kill those that run on, at once if a second signal arrives."""
         try:
             for process in self._running():
                 assert process.pid
@@ -153,7 +153,7 @@ class _WorkerPool:
         return [process for process in self._processes if process.pid and process.exitcode is None]
 
     def _look_at(self, rank: int, process: ForkProcess, timeout_s: float) -> None:
-        """Raise if a worker will not come back. Polls are counted, and not the time: Ctrl-Z stops the launcher too."""
+        """Raise if a worker hangs. This counts polls instead of seconds, because Ctrl-Z stops the launcher too."""
         self._polls_stopped[rank] = self._polls_stopped[rank] + 1 if _is_stopped(process) else 0
         self._polls_building[rank] += self._reports.position(rank).phase == "building"
         if self._polls_stopped[rank] * POLL_SECONDS > timeout_s:
@@ -163,23 +163,23 @@ class _WorkerPool:
             raise self._with_stacks(UserError(text, hint="raise it, or see with --debug where the factory is"))
 
     def _failure(self, rank: int, exitcode: int) -> SamebitsError:
-        """The root cause: a worker that a signal ended, or that the others waited for, else the first error."""
+        """The root cause: a worker that a signal ended or that the others waited for, else the first error."""
         if -exitcode in _SIGNALS or exitcode - 128 in _SIGNALS:
             self._wait_for_signal()
             hint = "run the same command again; it goes on from a checkpoint"
             return CollectiveError(f"the worker of rank {self._rank(rank)} was asked to stop", hint=hint)
         failed = self._reports.failed()
         first = min(failed.values(), key=lambda error: isinstance(error, CollectiveError), default=None)
-        if isinstance(first, CollectiveError) and exitcode >= 0:  # it failed for want of one that is gone
+        if isinstance(first, CollectiveError) and exitcode >= 0:  # it waited for a worker that is gone
             gone = {r: code for r, process in enumerate(self._processes) if (code := process.exitcode or 0) < 0}
             if killed := [r for r, code in gone.items() if code != -signal.SIGABRT and -code not in _SIGNALS]:
                 return self._failure(killed[0], gone[killed[0]])
-        waited = exitcode == -signal.SIGABRT or isinstance(first, CollectiveError)  # SIGABRT is NCCL's way
+        waited = exitcode == -signal.SIGABRT or isinstance(first, CollectiveError)  # NCCL ends a rank by SIGABRT
         silent = [r for r, process in enumerate(self._processes) if process.exitcode is None and r not in failed]
         if waited and (stopped := [r for r in silent if _is_stopped(self._processes[r])]):
             return self._stopped(stopped[0])
         behind = min(silent, key=lambda r: self._reports.position(r).step, default=rank)
-        # NCCL ends the rank that waits, which is ahead of the one that does not come.
+        # NCCL ends the rank that waits; it is ahead of the rank that does not answer.
         here, there = self._reports.position(rank).step, self._reports.position(behind).step
         by_nccl = exitcode == -signal.SIGABRT and there < here
         if exitcode < 0 and not by_nccl:
@@ -201,7 +201,7 @@ class _WorkerPool:
         return WorkerError(text, hint="run the same command again; it goes on from a checkpoint")
 
     def _wait_for_signal(self) -> None:
-        """A signal is for everybody, and on its way here; on another machine it was perhaps first."""
+        """Wait for the signal that a worker has received: it will reach this process, or did reach another machine."""
         deadline = time.monotonic() + SIGNAL_SECONDS
         while time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -214,7 +214,7 @@ class _WorkerPool:
         return self._reports.position(rank).text
 
     def _with_stacks(self, error: SamebitsError) -> SamebitsError:
-        """With where all threads are, for --debug."""
+        """Add the stacks of all threads of all workers to an error, for --debug."""
         for process in self._running():
             assert process.pid
             os.kill(process.pid, STACK_SIGNAL)
@@ -225,7 +225,7 @@ class _WorkerPool:
             if process.exitcode is None and not _is_stopped(process)
         ):
             time.sleep(POLL_SECONDS)
-        time.sleep(POLL_SECONDS)  # in which the last one is written to its end
+        time.sleep(POLL_SECONDS)  # the last worker finishes writing
         error.traceback = self._reports.stacks()
         return error
 
@@ -239,11 +239,10 @@ def _is_stopped(process: ForkProcess) -> bool:
 
 
 def _environment(rank: int, ranks: Ranks, folder: Path) -> dict[str, str]:
-    """What torchrun tells a worker.
+    """The environment variables that torchrun gives a worker.
 
-    On one machine the process group meets at a file and talks over the loopback interface: PyTorch's TCP store would
-    look up a name for ``::ffff:127.0.0.1`` at every connection, which takes 5 seconds when a name server does not
-    answer.
+    On one machine the process group meets at a file and uses the loopback interface. PyTorch's TCP store would look up
+    a name for ``::ffff:127.0.0.1`` at every connection, which takes 5 seconds if a name server does not answer.
     """
     variables = ranks.environment or {INIT_METHOD: f"file://{folder}/process-group", "GLOO_SOCKET_IFNAME": "lo"}
     return {
@@ -257,15 +256,16 @@ def _environment(rank: int, ranks: Ranks, folder: Path) -> dict[str, str]:
 
 
 def _enter(function: Callable[[Reporter], object], reporter: Reporter, environment: dict[str, str]) -> None:
-    """Run in a worker.
+    """Run ``function`` in a worker.
 
-    The launcher's signal handlers, which a fork inherits, are undone. Unless it chooses otherwise (``StopRequest``), a
-    worker ends at once, also while it waits in a collective; and also when its launcher is killed, since the kernel
-    then sends it SIGINT.
+    The signal handlers that the fork inherits from the launcher are reset. Unless ``StopRequest`` delays it, a worker
+    ends at once on a signal, also inside a collective. If its launcher is killed, the kernel sends it SIGINT.
     """
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a terminal that closes tells all; the launcher sends SIGTERM
+    signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # a terminal that closes signals all processes; the launcher sends SIGTERM
     end_with_parent(signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     os.environ.update(environment)

@@ -1,4 +1,4 @@
-"""One rank in its process: where it is, how it runs and fails, and what the launcher learns of that."""
+"""One rank in its process: its progress, its failures, and how both reach the launcher."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ _WHERE: dict[Phase, str] = {
     "done": " after its work",
 }
 STACK_SIGNAL = signal.SIGUSR2
-"""Has a worker write where each of its threads is."""
+"""Makes a worker write the stacks of its threads."""
 
 
 class Position(NamedTuple):
-    """Where a rank is; ``step``, from 1, is of the training."""
+    """The phase of a rank; ``step`` is its step of the training, from 1."""
 
     phase: Phase
     step: int
 
     @property
     def text(self) -> str:
-        """To follow what happened to the rank."""
+        """The end of a sentence that says what happened to the rank."""
         return f" at step {self.step}" if self.phase == "training" else _WHERE[self.phase]
 
 
 class Failure(Part):
-    """What ended a rank, at a ``time`` in seconds since 1970.
+    """The error that ended a rank, at a ``time`` in seconds since 1970.
 
-    ``waited``: it was left waiting for others; ``refused``: why ``exact`` cannot keep its word for the model, where in
-    it that is, and the module's class.
+    ``waited``: the rank waited in vain for others. ``refused``: why ``exact`` refuses the model, the path in the model,
+    and the module's class.
     """
 
     time: float
@@ -69,7 +69,7 @@ class Failure(Part):
     traceback: str
 
     def error(self) -> SamebitsError:
-        """The error itself, as the launcher raises it."""
+        """The error that the launcher raises."""
         error = from_exit_code(self.exit_code, self.message, self.hint)
         assert isinstance(error, SamebitsError), "a worker that a signal ended reports nothing"
         if self.waited:
@@ -82,21 +82,21 @@ class Failure(Part):
 
 
 class Reporter:
-    """What one worker tells its launcher: in memory that they share, and in files in the launch's ``folder``."""
+    """A worker's side of its reports to the launcher: shared memory, and files in the launch's ``folder``."""
 
     def __init__(self, folder: Path, memory: memoryview, rank: int) -> None:
         self._folder, self._memory, self._rank = folder, memory, rank
 
     def at(self, phase: Phase, step: int = 0) -> None:
-        """Say where this rank is, in memory that the launcher sees."""
+        """Write this rank's phase and step to the shared memory."""
         self._memory[0], self._memory[1] = _PHASES.index(phase), step
 
     def done(self) -> None:
-        """Say that all work is done: an exit code of 0 alone says nothing, a model's own code may end the process."""
+        """Say that all work is done. An exit code of 0 does not prove it: the model's code may end the process."""
         self.at("done")
 
     def failure(self, error: SamebitsError) -> None:
-        """Leave an error for the launcher, as plain data."""
+        """Write an error for the launcher, as plain data."""
         failure = Failure(
             time=time.time(),
             message=error.message,
@@ -110,18 +110,18 @@ class Reporter:
         try:
             unfinished.write_text(failure.model_dump_json(), encoding="utf-8")
             unfinished.rename(self._folder / f"rank{self._rank}.json")
-        except OSError as problem:  # then the launcher knows that this rank failed, and not of what
+        except OSError as problem:  # the launcher then knows that this rank failed, but not why
             sys.stderr.write(f"rank {self._rank}: {error}\nrank {self._rank}: {self._folder}: {problem.strerror}\n")
 
     def show_stacks(self) -> None:
-        """From now on a signal has this process write where its threads are, also when they wait in C."""
+        """Write the stacks of all threads on ``STACK_SIGNAL`` from now on, also of threads that wait in C."""
         with suppress(OSError):  # no reason to end a training
             stream = (self._folder / f"rank{self._rank}.stack").open("w", encoding="utf-8")
             faulthandler.register(STACK_SIGNAL, file=stream)
 
 
 class Reports:
-    """What the launcher knows of the workers of one launch. ``folder`` is theirs, and is empty at first."""
+    """The launcher's side of its workers' reports. ``folder`` must be empty at first."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder = folder
@@ -129,20 +129,20 @@ class Reports:
         self._memories = [memory[2 * rank : 2 * rank + 2] for rank in range(workers)]
 
     def of(self, rank: int) -> Reporter:
-        """What the worker of a rank reports by."""
+        """The reporter for the worker of a rank."""
         return Reporter(self._folder, self._memories[rank], rank)
 
     def position(self, rank: int) -> Position:
-        """Where a rank said last that it is."""
+        """The phase and step that a rank reported last."""
         phase, step = self._memories[rank]
         return Position(_PHASES[phase], step)
 
     def done(self, rank: int) -> bool:
-        """Whether a rank has done all its work."""
+        """Whether a rank has reported that all its work is done."""
         return self.position(rank).phase == "done"
 
     def failed(self) -> dict[int, SamebitsError]:
-        """The errors that workers left, by rank, the first of them first."""
+        """The errors that workers reported, by rank, in the order of their times."""
         failures = {
             rank: Failure.model_validate_json(path.read_bytes())
             for rank in range(len(self._memories))
@@ -151,7 +151,7 @@ class Reports:
         return {rank: failure.error() for rank, failure in sorted(failures.items(), key=lambda item: item[1].time)}
 
     def has_stack(self, rank: int) -> bool:
-        """Whether a worker has begun to write where it was at the last signal."""
+        """Whether a worker has begun to write its stacks."""
         path = self._stack(rank)
         return path.exists() and path.stat().st_size > 0
 
@@ -159,7 +159,7 @@ class Reports:
         return self._folder / f"rank{rank}.stack"
 
     def stacks(self) -> str:
-        """Where the threads of all workers were at the last signal."""
+        """The stacks that all workers have written."""
         paths = map(self._stack, range(len(self._memories)))
         return "\n".join(f"{path.stem}:\n{path.read_text(encoding='utf-8')}" for path in paths if path.exists())
 
@@ -171,44 +171,44 @@ class Rank(Protocol):
     model: nn.Module | None
 
     def run(self) -> None:
-        """Work as one rank among the others."""
+        """Do this rank's work."""
 
 
 def run_rank(make: Callable[[], Rank], placement: Placement, reporter: Reporter) -> None:
-    """Run one rank; a failure is reported, and the process ends with its exit code."""
+    """Run one rank. A failure is reported, and the process ends with its exit code."""
     rank: Rank | None = None
     with failures_reported(
         reporter, lambda error: explain(error, placement=placement, model=rank.model if rank else None)
     ):
         rank = make()
         rank.run()
-        # The wrapper must be gone before the process group: freed by the wrapper's destructor, which keeps
-        # Python's lock, the group would wait for ever for threads of its own that need the lock.
+        # Free the wrapper before the process group. The wrapper's destructor holds Python's lock: a group that it
+        # frees would wait for ever for its own threads, which need the lock.
         gc.collect()
         rank.worker.close()
 
 
 def run_trial(make: Callable[[], Rank], placement: Placement, reporter: Reporter, *, seconds: int) -> None:
-    """As ``run_rank``, of a trial: what a model prints is no answer of its command, and it ends after ``seconds``."""
+    """As ``run_rank``, for a trial: the model's output goes to stderr, and the trial ends after ``seconds``."""
     os.dup2(2, 1)
     if placement.device_type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # what NVML does not show must not be found by PyTorch either
-    signal.alarm(seconds)  # ends a model that never comes back
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # PyTorch must not find GPUs that NVML does not show
+    signal.alarm(seconds)  # ends a model that never returns
     run_rank(make, placement, reporter)
 
 
 @contextmanager
 def failures_reported(reporter: Reporter, explained: Callable[[BaseException], SamebitsError]) -> Iterator[None]:
-    """Report whatever fails in the block, ``explained``, and end the process with its exit code."""
+    """Report any failure in the block, as ``explained`` words it, and end the process with its exit code."""
     try:
         yield
     except Interrupted as error:
         raise SystemExit(error.exit_code) from None
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # noqa: BLE001 - whatever it is, a SystemExit too, the launcher must learn of it
+    except BaseException as error:  # noqa: BLE001 - the launcher must learn of any failure, even a SystemExit
         failure = error if isinstance(error, SamebitsError) else explained(error)
         reporter.failure(failure)
         if isinstance(failure, WorkerError):
-            time.sleep(1)  # a rank that failed for want of another lets the launcher see that one first
+            time.sleep(1)  # if this rank only waited for another, the launcher sees the other's failure first
         raise SystemExit(failure.exit_code) from None
