@@ -1,4 +1,4 @@
-"""Where the launchers of all nodes meet before a worker is forked: a key-value store, in a process on node 0."""
+"""The rendezvous of the launchers before workers are forked: a key-value store in a process on node 0."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
     from samebits.host.cluster_environment import Nodes
 
 Shared = TypeVar("Shared")
-"""What each node tells all others, as JSON has it."""
+"""A JSON value that each node gives to all others."""
 
 _POLL_SECONDS = 0.05
 _BUSY_SECONDS = 1.0
 _LINGER_SECONDS = 1.0
-_TRY_SECONDS = 4.0  # after 3, the kernel knows that no machine has an address
-_SLACK_SECONDS = 5.0  # for PyTorch to notice its own limit, which it does after a pause
-_AGAIN_SECONDS = 1.0  # until a name is looked up again
-_STALE_SECONDS = 60.0  # that name servers may say what was true before
+_TRY_SECONDS = 4.0  # after 3, the kernel knows whether any machine has the address
+_SLACK_SECONDS = 5.0  # for PyTorch to notice that its own limit has passed
+_AGAIN_SECONDS = 1.0  # between two look-ups of a name
+_STALE_SECONDS = 60.0  # for which name servers may give an old address
 
 
 class Rendezvous:
-    """What the launchers of all nodes know of each other; of use until the block ends, and on node 0 last.
+    """A key-value store that the launchers of all nodes share. Node 0 hosts it and closes it last.
 
-    Whoever leaves the block by an error tells the others of it.
+    It is a context manager: a node whose block ends with an error reports the error to the others.
     """
 
     def __init__(self, nodes: Nodes, *, seconds: float) -> None:
-        """Raises what ``Address.of`` does, and HostError: node 0 cannot listen there, or does not answer in time.
+        """Connect to node 0, within ``seconds`` or the time that machines may take to start, whichever is longer.
 
-        That is ``seconds``, or as long as the machines may take to start.
+        Raises what ``Address.of`` raises, and HostError: node 0 cannot listen, or does not answer in time.
         """
         self._token = secrets.token_hex(8)
         self._board: Board | None = None
@@ -60,9 +60,9 @@ class Rendezvous:
         self._seconds = max(seconds, nodes.start_seconds)
         self._deadline = time.monotonic() + self._seconds
         self._looked = time.monotonic()
-        self._heard: str | None = None  # of nodes that are at work
+        self._heard: str | None = None  # the last beat of busy nodes
         self._server, self._is_stranger, self._handed_over = None, False, False
-        self._own: list[tuple[int, Any]] = []  # failures that this node has told, with their numbers
+        self._own: list[tuple[int, Any]] = []  # failures that this node has reported, with their numbers
         if nodes.rank == 0 and not nodes.served:
             self._check_mine()
             self._server = _serve(self.address)
@@ -83,20 +83,20 @@ class Rendezvous:
                 with suppress(RuntimeError):
                     self.report(Report.of(told, self.nodes.rank))
             if self._server:
-                time.sleep(_LINGER_SECONDS)  # for the others, who look more often than that
+                time.sleep(_LINGER_SECONDS)  # until the others have read it; they read more often
         self.close()
 
     def join(self) -> None:
-        """Say that this node is here, before anything is shared.
+        """Register this node, before anything is shared.
 
         Raises:
-            UserError: another process says that it is this node, or all have met without it.
-            SamebitsError: what node 0 failed of.
+            UserError: another process has registered as this node, or the training has begun without it.
+            SamebitsError: node 0 failed.
         """
         nodes = self.nodes
         with self._while_node_0_is_there():
             if self._door.get("met") is not None:
-                self._is_stranger = True  # of whose failure those that train need not hear
+                self._is_stranger = True  # its failure does not concern the nodes that train
                 hint = "wait for its end, or give each training a port of its own"
                 raise UserError(f"a training is under way at {self.address}", hint=hint)
             if not self._door.claim(f"joined/{nodes.rank}", self._token):
@@ -105,16 +105,16 @@ class Rendezvous:
             self._door.set(f"beat/{nodes.rank}", "0")
 
     def close_door(self) -> None:
-        """Let nobody in any more; every node must have shared something."""
+        """Refuse nodes that register from now on; every node must have shared something."""
         self._door.set("met", "")
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """Have the others wait for this node for as long as the block takes."""
+        """Make the others wait for this node until the block ends."""
         ended = threading.Event()
 
         def beat() -> None:
-            with suppress(RuntimeError):  # node 0 is gone, which is told by whoever shares next
+            with suppress(RuntimeError):  # node 0 is gone; the next ``share`` says so
                 while not ended.wait(_BUSY_SECONDS):
                     self._door.set("busy", secrets.token_hex(8))
 
@@ -124,19 +124,21 @@ class Rendezvous:
             yield
         finally:
             ended.set()
-            thread.join()  # so that workers can be forked
+            thread.join()  # workers can then be forked
 
     def share(self, name: str, value: Shared) -> list[Shared]:
-        """What each node gives under a name, by their number.
+        """Give a value under a name and return those of all nodes, in their order.
 
         Raises:
             HostError: a node has not come in time.
-            SamebitsError: what another node failed of meanwhile.
+            SamebitsError: another node failed meanwhile.
         """
         with self._while_node_0_is_there():
             if self._board is None:
                 tokens = self._gather(self._door, "joined")
-                tokens[self.nodes.rank] = self._token  # whatever stands there: no other launch has it
+                tokens[self.nodes.rank] = (
+                    self._token
+                )  # instead of the text in the store: no other launch has this token
                 self._board = self._door.within("".join(tokens))
             self._board.set(f"{name}/{self.nodes.rank}", json.dumps(value))
             return [json.loads(text) for text in self._gather(self._board, name)]
@@ -151,12 +153,12 @@ class Rendezvous:
 
     @property
     def board(self) -> Board:
-        """What the nodes of this launch alone can write, once all have come."""
+        """The board that only the nodes of this launch can write to; it exists once all have come."""
         assert self._board
         return self._board
 
     def _gather(self, board: Board, name: str) -> list[str]:
-        """What stands on a board under a name from each node, once it does."""
+        """Wait for the text of each node under a name and return all texts."""
         nodes, waiting = self.nodes, Waiting()
         told: dict[int, str | None] = dict.fromkeys(range(nodes.count))
         while True:
@@ -181,31 +183,31 @@ class Rendezvous:
         return [text for text in told.values() if text is not None]
 
     def hand_over(self) -> None:
-        """Leave the store to another thread, which tells of failures from here on: a call may not come back."""
+        """Leave the store to another thread, which reports failures from now on: a call may not return."""
         self._handed_over = True
 
     def report(self, report: Report) -> None:
-        """Tell all nodes of a failure of this one, behind those that were told before."""
+        """Report a failure of this node to all nodes; reports are numbered in their order."""
         self._own.append((self._door.number("reports"), report.model_dump(mode="json")))
         self._door.set(f"reports/{self.nodes.rank}", json.dumps(self._own))
 
     def reports(self) -> list[Report]:
-        """All failures so far, in the order in which they were told."""
-        if not self._door.has("reports"):  # which is asked ten times a second
+        """All failures so far, in the order of their reports."""
+        if not self._door.has("reports"):  # cheap, because this is called ten times a second
             return []
         texts = [self._door.get(f"reports/{node}") for node in range(self.nodes.count)]
         told = [one for text in texts if text for one in json.loads(text)]
         return [Report.model_validate(report) for _, report in sorted(told, key=itemgetter(0))]
 
     def close(self) -> None:
-        """End the store, if it is this node's."""
+        """End the store, if this node hosts it."""
         if self._server is not None:
             self._server.kill()
             self._server.join()
             self._server = None
 
     def _check_mine(self) -> None:
-        """As ``Address.check_mine``, but for a while of a name that may still stand for another machine."""
+        """As ``Address.check_mine``, but wait for a while if the name may still belong to another machine."""
         deadline, waiting = time.monotonic() + min(self.nodes.start_seconds, _STALE_SECONDS), Waiting()
         while True:
             try:
@@ -220,14 +222,14 @@ class Rendezvous:
             self._look_again()
 
     def _look_again(self) -> None:
-        """Look node 0's name up again, while machines start: name servers may still speak of one that was there."""
+        """Look node 0's name up again while machines start: name servers may still give an old address."""
         if self.nodes.start_seconds and time.monotonic() > self._looked + _AGAIN_SECONDS:
             with suppress(HostError):
                 self.address = Address.of(replace(self.nodes, start_seconds=0))
             self._looked = time.monotonic()
 
     def _wait_for_answer(self) -> None:
-        """Return once somebody listens at node 0's address. PyTorch would wait too, and not say for what."""
+        """Wait until a process listens at node 0's address. PyTorch would wait too, without saying why."""
         waiting = Waiting()
         problem = hint = ""
         while True:
@@ -250,9 +252,9 @@ class Rendezvous:
             self._look_again()
 
     def _connect(self) -> Store:
-        """A connection to the store, made in a thread: PyTorch waits for ever for a listener that does not answer.
+        """Connect to the store, in a thread: PyTorch waits for ever for a listener that does not answer.
 
-        The thread has ended where there is a store, so that workers can be forked.
+        If there is a store, the thread has ended, so that workers can be forked.
         """
         seconds = max(1.0, self._deadline - time.monotonic())
         limit = datetime.timedelta(seconds=seconds)
@@ -275,7 +277,7 @@ class Rendezvous:
 
 
 def _serve(address: Address) -> multiprocessing.context.ForkProcess:
-    """Start the store in a process of its own: it has a thread, with which no worker should be forked."""
+    """Start the store in a process of its own: the store has a thread, and a process with threads must not fork."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_keep_store, args=(address, there), daemon=True)
@@ -285,7 +287,7 @@ def _serve(address: Address) -> multiprocessing.context.ForkProcess:
     try:
         with suppress(EOFError):
             problem = here.recv()
-    except BaseException:  # a signal: multiprocessing would wait at its exit for a process that ignores it
+    except BaseException:  # a signal, which the process ignores: multiprocessing would wait for it at exit
         process.kill()
         process.join()
         raise
@@ -296,11 +298,11 @@ def _serve(address: Address) -> multiprocessing.context.ForkProcess:
 
 
 def _keep_store(address: Address, ready: Connection) -> None:
-    end_with_parent(signal.SIGKILL)  # it goes with its launcher, and not before
+    end_with_parent(signal.SIGKILL)  # the store ends with its launcher, not before
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     try:
-        listener = address.listen()  # there alone: PyTorch would listen at all addresses of this machine
+        listener = address.listen()  # at this address only: PyTorch would listen at all of this machine
         store = TCPStore(address.ip, address.port, is_master=True, wait_for_workers=False,
                          master_listen_fd=listener.detach())  # fmt: skip
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Readings of the devices beside a training: a thread of rank 0, which takes little and says how much."""
+"""Reads the counters of the devices during a training, in a thread of rank 0 that limits and reports its own cost."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 SAMPLE_SECONDS = 1.0
 CPU_SHARE = 0.005
-"""Of one core's time that readings may take; they become rarer where they take more."""
+"""Share of one core's time that readings may take; they become rarer if they take more."""
 WAIT_SHARE = 0.05
-"""Of the time that may be spent in NVML, which mostly waits there."""
+"""Share of the time that may be spent in NVML, mostly waiting."""
 SHORTEST_ENERGY = {"cuda": 1.0, "cpu": 0.1}
-"""Seconds: NVML renews its energy counter about ten times a second, RAPL does a thousand times."""
+"""Seconds. NVML updates its energy counter about ten times a second, RAPL a thousand times."""
 
 IntervalName = Literal["training", "slices"]
 
 
 class Sampler:
-    """Watches the devices of a placement while a block runs; nothing where it is not ``on``.
+    """Samples the devices of a placement while a block runs, if it is ``on``.
 
-    On several machines it reads those of this one: ``on`` is meant for rank 0, and the first machine. ``roof`` is what
-    was measured of the device when the training was done.
+    Only rank 0 has it ``on``; of several machines, it reads the devices of the first. ``roof`` is measured after the
+    training.
     """
 
     def __init__(self, placement: Placement, *, on: bool, seconds: float = SAMPLE_SECONDS) -> None:
@@ -46,7 +46,7 @@ class Sampler:
 
     @contextmanager
     def during(self, name: IntervalName) -> Iterator[None]:
-        """Watch while the block runs; the first and the last readings are taken outside of it."""
+        """Sample while the block runs; the first and the last reading are taken outside of it."""
         if not self._on:
             yield
             return
@@ -60,7 +60,7 @@ class Sampler:
             self._cpu_seconds += watch.cpu_seconds
 
     def usage(self, training: TrainResult, samples: int) -> Usage | None:
-        """What was seen beside a training of so many ``samples`` a step; only the steps since it was continued."""
+        """The usage during a training with ``samples`` a step; it covers the steps since the training was continued."""
         interval = self._intervals.get("training")
         if interval is None:
             return None
@@ -83,7 +83,7 @@ class _Watch:
         self._cuda = placement.device_type == "cuda"
         here = placement.devices_by_node[0] if placement.devices_by_node else placement.devices_used
         self._gpus = GpuMeters(placement.devices[:here] if self._cuda else ())
-        self._cores = Cores(os.getppid())  # the launcher, of which all ranks are children
+        self._cores = Cores(os.getppid())  # the launcher, whose children are the ranks
         self._pids = self._cores.processes() if self._cuda else set[int]()
         self._rapl: Rapl | None = None
         self._readings: list[dict[int, GpuReading]] = []
@@ -92,7 +92,7 @@ class _Watch:
         self.cpu_seconds = 0.0
 
     def start(self) -> None:
-        """Read what only rises, and begin."""
+        """Read the counters that only rise, and start the thread."""
         self._first_cores = self._cores.read()
         self._first = self._gpus.read(self._pids)
         self._rapl = None if self._cuda else Rapl()
@@ -100,7 +100,7 @@ class _Watch:
         self._thread.start()
 
     def stop(self) -> Interval:
-        """Read for the last time."""
+        """Read for the last time and return the interval."""
         seconds = time.monotonic() - self._started
         last = self._gpus.read(self._pids)
         seconds_by_totals = time.monotonic() - self._started
@@ -128,21 +128,21 @@ class _Watch:
         )
 
     def close(self) -> None:
-        """End the thread, and let NVML go."""
+        """End the thread and release NVML."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
         self._gpus.close()
 
     def _sample(self) -> None:
-        """Read again and again, first after half the time, until the interval ends."""
+        """Read until the interval ends, first after half the period."""
         pause = self._seconds / 2
         while not self._ended.wait(pause):
             began = time.monotonic()
             if self._cuda:
                 self._readings.append(self._gpus.read(self._pids, slow=True))
             elif self._rapl:
-                self._rapl.joules()  # before its counter begins again
+                self._rapl.joules()  # before its counter wraps around
             used = time.thread_time() - self.cpu_seconds
             self.cpu_seconds += used
             pause = pause_after(self._seconds, used, time.monotonic() - began)
@@ -163,12 +163,12 @@ class _Watch:
 
 
 def pause_after(seconds: float, used: float, took: float) -> float:
-    """Seconds until the next reading, after one that used so much of a core and took so long."""
+    """Seconds until the next reading, after one with ``used`` seconds of a core and ``took`` seconds in all."""
     return max(seconds, used / CPU_SHARE, took / WAIT_SHARE)
 
 
 def device_usage(index: int, first: GpuReading, readings: Sequence[GpuReading], seconds: float) -> DeviceUsage:
-    """What readings say of one GPU, of which ``first`` and the last are ``seconds`` apart; the last is there."""
+    """The usage of one GPU from its readings; the last of them is ``seconds`` after ``first``."""
     last = readings[-1]
     names = [name for name in dict.fromkeys(name for one in readings for name in one.values) if name not in TOTALS]
     values = {name: [one.values[name] for one in readings if name in one.values] for name in names}

@@ -1,4 +1,4 @@
-"""What one worker process does: prepare, warm up, train, measure, and (rank 0) record."""
+"""The work of one worker process: prepare, warm up, train, measure and, on rank 0, record."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainRequest:
-    """One training, as the launcher hands it to its workers; ``key`` names the run in logs and in MLflow.
+    """A training as the launcher hands it to its workers; ``key`` names the run in logs and in MLflow.
 
-    Checkpoints are under ``checkpoints``, None for no checkpoints; ``steps`` ends the training early. ``nodes`` are the
-    names of several machines and of their kernels.
+    ``checkpoints`` is the folder of checkpoints, None for no checkpoints; ``steps`` ends the training early. ``nodes``
+    are the names of several machines and of their kernels.
     """
 
     params: Params
@@ -80,7 +80,7 @@ class TrainRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a rank trains. ``untrained`` is a copy for the references that run on this rank, if there are any."""
+    """What a rank trains. ``untrained`` is a copy of the model for the references on this rank, if there are any."""
 
     trainable: Trainable
     untrained: nn.Module | None
@@ -94,7 +94,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOutcome:
-    """A finished training, whose weights are saved; times and peaks are those of the slowest or largest rank."""
+    """A finished training, whose weights are saved. Times are of the slowest rank, ``peaks_gib`` of each device."""
 
     result: TrainResult
     peaks_gib: list[float]
@@ -103,21 +103,21 @@ class TrainOutcome:
 
 
 class Progress(Tracker):
-    """A tracker that says how far a training is, on a bar if it is ``shown``, and passes everything on to a log."""
+    """Reports the step to the launcher, losses to a log and, if ``shown``, progress on a bar."""
 
     def __init__(
         self, name: str, total_steps: int, at: Callable[[Phase, int], None], log: RunLog | None, *, shown: bool
     ) -> None:
-        tqdm.monitor_interval = 0  # no thread beside the training
+        tqdm.monitor_interval = 0  # no extra thread
         self._bar = tqdm(total=total_steps, desc=name, unit="step", disable=None if shown else True, leave=False)
         self._at, self._log = at, log
 
     def step(self, step: int) -> None:
-        """Let the launcher see which step this is; it is named if the rank is lost."""
+        """Report the step to the launcher, which names it if the rank is lost."""
         self._at("training", step)
 
     def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
-        """Advance by the steps that are done."""
+        """Log the losses and advance the bar."""
         if self._log:
             self._log.losses(first_step, losses, learning_rates)
         self._bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
@@ -153,7 +153,7 @@ class TrainingRank:
         outcome = self._train(prepared, step_seconds)
         first = self.worker.rank == 0
         if first:
-            self._record(prepared, outcome, Measurements(NOT_ENDED))  # so that nothing that comes after it can lose it
+            self._record(prepared, outcome, Measurements(NOT_ENDED))  # nothing that follows can lose it then
         self._at("measuring")
         measured = measure(
             prepared.trainable,
@@ -171,22 +171,24 @@ class TrainingRank:
         self._at("recording")
         if first:
             timing = self._record(prepared, outcome, measured)
-            settle(self._request.out_dir, FILES)  # before the checkpoint goes, which it could be made from again
+            settle(
+                self._request.out_dir, FILES
+            )  # before the checkpoint is deleted, which could produce these files again
         if prepared.checkpointer:
             prepared.checkpointer.delete()
         if first:
             self._setup.watched.remember(self._params.model)
         try:
-            if self._request.trace:  # after the record, so that nothing is lost if it fails
+            if self._request.trace:  # after the record: nothing is lost if this fails
                 write_trace(prepared.trainable, self._request.out_dir / TRACE, len(outcome.result.losses))
         finally:
-            if first:  # from then on the sender takes what files there are
+            if first:  # after this event the sender takes the files that exist
                 self._log_result(timing, outcome.weights_sha256)
 
     def _prepare(self) -> Prepared:
         request, setup = self._request, self._setup
         setup.enter_process()
-        host = host_facts()  # here, because where there are GPUs it starts CUDA
+        host = host_facts()  # in the worker, because it starts CUDA if there are GPUs
         nodes = self._nodes(host)
         self._log(events.SetupEvent(host=host, nodes=nodes, data=self._card, data_dir=str(request.data_dir.resolve())))
         self._at("building")
@@ -195,7 +197,7 @@ class TrainingRank:
         first = self.worker.rank == 0
         untrained = copy_of(model) if has_twins(self._setup, request.placement) else None
         initial_sha256 = weights_digest(model) if first else ""
-        model_parameters = sum(p.numel() for p in model.parameters())  # before exact gives tied ones one each
+        model_parameters = sum(p.numel() for p in model.parameters())  # before exact gives each tied parameter its own
         setup.place(model)
         data = setup.load(request.data_dir)
         batches = setup.batches(data)
@@ -213,7 +215,7 @@ class TrainingRank:
         )
 
     def _nodes(self, host: HostFacts) -> tuple[Node, ...]:
-        """Every machine as its first rank sees it, if there are several."""
+        """The facts of every machine from its first rank, if there are several machines."""
         ranks_by_node = self._request.placement.ranks_by_node
         if not ranks_by_node:
             return ()
@@ -307,7 +309,7 @@ class TrainingRank:
         request, out_dir = self._request, str(self._request.out_dir.resolve())
         self._log(events.ResultEvent(run=request.key, timing=timing, out_dir=out_dir, weights_sha256=weights_sha256))
         if request.log:
-            request.log.close()  # with what the disk had not taken
+            request.log.close()  # this writes what the disk had refused before
 
     def _log(self, event: Event) -> None:
         if self._request.log and self.worker.rank == 0:
@@ -315,7 +317,7 @@ class TrainingRank:
 
 
 def timing_of(outcome: TrainOutcome, slices: Slices, *, samples: int) -> Timing:
-    """The figures of timing.json, of steps of so many samples."""
+    """The figures of timing.json; ``samples`` is the number of samples in a step."""
     steps, seconds = outcome.result.step_seconds, outcome.result.seconds
     fast, middle, slow = (1e3 * np.percentile(steps, [5, 50, 95])).tolist()
     whole = len(steps) * samples / seconds
@@ -337,6 +339,6 @@ def timing_of(outcome: TrainOutcome, slices: Slices, *, samples: int) -> Timing:
 
 
 def train_as_rank(request: TrainRequest, reporter: Reporter) -> None:
-    """Train as one rank of a forked worker; what fails goes by the ``reporter`` to the launcher."""
+    """Train as one rank in a forked worker; the ``reporter`` takes failures to the launcher."""
     stop = StopRequest()
     run_rank(lambda: TrainingRank(request, stop, reporter), request.placement, reporter)

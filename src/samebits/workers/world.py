@@ -1,4 +1,4 @@
-"""Who trains together: the ranks of this machine, and those of the others once they are proved to be alike."""
+"""Gathers the machines of a training, checks that they are alike, and places the ranks on them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSpec:
-    """The workers of a training, those of this machine among them.
+    """The placement of a training, the ranks of this machine, and the launchers of the others.
 
-    ``leads``: rank 0 is here, which alone writes. ``nodes`` are the names of several machines and of their kernels.
+    ``leads``: rank 0, the only one that writes, is on this machine. ``nodes`` are the names of several machines and of
+    their kernels.
     """
 
     placement: Placement
@@ -54,15 +55,15 @@ def gathered(
     data_dir: Path,
     prepare: Callable[[], object],
 ) -> Iterator[WorldSpec]:
-    """The team of a training. On several machines they meet first, and part at the end of the block.
+    """The world of a training. Several machines stay connected until the block ends.
 
-    ``arguments`` are what the stage was told beside ``params``, and are to be the same everywhere. ``prepare`` makes
+    ``arguments`` are the stage's arguments beside ``params``; they must be the same everywhere. ``prepare`` makes
     ``data_dir`` on a machine that lacks it.
 
     Raises:
-        UserError: see ``place``; or the machines do not have the same of what a training is made from.
+        UserError: see ``place``; or the machines differ in what a training is made from.
         HostError: see ``place``; or the machines do not find or reach each other.
-        SamebitsError: what another machine failed of.
+        SamebitsError: another machine failed.
     """
     if not nodes.several:
         placement, split = place(strategy, params, numerics, this_machine())
@@ -102,7 +103,7 @@ def gathered(
 
 
 def _exchange(rendezvous: Rendezvous, here: NodeFacts) -> list[NodeFacts]:
-    """The facts of every machine, which are the same where they have to be, and which reach each other."""
+    """Share the facts of all machines; check that the machines are alike and reach each other."""
     facts = [NodeFacts.model_validate(one) for one in rendezvous.share("facts", here.model_dump(mode="json"))]
     require_equal(facts)
     require_reach(rendezvous)
@@ -111,7 +112,7 @@ def _exchange(rendezvous: Rendezvous, here: NodeFacts) -> list[NodeFacts]:
 
 
 def environment_of(nodes: Nodes, address: Address) -> dict[str, str]:
-    """What torchrun tells a worker of a process group whose store the launchers keep."""
+    """The variables by which torchrun tells a worker that the launchers host the process group's store."""
     interface = address.interface()
     return {
         "GROUP_RANK": str(nodes.rank),
