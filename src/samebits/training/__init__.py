@@ -1,1 +1,1 @@
-"""The training loop and what it needs: strategies, placement, batches, checkpoints, timed slices."""
+"""The training loop and its parts: placement, workers, batches, checkpoints, evaluation."""

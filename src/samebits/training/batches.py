@@ -1,4 +1,4 @@
-"""Feeding: whole batches, the same global batches in the same order for every strategy."""
+"""Batches: the same global batches in the same order for every strategy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from samebits.records.card import Card
 
 _DRAWN_BYTES = 2**24
-_DEVICE_SHARE = 0.25  # of a GPU's free memory that data may take
+_DEVICE_SHARE = 0.25  # of a GPU's free memory, which a data set may take
 Data = tuple["Tensor", "Tensor"]
 """Inputs and targets."""
 
@@ -33,16 +33,16 @@ Data = tuple["Tensor", "Tensor"]
 def load_data(folder: Path, card: Card, split: Literal["train", "test"]) -> Data:
     """Inputs and targets of ``train`` or ``test``, memory-mapped, in CPU memory.
 
-    The file is read once for its hash, at a gigabyte a second or more, and is then in the cache that it is mapped from.
+    The file is read once for its hash, at a gigabyte a second or more. The memory map then reads it from the cache.
 
     Raises:
-        UserError: the file is missing, or is not the one that the card hashes.
+        UserError: the file is missing, or its hash is not the one in the card.
     """
     entry = card.train if split == "train" else card.test
     path = folder / entry.file
     hint = "run `python pipeline/prepare.py` again"
     try:
-        with regular(path).open("rb") as stream:  # opened once: the file that is hashed is the one that is mapped
+        with regular(path).open("rb") as stream:  # opened once, so that the hashed file is the mapped one
             if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
                 raise UserError(f"{path}: not the data of its card: another SHA-256", hint=hint)
             tensors = load_file(f"/proc/self/fd/{stream.fileno()}")
@@ -65,14 +65,14 @@ def load_data(folder: Path, card: Card, split: Literal["train", "test"]) -> Data
 
 
 def model_inputs(stored: Tensor, card: Card) -> Tensor:
-    """What a model is fed: 8-bit inputs become float32, exactly; others pass."""
+    """The inputs that a model gets: 8-bit inputs become float32 exactly, others stay as they are."""
     if stored.dtype is not torch.uint8:
         return stored
     return stored.to(torch.float32).sub_(card.input_offset).mul_(card.input_scale)
 
 
 def on_device(data: Data, device: torch.device) -> Data:
-    """Move a data set that fits to the device, once for all that feed from it; else leave it where it is."""
+    """Move a data set to the device if it fits there, once for all batches; else return it unchanged."""
     if device.type != "cpu":
         free, _ = torch.cuda.mem_get_info(device)
         if sum(tensor.nbytes for tensor in data) > _DEVICE_SHARE * free:
@@ -81,13 +81,13 @@ def on_device(data: Data, device: torch.device) -> Data:
 
 
 def order_of(seed: int, epoch: int, samples: int) -> Tensor:
-    """Numbers of the samples in the order in which an epoch feeds them, int64."""
+    """The order of the samples in an epoch, as their numbers, int64."""
     return torch.from_numpy(Stream(seed, "order", epoch).permutation(samples))
 
 
-@functools.lru_cache(maxsize=1)  # all that is timed beside a training feeds the same
+@functools.lru_cache(maxsize=1)  # the references of a training feed the same
 def first_orders(seed: int, samples: int, epochs: int) -> Tensor:
-    """The orders of as many of the first epochs as fit into 16 MiB: (epochs, samples)."""
+    """The orders of the first epochs, as many as fit into 16 MiB: (epochs, samples)."""
     count = min(epochs, _DRAWN_BYTES // (8 * samples))
     orders = [order_of(seed, epoch, samples) for epoch in range(count)]
     return torch.stack(orders) if orders else torch.empty(0, samples, dtype=torch.int64)
@@ -96,12 +96,12 @@ def first_orders(seed: int, samples: int, epochs: int) -> Tensor:
 class Batches:
     """Micro-batches of one rank, each a contiguous part of a global batch.
 
-    An epoch's order is a permutation fixed by seed and epoch; samples beyond the last whole global batch are
-    left out of that epoch. The orders of the first ``epochs`` are drawn at once, as far as they take little room: in
-    the middle of a training that would be in the time of a step, which may be shorter.
+    An epoch's order is a permutation fixed by seed and epoch. Samples beyond the last whole global batch are left out
+    of that epoch. The orders of the first ``epochs`` are drawn in advance, as far as they take little room: drawn in
+    the middle of a training, they would count in the time of a step, which may be shorter.
 
-    Data that is on the device (see ``on_device``) stays there. Otherwise the next micro-batch is gathered into
-    pinned memory and copied on a stream of its own while the device works on the one before.
+    Data on the device (see ``on_device``) stays there. Otherwise the next micro-batch is gathered into pinned memory
+    and copied on a stream of its own while the device computes the current one.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Batches:
             current = torch.cuda.current_stream(self._device)
             current.wait_stream(self._copies)
             for tensor in batch:
-                tensor.record_stream(current)  # its memory belongs to the other stream
+                tensor.record_stream(current)  # its memory was allocated on the other stream
         following = (step, index + 1) if index + 1 < self.micro_batches else (step + 1, 0)
         self._staged = (following, self._stage(*following))
         return batch
@@ -161,7 +161,7 @@ class Batches:
         return self._order[start + part.start : start + part.stop]
 
     def _stage(self, step: int, index: int) -> Data:
-        """Gather into pinned memory and start the copy; the caching allocator keeps the block until it is done."""
+        """Gather into pinned memory and start the copy; the caching allocator keeps the block until the copy ends."""
         context = torch.cuda.stream(self._copies) if self._copies is not None else nullcontext()
         rows = self._rows(step, index)
         pin = self._device.type == "cuda"

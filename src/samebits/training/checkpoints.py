@@ -1,8 +1,8 @@
-"""Checkpoints of a training that has not ended, so that the same stage goes on where it was stopped.
+"""Checkpoints of an unfinished training, from which the same stage continues after a stop.
 
-They are kept outside DVC's outs, in ``.samebits/resume/<identity>``, and deleted when the training is complete. A
-checkpoint is a safetensors file, ``<step>-<SHA-256>``, that was renamed into place as a whole, with a record in JSON as
-its metadata. Rank 0 alone reads and writes them: the machines of a training need not share a disk.
+They lie outside DVC's outs, in ``.samebits/resume/<identity>``, and are deleted when the training is complete. A
+checkpoint is a safetensors file ``<step>-<SHA-256>`` with a JSON record as its metadata, renamed into place when it is
+whole. Only rank 0 reads and writes checkpoints: the machines of a training need not share a disk.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from samebits.training.worker import Worker
 
 FOLDER = Path(".samebits/resume")
-KEPT = 2  # the newest, and the one before in case that is damaged
+KEPT = 2  # the newest, and the one before it in case the newest is damaged
 _FORMAT = 4
-_TIMES, _RANDOM = ("losses", "step_seconds"), "random."  # keys beside those of the state
+_TIMES, _RANDOM = ("losses", "step_seconds"), "random."  # keys of tensors beside those of the state
 _DIGITS = 12  # of a step in a file's name
 _CODE = (
     "batch_split.py", "models", "numerics", "params", "portable", "section.py", "strategies", "tasks", "training"
 )  # fmt: skip
-"""What a result depends on."""
+"""The code that a result depends on."""
 
-GRACE_SECONDS = 10.0  # for the steps that are under way and the checkpoint; the launcher waits longer before SIGKILL
+GRACE_SECONDS = 10.0  # for the running steps and the checkpoint; the launcher waits longer before SIGKILL
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 
 
@@ -65,10 +65,10 @@ def identity(
     source: str | None,
     folder: Path,
 ) -> str:
-    """A digest of everything that the result of a training is a function of, and of the folder that it is written to.
+    """A digest of everything that determines the result of a training, and of the folder for the result.
 
-    Under ``exact`` that is neither strategy nor devices nor host; under ``fast`` it is all of them. ``source`` is the
-    digest of what a user's model is made of. Another folder is another training: it goes on from no stop of this one.
+    Under ``fast`` this includes strategy, devices and host, under ``exact`` none of them. ``source`` is the digest of
+    the sources of a user's model. A training into another folder does not continue from a stop of this one.
     """
     package = Path(__file__).parent.parent
     facts: dict[str, Any] = {
@@ -87,9 +87,9 @@ def identity(
 
 
 class CheckpointRecord(Part):
-    """What a checkpoint holds beside tensors: the rest of the ``state``, and what a ``TrainResult`` has not in tensors.
+    """The part of a checkpoint that is not tensors: of the ``state``, and of the ``TrainResult`` so far.
 
-    ``place`` names strategy, devices and host that it was written under.
+    ``place`` names the strategy, devices and host under which the checkpoint was written.
     """
 
     state: dict[str, Any]
@@ -100,9 +100,9 @@ class CheckpointRecord(Part):
 
 
 class Checkpoints:
-    """The checkpoints of one identity; ``rank`` 0 alone writes.
+    """The checkpoints of one identity; only ``rank`` 0 reads and writes.
 
-    Two trainings of one identity at a time do not share them: the second has none.
+    If two trainings of one identity run at a time, the second has no checkpoints.
     """
 
     def __init__(self, name: str, rank: int, folder: Path = FOLDER) -> None:
@@ -112,9 +112,13 @@ class Checkpoints:
         if self._writes:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                for above in (folder, folder.parent, folder.parent.parent):  # else a checkpoint on the disk has no name
+                for above in (
+                    folder,
+                    folder.parent,
+                    folder.parent.parent,
+                ):  # else the disk may hold a checkpoint without its name
                     fsync(above)
-                # Neither a link that leads elsewhere nor a pipe that never opens.
+                # A link could lead elsewhere, and a pipe could never open.
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
                 self._lock = os.open(self._folder / "lock", flags, private_mode(self._folder))
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +129,7 @@ class Checkpoints:
                 sys.stderr.write(f"the training goes on without checkpoints: {error}\n")
 
     def steps(self) -> list[int]:
-        """Steps of the checkpoints that rank 0 may use, the newest first; those that are not whole are set aside."""
+        """Steps of the usable checkpoints, the newest first; damaged ones are set aside."""
         if not self._writes:
             return []
         for path in (path for path in self._kept() if not _is_whole(path)):
@@ -143,7 +147,7 @@ class Checkpoints:
             raise ValueError(f"its record: {first_fault(error)}") from None
 
     def set_aside(self, step: int, why: Exception) -> None:
-        """Say that a checkpoint is of no use, and let nobody try it again."""
+        """Say that a checkpoint is of no use and rename it, so that nobody tries it again."""
         for path in (path for path in self._kept() if _step_of(path) == step):
             _set_aside(path, first_line(str(why)))
 
@@ -151,7 +155,7 @@ class Checkpoints:
         """Write a checkpoint of the state after ``step`` steps, and delete all but the newest two.
 
         Raises:
-            OSError: it cannot be written; the ones before are still there.
+            OSError: it cannot be written; the earlier ones remain.
         """
         if not self._writes:
             return
@@ -161,20 +165,22 @@ class Checkpoints:
             with disk_errors():
                 save_file(copied, unfinished, metadata={"record": record.model_dump_json()})
             fsync(unfinished)
-            for damaged in (path for path in self._kept() if _step_of(path) >= step):  # else this had gone on from it
+            for damaged in (
+                path for path in self._kept() if _step_of(path) >= step
+            ):  # a whole one would have been continued from
                 damaged.unlink()
             unfinished.rename(self._folder / f"{step:0{_DIGITS}d}-{sha256(unfinished)}.safetensors")
             fsync(self._folder)
         except OSError:
-            with suppress(OSError):  # what went wrong first is told
+            with suppress(OSError):  # the first error is reported
                 unfinished.unlink()
             raise
-        with suppress(OSError):  # the new one is written, whatever becomes of the old ones
+        with suppress(OSError):  # the new one is written, even if an old one cannot be deleted
             for old in self._kept()[:-KEPT]:
                 old.unlink()
 
     def delete(self) -> None:
-        """Delete all of them, and let another training of this identity have some."""
+        """Delete all checkpoints and release the lock for another training of this identity."""
         if self._writes:
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._lock >= 0:
@@ -203,11 +209,11 @@ def _step_of(checkpoint: Path) -> int:
 
 
 class StopRequest:
-    """SIGINT or SIGTERM, on which a worker ends at once, or first writes a checkpoint.
+    """Waits for SIGINT or SIGTERM, on which a worker ends at once or writes a checkpoint first.
 
-    It waits for signals in a thread, because the main thread may be in a collective that does not return.
-    While it is ``armed`` a signal is kept in ``signum``, for the training to see between two segments. Otherwise, and
-    when the grace is over, the process ends by the signal. Both signals must have their default action.
+    A thread waits for the signals, because the main thread may be in a collective that does not return. While
+    ``armed``, it stores a signal in ``signum``, which the training reads between two segments. Otherwise, and after the
+    grace, the process ends by the signal. Both signals must have their default action.
     """
 
     def __init__(self) -> None:
@@ -219,7 +225,9 @@ class StopRequest:
     def _watch(self) -> None:
         self.signum = signal.sigwait(_SIGNALS)
         if self.armed:
-            time.sleep(GRACE_SECONDS)  # Ctrl-C comes twice: from the terminal, and from the launcher
+            time.sleep(
+                GRACE_SECONDS
+            )  # a second signal is ignored: Ctrl-C comes from the terminal and from the launcher
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.kill(os.getpid(), self.signum)
 
@@ -227,7 +235,7 @@ class StopRequest:
 def _resumed(
     trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointRecord, *, step: int, place: str
 ) -> TrainResult:
-    """Put a training where its checkpoint is."""
+    """Restore the state of a checkpoint; return the result so far. Raises ValueError: it is of another training."""
     losses, step_seconds = (tensors[name].tolist() for name in ("losses", "step_seconds"))
     if len(losses) != step or len(step_seconds) != step or not step <= trainable.total_steps:
         text = f"{len(losses)} losses and {len(step_seconds)} times, and it is named by step {step}"
@@ -252,7 +260,7 @@ def _resumed(
 def _from_first_rank(
     worker: Worker, tensors: dict[str, Tensor], record: CheckpointRecord | None
 ) -> tuple[dict[str, Tensor], CheckpointRecord]:
-    """What rank 0 has read; the others are told names, types and shapes first."""
+    """Broadcast the checkpoint that rank 0 has read; the others receive names, types and shapes first."""
     layout = {name: (str(value.dtype).removeprefix("torch."), value.shape) for name, value in tensors.items()}
     description = json.dumps([layout, record.model_dump() if record else None])
     layout, told = json.loads(worker.ranks.broadcast_bytes(description.encode()))
@@ -264,10 +272,10 @@ def _from_first_rank(
 
 
 class PeriodicCheckpointer:
-    """Checkpoints after every ``every`` steps, 0 for none, and when somebody asks to stop.
+    """Writes checkpoints every ``every`` steps, 0 for never, and on a request to stop.
 
-    Every rank has one and calls it at the same steps; rank 0 writes. ``place`` names strategy, devices and host, under
-    which times are comparable.
+    Every rank has one and calls it at the same steps; rank 0 writes. ``place`` names the strategy, devices and host,
+    under which times are comparable.
     """
 
     def __init__(self, checkpoints: Checkpoints, every: int, stop: StopRequest, *, place: str) -> None:
@@ -275,13 +283,13 @@ class PeriodicCheckpointer:
         self._complained = False
 
     def resume(self, trainable: Trainable) -> TrainResult | None:
-        """Continue from the newest checkpoint that is whole and of use, which rank 0 reads and hands to the others."""
+        """Continue from the newest usable checkpoint, which rank 0 reads and broadcasts; None if there is none."""
         worker = trainable.worker
         training, tensors, record = worker.ranks.first_alone(lambda: self._newest(trainable)) or (None, {}, None)
         chosen = -1 if training is None else len(training.losses)
         step = int(worker.ranks.max_over_ranks([chosen])[0])
         self._stop.armed = True
-        if step >= 0 and worker.world_size > 1:  # the others may be on machines without that file
+        if step >= 0 and worker.world_size > 1:  # the other ranks may be on machines without the file
             tensors, record = _from_first_rank(worker, tensors, record)
             training = training or _resumed(trainable, tensors, record, step=step, place=self._place)
         return training
@@ -291,19 +299,19 @@ class PeriodicCheckpointer:
             try:
                 tensors, record = self._checkpoints.load(step)
                 return _resumed(trainable, tensors, record, step=step, place=self._place), tensors, record
-            except Exception as error:  # noqa: BLE001 - whatever somebody wrote there, the training does not end for it
+            except Exception as error:  # noqa: BLE001 - no content of a file may end the training
                 self._checkpoints.set_aside(step, error)
                 trainable.reset()
         return None
 
     def next_stop(self, step: int) -> int:
-        """The next multiple of ``every``."""
+        """The next step, after ``step``, that is a multiple of ``every``."""
         return (step // self._every + 1) * self._every if self._every else sys.maxsize
 
     def segment_done(self, trainable: Trainable, so_far: TrainResult, *, last: bool) -> None:
-        """Write at a multiple of ``every`` (not if it is the ``last``); if a rank was asked to stop, write and raise.
+        """Write a checkpoint at a multiple of ``every``, unless the segment is the ``last``, and on a request to stop.
 
-        Raises Interrupted; a checkpoint of the last step has all of a training but its files.
+        Raises Interrupted: a rank was asked to stop. A checkpoint of the last step lacks only the training's files.
         """
         signum = int(trainable.worker.ranks.max_over_ranks([self._stop.signum])[0])
         step = len(so_far.losses)
@@ -313,11 +321,11 @@ class PeriodicCheckpointer:
             raise Interrupted(signum)
 
     def training_done(self) -> None:
-        """Obey at once whoever asks to stop from here on: what is left to do is not kept."""
+        """Stop at once on a request from now on, because checkpoints do not cover the remaining work."""
         self._stop.armed = False
 
     def delete(self) -> None:
-        """The training's files are written: nothing will go on from here."""
+        """Delete the checkpoints, once the training's files are written."""
         self._checkpoints.delete()
 
     def _save(self, trainable: Trainable, so_far: TrainResult) -> None:
@@ -336,7 +344,7 @@ class PeriodicCheckpointer:
             elsewhere=so_far.elsewhere,
         )
         worker.ranks.first_alone(lambda: self._write(len(so_far.losses), tensors, record))
-        worker.ranks.max_over_ranks([0.0])  # all go on at once: the writing is in no step's time
+        worker.ranks.max_over_ranks([0.0])  # all continue together, so that no step's time includes the writing
 
     def _write(self, step: int, tensors: dict[str, Tensor], record: CheckpointRecord) -> None:
         try:

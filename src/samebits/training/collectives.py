@@ -1,4 +1,4 @@
-"""What the ranks of a training exchange: nothing where there is one, else over a process group and its store."""
+"""Communication between the ranks of a training, over a process group and its store; none for a single rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from samebits.files import Part
 
 INIT_METHOD = "SAMEBITS_INIT_METHOD"
-"""Variable with the process group's ``init_method``; unset, as under plain torchrun, it is ``env://``."""
+"""Environment variable with the process group's ``init_method``; if unset, as under torchrun, ``env://``."""
 
 _POLL_SECONDS = 0.05
 _PIECE_BYTES = 2**26
@@ -33,10 +33,10 @@ P = TypeVar("P", bound="Part")
 
 
 class Collectives:
-    """Those of one rank alone; also the base of the others. Every rank must call each of them."""
+    """Collectives of a single rank, and the base class. Every rank must call each method."""
 
     group: dist.ProcessGroup | None = None
-    """What gradients are summed over, None for all ranks."""
+    """The group over which gradients are summed, None for all ranks."""
 
     def __init__(self, device: torch.device, rank: int = 0, world_size: int = 1) -> None:
         self._device = device
@@ -46,17 +46,17 @@ class Collectives:
         """Meet the other ranks."""
 
     def close(self) -> None:
-        """Leave them."""
+        """Leave the other ranks."""
 
     def all_reduce(self, values: Tensor, *, maximum: bool = False) -> Tensor:  # noqa: ARG002
         """The sum or the maximum over ranks."""
         return values.clone()
 
     def all_reduce_(self, values: Tensor) -> None:
-        """Put the sum over ranks in place of the values."""
+        """Replace the values by their sum over ranks."""
 
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
-        """The maximum over ranks of Python's numbers."""
+        """The maximum over ranks of each Python number."""
         numbers = torch.tensor(values, dtype=torch.float64, device=self._device)
         maxima: list[float] = self.all_reduce(numbers, maximum=True).tolist()
         return maxima
@@ -66,18 +66,18 @@ class Collectives:
         return bool(self.max_over_ranks([holds])[0])
 
     def all_gather(self, values: Tensor) -> Tensor:
-        """Values of all ranks, stacked by rank; all hold the same shape."""
+        """Values of all ranks, stacked by rank; all have the same shape."""
         return values.unsqueeze(0)
 
     def gather(self, part: P) -> list[P]:
-        """What each rank gives, by rank."""
+        """The records of all ranks, by rank."""
         return [part]
 
     def broadcast(self, values: Tensor) -> None:
-        """Fill a CPU tensor of any type with what rank 0 has in it."""
+        """Fill a CPU tensor of any type with rank 0's values."""
 
     def broadcast_bytes(self, data: bytes) -> bytes:
-        """What rank 0 has."""
+        """The bytes of rank 0."""
         (size,) = self.max_over_ranks([len(data) if self.rank == 0 else 0])
         whole = torch.zeros(int(size), dtype=torch.uint8)
         if self.rank == 0:
@@ -89,27 +89,27 @@ class Collectives:
         """Wait for all ranks."""
 
     def first_alone(self, work: Callable[[], T]) -> T | None:
-        """What ``work`` gives on rank 0, while the others wait for it and get None."""
+        """Run ``work`` on rank 0 and return its result there; the other ranks wait and get None."""
         return work()
 
     def within(self, groups: Sequence[Sequence[int]]) -> Collectives:  # noqa: ARG002 - one rank is one group
-        """The same with gradients, sums and maxima of one of these groups alone; all else is still of all ranks."""
+        """Collectives whose gradients, sums and maxima cover one of these groups; the rest still covers all ranks."""
         return self
 
 
 class GroupCollectives(Collectives):
-    """Those of a process group; the launcher's environment says which rank this is."""
+    """Collectives of a process group; environment variables of the launcher give the rank."""
 
     def __init__(self, device: torch.device, backend: str | None, *, timeout_s: float) -> None:
         super().__init__(device, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         self._backend, self._limit = backend, datetime.timedelta(seconds=timeout_s)
-        self._numbers = itertools.count()  # of exchanges over the store; copies of this object go on in them
+        self._numbers = itertools.count()  # of exchanges over the store, shared with copies of this object
 
     def join(self) -> None:
-        """Join the process group; a rank that waits longer than ``timeout_s`` fails."""
+        """Join the process group. A rank that waits longer than ``timeout_s`` fails."""
         url = os.environ.get(INIT_METHOD, "env://")
         store, *_ = next(rendezvous(url, self.rank, self.world_size))
-        # torchrun keeps its store when it starts workers again, and with it what those before have left there.
+        # When torchrun restarts workers, it keeps its store with the keys of the earlier ones.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         self._store: Any = PrefixStore(f"attempt{attempt}", store)  # Any: its set takes bytes, too
         dist.init_process_group(
@@ -145,7 +145,7 @@ class GroupCollectives(Collectives):
         return torch.stack(parts)
 
     def gather(self, part: P) -> list[P]:
-        """What each rank gives, as JSON over the store, which needs no room on a device."""
+        """The records of all ranks, by rank: JSON over the store, which takes no memory of a device."""
         key = f"samebits/bytes{next(self._numbers)}"
         self._store.set(f"{key}/{self.rank}", part.model_dump_json())
         keys = [f"{key}/{rank}" for rank in range(self.world_size)]
@@ -153,7 +153,7 @@ class GroupCollectives(Collectives):
         return [type(part).model_validate_json(self._store.get(one)) for one in keys]
 
     def broadcast(self, values: Tensor) -> None:
-        """What rank 0 has, in pieces for which every device has room."""
+        """Fill with rank 0's values, in pieces that fit on every device."""
         if not values.numel():
             return
         for piece in torch.split(values.flatten().view(torch.uint8), _PIECE_BYTES):
@@ -166,7 +166,7 @@ class GroupCollectives(Collectives):
         dist.barrier()
 
     def first_alone(self, work: Callable[[], T]) -> T | None:
-        """What ``work`` gives on rank 0; the others wait on the store, where no time limit of a collective ends it."""
+        """Run ``work`` on rank 0; the others wait on the store, so that no time limit of a collective applies."""
         key = f"samebits/work{next(self._numbers)}"
         if self.rank == 0:
             result = work()

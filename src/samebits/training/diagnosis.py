@@ -1,4 +1,4 @@
-"""The classic mistakes, named: a trial step before the model is wrapped, and plain words for PyTorch's errors."""
+"""Finds common mistakes by a trial step before the model is wrapped, and explains PyTorch's errors."""
 
 from __future__ import annotations
 
@@ -52,14 +52,13 @@ def trial_step(
 ) -> list[ModelNote]:
     """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
 
-    The forward pass runs in the block ``seen``.
-
-    ``wants_ranks``: the model is to be trained by several ranks too, so that what they refuse is refused now.
-    ``graphs``: so is what CUDA graphs would not run again. The caller restores weights, buffers and random streams.
+    The forward pass runs in the block ``seen``. ``wants_ranks``: also refuse what training by several ranks refuses.
+    ``graphs``: also refuse what CUDA graphs would not run again. The caller restores weights, buffers and random
+    streams.
 
     Raises:
-        UserError: the output does not fit the task, a parameter gets no gradient, for which ranks would wait, or
-            forward writes something, which ``exact`` and CUDA graphs refuse.
+        UserError: the output does not fit the task; a parameter for which ranks would wait gets no gradient; or forward
+            writes something, which ``exact`` and CUDA graphs refuse.
     """
     batch = batch.head(placement.rows_per_device)
     rows = len(batch.inputs)
@@ -77,7 +76,9 @@ def trial_step(
     with seen or nullcontext():
         outputs = numerics.forward(module, batch)
     paths = written(before, state(model)) if before else []
-    if graphs and (paths := [path for path in paths if path not in dict(model.named_buffers())]):  # these may be
+    if graphs and (
+        paths := [path for path in paths if path not in dict(model.named_buffers())]
+    ):  # buffers may be written
         raise not_run_again(f"model.{path}" for path in paths)
     expected = (rows, *card.output_shape)
     if tuple(outputs.shape) != expected:
@@ -103,7 +104,7 @@ def trial_step(
 
 
 def _hint_for_shape(got: tuple[int, ...], expected: tuple[int, ...], card: Card) -> str:
-    """What makes one shape of the other."""
+    """How to turn one shape into the other."""
     if (*got, 1) == expected:
         return "give each value an axis: outputs.unsqueeze(-1)"
     if len(got) > 2 and (got[0], *got[2:], got[1]) == expected:
@@ -116,9 +117,9 @@ def _hint_for_shape(got: tuple[int, ...], expected: tuple[int, ...], card: Card)
 
 
 def require_same_again(numerics: Numerics, module: nn.Module, batch: MicroBatch) -> dict[int, bytes]:
-    """Feed some shards twice, the second time in reverse order and with other threads; what each of them gave.
+    """Feed some shards twice, the second time in reverse order and with other threads; return their fingerprints.
 
-    Raises UserError: one of them gave something else.
+    Raises RefusedError: a shard gave other bits.
     """
     first = numerics.fingerprint(module, batch)
     require_alike(first, numerics.fingerprint(module, batch, backwards=True), "the shards come in reverse order")
@@ -136,7 +137,7 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
 
 
 def hint_for_nan(*, first: bool) -> str:
-    """What to do about a loss that is not finite; at the ``first`` step no learning rate has done anything yet."""
+    """The hint for a loss that is not finite; at the ``first`` step no learning rate has been applied yet."""
     if first:
         return "look for a division by zero, or a root or logarithm of zero, in forward"
     return "lower train.optimizer.lr, or set train.clip_grad_norm or a warm-up"
@@ -149,7 +150,7 @@ def where_not_finite(
     micro_batches: Iterable[MicroBatch],
     largest_of_all: Callable[[torch.Tensor], torch.Tensor],
 ) -> SamebitsError:
-    """The error with what made infinity or NaN of this rank's samples; every rank must call it."""
+    """The error, with the operations that made infinity or NaN on this rank; every rank must call it."""
     found, first = next(((found, batch.step == 0) for batch in micro_batches
                          if (found := numerics.not_finite(module, batch))), ([], False))  # fmt: skip
     device = next(module.parameters()).device
@@ -164,13 +165,13 @@ def where_not_finite(
 
 
 def batch_norms_of(model: nn.Module) -> tuple[str, ...]:
-    """Modules that normalise by the part of a batch that they see, each as its class and its path."""
+    """Modules that normalise by the part of a batch on their device, each as its class and its path."""
     named = model.named_modules()
     return tuple(f"{type(module).__name__} in model.{path}" for path, module in named if isinstance(module, _BatchNorm))
 
 
 class _Known(NamedTuple):
-    """An error of PyTorch's: what it says, and ours; {0} is the match, {line} the first line of what it says."""
+    """A pattern in PyTorch's error, and our error for it. {0} is the match, {line} the first line of PyTorch's text."""
 
     pattern: str
     kind: type[SamebitsError]
@@ -242,11 +243,11 @@ _KNOWN = (
         "see which rank failed first; raise train.timeout_s if a step may take that long",
     ),
 )
-"""The first that matches, from top to bottom."""
+"""The first match from the top counts."""
 
 
 def explain(error: BaseException, *, placement: Placement, model: nn.Module | None) -> SamebitsError:
-    """Name what went wrong in a worker, in words that lead to a remedy."""
+    """Turn any error of a worker into one that says what to do."""
     if isinstance(error, SamebitsError):
         return error
     if refusal := caused_by(error, RefusedError):
@@ -272,7 +273,7 @@ def _out_of_memory(text: str, placement: Placement, model: nn.Module | None) -> 
         named = re.search(r"GPU (\d+)", text)
         device = int(named[1]) if named else placement.devices[0]
         where = f"cuda:{device}"
-        with suppress(RuntimeError):  # of a context that cannot be used any more
+        with suppress(RuntimeError):  # the CUDA context may be unusable
             free, total = torch.cuda.mem_get_info(device)
             where += f" ({total / 2**30:.1f} GiB, {free / 2**30:.1f} GiB free)"
     rows, gathers = placement.rows_per_device, STRATEGIES[placement.strategy].gathers

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 def evaluate(
     module: nn.Module, numerics: Numerics, data: Data, card: Card, *, batch_size: int, device: torch.device
 ) -> tuple[float, float | None]:
-    """Mean loss, and accuracy where there are classes; the last batch is short, never padded.
+    """Mean loss, and accuracy if there are classes. The last batch may be short; it is never padded.
 
-    The sum of the losses is exact, and rounded once.
+    The sum of the losses is exact and is rounded once.
     """
     inputs, targets = data
     losses: list[float] = []
@@ -62,7 +62,7 @@ def evaluate(
 
 
 def _require_recorded(weights: Path, record: RunRecord) -> None:
-    """Raise UserError: the weights are missing, or not those that the run's record speaks of."""
+    """Raise UserError: the weights are missing, or are not those of the run's record."""
     again = "train again with `python pipeline/train.py`"
     try:
         digest = sha256(weights)
@@ -76,7 +76,7 @@ def _require_recorded(weights: Path, record: RunRecord) -> None:
 
 
 def _require_its_own(file: Path, record: RunRecord, params: Params, card: Card) -> None:
-    """Raise UserError: the run is of other data, or of params under which its model computes something else."""
+    """Raise UserError: the run has other data, or params under which its model computes something else."""
     if record.data.sha256 != card.sha256:
         got = f"SHA-256 {record.data.sha256[:12]}, and data/ holds {card.sha256[:12]}"
         raise UserError(f"{file}: trained on other data: {got}", hint="train again, or name its --data-dir")
@@ -87,9 +87,9 @@ def _require_its_own(file: Path, record: RunRecord, params: Params, card: Card) 
 def evaluate_run(
     params: Params, *, data_dir: Path, run_dir: Path, at: Callable[[Literal["building", "working"]], object]
 ) -> Evaluation:
-    """Evaluate ``run_dir/model.safetensors`` on the first device, in the numerics that it was trained in.
+    """Evaluate ``run_dir/model.safetensors`` on the first device, in the numerics of its training.
 
-    It sets this process's switches, so that each run wants a process of its own. ``at`` is told of what it is doing.
+    This sets switches of the process, so each evaluation needs a process of its own. ``at`` is called with each phase.
 
     Raises:
         UserError: the data or the run's files are missing, or are not those of ``params``.

@@ -1,4 +1,4 @@
-"""The training loop. A strategy, numerics and a tracker are handed in; nothing here asks which they are."""
+"""The training loop, which works the same for every strategy, numerics and tracker."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from samebits.training.notes import Notes
     from samebits.training.worker import Worker
 
-_ASKED_EVERY = 4  # times as many steps as when it was asked last whether the model does the same again
-SEGMENT_SECONDS = 0.5  # how often losses are handed to the tracker
+_ASKED_EVERY = 4  # the check for the same bits is repeated after 4 times as many steps as at the last check
+SEGMENT_SECONDS = 0.5  # between two calls of the tracker with losses
 
 
 class Tracker:
-    """Hears how far a training is. This class is for trainings that nobody watches: it does nothing."""
+    """Receives the progress of a training. This class is for trainings without an audience: it does nothing."""
 
     def step(self, step: int) -> None:
         """Step ``step``, counted from 1, begins. The call is timed with the step."""
@@ -49,9 +49,9 @@ def _tensors_of(model: nn.Module) -> list[Tensor]:
 
 
 class Snapshot:
-    """The parameters and all buffers of a model, also those that are not saved with its weights.
+    """A copy of the parameters and all buffers of a model, also of buffers that are not saved with the weights.
 
-    Kept in the host's memory, so that a GPU's peak is the training's own.
+    It lies in the host's memory, so that a GPU's peak is the training's own.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -63,7 +63,7 @@ class Snapshot:
         return self._values[: sum(1 for _ in self._model.parameters())]
 
     def restore(self) -> None:
-        """Put the values back in place and drop all gradients. Raises UserError: the model has other tensors by now."""
+        """Restore the values and drop all gradients. Raises UserError: the model has other tensors by now."""
         tensors = _tensors_of(self._model)
         if [tensor.shape for tensor in tensors] != [value.shape for value in self._values]:
             raise UserError(
@@ -77,7 +77,7 @@ class Snapshot:
 
 
 def learning_rate(step: int, train: Train, total_steps: int) -> float:
-    """Learning rate of a step counted from 0: linear warm-up, then constant or a half cosine to near zero.
+    """Learning rate of a step, counted from 0: linear warm-up, then constant or a half cosine to near zero.
 
     The cosine is lr * (1 + cos(pi * t / T)) / 2 (Loshchilov and Hutter 2017) over the T steps that follow the
     warm-up, computed without the C library so that it is the same on every host.
@@ -92,7 +92,7 @@ def learning_rate(step: int, train: Train, total_steps: int) -> float:
 
 
 class Trainable:
-    """A model under one strategy, with its batches and its optimizer: all that a step needs."""
+    """A model under one strategy with its batches and its optimizer: everything that a step needs."""
 
     def __init__(
         self, *, model: nn.Module, batches: Batches, worker: Worker, numerics: Numerics, params: Params
@@ -104,7 +104,7 @@ class Trainable:
         if worker.compiles and numerics.graphs:
             numerics.capture(module, batches.micro_batch(0, 0), batches.micro_batch(1, 0))
         self.module = worker.wrap(module, reduction=numerics.reduction)
-        self._initial = Snapshot(model)  # ddp has given every rank the weights of rank 0 by now
+        self._initial = Snapshot(model)  # ddp has broadcast the weights of rank 0 by now
         if params.train.compile and worker.compiles:
             self.module = numerics.compile(self.module)
         self.optimizer = numerics.optimizer(model)
@@ -124,7 +124,7 @@ class Trainable:
         try:
             while not self.numerics.accepts_grads(largest_of_all):
                 loss = self._accumulate_grads(step)
-        except NotFiniteError as error:  # on every rank
+        except NotFiniteError as error:  # all ranks raise it
             micro_batches = map(partial(self.batches.micro_batch, step), range(self.batches.micro_batches))
             raise where_not_finite(error, self.numerics, self._unwrapped, micro_batches, largest_of_all) from None
         self.notes("optimizer")
@@ -150,7 +150,7 @@ class Trainable:
                 self.notes("host")
             losses.append(loss.detach())
         if self.worker.world_size > 1 and (idle := [name for name, p in self._trained if p.grad is None]):
-            # DDP has not reduced what shares a bucket with it, and says so at the next forward pass, if there is one.
+            # DDP has not reduced the bucket of this parameter, and would say so only at the next forward pass.
             raise UserError(
                 f"no gradient reaches {few(idle)} at step {step + 1}, and the ranks wait for it",
                 hint="use every parameter at every step, or set its requires_grad to False",
@@ -158,11 +158,11 @@ class Trainable:
         return losses[0] if count == 1 else torch.stack(losses).sum()
 
     def require_same_again(self, step: int) -> None:
-        """Feed some of a step's samples twice, outside of any time. Raises UserError: see ``diagnosis``."""
+        """Feed some samples of a step twice, while no clock runs. Raises RefusedError: see ``diagnosis``."""
         require_same_again(self.numerics, self._unwrapped, self.batches.micro_batch(step, 0))
 
     def watch(self, notes: Notes) -> None:
-        """Have each step say what it does."""
+        """Call ``notes`` with each phase of the steps from now on."""
         self.notes = notes
         self.worker.note_phases(self.module, notes)
 
@@ -174,11 +174,11 @@ class Trainable:
     @property
     def sync_buffers(self) -> bool:
         """Whether a forward pass begins with the buffers of rank 0."""
-        flag = getattr(self.module, "forward_sync_buffers", None)  # the other is PyTorch's name before 2.12
+        flag = getattr(self.module, "forward_sync_buffers", None)  # before 2.12, PyTorch had only broadcast_buffers
         return bool(getattr(self.module, "broadcast_buffers", False) if flag is None else flag)
 
     def mean_losses(self, losses: Tensor) -> list[float]:
-        """What ``run`` gave on this and on all other ranks, as mean losses; every rank must call it."""
+        """Mean losses over all ranks, from the parts that ``run`` returned; every rank must call it."""
         return self.numerics.mean_losses(losses, self.worker.ranks.all_reduce, self.worker.world_size)
 
     def rates(self, start: int, stop: int) -> list[float]:
@@ -190,8 +190,8 @@ class Trainable:
     ) -> Tensor:
         """Train the steps from ``start`` on, one for each rate, as one timed segment.
 
-        ``on_step`` is called with the number of each step, from 1. Return this worker's parts of the losses, for
-        ``mean_losses``.
+        ``on_step`` is called with the number of each step, from 1. Return this worker's parts of the losses, (steps,),
+        for ``mean_losses``.
         """
         losses = []
         clock.start()
@@ -210,9 +210,9 @@ class Trainable:
         self.worker.seed(self._params.seed)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that the next step depends on, of this rank: tensors, which are not copied, and the rest as JSON.
+        """The state of this rank that determines the next step: tensors, which are not copied, and the rest as JSON.
 
-        The state of the random streams is the strategy's; all else is the same on every rank.
+        It is the same on every rank. The worker has the state of the random streams.
         """
         tensors: dict[str, Tensor] = {f"model.{i}": t for i, t in enumerate(_tensors_of(self.model))}
         numbers: dict[str, dict[str, Any]] = {}
@@ -225,7 +225,7 @@ class Trainable:
         return tensors, {"optimizer": numbers, "numerics": self.numerics.state_dict()}
 
     def load_state_dict(self, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-        """Go back to a state that ``state_dict`` gave, perhaps on another rank."""
+        """Restore a state that ``state_dict`` returned, perhaps on another rank."""
         self.reset()
         with torch.no_grad():
             for i, tensor in enumerate(_tensors_of(self.model)):
@@ -244,7 +244,7 @@ class Trainable:
                 self.optimizer.state[p][name[0]] = self._placed(value, p, counts=name == ["step"])
 
     def _placed(self, value: Tensor, parameter: Tensor, *, counts: bool) -> Tensor:
-        """A value of an optimizer's state where the optimizer wants it: in the parameter's own memory format."""
+        """A value of an optimizer's state on the device and in the memory format that the optimizer needs."""
         if counts:  # PyTorch's fused optimizers count steps on the device, the others on the CPU
             on_device = any(group.get("fused") or group.get("capturable") for group in self.optimizer.param_groups)
             return value.to(parameter.device) if on_device else value
@@ -258,10 +258,10 @@ class Trainable:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a training gave: the mean loss over ranks at each step, and this worker's times.
+    """The result of a training: the mean loss over ranks at each step, and this worker's times.
 
-    ``resumed`` lists the steps after which it was continued from a checkpoint; with ``elsewhere``, some of it ran under
-    another strategy, or on other devices.
+    ``resumed`` lists the steps after which it continued from a checkpoint. ``elsewhere``: a part of it ran under
+    another strategy or on other devices.
     """
 
     losses: list[float]
@@ -272,7 +272,7 @@ class TrainResult:
 
 
 def warm_up(trainable: Trainable, steps: int, before_reset: Callable[[], None] = lambda: None) -> float:
-    """Run some steps, return to the initial state, and give the seconds of the slowest rank's last step."""
+    """Run some steps and return to the initial state; return the seconds of the slowest rank's last step."""
     clock = StepClock(trainable.worker.device)
     trainable.reset()
     for step in range(steps):
@@ -290,13 +290,13 @@ def train(
     tracker: Tracker,
     checkpointer: PeriodicCheckpointer | None = None,
 ) -> TrainResult:
-    """Train from the initial state, or from the checkpoint that ``checkpointer`` has.
+    """Train from the initial state, or from a checkpoint of ``checkpointer``.
 
     ``step_seconds``, the same on every rank, sets the length of a segment.
 
     Raises:
         UserError: the loss is not finite.
-        Interrupted: somebody asked to stop.
+        Interrupted: a signal asked the training to stop.
     """
     clock = StepClock(trainable.worker.device)
     segment = max(1, min(total_steps, round(SEGMENT_SECONDS / max(step_seconds, 1e-9))))

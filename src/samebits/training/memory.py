@@ -1,4 +1,4 @@
-"""What of a step's memory is weights, buffers, gradients, optimizer state and activations, by device."""
+"""Divides the memory of a step into weights, buffers, gradients, optimizer state and activations, by device."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 
 def measure_memory(trainable: Trainable, samples: int) -> Memory | None:
-    """Make one more step, and tell what each device held when it held the most; ``samples`` are those of a step.
+    """Make one more step and return the memory of each device at its peak; ``samples`` are those of a step.
 
-    A step must have been made before, so that optimizer and wrapper have what they keep. Every rank must call it, and
-    the caller restores the state.
+    A step must have been made before, so that optimizer and wrapper have allocated their state. Every rank must call
+    it, and the caller restores the state.
 
-    On a GPU the figures are those of PyTorch's allocator. It does not know of CUDA's own context, of libraries that
-    allocate for themselves (NCCL), nor of gaps between tensors. On a CPU storages are counted from the operation that
-    makes them until they are freed. What a kernel takes and gives back within one operation is not seen there, nor what
-    the C library keeps of freed memory. Gradients are told apart as autograd finishes them, so that the one in the
-    making counts as an activation.
+    On a GPU the figures come from PyTorch's allocator. They leave out CUDA's own context, the allocations of libraries
+    such as NCCL, and gaps between tensors. On a CPU a storage is counted from the operation that makes it until it is
+    freed. This leaves out temporary memory inside an operation, and freed memory that the C library keeps. A gradient
+    counts as such when autograd has finished it; before that, it counts as an activation.
 
     None for a compiled module, whose kernels make no tensors that could be counted.
     """
@@ -52,7 +51,7 @@ def measure_memory(trainable: Trainable, samples: int) -> Memory | None:
 
 
 def _capacity(worker: Worker, number: int) -> int:
-    """Bytes of a device of this worker, or its part of them where several workers share one."""
+    """Bytes of a device of this worker, or this worker's share if several use the device."""
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if not worker.cuda_devices:
         return memory_limit() // workers
@@ -70,15 +69,12 @@ def _storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
 
 
 def _bytes_of(tensors: Iterable[Tensor], device: torch.device) -> int:
-    """Bytes of the storages on a device; AdamW may count its steps on the CPU."""
+    """Bytes of the tensors' storages on a device. AdamW's step counts may be on the CPU."""
     return sum(s.nbytes() for s in _storages(t for t in tensors if t.device.type == device.type).values())
 
 
 def _gradients_that_stay(trainable: Trainable) -> dict[int, int]:
-    """Drop the gradients; the bytes of those storages that stay, as the buckets do into which ``ddp`` lets them point.
-
-    By the storage's address.
-    """
+    """Drop the gradients; return the bytes of storages that remain, by address: ``ddp`` keeps its buckets."""
     parameters = list(trainable.model.parameters())
     storages = _storages(p.grad for p in parameters if p.grad is not None)
     alive = {key: (weakref.ref(storage), storage.nbytes()) for key, storage in storages.items()}
@@ -88,7 +84,7 @@ def _gradients_that_stay(trainable: Trainable) -> dict[int, int]:
 
 
 class _Held:
-    """Bytes that this worker's first device holds also between steps."""
+    """Bytes on this worker's first device that are there also between steps."""
 
     def __init__(self, trainable: Trainable, kept: dict[int, int]) -> None:
         worker, model = trainable.worker, trainable.model
@@ -100,12 +96,12 @@ class _Held:
         if worker.cuda_devices:
             self._there = [torch.cuda.memory_allocated(index) for index in worker.cuda_devices]
         else:
-            with suppress(AttributeError, OSError):  # only GNU's library has it: what was freed would count twice
+            with suppress(AttributeError, OSError):  # GNU's library only: freed memory would count twice
                 ctypes.CDLL(None).malloc_trim(0)
             self._there = [private_bytes()]
 
     def with_step(self, number: int, watch: _Watch, capacity: int) -> DeviceMemory:
-        """The parts of one device; those after the first have a replica during the step and nothing of it before."""
+        """The parts of one device. Devices after the first hold a replica, and only during the step."""
         most, there = watch.most[number], self._there[number]
         parts = {"weights": self._weights, "buffers": self._buffers}
         if number:
@@ -124,7 +120,7 @@ class _Held:
 
 
 class _Watch:
-    """The ``most`` that each device had beyond what was there, and the first one's new gradients at that moment."""
+    """The ``most`` that a step adds on each device, and the new gradients on the first device at that moment."""
 
     def __init__(self, read: Callable[[], list[int]]) -> None:
         self._read = read
@@ -133,21 +129,21 @@ class _Watch:
         self._gradients = 0
 
     def see(self) -> None:
-        """Look whether there was more than ever before since the last look."""
+        """Update the maximum with the reading since the last call."""
         now = self._read()
         if now[0] > self.most[0]:
             self.gradients_then = self._gradients
         self.most = [max(pair) for pair in zip(self.most, now, strict=True)]
 
     def gradient(self, count: int) -> None:
-        """There are so many bytes more of gradients."""
+        """Add a new gradient of ``count`` bytes."""
         self.see()
         self._gradients += count
 
 
 @contextmanager
 def _watched(worker: Worker) -> Iterator[_Watch]:
-    """Watch the devices of a worker while it makes a step."""
+    """Watch the devices of a worker during a step."""
     devices = worker.cuda_devices
     if not devices:
         counter = _Counter()
@@ -164,11 +160,11 @@ def _watched(worker: Worker) -> Iterator[_Watch]:
 
 @contextmanager
 def _gradients_told(trainable: Trainable, kept: set[int], watch: _Watch) -> Iterator[None]:
-    """Tell the watch of each gradient that takes memory of its own, once."""
+    """Add each gradient with memory of its own to the watch, once."""
     told: set[int] = set()
 
     def tell(parameter: Tensor) -> None:
-        with torch._C.DisableTorchFunction():  # exact refuses to be asked for it meanwhile
+        with torch._C.DisableTorchFunction():  # exact refuses access to it during a step
             grad = parameter.grad
         if grad is not None and id(parameter) not in told and grad.untyped_storage()._cdata not in kept:
             told.add(id(parameter))
@@ -184,7 +180,7 @@ def _gradients_told(trainable: Trainable, kept: set[int], watch: _Watch) -> Iter
 
 
 class _Counter(EagerDispatchMode):
-    """Bytes of the storages that operations make: those ``live`` now, and the ``most`` that lived at once."""
+    """Counts bytes of storages that operations make: those ``live`` now, and the ``most`` at one time."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What is measured of a training: the time of its steps, and the peak of memory."""
+"""Measures the time of steps and the peak of memory."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _GIB = 2**30
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was given; a CPU has always."""
+    """Wait until a GPU has finished its queued work; a CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def moment(device: torch.device) -> Moment:
-    """The time now on the device: the host's clock, or an event on the current stream of a GPU."""
+    """The current time on a device: the host's clock, or an event on the current stream of a GPU."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -36,7 +36,7 @@ def moment(device: torch.device) -> Moment:
 
 
 def seconds_between(begin: Moment, end: Moment) -> float:
-    """Seconds from one moment to another of the same device, which has passed both."""
+    """Seconds between two moments of one device; it must have passed both."""
     if isinstance(begin, float):
         assert isinstance(end, float)
         return end - begin
@@ -45,10 +45,10 @@ def seconds_between(begin: Moment, end: Moment) -> float:
 
 
 class StepClock:
-    """Times segments of steps: ``start``, one ``lap`` after each step, ``stop``; the host waits for nothing between.
+    """Times segments of steps: ``start``, one ``lap`` after each step, ``stop``.
 
-    Both ends synchronise the device; laps on a GPU are events that are read only at ``stop``. What happens
-    between ``stop`` and the next ``start`` (logging, checkpoints) is not counted.
+    Both ends synchronise the device. Between them the host does not wait: laps on a GPU are events that are read only
+    at ``stop``. Work between ``stop`` and the next ``start`` (logging, checkpoints) is not counted.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -79,16 +79,16 @@ class StepClock:
 
 
 def reset_peak(worker: Worker) -> None:
-    """Start measuring: the allocator's peak on GPUs, the process's resident set on CPUs."""
+    """Reset the peak of memory: of the allocator on GPUs, of the process's resident set on CPUs."""
     for index in worker.cuda_devices:
         torch.cuda.reset_peak_memory_stats(index)
     if not worker.cuda_devices:
-        with contextlib.suppress(OSError):  # some containers forbid it; the peak then includes start-up
+        with contextlib.suppress(OSError):  # some containers forbid it: the peak then includes the start
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def peak_gib(worker: Worker) -> list[float]:
-    """Peak of each device of this worker since ``reset_peak``, in GiB; NaN where it cannot be read."""
+    """Peak of memory on each device of this worker since ``reset_peak``, in GiB; NaN if it cannot be read."""
     if worker.cuda_devices:
         return [torch.cuda.max_memory_allocated(index) / _GIB for index in worker.cuda_devices]
     for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():

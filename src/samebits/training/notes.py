@@ -1,4 +1,4 @@
-"""Notes of what a step is doing: nothing where steps are timed, clock and events where they are divided."""
+"""Notes of the phases of a step: ignored while whole steps are timed, timed by ``PhaseClock`` otherwise."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from samebits.training.meters import Moment
 
     Notes: TypeAlias = Callable[[PhaseName], None]
-    """Is called with each phase that a step begins."""
+    """Called with each phase that a step begins."""
 
-_TRIES = 10  # to read two clocks without being interrupted between them
+_TRIES = 10  # to read two clocks without an interruption between them
 
 
 def ignore_phase(phase: PhaseName) -> None:
-    """The notes of a step that nobody divides into phases: free of any cost."""
+    """Notes without effect and almost without cost, for steps that are not divided into phases."""
 
 
 class Queue:
-    """How long the calling thread has been ready and waited for a core, by the kernel's own account, in seconds.
+    """Reads from the kernel how long the calling thread was ready and waited for a core.
 
-    /proc/thread-self/schedstat (documentation of the kernel, sched-stats); 0 where it cannot be read.
+    Source: /proc/thread-self/schedstat (documentation of the kernel, sched-stats); 0 if it cannot be read.
     """
 
     def __init__(self) -> None:
@@ -50,13 +50,13 @@ class Queue:
         return int(waited) / 1e9
 
     def close(self) -> None:
-        """Let go of the kernel's file; ``seconds`` may not be called any more."""
+        """Close the kernel's file; ``seconds`` must not be called after this."""
         if self._file >= 0:
             os.close(self._file)
 
 
 class PhaseClock:
-    """Adds up the seconds of each phase: of the thread and its queue on a CPU, of the device's stream on a GPU."""
+    """Adds up the time of each phase: of the thread and its queue on a CPU, of the device's stream on a GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -68,7 +68,7 @@ class PhaseClock:
         self._marks.append((phase, *self._now()))
 
     def _now(self) -> tuple[Moment, float]:
-        """The time, and how much was spent in the queue; both of one moment, or a phase could last less than 0."""
+        """The time and the seconds in the queue so far, at one moment: else a phase could last less than 0."""
         if self._device.type == "cuda":
             return moment(self._device), 0.0
         for _ in range(_TRIES):
@@ -78,7 +78,7 @@ class PhaseClock:
         return now, waited
 
     def take(self, steps: int) -> Phases:
-        """Milliseconds of one of the steps since the last call, whose last phase ends now."""
+        """Milliseconds of each phase since the last call, by step; the last phase ends now."""
         self("host")
         seconds: dict[str, float] = defaultdict(float)
         synchronize(self._device)
@@ -89,5 +89,5 @@ class PhaseClock:
         return Phases(**{phase: 1e3 * spent / steps for phase, spent in seconds.items()})
 
     def close(self) -> None:
-        """Release the kernel's file."""
+        """Close the kernel's file."""
         self._queue.close()

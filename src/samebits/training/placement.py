@@ -1,4 +1,4 @@
-"""Place a training on the machines that there are, by the rule of its strategy."""
+"""Places a training on the available machines, by the rule of its strategy."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def this_machine() -> Devices:
 def place(
     strategy: StrategyName, params: Params, numerics: NumericsName, *nodes: Devices
 ) -> tuple[Placement, BatchSplit]:
-    """Choose the devices of each machine, all of which have GPUs or none has, and split the batch.
+    """Choose the devices of each machine and split the batch. Either all machines have GPUs or none has.
 
-    One machine gets ``train.num_devices``, each of several its own ``wanted``. In ``exact`` they may differ in number,
-    since shards stay whole.
+    A single machine gets ``train.num_devices``, each of several its own ``wanted``. In ``exact`` the numbers may
+    differ, because shards stay whole.
 
     Raises:
-        HostError: more devices are asked for than exist, without ``train.oversubscribe``.
-        UserError: the batch cannot be split over the devices that are asked for; or the strategy has no ranks, and
-            there are several machines; or machines would get unequal parts in ``fast``.
+        HostError: more devices are requested than exist, without ``train.oversubscribe``.
+        UserError: the batch cannot be split over the requested devices; there are several machines, and the strategy
+            has no ranks; or machines would get unequal parts in ``fast``.
     """
     if len(nodes) == 1:
         nodes = (replace(nodes[0], wanted=params.train.num_devices),)
@@ -51,7 +51,7 @@ def place(
 
 
 def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, tf32: bool) -> dict[str, NotAppliedKind]:
-    """Settings that are right but do nothing in this training, each with the reason; ``tf32``: the GPU has it."""
+    """Valid settings without effect in this training, each with the reason. ``tf32``: the GPU supports it."""
     reasons: dict[str, NotAppliedKind] = {}
     if numerics == "exact":
         if train.compile:
@@ -72,7 +72,7 @@ def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, t
             reasons.setdefault("train.cuda_graphs", why)
     if train.ddp.static_graph and train.grad_accum_steps > 1 and placement.has_ranks:
         reasons["train.ddp.static_graph"] = "static_graph_with_accumulation"
-    usual = type(train.optimizer).model_fields["momentum"].default  # which nobody need have written
+    usual = type(train.optimizer).model_fields["momentum"].default  # it need not be written in params.yaml
     if train.optimizer.name == "adamw" and train.optimizer.momentum not in (0.0, usual):
         reasons["train.optimizer.momentum"] = "adamw_has_no_momentum"
     if train.num_devices != "auto" and train.num_devices > placement.num_devices:

@@ -1,4 +1,4 @@
-"""One way to set a model up in a process, for trainings, their references, evaluation and the doctor's trials."""
+"""Sets up a model in a process: for trainings, references, evaluation and the doctor's trials."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _AGAIN = "the model is built a second time, as by another process"
 
 
 class Setup:
-    """Builds what a step needs; its methods are called in the order in which they stand here.
+    """Builds the parts of a training. Its methods are called in the order in which they stand here.
 
-    ``rough`` is for who looks at what a model does, and not at its weights: see ``build_model``.
+    ``rough`` is for trials that do not depend on the weights: see ``build_model``.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class Setup:
         self.numerics = make_numerics(params, numerics, card, split=split, device=worker.device)
         self.watched = Watched()
         self.draws: tuple[str, ...] = ()
-        """Modules that draw random numbers in forward, as ``try_step`` has seen them in fast numerics."""
+        """Modules that draw random numbers in forward; ``try_step`` finds them, in fast numerics."""
 
     def enter_process(self) -> None:
-        """Make this process the strategy's worker, with the switches of the numerics and the seed's random streams."""
+        """Prepare this process: join the ranks, set the switches of the numerics, and seed the random streams."""
         self.worker.setup()
         self.numerics.configure()
         self.worker.seed(self.params.seed)
 
     def build(self) -> nn.Module:
-        """The untrained model on the CPU, as its factory made it. Raises UserError: see ``build_model``."""
+        """Build the untrained model on the CPU. Raises UserError: see ``build_model``."""
         with self.watched.opening():
             return self._build(self.numerics.construction())
 
@@ -77,16 +77,16 @@ class Setup:
         return build_model(self.params.model, self.card, self.params.seed, within, rough=self._rough)
 
     def sources(self) -> Sources | None:
-        """What a user's model is made of, as far as it has run here by now."""
+        """The sources of a user's model, with the files that this process has read so far."""
         return find_sources(self.params.model, {**recalled(self.params.model), **self.watched.files()})
 
     def place(self, model: nn.Module) -> nn.Module:
-        """Make a model one that these numerics train, on the strategy's device."""
+        """Prepare a model for these numerics and move it to the worker's device."""
         self.numerics.prepare(model)
         return model.to(self.worker.device)
 
     def load(self, folder: Path, split: Literal["train", "test"] = "train", *, at_least: int = 0) -> Data:
-        """A split of the data, on the device if it fits; over and over if it has fewer samples than ``at_least``.
+        """A split of the data, on the device if it fits; repeated up to ``at_least`` samples if it has fewer.
 
         Raises UserError: see ``load_data``.
         """
@@ -96,7 +96,7 @@ class Setup:
         return on_device((inputs, targets), self.worker.device)
 
     def batches(self, data: Data) -> Batches:
-        """The micro-batches that this rank feeds to the model, out of ``data``."""
+        """The micro-batches of this rank from ``data``."""
         rank, device = self.worker.rank, self.worker.device
         epochs, seed = self.params.train.epochs, self.params.seed
         return Batches(data, self.card, self.split, rank=rank, seed=seed, device=device, epochs=epochs)
@@ -110,8 +110,8 @@ class Setup:
         wants_ranks: bool,
         before_restore: Callable[[], None] = lambda: None,
     ) -> list[ModelNote]:
-        """Run the placed model once, before it is wrapped, and leave it as it was; raises what ``trial_step`` does."""
-        model.train()  # as in the training, in whatever mode the factory has left it
+        """Run the placed model once before it is wrapped, and restore it. Raises what ``trial_step`` raises."""
+        model.train()  # as in the training: the factory may have left another mode
         initial = Snapshot(model)
         batch = batches.micro_batch(0, 0)
         self._require_same(model, batch.head(placement.rows_per_device))
@@ -134,10 +134,11 @@ class Setup:
         return notes
 
     def _require_same(self, model: nn.Module, batch: MicroBatch) -> None:
-        """Under ``exact``, feed a user's model twice, and build it a second time, whose objects lie elsewhere.
+        """Under ``exact``, require the same bits from a second pass of a user's model, and from a second build of it.
 
-        It has run nowhere before, so that what it keeps of its first pass shows. A second one is built only where there
-        surely is room for it, and where the factory makes another. Raises UserError: it gives other bits.
+        The model has not run before, so state that it keeps from its first pass shows. Objects of a second build lie
+        elsewhere in memory. It is built only if it surely fits, and only counts if the factory makes new parameters.
+        Raises UserError: the model gives other bits.
         """
         first = require_same_again(self.numerics, self.numerics.module(model), batch)
         if not first or sum(p.numel() for p in model.parameters()) > _MOST_AGAIN:
@@ -151,7 +152,7 @@ class Setup:
         require_alike(first, other.fingerprint(other.module(again), batch), _AGAIN)
 
     def survey(self, data: Data, refusals: Refusals) -> None:
-        """Note all that ``exact`` refuses of the user's model, which is built once more."""
+        """Build the user's model once more and note everything in it that ``exact`` refuses."""
         numerics = self._exact_again()
         model = self._build(numerics.construction(refusals))
         numerics.survey(model, self.batches(data).micro_batch(0, 0), refusals)
@@ -169,7 +170,7 @@ class Setup:
 def make_numerics(
     params: Params, name: NumericsName, card: Card, *, split: BatchSplit, device: torch.device
 ) -> Numerics:
-    """The numerics of that name, for global batches that are split like this."""
+    """The numerics of that name for global batches with this split."""
     if name == "fast":
         return FastNumerics(params.train, device, card.loss)
     assert split.shards, "exact numerics need shards"

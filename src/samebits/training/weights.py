@@ -1,4 +1,4 @@
-"""Weights as one safetensors file under the model's own names, which any strategy or plain PyTorch loads."""
+"""Weights as one safetensors file with the model's own names, for any strategy and for plain PyTorch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _WRAPPER_PREFIXES = ("module.", "_orig_mod.")
 def save_weights(state: dict[str, Tensor], path: Path) -> str:
     """Write the unwrapped model's parameters and buffers and return the SHA-256 of the file.
 
-    Tied tensors are stored once under each of their names, because the format refuses shared memory. The
-    file holds nothing but tensors: no commit, no time.
+    A tied tensor is stored once for each of its names, because the format refuses shared memory. The file holds only
+    tensors: no commit, no time.
     """
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.items()}
     with atomic(path) as temporary:
@@ -34,7 +34,7 @@ def save_weights(state: dict[str, Tensor], path: Path) -> str:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over names, types, shapes and bytes of parameters and buffers, also of those that are not saved."""
+    """SHA-256 of names, types, shapes and bytes of all parameters and buffers, also of buffers that are not saved."""
     digest = hashlib.sha256()
     for name, tensor in sorted({**dict(model.named_buffers()), **model.state_dict()}.items()):
         value = tensor.detach().cpu().contiguous()
@@ -46,11 +46,11 @@ def weights_digest(model: nn.Module) -> str:
 def load_weights(model: nn.Module, path: Path) -> list[str]:
     """Load a file into ``model`` with ``strict=True`` and return notes for the user.
 
-    Names that all carry a wrapper's prefix (``module.`` of ``DataParallel`` and ``DistributedDataParallel``,
-    ``_orig_mod.`` of ``torch.compile``) lose it, with a note.
+    If all names have the prefix of a wrapper (``module.`` of ``DataParallel`` and ``DistributedDataParallel``,
+    ``_orig_mod.`` of ``torch.compile``), the prefix is removed, with a note.
 
     Raises:
-        UserError: the file cannot be read, or its names or shapes are not the model's.
+        UserError: the file cannot be read, or its names or shapes are not those of the model.
     """
     try:
         tensors = load_file(regular(path))

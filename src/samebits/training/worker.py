@@ -1,4 +1,4 @@
-"""One worker of a training: its devices, their random streams, and what its strategy makes of a module."""
+"""One worker of a training: its devices, their random streams, and its strategy."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """One process of a training, by default the only one and on one device.
+    """One process of a training, by default the only one, on one device.
 
-    ``device`` is the first of ``devices``, on which the module stands. ``ranks`` are those that train together.
+    ``device`` is the first of ``devices`` and holds the module. ``ranks`` connects the processes that train together.
     """
 
     def __init__(
@@ -55,21 +55,21 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """Which of the ranks this is."""
+        """The rank of this worker."""
         return self.ranks.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.ranks.world_size
 
     @property
     def cuda_devices(self) -> tuple[int, ...]:
-        """CUDA devices that this worker uses, each once."""
+        """Indices of the CUDA devices that this worker uses, each once."""
         return tuple(dict.fromkeys(device.index for device in self._devices)) if self.device.type == "cuda" else ()
 
     def setup(self) -> None:
-        """Prepare this process, and meet the other ranks. A CPU device is one thread, so that ratios are fair.
+        """Prepare this process and join the other ranks. A CPU device is one thread, so that ratios are fair.
 
         Raises:
             HostError: CUDA does not start.
@@ -80,23 +80,27 @@ class Worker:
             try:
                 torch.cuda.init()  # type: ignore[no-untyped-call]
                 torch.cuda.set_device(self.device)
-            except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:  # all that CUDA may say
+            except (
+                RuntimeError,
+                AssertionError,
+                torch.cuda.DeferredCudaCallError,
+            ) as error:  # CUDA's errors have these types
                 text = f"CUDA does not start on {self.device}: {first_line(str(error))}"
                 raise HostError(
                     text, hint="`samebits doctor` tries each GPU; make repro TORCH=cpu uses none"
                 ) from error
             ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            torch.set_num_threads(max(1, count_cores() // ranks_here))  # they share the cores that feed them
+            torch.set_num_threads(max(1, count_cores() // ranks_here))  # the ranks share the cores that feed them
         if self._placement is not None:
             self._strategy.prepare(self._placement, os.environ)
         self.ranks.join()
 
     def close(self) -> None:
-        """Release what ``setup`` took."""
+        """Leave the other ranks."""
         self.ranks.close()
 
     def seed(self, seed: int) -> None:
-        """Start the random stream of this worker's devices; every rank and every GPU has its own."""
+        """Seed the random streams of this worker; every rank and every GPU has its own."""
         for number, generator in enumerate(self._generators()):
             generator.manual_seed(derive(seed, "model draws", self.rank, number) % 2**63)
 
@@ -104,16 +108,16 @@ class Worker:
         return [torch.default_generator, *(torch.cuda.default_generators[i] for i in self.cuda_devices)]
 
     def random_state(self) -> list[Tensor]:
-        """Where this worker's random streams stand."""
+        """The states of this worker's random streams."""
         return [generator.get_state() for generator in self._generators()]
 
     def set_random_state(self, state: list[Tensor]) -> None:
-        """Go back to a state that ``random_state`` gave."""
+        """Restore states that ``random_state`` returned."""
         for generator, value in zip(self._generators(), state, strict=True):
             generator.set_state(value)
 
     def wrap(self, module: nn.Module, *, reduction: Reduction = "mean") -> nn.Module:
-        """Wrap a module that is already on ``device``; ``reduction`` is what becomes of the gradients of the ranks."""
+        """Wrap a module that is already on ``device``; ``reduction`` combines the gradients of the ranks."""
         how = Wrapping(
             devices=self._devices,
             settings=self._train and self._strategy.settings_of(self._train),
@@ -125,25 +129,25 @@ class Worker:
         return self._strategy.wrap(module, how)
 
     def no_sync(self, module: nn.Module) -> AbstractContextManager[Any]:
-        """A block in which gradients are added up locally; the last backward pass of a step stays outside."""
+        """A block in which gradients add up locally; the last backward pass of a step stays outside."""
         return self._strategy.no_sync(module)
 
     def require_reduced(self, module: nn.Module) -> None:
-        """Raise RuntimeError: the last backward pass left gradients that were not combined over the ranks."""
+        """Raise RuntimeError: the last backward pass left gradients that are not combined over the ranks."""
         self._strategy.require_reduced(module)
 
     def note_phases(self, module: nn.Module, notes: Notes) -> None:
-        """Have a wrapped module say what it does beside its forward pass."""
+        """Have a wrapped module call ``notes`` with its phases beside the forward pass."""
         self._strategy.note_phases(module, notes)
 
     def alone(self) -> Worker:
-        """The device of this worker, with what it feeds and without any other: nothing is combined."""
+        """A worker of the same rank and device that trains alone: nothing is combined."""
         alone = Worker([self.device], ranks=Collectives(self.device, self.rank))
         alone.compiles = self.compiles
         return alone
 
     def hooked(self, hook: HookOfGroup) -> Worker:
-        """The same, with a communication hook of its group in the place of what it wraps's own."""
+        """The same worker, whose wrapped modules use this communication hook instead of their own."""
         if not self._strategy.has_ranks:
             return self
         hooked = copy.copy(self)
@@ -151,14 +155,14 @@ class Worker:
         return hooked
 
     def within(self, groups: Sequence[Sequence[int]]) -> Worker:
-        """The same with gradients, sums and maxima of one of these groups of ranks alone; every rank must call it."""
+        """The same worker, with gradients, sums and maxima over one of these groups; every rank must call it."""
         within = copy.copy(self)
         within.ranks = self.ranks.within(groups)
         return within
 
 
 def make_worker(placement: Placement, train: Train) -> Worker:
-    """The worker that this process is; where there are ranks, the launcher's environment says which."""
+    """The worker of this process; with several ranks, environment variables of the launcher say which."""
     strategy, cuda = STRATEGIES[placement.strategy], placement.device_type == "cuda"
     devices = [torch.device("cuda", index) if cuda else torch.device("cpu") for index in placement.devices]
     ranks = None

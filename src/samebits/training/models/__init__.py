@@ -1,1 +1,1 @@
-"""The built-in models, and building one of them or the user's own with portable first weights."""
+"""Builds a built-in model or the user's own with portable first weights, and finds its source files."""

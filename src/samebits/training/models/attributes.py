@@ -1,6 +1,6 @@
-"""What a model keeps beside its parameters and buffers, and what its forward writes.
+"""Finds what a model holds beside its parameters and buffers, and what its forward writes.
 
-Only modules of the user's own classes are looked into: PyTorch's are known.
+Only modules of the user's own classes are searched: PyTorch's are known.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _INTERNAL = frozenset(vars(nn.Module()))
-_DEPTH = 3  # of lists in lists; one may hold itself
+_DEPTH = 3  # of nested lists; a list may contain itself
 
 
 def _user_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -25,7 +25,7 @@ def _user_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _leaves(path: str, value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
-    """A value, or what the list or the mapping holds that it is."""
+    """The value itself, or the values in it if it is a list, tuple or mapping; each with its path."""
     if isinstance(value, dict) and depth < _DEPTH:
         for key, item in value.items():
             yield from _leaves(f"{path}[{key!r}]", item, depth + 1)
@@ -37,7 +37,7 @@ def _leaves(path: str, value: object, depth: int = 0) -> Iterator[tuple[str, obj
 
 
 def _attributes(model: nn.Module) -> Iterator[tuple[str, object]]:
-    """Everything that the user's modules hold outside ``nn.Module``'s own tables, by its path."""
+    """All attributes of the user's modules but the tables of ``nn.Module``, each with its path."""
     for prefix, module in _user_modules(model):
         for name, value in vars(module).items():
             if name not in _INTERNAL:
@@ -45,7 +45,7 @@ def _attributes(model: nn.Module) -> Iterator[tuple[str, object]]:
 
 
 def unregistered(model: nn.Module) -> tuple[list[str], list[str]]:
-    """Paths of tensors and of modules that ``.to(device)``, ``state_dict()`` and replicas do not see."""
+    """Paths of tensors and of modules that ``.to(device)``, ``state_dict()`` and replicas miss."""
     known = {id(item) for item in (*model.parameters(), *model.buffers(), *model.modules())}
     loose = [(path, value) for path, value in _attributes(model) if id(value) not in known]
     return (
@@ -55,7 +55,7 @@ def unregistered(model: nn.Module) -> tuple[list[str], list[str]]:
 
 
 def state(model: nn.Module) -> dict[str, object]:
-    """What forward could write to, by its path, in a form that can be compared; running statistics aside."""
+    """Everything that forward could write, except running statistics, by path and in comparable form."""
     values = {path: _value(value) for path, value in _attributes(model)}
     for prefix, module in _user_modules(model):
         if not isinstance(module, _NormBase):
@@ -71,6 +71,6 @@ def _value(value: object) -> object:
 
 
 def written(before: dict[str, object], after: dict[str, object]) -> list[str]:
-    """Attributes that differ between two states, each once."""
+    """Paths of attributes that differ between two states, each once."""
     paths = [path for path in before | after if before.get(path) != after.get(path)]
     return list(dict.fromkeys(path.partition("[")[0] for path in paths))

@@ -1,4 +1,4 @@
-"""Build the model that params.yaml names; its first weights are the same on every host."""
+"""Builds the model that params.yaml names; its first weights are the same on every host."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def build_model(
     *,
     rough: bool = False,
 ) -> nn.Module:
-    """Build a model on the CPU, its random weights drawn under ``seed``, in the block ``within``.
+    """Build a model on the CPU in the block ``within``; its random weights are drawn under ``seed``.
 
-    ``rough`` weights repeat a few numbers, which is quick.
-    A user's factory is called with ``model.kwargs``, and with ``card=`` if it has such a parameter.
+    ``rough`` weights repeat a few numbers, which is fast. A user's factory is called with ``model.kwargs``, and with
+    ``card=`` if it has such a parameter.
 
     Raises:
-        UserError: the factory cannot be imported or called, does not return a module, or draws random
-            numbers in a way that is not the same on every host.
+        UserError: the factory cannot be imported or called, does not return a module, or draws random numbers in a way
+            that differs between hosts.
     """
     within = within or nullcontext()
     if isinstance(model, UserModel):
@@ -73,7 +73,7 @@ def _build_user_model(model: UserModel, card: Card) -> nn.Module:
         raise
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_DFL:
-            raise  # Ctrl-C, by which a worker ends without any exception
+            raise  # Ctrl-C; in a worker, whose handler is the default, Ctrl-C raises no exception
         raise UserError(
             f"model.name: {model.name} raised {type(error).__name__}: {first_line(str(error))}",
             hint=f"see {place_of(error) or 'the factory'}",
@@ -102,9 +102,9 @@ def _check_names(name: str, signature: inspect.Signature, kwargs: dict[str, Any]
 
 
 def import_factory(name: str, source: Path | None) -> Any:
-    """Import ``package.module:factory`` with the working directory on the path, and check where it came from.
+    """Import ``package.module:factory`` with the working directory on the path, and check that it lies in ``source``.
 
-    Raises UserError: there is none, or not in ``source``.
+    Raises UserError: there is no such factory, or it lies elsewhere.
     """
     if source and not source.exists():
         hint = "give the path from the repository's root"

@@ -1,7 +1,7 @@
-"""The files and packages that a user's model is made of, so that an edit of any of them trains again.
+"""Finds the files and packages that a user's model is made of, so that an edit of any of them trains again.
 
-Imports are followed through the text of each file, also those inside functions; what a process has imported or opened
-by other means is added once it has run. Nothing is imported here, and torch is not needed.
+Imports are followed through the text of each file, also imports inside functions. Files that a process imports or opens
+by other means are added once it has run. This module imports no user code and does not need torch.
 """
 
 from __future__ import annotations
@@ -37,22 +37,25 @@ _OF_TOOLS = {".git", ".dvc", ".samebits", "__pycache__"}
 
 
 class Sources(Part):
-    """SHA-256 of each file by its path from the root, or by its module's name elsewhere; versions of packages."""
+    """SHA-256 of each file, and the version of each package.
+
+    The key of a file is its path from the root; for files elsewhere, it is the module's name.
+    """
 
     files: dict[str, str]
     packages: dict[str, str]
 
     @property
     def digest(self) -> str:
-        """One hash of all of it."""
+        """One hash of all files and packages."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def find_sources(model: Model, ran: Mapping[str, Path] = MappingProxyType({})) -> Sources | None:
-    """What a user's model is made of; None for a built-in one.
+    """The sources of a user's model; None for a built-in one.
 
-    ``ran`` are files by name that a process has imported or opened besides, as ``Watched`` gives them.
+    ``ran`` are additional files by name that a process has imported or opened, as ``Watched`` returns them.
     """
     if not isinstance(model, UserModel):
         return None
@@ -66,43 +69,43 @@ def find_sources(model: Model, ran: Mapping[str, Path] = MappingProxyType({})) -
 
 
 class _Memory(Part):
-    """What was found by running a model: files by name, and the digest of all its sources then."""
+    """The files found by running a model, by name, and the digest of all its sources at that time."""
 
     files: dict[str, str]
     digest: str
 
 
 def recalled(model: Model) -> dict[str, Path]:
-    """The files that earlier runs of this model on this machine have found."""
+    """The files that earlier runs of this model on this machine found."""
     memory = _memories().get(model.name)
     return {name: Path(path) for name, path in memory.files.items() if Path(path).is_file()} if memory else {}
 
 
 def is_known(model: Model, sources: Sources) -> bool:
-    """Whether a run of the model has found these sources, as they are now."""
+    """Whether a run of the model has found these sources in their present state."""
     memory = _memories().get(model.name)
     return memory is not None and memory.digest == sources.digest
 
 
 def remember(model: Model, ran: Mapping[str, Path]) -> None:
-    """Keep what a run of the model has imported and opened, for the next search for its sources."""
+    """Remember the files that a run of the model has imported and opened, for the next search for its sources."""
     files = {**recalled(model), **ran}
     sources = find_sources(model, files)
     assert sources is not None, "a built-in model has no sources"
     one = _Memory(files={name: str(path) for name, path in files.items()}, digest=sources.digest)
-    with suppress(UserError, HostError):  # then it is found again
+    with suppress(UserError, HostError):  # the next run finds them again
         write_json(_MEMORY, {name: m.model_dump() for name, m in {**_memories(), model.name: one}.items()})
 
 
 def _memories() -> dict[str, _Memory]:
     try:
         return TypeAdapter(dict[str, _Memory]).validate_python(read_json(_MEMORY, made_by="nothing"))
-    except ValueError:  # missing or damaged: what is forgotten is found again
+    except ValueError:  # missing or damaged: the next run finds the files again
         return {}
 
 
 class Watched:
-    """What this process imports and opens for a user's model, from when it is made."""
+    """The files that this process imports and opens for a user's model, from the construction of this object on."""
 
     def __init__(self) -> None:
         self._before = set(sys.modules)
@@ -110,7 +113,7 @@ class Watched:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """A block in which the model's own code runs, and whose files are the model's."""
+        """A block in which the model's code runs: files opened in it belong to the model."""
         _hear_of_files()
         _LISTENING.append(self._opened)
         try:
@@ -119,7 +122,7 @@ class Watched:
             _LISTENING.remove(self._opened)
 
     def files(self) -> dict[str, Path]:
-        """Files by name: the modules of the user's own, and what was read below the root."""
+        """Files by name: the user's own modules, and other files read below the root."""
         found = {}
         for name, module in list(sys.modules.items()):
             path = _file_of(getattr(module, "__spec__", None))
@@ -128,7 +131,7 @@ class Watched:
         return found | {_named(path, path.name): path for path in self._data() if _below_root(path)}
 
     def remember(self, model: Model) -> None:
-        """Keep what no earlier run of a user's model on this machine has found; say so, since it was not watched."""
+        """Remember files that no earlier run on this machine found; warn, because edits of them went unnoticed."""
         if not isinstance(model, UserModel):
             return
         before = recalled(model)
@@ -141,7 +144,7 @@ class Watched:
                 sys.stderr.write(f"{text}. hint: import it at the top of one of the model's files\n")
 
     def unseen(self) -> list[str]:
-        """Files that were read elsewhere, whose edits nobody sees."""
+        """Files read outside the root, whose edits go unnoticed."""
         root = Path.cwd().resolve()
         return [str(path) for path in self._data() if not (path.is_relative_to(root) or in_system(path))]
 
@@ -157,7 +160,7 @@ _LISTENING: list[set[str]] = []
 
 @cache
 def _hear_of_files() -> None:
-    """Have Python tell of each file that it opens; such a hook stays for as long as the process."""
+    """Install an audit hook that hears of each opened file; it stays for the life of the process."""
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
         if event == "open" and _LISTENING and isinstance(arguments[0], str | os.PathLike):
@@ -174,7 +177,7 @@ def _hear_of_files() -> None:
 
 
 def _follow(modules: list[str], files: dict[str, Path]) -> set[str]:
-    """Add the files of modules, of the packages that they are in, and of all that they import; give the packages."""
+    """Add to ``files`` those of modules, of their packages and of all their imports; return installed packages."""
     packages: set[str] = set()
     seen: set[str] = set()
     while modules:
@@ -194,13 +197,13 @@ def _follow(modules: list[str], files: dict[str, Path]) -> set[str]:
 
 
 def _imports(path: Path, module: str) -> list[str]:
-    """What a file names in its imports, wherever they stand in it; some of it are functions, and no modules."""
+    """The names in all imports of a file; some of them are functions instead of modules."""
     if path.suffix != ".py":
         return []
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return []  # whoever imports it will say so
+        return []  # its import will raise the error
     parts = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
     found: list[str] = []
     for node in ast.walk(tree):
@@ -214,7 +217,7 @@ def _imports(path: Path, module: str) -> list[str]:
 
 
 def _located(name: str) -> list[tuple[str, Path]]:
-    """The files of a dotted name and of the packages before it, as far as there are any; nothing is imported."""
+    """The files of a dotted name and of the packages above it, as far as they exist; nothing is imported."""
     found: list[tuple[str, Path]] = []
     where: list[str] | None = None
     parts = name.split(".")
@@ -232,7 +235,7 @@ def _located(name: str) -> list[tuple[str, Path]]:
 
 
 def _spec(name: str, where: list[str] | None) -> ModuleSpec | None:
-    """As ``PathFinder.find_spec``, which wants the packages above a namespace to be imported."""
+    """As ``PathFinder.find_spec``, which needs the packages above a namespace to be imported."""
     portions: list[str] = []
     for entry in [str(Path.cwd()), *sys.path] if where is None else where:
         finder = get_importer(entry)
@@ -245,7 +248,9 @@ def _spec(name: str, where: list[str] | None) -> ModuleSpec | None:
         namespace.submodule_search_locations = portions
         return namespace
     if where is None:
-        hooks = (finder for finder in sys.meta_path if finder is not PathFinder)  # as of editable installations
+        hooks = (
+            finder for finder in sys.meta_path if finder is not PathFinder
+        )  # such as those of editable installations
         return next((spec for hook in hooks if (spec := hook.find_spec(name, None))), None)
     return None
 
@@ -256,7 +261,7 @@ def _file_of(spec: ModuleSpec | None) -> Path | None:
 
 
 def _given(source: str | None) -> dict[str, Path]:
-    """The files of ``model.source``, which are the model's whether it imports them or not."""
+    """The files of ``model.source``, which count as the model's even if it does not import them."""
     if source is None:
         return {}
     path = Path(source).resolve()
@@ -265,14 +270,14 @@ def _given(source: str | None) -> dict[str, Path]:
 
 
 def _below_root(path: Path) -> bool:
-    """Whether a file is below the root, and neither git's, DVC's, this kit's nor an environment's."""
+    """Whether a file is below the root, but not in a folder of git, DVC, samebits or a virtual environment."""
     root = Path.cwd().resolve()
     parts = path.relative_to(root).parts if path.is_relative_to(root) else (".git",)
     return not (_OF_TOOLS & {*parts} or any(part.startswith(".venv") for part in parts))
 
 
 def _named(path: Path, name: str) -> str:
-    """A file's path from the root; of one that lies elsewhere ``name``, which no host has otherwise."""
+    """A file's path from the root; for a file elsewhere ``name``, which is the same on every host."""
     root = Path.cwd().resolve()
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else name
 
