@@ -1,1 +1,1 @@
-"""Measuring a training: timed slices beside references, the phases of a step, rooflines, rounding."""
+"""Measures a training: timed slices beside references, phases of a step, rooflines, rounding."""

@@ -1,4 +1,4 @@
-"""What a host can do at best, measured by itself: all-reduces alone, copies, and what an optimizer has to move."""
+"""Upper bounds of a host, each measured alone: all-reduces, copies, and the memory traffic of an optimizer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _SIZES = tuple(2**power for power in (12, 16, 20, 22, 24, 26, 28))
 _TIMES = 5
-_SECONDS = 0.3  # for all sizes: what a slow link does not allow is left out, but for the gradients themselves
+_SECONDS = 0.3  # for all sizes together: a slow link skips some, but never the size of the gradients
 _COPY_BYTES = {"cpu": 2**25, "cuda": 2**28}
 
 
 def measure_bounds(trainable: Trainable, half_ms: tuple[float, ...] | None) -> Bounds:
-    """The bounds of a training on these devices; every rank must call it."""
+    """The bounds of a training on its devices; every rank must call it."""
     worker, device = trainable.worker, trainable.worker.device
     worker.ranks.barrier()
     copy = _copy_gb_per_s(device)
@@ -38,12 +38,12 @@ def measure_bounds(trainable: Trainable, half_ms: tuple[float, ...] | None) -> B
 
 
 def gradient_bytes(trainable: Trainable) -> int:
-    """Bytes of the gradients of all parameters that are trained."""
+    """Bytes of the gradients of all trained parameters."""
     return sum(p.nbytes for p in trainable.model.parameters() if p.requires_grad)
 
 
 def _optimizer_bytes(trainable: Trainable) -> int:
-    """Bytes that a step moves at least: parameters and state are read and written, gradients are read."""
+    """Bytes that a step must move: it reads and writes parameters and state, and reads gradients."""
     total = 0
     for group in trainable.optimizer.param_groups:
         for p in group["params"]:
@@ -53,7 +53,7 @@ def _optimizer_bytes(trainable: Trainable) -> int:
 
 
 def _all_reduces(worker: Worker, bytes_of_gradients: int) -> tuple[AllReduce, ...]:
-    """The all-reduces that there is time for, by size; sizes take turns, so that a bad moment befalls none alone."""
+    """Time all-reduces of as many sizes as time allows. Sizes take turns, so that a slow moment affects all alike."""
     ranks, device = worker.ranks, worker.device
     sizes = (*(size for size in _SIZES if size < bytes_of_gradients), bytes_of_gradients)
     values = {size: torch.zeros(-(-size // 4), device=device) for size in sizes}
@@ -91,7 +91,7 @@ def _host_to_device_gb_per_s(device: torch.device) -> float:
 
 
 def _times(work: Callable[[], object], device: torch.device, times: int = _TIMES, *, warm: bool = True) -> list[float]:
-    """Seconds of each of some calls, if ``warm`` after one that does not count."""
+    """Seconds of each call; with ``warm``, one call before them does not count."""
     seconds = []
     for _ in range(warm + times):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What DistributedDataParallel sends in a step, and when: a communication hook that does what the built-in one does."""
+"""Times the all-reduces of DistributedDataParallel, by a communication hook that works like the built-in one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class _AllReduce:
-    """One all-reduce: its bytes, and when it was ready and done."""
+    """One all-reduce: its bytes, and the moments when it was ready and done."""
 
     size_bytes: int
     ready: Moment
@@ -29,7 +29,7 @@ class _AllReduce:
 
 
 class Tracer:
-    """Notes the all-reduces of each backward pass; it is called with each ``phase`` of a step, as its notes."""
+    """Records the all-reduces of each step. As the notes of a training, it is called with each ``phase``."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -38,17 +38,17 @@ class Tracer:
         self.phase: PhaseName = "host"
 
     def begin_step(self) -> None:
-        """The buckets that follow are of another step."""
+        """The buckets that follow belong to a new step."""
         self._steps.append([])
 
     def __call__(self, phase: PhaseName) -> None:
-        """From now on the step is in this phase. The times of its buckets count from its first backward pass."""
+        """Begin a phase. The times of a step's buckets count from its first backward pass."""
         self.phase = phase
         if phase == "backward" and len(self._begun) < len(self._steps):
             self._begun.append(moment(self._device))
 
     def hook(self, group: ProcessGroup | None):  # type: ignore[no-untyped-def]  # DDP reads types
-        """A communication hook, whose sum is divided as DDP's own is."""
+        """A communication hook that averages gradients as DDP's own does."""
         ranks = dist.get_world_size(group)
 
         def all_reduce(_, bucket):  # type: ignore[no-untyped-def]
@@ -67,7 +67,7 @@ class Tracer:
         return all_reduce
 
     def buckets(self) -> tuple[Bucket, ...]:
-        """The all-reduces of a step, in order, if all steps had as many."""
+        """The all-reduces of a step in order; steps with another number of them than the last one are left out."""
         synchronize(self._device)
         steps = [step for step in self._steps if len(step) == len(self._steps[-1])]
         begun = self._begun[-len(steps) :]

@@ -1,9 +1,9 @@
-"""The profiling pass: where the time of a step goes, apart from all steps that are timed for speed-ups.
+"""The profiling pass: it divides the time of a step into phases, in steps that no speed-up is computed from.
 
-Steps take turns: as they are (plain), with notes of their phases (noted), and on all devices at once without any
-communication (alone). What a backward pass takes longer than alone is communication and waiting; how long each rank
-computes alone tells who waits for whom, although all end together. A single device also does half the batch in turn,
-which tells what a step costs whatever its batch is.
+Several kinds of steps take turns: unchanged (plain), with notes of their phases (noted), and without communication on
+all devices at once (alone). A backward pass that takes longer than alone communicates or waits. The time that each rank
+computes alone shows which rank waits for which, although all end together. A single device also takes turns with half
+the batch, which shows the part of a step's cost that does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Turn = Literal["plain", "noted", "alone", "half", "one thread"]
 
 @dataclass(frozen=True)
 class Twins:
-    """Copies of a training that the pass compares it with, if there are any, on this rank.
+    """Copies of a training for the profiling pass, on this rank.
 
-    ``alone`` does this rank's part without communication, ``half`` half of the batch on the only device, and
-    ``traced``, a function, makes the one whose all-reduces a tracer notes.
+    ``alone`` trains this rank's part without communication, ``half`` trains half of the batch on the only device, and
+    the function ``traced`` makes the copy whose all-reduces a tracer records.
     """
 
     alone: Trainable | None
@@ -96,7 +96,7 @@ class _Turns:
         self.shares: CoreShares | None = None
 
     def run(self) -> None:
-        """All turns, in an order that moves on from turn to turn, so that none of them always follows the same one."""
+        """Take all turns; the order of the kinds rotates, so that none of them always follows the same one."""
         for subject in {id(subject): subject for subject in self._subjects.values()}.values():
             subject.reset()
         cores = Cores(os.getppid())  # the launcher and all its workers
@@ -128,13 +128,13 @@ class _Turns:
         self._seconds[turn].append(clock.seconds)
 
     def ms(self, turn: Turn) -> tuple[float, ...]:
-        """Milliseconds of a step of the slowest rank, by turn, if there were any; every rank must call it."""
+        """Milliseconds of a step of the slowest rank, by turn; empty without such turns. Every rank must call it."""
         if turn not in self._seconds:
             return ()
         return tuple(1e3 * s / self._steps for s in self._worker.ranks.max_over_ranks(self._seconds[turn]))
 
     def here(self) -> RankPhases:
-        """What this rank has noted."""
+        """The phases that this rank has noted."""
         return RankPhases(
             noted=tuple(self._phases["noted"]),
             alone=tuple(self._phases["alone"]),
@@ -143,14 +143,14 @@ class _Turns:
 
 
 def takes_threads(trainable: Trainable) -> bool:
-    """Whether some rank's model has taken more threads than a CPU device is, which is one; every rank must call it."""
+    """Whether a model on some rank uses several threads, where a CPU device is one; every rank must call it."""
     taken = trainable.worker.device.type == "cpu" and torch.get_num_threads() > 1
     return trainable.worker.ranks.any_rank(taken)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A block in which operations use one thread, whatever the model asks for."""
+    """A block in which operations use one thread, even if the model asks for more."""
     threads, asked = torch.get_num_threads(), torch.set_num_threads
     torch.set_num_threads(1)
     torch.set_num_threads = lambda _: None  # type: ignore[assignment]  # the model would set it again
@@ -162,7 +162,7 @@ def one_thread() -> Iterator[None]:
 
 
 def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffic | None, Reads]:
-    """What some steps send and read; they are slower than others."""
+    """Trace the all-reduces and reads of some steps, which this makes slower."""
     tracer = Tracer(trainable.worker.device)
     several = trainable.worker.world_size > 1
     subject = twins.traced(tracer) if several else trainable

@@ -1,4 +1,4 @@
-"""When timed slices are repeated once more: until the speed-up is known well enough, or a limit is spent."""
+"""Decides how often timed slices are repeated: until the speed-up is known well enough or a limit is reached."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from samebits.records.measurement import StopKind
     from samebits.records.run import Ratio
 
-MOST_REPEATS = 100  # of slices so short that the limit would allow thousands
+MOST_REPEATS = 100  # for slices so short that the time limit would allow thousands
 
 
 def why_stop(ratio: Ratio | None, *, count: int, spent: float, longest: float, limit: float) -> StopKind | None:
-    """Why no repeat should follow the ``count`` that were timed, None if one should.
+    """Why no repeat should follow the ``count`` timed ones; None if one should.
 
-    ``ratio`` is None while there are too few pairs to tell an interval. ``spent`` of the ``limit`` are the seconds that
-    prolonging has taken; the next repeat is expected to take as long as the ``longest``.
+    ``ratio`` is None while there are too few pairs for an interval. ``spent`` are the seconds of the ``limit`` that
+    additional repeats have taken; the next repeat is expected to take ``longest`` seconds.
     """
-    if ratio is not None and ratio.half_width <= NARROW and count > 1:  # what differs between repeats is not in one
+    if (
+        ratio is not None and ratio.half_width <= NARROW and count > 1
+    ):  # one repeat does not show differences between repeats
         return "narrow"
     if not limit:
         return "off"
@@ -34,7 +36,7 @@ def why_stop(ratio: Ratio | None, *, count: int, spent: float, longest: float, l
 
 
 def notes_of(repeats: Repeats | None) -> list[Prolonged | Unrepeated]:
-    """That a measurement was prolonged, or that its interval comes from one repeat."""
+    """Notes that a measurement was prolonged, or that its interval comes from one repeat."""
     if repeats is not None and repeats.count == 1 and repeats.half_width is not None:
         return [Unrepeated()]
     if repeats is None or repeats.count == repeats.planned:
@@ -54,9 +56,9 @@ class Prolonging:
         self._stopped: StopKind | None = None
 
     def wants_more(self, ratio: Callable[[], Ratio | None] | None) -> bool:
-        """Whether to time another repeat, now that one has ended.
+        """Whether to time another repeat, after one has ended.
 
-        ``ratio`` gives the speed-up as it is known by now, and is None if there will be none.
+        ``ratio`` returns the speed-up known so far; it is None if there will be no speed-up.
         """
         now = self._now()
         seconds, self._last = now - self._last, now
@@ -74,7 +76,7 @@ class Prolonging:
         return self._stopped is None
 
     def result(self) -> Repeats:
-        """What the record says, once no repeat follows."""
+        """The repeats for the record, once none follows."""
         assert self._stopped
         return Repeats(
             planned=self._planned,

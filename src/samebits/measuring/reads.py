@@ -1,4 +1,4 @@
-"""Where a forward pass makes Python wait for a value of the device: ``.item()``, ``.tolist()``, ``if tensor:``."""
+"""Counts reads by which a forward pass makes Python wait for the device: ``.item()``, ``.tolist()``, ``if tensor:``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _SCALARS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default}
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
-_OF_ONE = 200  # reads whose time is taken
+_OF_ONE = 200  # timed reads
 
 
 class ReadCounter(EagerDispatchMode):
-    """Counts reads in the phase ``forward``, which ``phase`` tells."""
+    """Counts reads while ``phase()`` is ``forward``."""
 
     def __init__(self, phase: Callable[[], PhaseName]) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class ReadCounter(EagerDispatchMode):
         self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, and count it if it reads."""
+        """Run an operation; count it if it reads a value."""
         outputs = func(*args, **(kwargs or {}))
         if self._phase() == "forward":
             self.count += func in _SCALARS or (func in _COPIES and _to_host(args, outputs))
@@ -41,9 +41,9 @@ def _to_host(args: Any, outputs: Any) -> bool:
 
 
 def read_seconds(device: torch.device) -> float:
-    """What choosing a value of a matrix and reading it takes, on a device that has nothing else to do.
+    """Seconds to select and read a value of a matrix, on an idle device.
 
-    The matrix takes part in the backward pass, as what a model computes does.
+    The matrix requires a gradient, like the outputs of a model.
     """
     values = 1.0 * torch.ones(2, 2, device=device, requires_grad=True)
     values[0, 0].item()

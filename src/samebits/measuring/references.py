@@ -1,4 +1,4 @@
-"""References: what a training is timed beside, each a training of its own of the same model."""
+"""References: other trainings of the same model, with which a training is timed in turns."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """One of them: what it feeds, and by which worker.
+    """A kind of reference: ``part`` gives its share of the batch and its worker.
 
-    It is one of the slices of a training where it is ``wanted``. ``everywhere``: on every rank, where the others run on
-    the first device. ``waits``: its ranks wait for each other, so that none may lack it. ``numerics``: other ones than
-    the training's.
+    It is timed in slices if it is ``wanted``. ``everywhere``: it runs on every rank; others run on the first device.
+    ``waits``: its ranks wait for each other, so every rank must have it. ``numerics``: it uses these instead of the
+    training's.
     """
 
     part: Callable[[Setup, Placement], tuple[BatchSplit, Worker]]
@@ -89,29 +89,29 @@ REFERENCES: dict[ReferenceName, Reference] = {
 
 
 def reference_names(placement: Placement, numerics: NumericsName) -> tuple[SliceName, ...]:
-    """What a training is compared with in its slices."""
+    """Names of the references that are timed beside a training."""
     return tuple(name for name, one in REFERENCES.items() if one.wanted(placement, numerics))  # type: ignore[misc]
 
 
 @dataclass
 class References:
-    """Warm references that run on this rank, and the names of all; ``problem`` says why some or all are missing."""
+    """The warm references of this rank, and the names of all. ``problem`` says why some or all are missing."""
 
     names: tuple[SliceName, ...] = ()
     here: dict[SliceName, Trainable] = field(default_factory=dict)
     problem: Missing | None = None
 
     def release(self) -> None:
-        """Free the memory of those here: captured modules hold themselves, so nothing else would."""
+        """Free the memory of this rank's references; captured modules are in cycles, so this needs the collector."""
         self.here.clear()
         gc.collect()
 
 
 def make_references(untrained: nn.Module | None, data: Data, setup: Setup, placement: Placement) -> References:
-    """What a training is timed beside. Every rank must call it.
+    """Make the references of a training. Every rank must call it.
 
-    ``untrained`` is the model as it was built, None on a rank that has no reference. A reference that does not fit on
-    the device is said, not fatal; the others stay if it is ``single``, which has the whole batch on one device.
+    ``untrained`` is the model as built, None on a rank without references. A reference that does not fit on the device
+    becomes the ``problem``. If it is ``single``, which has the whole batch on one device, the others stay.
     """
     if setup.params.train.repeats == 1:
         return References(problem=Missing(kind="one_repeat"))
@@ -143,9 +143,10 @@ def make_reference(
     placement: Placement,
     tracer: Tracer | None = None,
 ) -> Trainable | None:
-    """A warm reference on this worker's first device, which has an ``untrained`` model; None if it does not fit there.
+    """A warm reference on this worker's first device, from an ``untrained`` model; None if it does not fit there.
 
-    It is set up as its own training would be, but that the share of a strategy that cannot be compiled is not either.
+    It is set up like a training of its own, except that the share of a strategy that cannot be compiled is not compiled
+    either.
     """
     assert untrained is not None
     reference = REFERENCES[name]
@@ -169,7 +170,7 @@ def make_reference(
 
 
 def copy_of(model: nn.Module) -> nn.Module:
-    """A copy that shares nothing. Raises UserError: something in the model cannot be copied."""
+    """A copy that shares nothing with the model. Raises UserError: something in the model cannot be copied."""
     try:
         return copy.deepcopy(model)
     except Exception as error:

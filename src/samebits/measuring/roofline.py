@@ -1,4 +1,4 @@
-"""What a step computes, and how fast its device multiplies matrices: whether the device is used well at all."""
+"""Counts the operations of a step and measures the peak speed of matrix products on its device."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from samebits.params.schema import Train
     from samebits.training.loop import Trainable
 
-COUNTING_SECONDS = 0.05  # that the counted passes may take, by the time of a step
-PRODUCT_SECONDS = 0.03  # for which products of one size are repeated
-ROOF_SECONDS = 0.15  # in which sizes are tried
+COUNTING_SECONDS = 0.05  # for the counted passes, estimated from the time of a step
+PRODUCT_SECONDS = 0.03  # for repeated products of one size
+ROOF_SECONDS = 0.15  # for all sizes
 _SIZES = {"cpu": (128, 256, 512, 768, 1024, 1536), "cuda": (1024, 2048, 4096, 8192)}
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ALSO_PRODUCTS = re.compile(
     r"rnn|lstm|gru|fft|linalg|cdist|trilinear|mkldnn|quantized|sparse|spmm|flash|attention|(^|_)(mv|addmv|dot|addr)$"
 )
-"""Names of operations that multiply much, as far as the counter does not know them."""
+"""Names of operations that compute products but that the counter does not know."""
 
 
 def measure_roof(trainable: Trainable, train: Train, samples: int, step_seconds: float) -> Roof | None:
-    """The work of a step of so many ``samples``, and the roof of its device; on rank 0, while the others wait.
+    """The operations of a step of ``samples`` and the roof of its device, measured on rank 0 while the others wait.
 
-    Every rank must call it, after all that is timed. What cannot be measured is said, not fatal. None in ``exact``,
-    whose products are not PyTorch's, and where nothing is repeated.
+    Every rank must call it, after all timed measurements. A failure becomes the ``problem`` of the result. None under
+    ``exact``, whose products are not PyTorch's, and with one repeat.
     """
     if trainable.numerics.name == "exact" or train.repeats == 1:
         return None
@@ -46,19 +46,19 @@ def _measure(trainable: Trainable, train: Train, samples: int, step_seconds: flo
         flops, uncounted = count_flops(trainable, samples, step_seconds)
         roof = Roof(flops_per_step=flops, uncounted=uncounted)
         best = multiply_fast(trainable.worker.device, _TYPES.get(train.precision, torch.float32))
-    except Exception as error:  # noqa: BLE001 - the training is done, and no user's operation may end it now
+    except Exception as error:  # noqa: BLE001 - the training is done: no error in the user's model may end it now
         return roof.model_copy(update={"problem": f"{type(error).__name__}: {first_line(str(error))}"})
     return roof.model_copy(update={"roof_flops": best})
 
 
 class _Counter(EagerDispatchMode):
-    """Counts by the formulas of PyTorch's FlopCounterMode, and notes which products have none there."""
+    """Counts by the formulas of PyTorch's FlopCounterMode, and notes products without a formula."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
-        from torch.utils import flop_counter  # here, because with CUDA it imports Triton
+        from torch.utils import flop_counter  # late, because with CUDA it imports Triton
 
         aten = torch.ops.aten
         self._formulas = {
@@ -82,16 +82,16 @@ class _Counter(EagerDispatchMode):
 
 
 def _multiplies(packet: str) -> bool:
-    """Whether an operation may well be a product of matrices: by its name, or because nobody knows what it is."""
+    """Whether an operation may multiply matrices: its name says so, or it is of an unknown library."""
     space, _, name = packet.partition(".")
     return space not in ("aten", "prim", "prims") or bool(_ALSO_PRODUCTS.search(name))
 
 
 def count_flops(trainable: Trainable, samples: int, step_seconds: float) -> tuple[float, tuple[str, ...]]:
-    """Multiplications and additions of a step of so many ``samples``, and what was not counted.
+    """Multiplications and additions in a step of ``samples``, and the names of operations that were not counted.
 
-    Counted forward and backward on some rows of this rank's first micro-batch, and taken times the rows of the step.
-    The model is called as it is, without a wrapper, and no gradient is left in it.
+    They are counted forward and backward on some rows of this rank's first micro-batch and scaled to the step. The
+    model is called without a wrapper, and no gradient is left in it.
     """
     batch = trainable.batches.micro_batch(0, 0)
     rows = len(batch.inputs)
@@ -101,22 +101,22 @@ def count_flops(trainable: Trainable, samples: int, step_seconds: float) -> tupl
     parameters = [p for p in model.parameters() if p.requires_grad]
     with _Counter() as counter:
         loss = numerics.loss(numerics.forward(numerics.module(model), batch), batch.targets)
-        torch.autograd.grad(loss, parameters, allow_unused=True)  # not backward, for which ddp has hooks
+        torch.autograd.grad(loss, parameters, allow_unused=True)  # not backward, on which ddp has hooks
     return counter.flops * samples / len(batch.inputs), tuple(sorted(counter.uncounted))
 
 
 def multiply_fast(device: torch.device, dtype: torch.dtype) -> float:
-    """The most multiplications and additions a second that products of square matrices reached, as switches stand.
+    """The most multiplications and additions per second in products of square matrices, with the present switches.
 
     Sizes grow until a product takes long enough to be timed, or the time is over. The first product of a size is not
-    timed. Raises RuntimeError: not even the smallest is computed.
+    timed. Raises RuntimeError: not even the smallest size works.
     """
     best, began = 0.0, time.perf_counter()
     generator = torch.Generator(device).manual_seed(0)
     for size in _SIZES[device.type]:
         try:
             a, b = (torch.rand(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
-            single = _seconds(a, b, device, 1)  # with what a first call takes, as a library's start
+            single = _seconds(a, b, device, 1)  # includes the cost of a first call, such as loading a library
             single = min(single, _seconds(a, b, device, 1))
             repeats = max(1, int(PRODUCT_SECONDS / max(single, 1e-6) / 2))
             seconds = min(_seconds(a, b, device, repeats) / repeats for _ in range(2))
@@ -132,7 +132,7 @@ def multiply_fast(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _seconds(a: torch.Tensor, b: torch.Tensor, device: torch.device, repeats: int) -> float:
-    """Of so many products in a row, with the device synchronised at both ends."""
+    """Seconds of ``repeats`` products in a row, with the device synchronised at both ends."""
     synchronize(device)
     began = time.perf_counter()
     for _ in range(repeats):

@@ -1,8 +1,8 @@
-"""How far rounding alone takes a training: the same steps from weights that are changed as little as rounding does.
+"""Measures the effect of rounding on a training, by a twin that starts from weights changed as little as by rounding.
 
-Two runs that add the same numbers in another order differ by a rounding at first; training amplifies that, by how much
-depends on the model and its settings. So it is measured: the twin's losses beside the training's give the size that a
-difference may have at each step without meaning anything else.
+Two runs that add the same numbers in different orders differ by a rounding at first. Training amplifies the difference,
+by a factor that depends on the model and its settings. The losses of the twin, compared with the training's, show how
+large a difference at each step may be from rounding alone.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
     from samebits.training.loop import Snapshot, Trainable
 
-PERTURBATION = 2.0**-18  # of each weight, at most: 64 units in the last place, so that ReLUs switch as they would
+PERTURBATION = 2.0**-18  # largest relative change of a weight: 64 units in the last place, enough to switch ReLUs
 TWIN_SECONDS = 3.0
-TWIN_SHARE = 0.1  # of the training, if that is more
-_RISE = 1.2  # of the envelope between two points that are kept
+TWIN_SHARE = 0.1  # of the training's time, if that is longer
+_RISE = 1.2  # least factor between two points of the envelope
 
 
 def measure_rounding(
     trainable: Trainable, losses: list[float], final: Snapshot, *, seed: int, step_seconds: float
 ) -> Rounding | None:
-    """Train a twin for as many steps as there is time for; None if its loss is not finite.
+    """Train a twin for as many steps as time allows; None if its loss is not finite.
 
-    ``losses`` are the training's and ``final`` its last weights. Every rank must call it with the same
+    ``losses`` are the training's, and ``final`` has its last weights. Every rank must call it with the same
     ``step_seconds``.
     """
     budget = max(TWIN_SECONDS, TWIN_SHARE * len(losses) * step_seconds)
@@ -59,7 +59,7 @@ def envelope(losses: list[float], twin: list[float]) -> tuple[TwinLoss, ...]:
 
 
 def _perturb(model: nn.Module, seed: int) -> None:
-    """Multiply each weight by 1 plus or minus at most PERTURBATION, the same on every rank and host."""
+    """Multiply each weight by a factor within 1 ± PERTURBATION, the same on every rank and host."""
     with torch.no_grad():
         for name, p in model.named_parameters():
             draws = Stream(seed, "rounding", name).uniform(p.numel())
@@ -68,7 +68,7 @@ def _perturb(model: nn.Module, seed: int) -> None:
 
 
 def _weight_differences(model: nn.Module, final: Snapshot) -> dict[str, float] | None:
-    """By tensor; None where a last update overflowed, which no loss of the training tells."""
+    """Relative difference by tensor; None if the last update overflowed, which no loss of the training shows."""
     differences = {}
     for (name, p), value in zip(model.named_parameters(), final.parameters(), strict=True):
         a, b = p.detach().cpu().double(), value.double()

@@ -1,7 +1,7 @@
-"""The first steps again, with the same draws for the same samples, so that they can be compared over devices.
+"""Trains the first steps again, with random draws that depend only on the sample, for a comparison across devices.
 
-Each device draws random numbers of its own, as PyTorch has it: a model with dropout learns something else with each
-number of devices. With draws that follow from the sample it does not, so that what still differs has another cause.
+In PyTorch each device draws its own random numbers, so a model with dropout learns something else with each number of
+devices. With draws that depend on the sample it does not, and any remaining difference has another cause.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ STEPS = 8
 
 
 def measure_same_draws(trainable: Trainable, params: Params) -> tuple[float, ...] | None:
-    """The losses of the first steps; None where draws cannot be shared, or a loss is not finite.
+    """The losses of the first steps; None if draws cannot be shared or a loss is not finite.
 
-    Every rank must call it. A compiled model, replicas and CUDA graphs draw where nobody can answer.
+    Every rank must call it. Draws of a compiled model, of replicas and of CUDA graphs cannot be replaced.
     """
     numerics, settings = trainable.numerics, params.train
     replicas = len(trainable.worker.cuda_devices) > 1

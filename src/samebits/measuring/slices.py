@@ -1,8 +1,7 @@
-"""Timed slices beside the training: repeats, and what the same work takes otherwise.
+"""Timed slices: repeats of the training's first steps, interleaved with the same steps of its references.
 
-A slice is cut into chunks, and those of the references are interleaved with the strategy's own, so that a host whose
-speed drifts slows all of them alike: ratios are taken within a chunk. On a noisy host there are more repeats than were
-asked for.
+A slice is cut into chunks, and chunks of the strategy and of the references take turns. A host whose speed drifts then
+slows all of them alike, because ratios are taken within a chunk. A noisy host gets more repeats than requested.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ CHUNKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Slices:
-    """Seconds of each chunk by name and repeat (``strategy`` is the slowest rank's), and whether losses repeated.
+    """Seconds of each chunk by name and repeat, of the slowest rank, and whether the losses were repeated.
 
     ``first_difference`` is the first step, from 1, at which a repeat's loss was not the training's, else None.
-    ``problem`` says why nothing was timed, or no reference. ``repeats`` are rank 0's alone to say.
+    ``problem`` says why nothing or no reference was timed. Only rank 0 has ``repeats``.
     """
 
     steps: int = 0
@@ -56,7 +55,7 @@ class Slices:
         return _ratio(self.seconds, "single", "strategy")
 
     def bound(self) -> Ratio | None:
-        """The speed-up without communication and contention among devices: ``single`` over ``share``."""
+        """The speed-up without communication and contention between devices: ``single`` over ``share``."""
         return _ratio(self.seconds, "single", "share")
 
     def price(self) -> Ratio | None:
@@ -64,7 +63,7 @@ class Slices:
         return _ratio(self.seconds, "strategy", "fast")
 
     def measurement(self, step_seconds: Sequence[float]) -> Measurement:
-        """The times as they are recorded, with those of the training's own steps."""
+        """The times for the record, with those of the training's own steps."""
         return Measurement(
             step_ms=tuple(float(f"{seconds * 1e3:.4g}") for seconds in step_seconds),
             slice_steps=self.steps,
@@ -85,7 +84,7 @@ NO_MEMORY_LEFT = Slices(problem=Missing(kind="no_memory_left"))
 def measure_slices(
     trainable: Trainable, references: References, losses: Sequence[float], asked: Train, *, step_seconds: float
 ) -> Slices:
-    """Time at least ``train.repeats - 1`` slices of ``trainable`` beside its references, each from the initial state.
+    """Time at least ``train.repeats - 1`` slices of ``trainable`` and its references, each from the initial state.
 
     ``losses`` are the training's, which the slices must repeat. Every rank must call it.
     """
@@ -107,9 +106,9 @@ def time_slices(
     step_seconds: float,
     prolonging: Prolonging,
 ) -> Slices:
-    """Time slices of ``trainable`` and of the references, as often as rank 0's ``prolonging`` wants.
+    """Time slices of ``trainable`` and of the references, as often as rank 0's ``prolonging`` decides.
 
-    ``references`` are those that run on this rank; ``names`` lists all of them.
+    ``references`` are those of this rank; ``names`` lists the references of all ranks.
     """
     worker = trainable.worker
     steps = max(1, min(len(losses), round(SLICE_SECONDS / max(step_seconds, 1e-9))))
@@ -138,7 +137,7 @@ def time_slices(
 
 
 def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
-    """Why there is no ratio to ``single``; None where there is one, or where none can be."""
+    """Why there is no ratio to ``single``; None if there is one, or if the strategy is ``single``."""
     if placement.strategy == BASELINE.name or slices.speedup():
         return None
     if placement.may_speed_up:
@@ -148,11 +147,11 @@ def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
 
 
 class _TimedSlices:
-    """Slices of a training and of its references, repeat by repeat; every rank must ask for as many.
+    """Slices of a training and of its references, repeat by repeat; all ranks must call ``repeat`` equally often.
 
-    ``here`` are those that run on this rank, ``order`` names all. ``seconds`` are those of the slowest rank, by name,
-    repeat and chunk; ``first_difference`` is the first step, from 1, whose loss was not the training's; and
-    ``ran_out`` says whether a reference on this rank found no memory.
+    ``here`` are the trainings on this rank; ``order`` names those of all ranks. ``seconds`` are of the slowest rank, by
+    name, repeat and chunk. ``first_difference`` is the first step, from 1, whose loss was not the training's.
+    ``ran_out``: a reference on this rank ran out of memory.
     """
 
     def __init__(
@@ -164,11 +163,11 @@ class _TimedSlices:
         self._here, self._order, self._losses, self._chunk = here, order, losses, chunk
         self._worker = here["strategy"].worker
         self._random: dict[SliceName, list[Tensor]] = {}
-        # Over all repeats, so that a drift is shared out also in short slices.
+        # One cycle over all repeats, so that even short slices share a drift.
         self._turns = itertools.cycle(range(len(order)))
 
     def repeat(self) -> None:
-        """Time a slice of each from the initial state, in turns of a chunk."""
+        """Time a slice of each from the initial state, chunk by chunk in turn."""
         for name, one in self._here.items():
             one.reset()
             self._random[name] = one.worker.random_state()
@@ -181,12 +180,12 @@ class _TimedSlices:
             self.seconds[name].append(self._worker.ranks.max_over_ranks(values))
 
     def _time(self, name: SliceName, steps: range) -> float:
-        """Seconds of a chunk on this rank, 0 if it does not run here."""
+        """Seconds of a chunk on this rank; 0 if it runs on another rank only."""
         self._worker.ranks.barrier()
         clock = StepClock(self._worker.device)
         if name == "strategy" or REFERENCES[name].everywhere:
             self._run(name, steps, clock)
-        else:  # the others wait, for longer than a collective may take if need be
+        else:  # the other ranks may have to wait for longer than a collective allows
             self._worker.ranks.first_alone(lambda: self._run(name, steps, clock))
         return clock.seconds
 
@@ -209,7 +208,7 @@ class _TimedSlices:
                 self._look_at(one.mean_losses(losses), steps)
 
     def _look_at(self, repeated: list[float], steps: range) -> None:
-        """Note the first step that did not repeat."""
+        """Note the first step whose loss was not repeated."""
         unequal = [step + 1 for step, loss in zip(steps, repeated, strict=True) if loss != self._losses[step]]
         if unequal and (self.first_difference is None or unequal[0] < self.first_difference):
             self.first_difference = unequal[0]

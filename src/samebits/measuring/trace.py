@@ -1,4 +1,4 @@
-"""A trace of a few steps, for Perfetto or Chrome."""
+"""Writes a trace of a few steps, for Perfetto or Chrome."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ TRACED_STEPS = 3
 
 
 def write_trace(trainable: Trainable, file: Path, total_steps: int) -> None:
-    """Write rank 0's operations and kernels in some steps from the initial state; every rank must call it.
+    """Write rank 0's operations and kernels in the first steps; every rank must call it.
 
-    Without a schedule of the profiler's: its second cycle ends a forked process.
+    The profiler has no schedule, because its second cycle ends a forked process.
     """
     worker, steps = trainable.worker, min(TRACED_STEPS, total_steps)
     trainable.reset()
