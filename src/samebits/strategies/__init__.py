@@ -1,4 +1,4 @@
-"""The strategies that there are: how a training uses several devices. Nothing here imports torch."""
+"""The strategies by which a training uses several devices. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     StrategyName = str
 
 STRATEGIES: dict[str, Strategy] = {strategy.name: strategy for strategy in (SINGLE, DP, DDP)}
-"""By name, in the order in which they are listed everywhere."""
+"""All strategies by name; every list has this order."""
 
 BASELINE = SINGLE
-"""What every ratio is against."""
+"""The strategy that every ratio compares with."""
 
 if not TYPE_CHECKING:
     StrategyName = Literal[tuple(STRATEGIES)]

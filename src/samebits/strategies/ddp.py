@@ -1,4 +1,4 @@
-"""``ddp``, PyTorch's ``DistributedDataParallel``: one process for each device, also on several machines."""
+"""The strategy ``ddp``, PyTorch's ``DistributedDataParallel``: one process per device, also on several machines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class DDPOptions(Section):
 
 
 def _place(request: Request) -> tuple[Placement, BatchSplit]:
-    """One rank for each device; ranks are numbered by machine."""
+    """Give each device a rank; ranks are numbered machine by machine."""
     nodes = request.nodes
     counts, notes = request.counts()
     count = sum(counts)
@@ -50,9 +50,9 @@ def _place(request: Request) -> tuple[Placement, BatchSplit]:
     devices = [i % (node.gpus or one) for node, one in zip(nodes, counts, strict=True) for i in range(one)]
     own_gpus = all(0 < one <= node.gpus for node, one in zip(nodes, counts, strict=True))
     used = [uuid for node, one in zip(nodes, counts, strict=True) for uuid in node.uuids[:one]]
-    own_gpus = own_gpus and len({*used}) == len(used)  # NCCL takes no GPU twice
+    own_gpus = own_gpus and len({*used}) == len(used)  # NCCL refuses two ranks on one GPU
     backend: Literal["gloo", "nccl"] = "nccl" if own_gpus else "gloo"
-    if backend == "nccl" and count > 1 and request.numerics == "fast":  # sums in exact are the same in any order
+    if backend == "nccl" and count > 1 and request.numerics == "fast":  # in exact, sums are the same in any order
         assert isinstance(request.settings, DDPOptions)
         if request.settings.deterministic:
             notes += (Ring(),)
@@ -75,7 +75,7 @@ def _place(request: Request) -> tuple[Placement, BatchSplit]:
 
 
 def _prepare(placement: Placement, environ: MutableMapping[str, str]) -> None:
-    """Choose the algorithm whose order of additions does not change between calls, as that of trees and NVLS does."""
+    """Select NCCL's ring algorithm: trees and NVLS may change the order of additions between calls."""
     if not any(isinstance(note, Ring) for note in placement.notes):
         return
     chosen = environ.setdefault("NCCL_ALGO", "Ring")
@@ -91,7 +91,7 @@ def _wrap(module: nn.Module, how: Wrapping) -> nn.Module:
 
     options = how.settings
     assert isinstance(options, DDPOptions)
-    # Before 2.12, PyTorch had one flag for the first and for all later forward passes.
+    # Before 2.12, PyTorch had a single flag for the first and all later forward passes.
     flags = inspect.signature(DistributedDataParallel).parameters
     sync = "forward_sync_buffers" if "forward_sync_buffers" in flags else "broadcast_buffers"
     wrapped = DistributedDataParallel(
@@ -111,7 +111,7 @@ def _wrap(module: nn.Module, how: Wrapping) -> nn.Module:
 
 
 def _sum_of_ranks(group, bucket):  # type: ignore[no-untyped-def]  # DDP reads types
-    """Communication hook: DDP's own all-reduce without its division by the number of ranks."""
+    """Communication hook: DDP's own all-reduce, without the division by the number of ranks."""
     import torch.distributed as dist
 
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
@@ -119,14 +119,14 @@ def _sum_of_ranks(group, bucket):  # type: ignore[no-untyped-def]  # DDP reads t
 
 
 def _no_sync(module: nn.Module) -> AbstractContextManager[Any]:
-    """No all-reduce within the block; a compiled wrapper passes the attribute on."""
+    """A block without all-reduces; a compiled wrapper forwards the attribute."""
     context: AbstractContextManager[Any] = module.no_sync()  # type: ignore[operator]
     return context
 
 
 def _require_reduced(module: nn.Module) -> None:
-    """Have the wrapper say now what it would say at the next forward pass, where none follows."""
-    module.reducer._rebuild_buckets()  # type: ignore[operator,union-attr]  # which begins with that check
+    """Run the wrapper's check for unreduced gradients, which would otherwise run at the next forward pass."""
+    module.reducer._rebuild_buckets()  # type: ignore[operator,union-attr]  # it begins with the check
 
 
 DDP = Strategy(

@@ -1,6 +1,6 @@
-"""``dp``, PyTorch's ``nn.DataParallel``: one process, and one replica of the module on each GPU at every step.
+"""The strategy ``dp``, PyTorch's ``nn.DataParallel``: one process, and a replica of the module on each GPU per step.
 
-Without CUDA, or with one GPU, the wrapper runs the plain module, and the placement carries a label.
+Without CUDA or with one GPU, the wrapper runs the plain module, and the placement has a label that says so.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ def _wrap(module: nn.Module, how: Wrapping) -> nn.Module:
 
 
 def _note_phases(module: nn.Module, notes: Callable[[Any], None]) -> None:
-    """It scatters, replicates and gathers."""
     module.notes = notes  # type: ignore[assignment]
 
 

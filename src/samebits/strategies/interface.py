@@ -1,4 +1,4 @@
-"""What a strategy is: its traits, which devices it gets, and what it makes of a module."""
+"""The interface of a strategy: its traits, how it places a training, and how it wraps a module."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from samebits.strategies.placement import Placement, Request
 
 Reduction = Literal["mean", "sum"]
-"""What becomes of the gradients of several ranks."""
+"""How the gradients of several ranks are combined."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wrapping:
-    """How one process wraps a module: its own ``devices``, and the ``group`` of its ranks, None for all of them.
+    """How one process wraps a module: its ``devices``, and the ``group`` of its ranks, None for all ranks.
 
-    ``settings`` are the strategy's own of params.yaml. ``accumulates``: several backward passes make one step.
-    ``hook`` stands in for the all-reduce of a bucket of gradients, where each is to be noted.
+    ``settings`` are the strategy's own settings in params.yaml. ``accumulates``: a step has several backward passes.
+    ``hook`` replaces the all-reduce of each bucket of gradients.
     """
 
     devices: Sequence[torch.device]
@@ -52,33 +52,33 @@ def _nothing(*_: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """One way to use several devices, by default as a training on one device does."""
+    """One way to use several devices. The defaults are those of a training on one device."""
 
     name: str
     settings: str | None = None
-    """The key of ``train`` that holds what it alone is told."""
+    """The key of ``train`` with the strategy's own settings."""
     place: Callable[[Request], tuple[Placement, BatchSplit]]
-    """Which devices it gets, what its figures may be called, and how they share out the batch."""
+    """Choose the devices, the labels of the results, and the split of the batch."""
     has_ranks: bool = False
-    """Each device has a process of its own, also on other machines."""
+    """Each device has its own process, perhaps on several machines."""
     gathers: bool = False
     """The first device also holds the outputs of the others."""
     compiles: bool = True
     """``torch.compile`` takes the wrapped module, and CUDA graphs the one inside."""
     not_applied: Mapping[str, NotAppliedKind] = field(default_factory=dict)
-    """Settings of ``fast`` that do nothing under it, each with the reason."""
+    """Settings of ``fast`` without effect under this strategy, each with the reason."""
     prepare: Callable[[Placement, MutableMapping[str, str]], None] = _nothing
-    """Change the environment of a process before its process group is made."""
+    """Change the environment variables of a process before its process group is made."""
     wrap: Callable[[nn.Module, Wrapping], nn.Module] = _as_it_is
     """Wrap a module that is on the first device."""
     no_sync: Callable[[nn.Module], AbstractContextManager[Any]] = _no_block
-    """A block in which a wrapped module's gradients stay local; a step's last backward pass is outside."""
+    """A block in which a wrapped module's gradients stay local; a step's last backward pass is outside of it."""
     require_reduced: Callable[[nn.Module], None] = _nothing
-    """Raise RuntimeError: the last backward pass has left gradients that were not combined over the ranks."""
+    """Raise RuntimeError: the last backward pass left gradients that are not combined over the ranks."""
     note_phases: Callable[[nn.Module, Callable[[Any], None]], None] = _nothing
-    """Have a wrapped module say what it does beside its forward pass."""
+    """Have a wrapped module report its phases beside the forward pass."""
 
     def settings_of(self, train: Section) -> Section | None:
-        """What it alone is told there."""
+        """The strategy's own settings in ``train``, None if it has none."""
         settings: Section | None = getattr(train, self.settings) if self.settings else None
         return settings

@@ -1,4 +1,4 @@
-"""Which devices a training gets, decided before anything starts, and what its figures may be called."""
+"""The devices and labels of a training, decided before anything starts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MAX_CPU_DEVICES = 2
 
 
 class Placement(Part):
-    """The devices of one training, by default one.
+    """The devices of a training, by default one.
 
-    ``devices`` are CUDA indices, by local rank for ``ddp`` and as ``device_ids`` for ``dp``; on a CPU they only
-    number the single-threaded devices. ``num_devices`` was asked for, ``devices_used`` really get samples, at most
-    ``rows_per_device`` of them at a time. ``devices_by_node`` is empty on one machine; else ``devices`` are those of
-    all machines ("nodes"), by rank.
+    ``devices`` are CUDA indices, by local rank for ``ddp`` and as ``device_ids`` for ``dp``; on a CPU they only number
+    the single-threaded devices. ``num_devices`` were requested; ``devices_used`` get samples, at most
+    ``rows_per_device`` at a time. ``devices_by_node`` is empty on one machine. On several machines ("nodes"),
+    ``devices`` are those of all machines, by rank.
     """
 
     NOT_A_SPEEDUP: ClassVar = frozenset({"fallback", "oversubscribed", "one_device"})
@@ -46,31 +46,31 @@ class Placement(Part):
 
     @property
     def has_ranks(self) -> bool:
-        """Whether each device has a process of its own, in a process group, even if it is the only one."""
+        """Whether each device has its own process in a process group, even if there is only one device."""
         return self.backend is not None
 
     @property
     def ranks_by_node(self) -> list[range]:
-        """The ranks of each of several machines."""
+        """The ranks of each machine; empty on one machine."""
         ends = list(itertools.accumulate(self.devices_by_node))
         return [range(end - count, end) for end, count in zip(ends, self.devices_by_node, strict=True)]
 
     @property
     def fallback(self) -> Fallback | None:
-        """Why it does what ``single`` does, under another name, if it does."""
+        """The label of a training that ran as ``single`` does, under another name; else None."""
         return next((label for label in self.labels if isinstance(label, Fallback)), None)
 
     @property
     def may_speed_up(self) -> bool:
-        """Whether a ratio to ``single`` means anything."""
+        """Whether a ratio to ``single`` is meaningful."""
         return self.devices_used > 1 and not any(label.kind in self.NOT_A_SPEEDUP for label in self.labels)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Devices:
-    """What one machine has, and how many of its devices are asked for; ``machine`` tells it from others.
+    """The devices of one machine, and how many of them are ``wanted``; ``machine`` identifies it.
 
-    Several containers may be of one, each with GPUs of its own, or with the same: ``uuids`` tell, where they are known.
+    Several containers may run on one machine, with separate GPUs or the same: ``uuids`` show which, if they are known.
     """
 
     gpus: int
@@ -82,28 +82,28 @@ class Devices:
 
     @property
     def existing(self) -> int:
-        """GPUs where there are any, else cores."""
+        """The number of GPUs if there are any, else of cores."""
         return self.gpus or self.cores
 
     @property
     def available(self) -> int:
-        """Devices that ``auto`` takes at most: all GPUs, or two CPU cores."""
+        """The most devices that ``auto`` takes: all GPUs, or two CPU cores."""
         return self.gpus or min(self.cores, MAX_CPU_DEVICES)
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:
-        """What a training on it computes on."""
+        """The type of device that a training uses."""
         return "cuda" if self.gpus else "cpu"
 
     @property
     def kind(self) -> str:
-        """What ``existing`` counts."""
+        """The noun for what ``existing`` counts."""
         return "GPU" if self.gpus else "CPU core"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What is to be placed: the ``whole`` batch of one strategy over ``nodes``; ``settings`` are its own."""
+    """A request to place the ``whole`` batch over ``nodes``; ``settings`` are the strategy's own."""
 
     strategy: str
     numerics: str
@@ -121,11 +121,11 @@ class Request:
         return self.nodes[0]
 
     def counts(self, *, uneven: bool = False) -> tuple[list[int], tuple[Note, ...]]:
-        """Devices of each machine. With ``uneven`` parts some of a machine's may be left without samples.
+        """Devices of each machine, and notes. With ``uneven``, some devices may get fewer samples or none.
 
         Raises:
-            HostError: more are asked for than there are, without ``train.oversubscribe``.
-            UserError: the batch cannot be shared out over those that are asked for.
+            HostError: more devices are requested than exist, without ``train.oversubscribe``.
+            UserError: the batch cannot be divided over the requested devices.
         """
         whole, nodes = self.whole, self.nodes
         for node in nodes:
@@ -173,7 +173,7 @@ class Request:
 
 
 def oversubscribed(nodes: Sequence[Devices], counts: Sequence[int]) -> list[Label]:
-    """A label for each machine with more workers than devices; containers and the like may share one."""
+    """A label for each machine with more workers than devices; several nodes, such as containers, may share one."""
     labels: list[Label] = []
     for machine in dict.fromkeys(node.machine for node in nodes):
         here = [(node, count) for node, count in zip(nodes, counts, strict=True) if node.machine == machine]

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Replicas(DataParallel[nn.Module]):
-    """PyTorch's wrapper, which raises what a replica raised, and divides ranges as it does tensors of their length.
+    """PyTorch's wrapper, which also raises a replica's own error and divides ranges like tensors of their length.
 
-    ``notes`` is told what it does beside the forward pass of its replicas.
+    ``notes`` is called with its phases beside the forward pass of the replicas.
     """
 
     notes: Callable[[Any], None] = staticmethod(lambda _: None)  # a plain function would become a method
@@ -26,7 +26,7 @@ class Replicas(DataParallel[nn.Module]):
     def scatter(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any] | None, device_ids: Sequence[int | torch.device]
     ) -> Any:
-        """Divide the arguments; a range stays on the host."""
+        """Divide the arguments between the devices; ranges stay on the host."""
         self.notes("scatter")
         parts, kwargs_of_parts = super().scatter(inputs, kwargs, device_ids)
         count = len(device_ids)
@@ -42,24 +42,24 @@ class Replicas(DataParallel[nn.Module]):
         return super().replicate(module, device_ids)
 
     def gather(self, outputs: Any, output_device: int | torch.device) -> Any:
-        """Bring the outputs to one device; the forward pass goes on there."""
+        """Bring the outputs to one device, where the forward pass continues."""
         self.notes("gather")
         gathered = super().gather(outputs, output_device)
         self.notes("forward")
         return gathered
 
     def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
-        """Run the replicas; PyTorch makes another exception of theirs, without its hint and its place."""
+        """Run the replicas. PyTorch replaces an exception of theirs by a new one that lacks the hint and the place."""
         self.notes("forward")
         guarded = [_Replica(replica) for replica in replicas]
         try:
             return super().parallel_apply(guarded, inputs, kwargs)  # type: ignore[arg-type]
-        except Exception as error:  # noqa: BLE001 - what it raises is raised
+        except Exception as error:  # noqa: BLE001 - it is raised again
             raise next((replica.error for replica in guarded if replica.error), error) from None
 
 
 class _Replica:
-    """A replica of a module, and what it raised."""
+    """A replica of a module, and the exception that it raised."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

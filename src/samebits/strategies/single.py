@@ -1,4 +1,4 @@
-"""``single``: the plain module on one device, the baseline of every ratio."""
+"""The strategy ``single``: the plain module on one device, the baseline of every ratio."""
 
 from __future__ import annotations
 
