@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -301,21 +301,12 @@ def train(
     clock = StepClock(trainable.worker.device)
     segment = max(1, min(total_steps, round(SEGMENT_SECONDS / max(step_seconds, 1e-9))))
     before = checkpointer.resume(trainable) if checkpointer else None
-    losses = list(before.losses) if before else []
-    resumed = [*before.resumed, len(losses)] if before else []
+    result = before or TrainResult(losses=[], step_seconds=[], seconds=0.0)
+    losses = result.losses
+    clock.step_seconds, clock.seconds = result.step_seconds, result.seconds
     if before:
-        clock.step_seconds, clock.seconds = list(before.step_seconds), before.seconds
+        result.resumed.append(len(losses))
         tracker.losses(1, losses, trainable.rates(0, len(losses)))
-
-    def so_far() -> TrainResult:
-        return TrainResult(
-            losses=losses,
-            step_seconds=clock.step_seconds,
-            seconds=clock.seconds,
-            resumed=resumed,
-            elsewhere=bool(before and before.elsewhere),
-        )
-
     asked = len(losses)
     while len(losses) < total_steps:
         start = len(losses)
@@ -332,6 +323,7 @@ def train(
             trainable.require_same_again(start)
             asked = stop
         if checkpointer:
-            checkpointer.segment_done(trainable, so_far(), last=stop == total_steps)
+            so_far = replace(result, seconds=clock.seconds)
+            checkpointer.segment_done(trainable, so_far, last=stop == total_steps)
     trainable.worker.require_reduced(trainable.module)
-    return so_far()
+    return replace(result, seconds=clock.seconds)
