@@ -38,14 +38,6 @@ class Wrapping:
     hook: Callable[..., Any] | None = None
 
 
-def _as_it_is(module: nn.Module, how: Wrapping) -> nn.Module:  # noqa: ARG001
-    return module
-
-
-def _no_block(module: nn.Module) -> AbstractContextManager[Any]:  # noqa: ARG001
-    return nullcontext()
-
-
 def _nothing(*_: Any) -> None:
     pass
 
@@ -69,9 +61,9 @@ class Strategy:
     """Settings of ``fast`` without effect under this strategy, each with the reason."""
     prepare: Callable[[Placement, MutableMapping[str, str]], None] = _nothing
     """Change the environment variables of a process before its process group is made."""
-    wrap: Callable[[nn.Module, Wrapping], nn.Module] = _as_it_is
+    wrap: Callable[[nn.Module, Wrapping], nn.Module] = lambda module, _: module
     """Wrap a module that is on the first device."""
-    no_sync: Callable[[nn.Module], AbstractContextManager[Any]] = _no_block
+    no_sync: Callable[[nn.Module], AbstractContextManager[Any]] = lambda _: nullcontext()
     """A block in which a wrapped module's gradients stay local; a step's last backward pass is outside of it."""
     require_reduced: Callable[[nn.Module], None] = _nothing
     """Raise RuntimeError: the last backward pass left gradients that are not combined over the ranks."""
