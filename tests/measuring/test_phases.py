@@ -13,7 +13,7 @@ import torch
 from patience import patient
 from samebits.measuring.bounds import gradient_bytes
 from samebits.measuring.phases import TURNS, Twins, break_down, one_thread
-from samebits.measuring.reads import ReadCounter
+from samebits.measuring.tracing import ReadCounter
 from samebits.training import meters, notes
 from samebits.training.notes import PhaseClock, Queue, ignore_phase
 from trainables import make_trainable

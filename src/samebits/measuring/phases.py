@@ -18,8 +18,7 @@ import torch
 
 from samebits.host import Cores, CoreShares, count_cores
 from samebits.measuring.bounds import gradient_bytes, measure_bounds
-from samebits.measuring.buckets import Tracer
-from samebits.measuring.reads import ReadCounter, read_seconds
+from samebits.measuring.tracing import ReadCounter, Tracer, read_seconds
 from samebits.records.breakdown import Breakdown, Phases, RankPhases, Reads, Traffic
 from samebits.training.meters import StepClock
 from samebits.training.notes import PhaseClock, ignore_phase

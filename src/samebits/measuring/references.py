@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from samebits.batch_split import BatchSplit
-    from samebits.measuring.buckets import Tracer
+    from samebits.measuring.tracing import Tracer
     from samebits.params.schema import NumericsName
     from samebits.records.measurement import SliceName
     from samebits.strategies.placement import Placement

@@ -16,7 +16,7 @@ from samebits.measuring.prolonging import notes_of
 from samebits.measuring.references import WARM_UP_STEPS, copy_of
 from samebits.measuring.roofline import measure_roof
 from samebits.measuring.slices import NOT_ENDED, why_no_speedup
-from samebits.measuring.trace import write_trace
+from samebits.measuring.tracing import write_trace
 from samebits.records import log as events
 from samebits.records.card import read_card
 from samebits.records.run import FILES, TRACE, WEIGHTS, Node, RunRecord, Timing, run_name, write_run

@@ -1,22 +1,34 @@
-"""Times the all-reduces of DistributedDataParallel, by a communication hook that works like the built-in one."""
+"""Traces single steps: the all-reduces of ddp, reads of device values, and all operations for Perfetto or Chrome."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
+from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.records.breakdown import Bucket
-from samebits.training.meters import moment, seconds_between, synchronize
+from samebits.training.meters import StepClock, moment, seconds_between, synchronize
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable
+    from pathlib import Path
+
     from torch.distributed import ProcessGroup
 
     from samebits.records.breakdown import PhaseName
+    from samebits.training.loop import Trainable
     from samebits.training.meters import Moment
+
+_SCALARS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default}
+_COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+_TIMED_READS = 200
+_STEPS_FOR_PERFETTO = 3
 
 
 @dataclass
@@ -81,3 +93,57 @@ class Tracer:
             )
             for same in zip(*steps, strict=True)
         )
+
+
+class ReadCounter(EagerDispatchMode):
+    """Counts reads while ``phase()`` is ``forward``."""
+
+    def __init__(self, phase: Callable[[], PhaseName]) -> None:
+        super().__init__()
+        self._phase = phase
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run an operation; count it if it reads a value."""
+        outputs = func(*args, **(kwargs or {}))
+        if self._phase() == "forward":
+            self.count += func in _SCALARS or (func in _COPIES and _to_host(args, outputs))
+        return outputs
+
+
+def _to_host(args: Any, outputs: Any) -> bool:
+    sources = [value for value in args if isinstance(value, torch.Tensor)]
+    return outputs.device.type == "cpu" and any(source.device.type != "cpu" for source in sources)
+
+
+def read_seconds(device: torch.device) -> float:
+    """Seconds to select and read a value of a matrix, on an idle device.
+
+    The matrix requires a gradient, like the outputs of a model.
+    """
+    values = 1.0 * torch.ones(2, 2, device=device, requires_grad=True)
+    values[0, 0].item()
+    started = time.perf_counter()
+    for row in range(_TIMED_READS):
+        values[row % 2, 0].item()
+    return (time.perf_counter() - started) / _TIMED_READS
+
+
+def write_trace(trainable: Trainable, file: Path, total_steps: int) -> None:
+    """Write rank 0's operations and kernels in the first steps; every rank must call it.
+
+    The profiler has no schedule, because its second cycle ends a forked process.
+    """
+    worker, steps = trainable.worker, min(_STEPS_FOR_PERFETTO, total_steps)
+    trainable.reset()
+    rates = trainable.rates(0, steps)
+    worker.ranks.barrier()
+    if worker.rank:
+        trainable.run(0, rates, StepClock(worker.device))
+        return
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if worker.device.type == "cuda" else [])]
+    with profile(activities=activities) as profiler:
+        for step, rate in enumerate(rates):
+            with torch.profiler.record_function(f"step {step + 1}"):
+                trainable.run(step, [rate], StepClock(worker.device))
+    profiler.export_chrome_trace(str(file))
