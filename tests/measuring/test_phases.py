@@ -14,8 +14,8 @@ from patience import patient
 from samebits.measuring.bounds import gradient_bytes
 from samebits.measuring.phases import TURNS, Twins, break_down, one_thread
 from samebits.measuring.tracing import ReadCounter
-from samebits.training import meters, notes
-from samebits.training.notes import PhaseClock, Queue, ignore_phase
+from samebits.training import meters
+from samebits.training.meters import PhaseClock, Queue, ignore_phase
 from trainables import make_trainable
 
 CPU = torch.device("cpu")
@@ -41,9 +41,8 @@ def test_a_step_is_divided_and_left_as_it_was(trainable):
 def test_phases_add_up_to_the_step(trainable, monkeypatch):
     ticks = itertools.count()
     clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
-    for module in (notes, meters):
-        monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(notes.Queue, "seconds", lambda queue: 0.0)
+    monkeypatch.setattr(meters, "time", clock)
+    monkeypatch.setattr(meters.Queue, "seconds", lambda queue: 0.0)
     divided = break_down(trainable(grad_accum_steps=2).trainable, ALONE, total_steps=8, step_seconds=0.02)
     (rank,) = divided.ranks
     assert sum(turn.total for turn in rank.noted) == pytest.approx(sum(divided.noted_ms), rel=0.2)
@@ -118,8 +117,8 @@ def test_gradients_of_what_is_not_trained_are_not_sent(trainable):
 
 def test_phases_last_until_the_next_one(monkeypatch):
     now = iter([1.0, 1.02, 1.06, 1.07, 1.08])
-    monkeypatch.setattr(notes.Queue, "seconds", lambda queue: 0.0)
-    monkeypatch.setattr(notes, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(meters.Queue, "seconds", lambda queue: 0.0)
+    monkeypatch.setattr(meters, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     clock = PhaseClock(CPU)
     for phase in ("data", "forward", "host"):
         clock(phase)

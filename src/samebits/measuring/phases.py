@@ -20,8 +20,7 @@ from samebits.host import Cores, CoreShares, count_cores
 from samebits.measuring.bounds import gradient_bytes, measure_bounds
 from samebits.measuring.tracing import ReadCounter, Tracer, read_seconds
 from samebits.records.breakdown import Breakdown, Phases, RankPhases, Reads, Traffic
-from samebits.training.meters import StepClock
-from samebits.training.notes import PhaseClock, ignore_phase
+from samebits.training.meters import PhaseClock, StepClock, ignore_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

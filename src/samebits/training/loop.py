@@ -14,8 +14,7 @@ import torch
 from samebits.errors import NotFiniteError, UserError, few
 from samebits.portable.elementary import cos_pi
 from samebits.training.diagnosis import hint_for_nan, require_same_again, where_not_finite
-from samebits.training.meters import StepClock
-from samebits.training.notes import ignore_phase
+from samebits.training.meters import StepClock, ignore_phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from samebits.params.schema import Train
     from samebits.training.batches import Batches
     from samebits.training.checkpoints import PeriodicCheckpointer
-    from samebits.training.notes import Notes
+    from samebits.training.meters import Notes
     from samebits.training.worker import Worker
 
 _ASKED_EVERY = 4  # the check for the same bits is repeated after 4 times as many steps as at the last check

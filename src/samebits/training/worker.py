@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from samebits.params.schema import Train
     from samebits.strategies.interface import Reduction, Strategy
     from samebits.strategies.placement import Placement
-    from samebits.training.notes import Notes
+    from samebits.training.meters import Notes
 
     HookOfGroup = Callable[[ProcessGroup | None], Callable[..., Any]]
 
