@@ -23,7 +23,7 @@ from samebits.records.run import FILES, TRACE, WEIGHTS, Node, RunRecord, Timing,
 from samebits.records.statistics import spread
 from samebits.remarks import Resumed
 from samebits.strategies import STRATEGIES
-from samebits.training.checkpoints import FOLDER, Checkpoints, PeriodicCheckpointer, StopRequest, identity
+from samebits.training.checkpoints import Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.diagnosis import batch_norms_of
 from samebits.training.loop import Tracker, train, warm_up
 from samebits.training.memory import measure_memory
@@ -73,7 +73,7 @@ class TrainRequest:
     key: str
     nodes: tuple[tuple[str, str], ...] = ()
     log: RunLog | None = None
-    checkpoints: Path | None = FOLDER
+    checkpoints: Path | None
     steps: int | None = None
     trace: bool = False
 
