@@ -24,9 +24,8 @@ def why_stop(ratio: Ratio | None, *, count: int, spent: float, longest: float, l
     ``ratio`` is None while there are too few pairs for an interval. ``spent`` are the seconds of the ``limit`` that
     additional repeats have taken; the next repeat is expected to take ``longest`` seconds.
     """
-    if (
-        ratio is not None and ratio.half_width <= NARROW and count > 1
-    ):  # one repeat does not show differences between repeats
+    # One repeat does not show differences between repeats.
+    if ratio is not None and ratio.half_width <= NARROW and count > 1:
         return "narrow"
     if not limit:
         return "off"

@@ -112,11 +112,7 @@ class Checkpoints:
         if self._writes:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                for above in (
-                    folder,
-                    folder.parent,
-                    folder.parent.parent,
-                ):  # else the disk may hold a checkpoint without its name
+                for above in (folder, folder.parent, folder.parent.parent):  # so that a checkpoint keeps its path
                     fsync(above)
                 # A link could lead elsewhere, and a pipe could never open.
                 flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -165,9 +161,8 @@ class Checkpoints:
             with disk_errors():
                 save_file(copied, unfinished, metadata={"record": record.model_dump_json()})
             fsync(unfinished)
-            for damaged in (
-                path for path in self._kept() if _step_of(path) >= step
-            ):  # a whole one would have been continued from
+            # The training would have continued from a whole checkpoint of a later step.
+            for damaged in (path for path in self._kept() if _step_of(path) >= step):
                 damaged.unlink()
             unfinished.rename(self._folder / f"{step:0{_DIGITS}d}-{sha256(unfinished)}.safetensors")
             fsync(self._folder)
@@ -225,9 +220,7 @@ class StopRequest:
     def _watch(self) -> None:
         self.signum = signal.sigwait(_SIGNALS)
         if self.armed:
-            time.sleep(
-                GRACE_SECONDS
-            )  # a second signal is ignored: Ctrl-C comes from the terminal and from the launcher
+            time.sleep(GRACE_SECONDS)  # Ctrl-C arrives twice, from the terminal and from the launcher
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.kill(os.getpid(), self.signum)
 

@@ -75,10 +75,8 @@ def trial_step(
     module = numerics.module(model)
     with seen or nullcontext():
         outputs = numerics.forward(module, batch)
-    paths = written(before, state(model)) if before else []
-    if graphs and (
-        paths := [path for path in paths if path not in dict(model.named_buffers())]
-    ):  # buffers may be written
+    buffers = dict(model.named_buffers())  # forward may write them
+    if before and (paths := [path for path in written(before, state(model)) if path not in buffers]):
         raise not_run_again(f"model.{path}" for path in paths)
     expected = (rows, *card.output_shape)
     if tuple(outputs.shape) != expected:

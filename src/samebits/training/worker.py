@@ -80,11 +80,7 @@ class Worker:
             try:
                 torch.cuda.init()  # type: ignore[no-untyped-call]
                 torch.cuda.set_device(self.device)
-            except (
-                RuntimeError,
-                AssertionError,
-                torch.cuda.DeferredCudaCallError,
-            ) as error:  # CUDA's errors have these types
+            except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:  # CUDA's
                 text = f"CUDA does not start on {self.device}: {first_line(str(error))}"
                 raise HostError(
                     text, hint="`samebits doctor` tries each GPU; make repro TORCH=cpu uses none"

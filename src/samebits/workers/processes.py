@@ -263,9 +263,7 @@ def _enter(function: Callable[[Reporter], object], reporter: Reporter, environme
     """
     for signum in _SIGNALS:
         signal.signal(signum, signal.SIG_DFL)
-    signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # a terminal that closes signals all processes; the launcher sends SIGTERM
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closing terminal signals all; the launcher sends SIGTERM
     end_with_parent(signal.SIGINT)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     os.environ.update(environment)

@@ -136,9 +136,7 @@ class Rendezvous:
         with self._while_node_0_is_there():
             if self._board is None:
                 tokens = self._gather(self._door, "joined")
-                tokens[self.nodes.rank] = (
-                    self._token
-                )  # instead of the text in the store: no other launch has this token
+                tokens[self.nodes.rank] = self._token  # not the store's text: no other launch has this token
                 self._board = self._door.within("".join(tokens))
             self._board.set(f"{name}/{self.nodes.rank}", json.dumps(value))
             return [json.loads(text) for text in self._gather(self._board, name)]

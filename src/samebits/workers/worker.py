@@ -171,9 +171,7 @@ class TrainingRank:
         self._at("recording")
         if first:
             timing = self._record(prepared, outcome, measured)
-            settle(
-                self._request.out_dir, FILES
-            )  # before the checkpoint is deleted, which could produce these files again
+            settle(self._request.out_dir, FILES)  # before the checkpoint, which could give them again, is deleted
         if prepared.checkpointer:
             prepared.checkpointer.delete()
         if first:

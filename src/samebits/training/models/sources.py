@@ -248,9 +248,7 @@ def _spec(name: str, where: list[str] | None) -> ModuleSpec | None:
         namespace.submodule_search_locations = portions
         return namespace
     if where is None:
-        hooks = (
-            finder for finder in sys.meta_path if finder is not PathFinder
-        )  # such as those of editable installations
+        hooks = (finder for finder in sys.meta_path if finder is not PathFinder)  # as of editable installations
         return next((spec for hook in hooks if (spec := hook.find_spec(name, None))), None)
     return None
 
