@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from samebits.errors import HostError, UserError, reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 _SCRATCH = "samebits-temporary-"  # not that of versions that locked folders, which would take these for abandoned
 _LOCK = ".samebits.lock"
@@ -43,21 +43,14 @@ def atomic(path: Path) -> Iterator[Path]:
     """
     make_folder(path.parent)
     remove_unfinished(path.parent)
-
-    def make() -> Path:
-        return Path(tempfile.mkdtemp(_UNFINISHED, f".{path.name}.", path.parent))
-
-    try:
-        with _claimed(make) as folder, disk_errors():
-            try:
-                temporary = folder / path.name
-                yield temporary
-                temporary.chmod(0o666 & ~_umask())  # some libraries write for the owner alone
-                temporary.replace(path)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
-    except OSError as error:
-        raise _explained(error, path) from error
+    with _explained(path), _claimed(path.parent, f".{path.name}.", _UNFINISHED, named=path) as folder, disk_errors():
+        try:
+            temporary = folder / path.name
+            yield temporary
+            temporary.chmod(0o666 & ~_umask())  # some libraries write for the owner alone
+            temporary.replace(path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def private_mode(folder: Path) -> int:
@@ -74,30 +67,33 @@ def remove_unfinished(folder: Path) -> None:
 def make_folder(path: Path) -> None:
     """Make a folder and those above it, unless they are there. Raises what ``atomic`` does."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _explained(error, path) from error
+        with _explained(path):
+            path.mkdir(parents=True, exist_ok=True)
     except RecursionError:
         raise UserError(f"{str(path)[:80]}...: nested too deeply", hint="name another folder") from None
 
 
 def remove(path: Path) -> None:
     """Remove a file, if it is there. Raises what ``atomic`` does."""
-    try:
+    with _explained(path):
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Raise UserError or HostError, which names ``path``, for an OSError of the block."""
+    try:
+        yield
     except OSError as error:
-        raise _explained(error, path) from error
-
-
-def _explained(error: OSError, path: Path) -> UserError | HostError:
-    if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
-        text = f"{path}: {error.filename or path} is in the way: {error.strerror}"
-        return UserError(text, hint="name another folder")
-    if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-        return UserError(f"{str(path)[:80]}...: {error.strerror}", hint="name another folder")
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return HostError(f"{path}: no space left on the device", hint="free some disk space")
-    return HostError(f"{path}: cannot be written: {error.strerror}", hint="check the folder's owner and its disk")
+        if error.errno in (errno.EEXIST, errno.ENOTDIR, errno.EISDIR):
+            text = f"{path}: {error.filename or path} is in the way: {error.strerror}"
+            raise UserError(text, hint="name another folder") from error
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise UserError(f"{str(path)[:80]}...: {error.strerror}", hint="name another folder") from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise HostError(f"{path}: no space left on the device", hint="free some disk space") from error
+        text = f"{path}: cannot be written: {error.strerror}"
+        raise HostError(text, hint="check the folder's owner and its disk") from error
 
 
 @contextmanager
@@ -113,14 +109,7 @@ def scratch_folder(within: Path | None = None) -> Iterator[Path]:
         raise HostError(f"temporary files: {error.strerror}", hint="name a folder for them by TMPDIR") from None
     make_folder(root)
     _remove_abandoned(root, f"{_SCRATCH}*")
-
-    def make() -> Path:
-        try:
-            return Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=root))
-        except OSError as error:
-            raise _explained(error, root) from error
-
-    with _claimed(make) as folder:
+    with _claimed(root, _SCRATCH, named=root) as folder:
         try:
             yield folder.resolve()
         finally:
@@ -129,10 +118,13 @@ def scratch_folder(within: Path | None = None) -> Iterator[Path]:
 
 
 @contextmanager
-def _claimed(make: Callable[[], Path]) -> Iterator[Path]:
-    """A temporary folder with a lock, held by this process and those forked from it: somebody needs it."""
-    while (lock := _lock_of(folder := make())) is None:
-        pass
+def _claimed(within: Path, prefix: str, suffix: str = "", *, named: Path) -> Iterator[Path]:
+    """A new folder with a lock, which this process and its forks hold while they need it; errors name ``named``."""
+    lock = None
+    while lock is None:
+        with _explained(named):
+            folder = Path(tempfile.mkdtemp(suffix, prefix, within))
+        lock = _lock_of(folder)
     try:
         yield folder
     finally:
@@ -149,10 +141,8 @@ def _lock_of(folder: Path) -> int | None:
     file = folder / _LOCK
     with suppress(FileNotFoundError):
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
+        with _explained(folder):
             fcntl.flock(fd, fcntl.LOCK_EX)
-        except OSError as error:
-            raise _explained(error, folder) from error
         with suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(fd), file.stat()):
                 return fd
@@ -304,10 +294,8 @@ class Record(Part):
 def settle(folder: Path, names: Sequence[str]) -> None:
     """Have files of a folder on the disk before what follows, and their names too. Raises what ``atomic`` does."""
     for path in (*(folder / name for name in names), folder, folder.parent):
-        try:
+        with _explained(path):
             fsync(path)
-        except OSError as error:
-            raise _explained(error, path) from error
 
 
 def fsync(path: Path) -> None:
