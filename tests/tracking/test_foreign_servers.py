@@ -29,9 +29,9 @@ from samebits.doctor.store import ask
 from samebits.errors import HostError, UserError
 from samebits.records.run import FILES, read_run
 from samebits.tracking import download, limits
-from samebits.tracking.artifacts import require_own_place
 from samebits.tracking.delivery import Delivery, sync
 from samebits.tracking.download import find_run_files
+from samebits.tracking.limits import require_own_place
 from samebits.tracking.recorder import events, record_all
 from samebits.tracking.store import answers, connect, tracking_uri
 

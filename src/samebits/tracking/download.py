@@ -17,7 +17,7 @@ from samebits.errors import HostError, SamebitsError, UserError, caused_by, firs
 from samebits.host import private_bytes
 from samebits.params import require_repository
 from samebits.records.run import FILES, read_run
-from samebits.tracking.limits import ANSWER_SECONDS, SLOWEST
+from samebits.tracking.limits import ANSWER_SECONDS, HINT, SLOWEST
 from samebits.tracking.store import connect, errors_of_the_store, tracking_uri
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ _MORE = ("params.yaml", "provenance.json")  # which a run has that can be made a
 _FILE_NAME = re.compile(r"\w[\w.-]*")
 _POLL_SECONDS = 0.1
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
-_HINT = "ask who runs the server; see `samebits doctor`"
 
 
 def find_run_files(reference: str, scratch: Path) -> records.Run:
@@ -113,7 +112,7 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
             client.download_artifacts(run_id, name, str(folder))
         except MlflowException as error:  # of which MLflow keeps the cause to itself
             raise HostError(
-                f"MLflow does not give {name} of run {run_id}: {first_line(str(error))}", hint=_HINT
+                f"MLflow does not give {name} of run {run_id}: {first_line(str(error))}", hint=HINT
             ) from None
 
 
@@ -135,9 +134,9 @@ class Watch(threading.Thread):
         while True:
             time.sleep(_POLL_SECONDS)
             if _size(self._folder) > self._most or private_bytes() > _MEMORY:
-                _tell(HostError(f"MLflow's server sends more than the {self._most} bytes it has listed", hint=_HINT))
+                _tell(HostError(f"MLflow's server sends more than the {self._most} bytes it has listed", hint=HINT))
             elif time.monotonic() > self._deadline:
-                _tell(HostError("MLflow's server has taken too long to send a run's files", hint=_HINT))
+                _tell(HostError("MLflow's server has taken too long to send a run's files", hint=HINT))
             else:
                 continue
             os._exit(0)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from samebits.tracking.artifacts import guard_places
+from samebits.tracking.limits import guard_places
 from samebits.tracking.store import file_of
 
 if TYPE_CHECKING:

@@ -1,4 +1,7 @@
-"""What a server may have MLflow's client wait for, hold in memory, and turn to: requests itself sets no limit."""
+"""Limits of MLflow's client against a server: time, memory, other hosts, and where a run's files may lie.
+
+Neither requests nor MLflow sets any of them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
-from samebits.errors import HostError
+from samebits.errors import HostError, UserError, without_password
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from requests import PreparedRequest, Response
 
@@ -21,12 +24,16 @@ ANSWER_SECONDS = 60.0
 SLOWEST = 2**18
 """Bytes a second at which files are waited for."""
 _LARGEST = 2**26  # bytes of an answer of the API, which lists runs by their pages
-_HINT = "ask who runs the server; see `samebits doctor`"
+HINT = "ask who runs the server; see `samebits doctor`"
+
+_OBJECT_STORES = {"s3", "gs", "wasbs", "abfss"}
+"""Whose hosts are the environment's or a cloud's own, so that no login goes to another one."""
 
 
 @cache
-def guard_answers() -> None:
-    """Have MLflow's client keep to these limits; files that are streamed to the disk have limits of their own."""
+def guard_client() -> None:
+    """Hold MLflow's client to these limits; files that are streamed to the disk have limits of their own."""
+    guard_places(require_own_place)
     from mlflow.utils import request_utils
     from requests.utils import super_len
 
@@ -54,7 +61,7 @@ def _limit(seconds: float) -> Iterator[None]:
     """Raise HostError when the block takes longer, in the main thread, which alone a signal interrupts."""
 
     def late(*_: object) -> None:
-        raise HostError(f"MLflow's server has not answered within {seconds:.0f} s", hint=_HINT)
+        raise HostError(f"MLflow's server has not answered within {seconds:.0f} s", hint=HINT)
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -85,8 +92,47 @@ def _read(response: Response) -> None:
         size = 0
         for piece in pieces(*arguments, **options):
             if (size := size + len(piece)) > _LARGEST:
-                raise HostError(f"MLflow's server answers with more than {_LARGEST / 2**20:.0f} MiB", hint=_HINT)
+                raise HostError(f"MLflow's server answers with more than {_LARGEST / 2**20:.0f} MiB", hint=HINT)
             yield piece
 
     response.iter_content = limited  # type: ignore[method-assign]
     _ = response.content
+
+
+def guard_places(check: Callable[[str, str], None]) -> None:
+    """Have MLflow call ``check`` wherever it finds out how to reach files: with their address, and with its store's."""
+    from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
+
+    def guarded(make: Callable[..., Any]) -> Callable[..., Any]:
+        def checked(artifact_uri: str, tracking_uri: str | None = None, registry_uri: str | None = None) -> Any:
+            check(artifact_uri, tracking_uri or "")
+            try:
+                return make(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
+            except AssertionError:  # MLflow's, of a run that has its files at another run's
+                raise _refusal(artifact_uri) from None
+
+        return checked
+
+    known: dict[str, Any] = get_registered_artifact_repositories()
+    for scheme, make in list(known.items()):
+        known[scheme] = guarded(make)
+
+
+def require_own_place(artifact_uri: str, tracking_uri: str) -> None:
+    """Raise UserError: a server names a place for files that is neither its own nor an object store."""
+    server, place = urlsplit(tracking_uri), urlsplit(artifact_uri)
+    if server.scheme not in ("http", "https") or place.scheme in _OBJECT_STORES:
+        return
+    if place.scheme == "runs":  # which stands for the place of a run's files, and MLflow asks again with that
+        return
+    if place.scheme == "mlflow-artifacts" and place.netloc in ("", server.netloc, server.netloc.rpartition("@")[2]):
+        return
+    raise _refusal(artifact_uri)
+
+
+def _refusal(artifact_uri: str) -> UserError:
+    place = without_password(artifact_uri) or "an address without text"
+    return UserError(
+        f"MLflow's server keeps the files at {place}, expected a place of its own or an object store",
+        hint="start it with --artifacts-destination, or ask who runs it; see SECURITY.md",
+    )

@@ -14,8 +14,7 @@ from samebits.errors import MASK, HostError, UserError, caused_by, one_line, rea
 from samebits.files import scratch_folder
 from samebits.host.locks import locked
 from samebits.records.log import LOGS
-from samebits.tracking.artifacts import guard_artifacts
-from samebits.tracking.limits import guard_answers
+from samebits.tracking.limits import guard_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -64,8 +63,7 @@ def _client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
-    guard_artifacts()
-    guard_answers()
+    guard_client()
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is told once, by us; its import sets another
 
     file = file_of(uri)
