@@ -11,9 +11,9 @@ from samebits.errors import UserError, without_password
 from samebits.records.log import LOGS, SCHEMA, ComparedEvent, EndEvent, RunLog, new_key
 from samebits.records.run import read_run
 from samebits.results.comparison import EVALUATIONS, MADE_BY, REPORT, Comparison
+from samebits.results.explanation.words import advice_of, cause_of
 from samebits.results.table import markdown
 from samebits.results.text import describe_row
-from samebits.tracking.breakdown import figures_of, tags_of
 from samebits.tracking.checkpoint import link_metrics
 from samebits.tracking.recorder import events, log_params, metric, record_all, send, set_tags
 from samebits.tracking.store import NOTE_TAG, RUN_TAG, experiment_id, find_run, tracking_uri
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from samebits.params.schema import Tracking
     from samebits.results.comparison import Row
+    from samebits.results.explanation.explain import Explanation
 
 PARENT_TAG = "mlflow.parentRunId"
 
@@ -91,7 +92,7 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
             NOTE_TAG: describe_row(row),
             "labels": ", ".join(label.kind for label in row.labels),
             "verdict": row.verdict.grade if row.verdict else "",
-            **(tags_of(row.explanation) if row.explanation else {}),
+            **(_explained_tags(row.explanation) if row.explanation else {}),
         }
         set_tags(client, child_id, tags)
     best = {f"speedup.{row.name}": row.speedup.median for row in comparison.rows if row.speedup}
@@ -130,7 +131,33 @@ def _figures(row: Row) -> dict[str, float]:
         "bound": row.bound.median if row.bound else None,
     }
     measured = {name: value for name, value in figures.items() if value is not None}
-    return measured | (figures_of(row.explanation) if row.explanation else {})
+    return measured | (_explained_figures(row.explanation) if row.explanation else {})
+
+
+def _explained_figures(explanation: Explanation) -> dict[str, float]:
+    """Metrics: ``part.NAME_ms`` add up to ``part.step_ms``; ``limit.NAME`` is what the host can do at best."""
+    figures = {f"part.{name}_ms": ms for name, ms in explanation.parts.model_dump().items()}
+    figures["part.step_ms"] = explanation.step_ms
+    bounds = explanation.bounds
+    figures["limit.copy_gb_per_s"] = bounds.copy_gb_per_s
+    figures["limit.optimizer_ms"] = bounds.optimizer_floor_ms
+    if bounds.all_reduces:
+        figures["limit.all_reduce_ms"] = bounds.all_reduces[-1].ms
+        figures["limit.all_reduce_gb_per_s"] = bounds.all_reduces[-1].bus_gb_per_s
+    first = explanation.findings[0] if explanation.findings else None
+    if first and first.share is not None:
+        figures["cause_share"] = first.share
+    if first and first.gain:
+        figures["predicted_gain"] = first.gain.median
+    return figures
+
+
+def _explained_tags(explanation: Explanation) -> dict[str, str]:
+    """Tags: the first cause by its name and in a sentence, and the next step; empty where nothing stands out."""
+    if not explanation.findings:
+        return {"cause": "", "cause_text": "", "advice": ""}
+    first = explanation.findings[0]
+    return {"cause": first.cause, "cause_text": cause_of(first), "advice": advice_of(first)}
 
 
 def _add(client: MlflowClient, run_id: str, figures: dict[str, float], time_ms: int) -> None:
