@@ -27,17 +27,15 @@ def log_checkpoint(client: MlflowClient, run_id: str, weights: Path, *, name: st
     A server that knows no logged models leaves a tag that says so.
     """
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
-    from mlflow.exceptions import MlflowException
 
     run = client.get_run(run_id)
-    try:
-        model = _find(client, run)
-    except MlflowException as error:
-        if not _is_unknown(error):
-            raise
+    found = _models(client, run)
+    if found is None:
         client.set_tag(run_id, "logged_model", f"{UNAVAILABLE}this server knows no logged models")
         return
-    if model is None:
+    if found:
+        model = found[0]
+    else:
         tags = {RUN_TAG: run.data.tags[RUN_TAG], **tags}
         model = client.create_logged_model(
             run.info.experiment_id, name=name, source_run_id=run_id, tags=tags, model_type=MODEL_TYPE
@@ -57,46 +55,35 @@ def link_metrics(client: MlflowClient, run_id: str) -> None:
     from mlflow.entities import Metric
 
     run = client.get_run(run_id)
-    model = _known(client, run)
-    if model is None:
-        return
-    linked = {(point.key, point.timestamp, point.step) for point in model.metrics or ()}
-    points = [
-        Metric(point.key, point.value, point.timestamp, point.step, model_id=model.model_id)
-        for point in run.data.to_proto().metrics  # with their times, so that the run gets no second points
-        if not point.key.startswith(_SAMPLED) and (point.key, point.timestamp, point.step) not in linked
-    ]
-    if points:
-        client.log_batch(run_id, metrics=points)
+    for model in _models(client, run) or ():
+        linked = {(point.key, point.timestamp, point.step) for point in model.metrics or ()}
+        points = [
+            Metric(point.key, point.value, point.timestamp, point.step, model_id=model.model_id)
+            for point in run.data.to_proto().metrics  # with their times, so that the run gets no second points
+            if not point.key.startswith(_SAMPLED) and (point.key, point.timestamp, point.step) not in linked
+        ]
+        if points:
+            client.log_batch(run_id, metrics=points)
 
 
 def fail_unfinished(client: MlflowClient, run_id: str) -> None:
     """Let no logged model of a run wait for weights that will not come."""
     from mlflow.entities import LoggedModelStatus
 
-    model = _known(client, client.get_run(run_id))
-    if model is not None and model.status == LoggedModelStatus.PENDING:
-        client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
+    for model in _models(client, client.get_run(run_id)) or ():
+        if model.status == LoggedModelStatus.PENDING:
+            client.finalize_logged_model(model.model_id, LoggedModelStatus.FAILED)
 
 
-def _known(client: MlflowClient, run: Run) -> LoggedModel | None:
-    """The run's logged model; None also where the server knows no such thing."""
+def _models(client: MlflowClient, run: Run) -> list[LoggedModel] | None:
+    """The run's logged model, if it has one; None where the server, before MLflow 3, knows no logged models."""
     from mlflow.exceptions import MlflowException
 
-    try:
-        return _find(client, run)
-    except MlflowException as error:
-        if _is_unknown(error):
-            return None
-        raise
-
-
-def _find(client: MlflowClient, run: Run) -> LoggedModel | None:
     key = run.data.tags.get(RUN_TAG)
-    models = client.search_logged_models([run.info.experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
-    return next((model for model in models if model.source_run_id == run.info.run_id), None)  # not a deleted run's
-
-
-def _is_unknown(error: Exception) -> bool:
-    """Whether a server before MLflow 3 answered."""
-    return getattr(error, "error_code", None) == "ENDPOINT_NOT_FOUND"
+    try:
+        models = client.search_logged_models([run.info.experiment_id], f"tags.`{RUN_TAG}` = '{key}'")
+    except MlflowException as error:
+        if error.error_code != "ENDPOINT_NOT_FOUND":
+            raise
+        return None
+    return [model for model in models if model.source_run_id == run.info.run_id][:1]  # not a deleted run's
