@@ -84,14 +84,12 @@ class Delivery:
     def aim(self, uri: str) -> None:
         """Choose a store, unless one has the run already."""
         if self.state.run_id is None:
-            self._set(uri=uri)
-            self._save()
+            self._save(uri=uri)
 
     def try_again(self) -> None:
         """Forget that MLflow, or this version, refused the rest: what was in the way may have been mended."""
         if self.state.refused is not None and not self._foreign:
-            self._set(refused=None)
-            self._save()
+            self._save(refused=None)
 
     @property
     def done(self) -> bool:
@@ -140,20 +138,18 @@ class Delivery:
         try:
             for offset, events in self._pending():
                 self._record(events)
-                self._set(offset=offset)
-                self._save()
+                self._save(offset=offset)
         except Exception as error:
             if not (isinstance(error, UserError) or is_permanent(error)):
                 raise
             self._end_refused()
-            self._set(refused=one_line(str(error)))
-            self._save()
+            self._save(refused=one_line(str(error)))
 
     def _end_refused(self) -> None:
         """Let neither the run nor a logged model wait for what was refused."""
         try:
             if self.state.run_id and not self.state.ended:
-                self._record([EndEvent(status="FAILED", time_ms=self._last_word_ms())])
+                self._fail()
         except Exception as error:
             if not is_permanent(error):  # a store that refuses this as well has no such run
                 raise
@@ -186,26 +182,24 @@ class Delivery:
     def abandon(self) -> None:
         """End the run of a writer that is gone without a word, at its last word."""
         if not self.state.ended:
-            self._record([EndEvent(status="FAILED", time_ms=self._last_word_ms())])
-            self._set(ended=True, offset=self._log.stat().st_size)
-            self._save()
+            self._fail()
+            self._save(offset=self._log.stat().st_size)
 
-    def _last_word_ms(self) -> int:
-        return int(self._log.stat().st_mtime * 1000)
+    def _fail(self) -> None:
+        """End the run as failed, at the time of the log's last write."""
+        self._record([EndEvent(status="FAILED", time_ms=int(self._log.stat().st_mtime * 1000))])
 
-    def send_telemetry(self, telemetry: Telemetry) -> None:
-        """Deliver what was sampled."""
-        if self.state.run_id and (points := telemetry.take()):
-            try:
-                send(self.client, self.state.run_id, points)
-            except Exception:
-                telemetry.put_back(points)
-                raise
+    def send_telemetry(self, telemetry: Telemetry | None) -> None:
+        """Deliver what was sampled, if anything was; samples of a failed delivery stay for the next one."""
+        if telemetry and self.state.run_id and (points := telemetry.points[:]):
+            send(self.client, self.state.run_id, points)
+            del telemetry.points[: len(points)]
 
     def _set(self, **changes: object) -> None:
         self.state = self.state.model_copy(update=changes)
 
-    def _save(self) -> None:
+    def _save(self, **changes: object) -> None:
+        self._set(**changes)
         self.state.write(self._file)
 
 
@@ -214,11 +208,9 @@ def deliver(log: Path, telemetry: Telemetry | None = None) -> bool:
     with locked(log.with_suffix(".lock")):
         delivery = Delivery(log)
         gone = writer_gone(log)  # asked before reading, so that nothing written last is missed
-        if telemetry is not None:  # before the end, after which nobody asks for it
-            delivery.send_telemetry(telemetry)
+        delivery.send_telemetry(telemetry)  # before the end, after which nobody asks for it
         delivery.deliver()
-        if telemetry is not None:  # of a run that has just begun
-            delivery.send_telemetry(telemetry)
+        delivery.send_telemetry(telemetry)  # of a run that has just begun
         if gone and not delivery.done:
             delivery.abandon()
         return delivery.done

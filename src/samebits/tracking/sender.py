@@ -114,8 +114,8 @@ class Telemetry(threading.Thread):
         super().__init__(daemon=True, name="telemetry")
         self._seconds = seconds or sample_seconds()
         self._counters = Counters(gpus, environ)
-        self._done, self._lock = threading.Event(), threading.Lock()
-        self._points: list[Metric] = []
+        self._done = threading.Event()
+        self.points: list[Metric] = []  # sampled and not yet delivered; each change of it is one atomic call
         self._samples = 0
 
     def run(self) -> None:
@@ -126,20 +126,8 @@ class Telemetry(threading.Thread):
     def sample(self) -> None:
         """Take one sample of everything."""
         values, when = self._counters.sample(), now_ms()
-        with self._lock:
-            self._points += [metric(f"system/{name}", value, when, self._samples) for name, value in values.items()]
+        self.points.extend([metric(f"system/{name}", value, when, self._samples) for name, value in values.items()])
         self._samples += 1
-
-    def take(self) -> list[Metric]:
-        """What was sampled since the last call."""
-        with self._lock:
-            points, self._points = self._points, []
-        return points
-
-    def put_back(self, points: list[Metric]) -> None:
-        """Keep points that could not be delivered."""
-        with self._lock:
-            self._points = points + self._points
 
     def stop(self) -> None:
         """Have the thread end before its next sample."""
