@@ -13,8 +13,7 @@ import click
 from samebits.errors import UserError, few
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, keys_affecting
-from samebits.records.refusal import read_refusal
-from samebits.records.run import run_name
+from samebits.records.run import read_refusal, run_name
 from samebits.stages import StageSpec, stage
 
 

@@ -76,8 +76,7 @@ def main(
     if here.several:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a machine that is gone is said in our own words
     # After the checks: importing torch takes seconds.
-    from samebits.records.refusal import refusal_of, write_refusal
-    from samebits.records.run import read_run, run_name
+    from samebits.records.run import read_run, run_name, write_refusal
     from samebits.results.text import describe_run, notes_of
     from samebits.tracking.sender import start_sender
     from samebits.training.checkpoints import FOLDER
@@ -104,7 +103,7 @@ def main(
         if "DVC_STAGE" not in os.environ or params.train.numerics == ("exact",):
             raise
         if here.rank == 0:  # the pipeline goes on: the other numerics have something to compare
-            write_refusal(out, refusal_of(error, params, strategy, numerics))
+            write_refusal(out, error, params, strategy, numerics)
         click.echo(f"{run_name(strategy, numerics)}: refused: {error}", err=True)
         return
     if here.rank == 0:

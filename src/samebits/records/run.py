@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import numpy as np
 from pydantic import Field, PositiveFloat, PositiveInt
+from safetensors.numpy import save
 
 from samebits.errors import UserError, reason
-from samebits.files import Part, Record, read_json, regular, write_text
+from samebits.files import Part, Record, atomic, read_json, regular, write_json, write_text
 from samebits.host import HostFacts
 from samebits.params import Params, differences
 from samebits.params.schema import NumericsName
@@ -27,6 +29,8 @@ from samebits.strategies.placement import Placement
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from samebits.errors import RefusedError
 
 WEIGHTS, LOSSES, TIMING, RECORD = "model.safetensors", "losses.csv", "timing.json", "run.json"
 FILES = (WEIGHTS, LOSSES, TIMING, RECORD)
@@ -177,9 +181,25 @@ class RunRecord(Record):
     def read(cls, path: Path, *, made_by: str) -> Self:
         """As ``Record.read``. Raises UserError also where ``exact`` has refused the model."""
         raw = read_json(path, made_by=made_by)
-        if isinstance(raw, dict) and "refused" in raw:  # see ``records.refusal``
+        if isinstance(raw, dict) and "refused" in raw:  # a ``Refusal``
             raise UserError(f"{path.parent}: exact refused this model: {raw['refused']}", hint=str(raw.get("hint")))
         return super().read(path, made_by=made_by)
+
+
+class Refusal(Record):
+    """``run.json`` of a training that ``exact`` refused: what of the model, in words and in few words, and the hint."""
+
+    refused: str
+    what: str
+    hint: str
+    strategy: StrategyName
+    numerics: NumericsName
+    params: Params
+
+    @property
+    def name(self) -> str:
+        """As in ``runs/NAME``."""
+        return run_name(self.strategy, self.numerics)
 
 
 class EvaluationFigures(Part):
@@ -222,6 +242,28 @@ def write_run(folder: Path, record: RunRecord, timing: Timing, losses: Sequence[
     write_text(folder / LOSSES, "step,loss\n" + rows)
     timing.write(folder / TIMING)
     record.write(folder / RECORD)
+
+
+def write_refusal(
+    folder: Path, error: RefusedError, params: Params, strategy: StrategyName, numerics: NumericsName
+) -> None:
+    """Write a run's files for a training that ``exact`` refused, without a training in them: DVC wants all of them."""
+    why = error.message.removeprefix(f"{numerics}: ")
+    refusal = Refusal(
+        refused=why, what=error.what, hint=error.hint, strategy=strategy, numerics=numerics, params=params
+    )
+    with atomic(folder / WEIGHTS) as unfinished:
+        unfinished.write_bytes(save({}))
+    write_text(folder / LOSSES, "step,loss\n")
+    write_json(folder / TIMING, {"schema": Timing.SCHEMA, "refused": refusal.what})
+    refusal.write(folder / RECORD)
+
+
+def read_refusal(folder: Path) -> Refusal | None:
+    """Why a folder holds no training, if it was refused; None where it was not, or where nobody can tell."""
+    with suppress(UserError):  # whoever reads a training says what is wrong
+        return Refusal.read(folder / RECORD, made_by="python pipeline/train.py")
+    return None
 
 
 def read_losses(path: Path) -> list[float]:

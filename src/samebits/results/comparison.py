@@ -18,13 +18,13 @@ from samebits.params import Params, flatten
 from samebits.params.schema import NumericsName
 from samebits.records.memory import Memory
 from samebits.records.provenance import GitState
-from samebits.records.refusal import read_refusal
 from samebits.records.run import (
     RECORD,
     Evaluation,
     EvaluationFigures,
     Ratio,
     TimingFigures,
+    read_refusal,
     read_run,
     require_made_with,
     run_name,
