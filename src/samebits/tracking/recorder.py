@@ -66,8 +66,7 @@ def log_params(client: MlflowClient, run_id: str, params: Params) -> None:
     from ruamel.yaml import YAML
 
     nested = params.model_dump(mode="json")
-    flat = {key: str(value) for key, value in flatten(nested).items()}
-    client.log_batch(run_id, params=[Param(key, value) for key, value in flat.items()])
+    client.log_batch(run_id, params=[Param(key, str(value)) for key, value in flatten(nested).items()])
     with scratch_folder() as folder:
         file = folder / "params.yaml"
         YAML().dump(nested, file)
@@ -175,16 +174,15 @@ class Recorder:
 
     def _artifacts(self, key: str, folder: Path) -> None:
         """Upload the run's files, unless a later training has put its own in their place, also meanwhile."""
-        reason = f"{UNAVAILABLE}the files were gone, or were a later run's, when they could be delivered"
         record = _record_of(key, folder)
+        if record is not None:
+            for name in (*FILES, *((TRACE,) if (folder / TRACE).is_file() else ())):
+                self._client.log_artifact(self._id(), str(folder / name))
+            tags = {"strategy": record.strategy, "numerics": record.numerics, "weights_sha256": record.weights_sha256}
+            log_checkpoint(self._client, self._id(), folder / WEIGHTS, name=record.name, tags=tags)
+            record = _record_of(key, folder)
         if record is None:
-            set_tags(self._client, self._id(), {"artifacts": reason})
-            return
-        for name in (*FILES, *((TRACE,) if (folder / TRACE).is_file() else ())):
-            self._client.log_artifact(self._id(), str(folder / name))
-        tags = {"strategy": record.strategy, "numerics": record.numerics, "weights_sha256": record.weights_sha256}
-        log_checkpoint(self._client, self._id(), folder / WEIGHTS, name=record.name, tags=tags)
-        if _record_of(key, folder) is None:
+            reason = f"{UNAVAILABLE}the files were gone, or were a later run's, when they could be delivered"
             set_tags(self._client, self._id(), {"artifacts": reason})
 
 

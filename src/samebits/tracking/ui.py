@@ -116,7 +116,7 @@ def prepare_view(client: MlflowClient, experiment: str) -> None:
 
 def known_link() -> str:
     """The address that was noted, else that of the start page."""
-    return Path(LINK).read_text(encoding="utf-8") if LINK.exists() else "/"
+    return LINK.read_text(encoding="utf-8") if LINK.exists() else "/"
 
 
 def require_free_port(port: int) -> None:
