@@ -60,8 +60,8 @@ def _charts() -> list[dict[str, Any]]:
     return lines + [{**bar, "uuid": f"{KEY}-{name}", "displayName": name, "metricKey": name} for name in _BARS]
 
 
-def view_tag() -> tuple[str, str]:
-    """Name and value of the tag: a flat list of trainings, the newest first, with their figures in this order."""
+def _view() -> str:
+    """The view as MLflow keeps it: a flat list of trainings, the newest first, with their figures as columns."""
     state = {
         # Sorted by anything but the time of creation, MLflow lists runs without their parents.
         "searchFilter": "tags.`strategy` != ''",
@@ -91,8 +91,7 @@ def view_tag() -> tuple[str, str]:
         "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
     }
     packed = base64.b64encode(zlib.compress(json.dumps(state).encode())).decode()
-    value = {"name": KEY, "createdAt": 0, "updatedAt": 0, "state": f"deflate;{packed}"}
-    return f"mlflow.sharedViewState.{KEY}", json.dumps(value)
+    return json.dumps({"name": KEY, "createdAt": 0, "updatedAt": 0, "state": f"deflate;{packed}"})
 
 
 def link(experiment: str) -> str:
@@ -102,13 +101,13 @@ def link(experiment: str) -> str:
 
 def prepare_view(client: MlflowClient, experiment: str) -> None:
     """Put the view on the experiment, unless it is there, and note its address for ``samebits ui``."""
-    tags_of_the_view = {
+    wanted = {
         "mlflow.experimentKind": "custom_model_development",  # not one of language models' traces
         NOTE_TAG: _NOTE,
-        **dict([view_tag()]),
+        f"mlflow.sharedViewState.{KEY}": _view(),
     }
     tags = client.get_experiment(experiment).tags
-    for name, value in tags_of_the_view.items():
+    for name, value in wanted.items():
         if tags.get(name) != value:
             client.set_experiment_tag(experiment, name, value)
     write_text(LINK, link(experiment))
