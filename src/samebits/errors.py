@@ -212,7 +212,7 @@ def in_system(file: Path) -> bool:
     return any(file.is_relative_to(folder) for folder in _SYSTEM if not root.is_relative_to(folder))
 
 
-_BY_EXIT_CODE: dict[int, type[SamebitsError]] = {2: UserError, 3: HostError, 4: WorkerError}
+_BY_EXIT_CODE: dict[int, type[SamebitsError]] = {one.exit_code: one for one in (UserError, HostError, WorkerError)}
 
 
 def from_exit_code(exit_code: int, message: str, hint: str) -> SamebitsError | Interrupted:

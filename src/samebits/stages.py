@@ -146,13 +146,13 @@ def options_of(script: str, arguments: Sequence[str]) -> dict[str, Any]:
     return command.make_context(f"python {script}", list(arguments)).params
 
 
-def say_what_stays_unused(environ: Mapping[str, str] = os.environ) -> None:
+def say_what_stays_unused() -> None:
     """Say on stderr which of this host's GPUs trainings pass over, and what to do, before the first of them begins.
 
     As where an environment was installed on a login node without a GPU.
     """
-    lines = [noted] if (noted := caution(environ)) else []
-    build, gpus = torch_build(), count_visible(environ)
+    lines = [noted] if (noted := caution()) else []
+    build, gpus = torch_build(), count_visible()
     if gpus and build.version and not build.cuda:
         text = f"torch {build.version} is a CPU build, and the driver shows {counted(gpus, 'GPU')}"
         lines.append(
