@@ -1,6 +1,6 @@
-"""A run's weights are a logged model of MLflow, linked with the run and its metrics.
+"""Record a run's weights as a logged model of MLflow, linked with the run and its metrics.
 
-It is looked for before it is made, by the run's key and id, so that a delivery which was cut off goes on with it.
+The model is searched by the run's key and id before it is made, so that a delivery continues one that was cut off.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, Run
 
 MODEL_TYPE = "checkpoint"
-_SAMPLED = "system/"  # metrics of a host, which say nothing of a model
+_SAMPLED = "system/"  # metrics of the host, not of the model
 
 
 def log_checkpoint(client: MlflowClient, run_id: str, weights: Path, *, name: str, tags: Mapping[str, str]) -> None:
-    """Make a file of weights the logged model of a run, unless it is that already, and link the run's metrics with it.
+    """Log a file of weights as the run's model, unless MLflow has it, and link the run's metrics with it.
 
-    A server that knows no logged models leaves a tag that says so.
+    If the server knows no logged models, a tag of the run says so.
     """
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
@@ -51,7 +51,7 @@ def log_checkpoint(client: MlflowClient, run_id: str, weights: Path, *, name: st
 
 
 def link_metrics(client: MlflowClient, run_id: str) -> None:
-    """Link a run's latest metrics with its logged model, if it has one; those that are linked already are left out."""
+    """Link a run's latest metrics with its logged model, if it has one. Linked metrics are not sent again."""
     from mlflow.entities import Metric
 
     run = client.get_run(run_id)
@@ -59,7 +59,7 @@ def link_metrics(client: MlflowClient, run_id: str) -> None:
         linked = {(point.key, point.timestamp, point.step) for point in model.metrics or ()}
         points = [
             Metric(point.key, point.value, point.timestamp, point.step, model_id=model.model_id)
-            for point in run.data.to_proto().metrics  # with their times, so that the run gets no second points
+            for point in run.data.to_proto().metrics  # their own times add no second points to the run
             if not point.key.startswith(_SAMPLED) and (point.key, point.timestamp, point.step) not in linked
         ]
         if points:
@@ -67,7 +67,7 @@ def link_metrics(client: MlflowClient, run_id: str) -> None:
 
 
 def fail_unfinished(client: MlflowClient, run_id: str) -> None:
-    """Let no logged model of a run wait for weights that will not come."""
+    """Mark a run's logged model as failed if it still waits for its weights."""
     from mlflow.entities import LoggedModelStatus
 
     for model in _models(client, client.get_run(run_id)) or ():
@@ -86,4 +86,4 @@ def _models(client: MlflowClient, run: Run) -> list[LoggedModel] | None:
         if error.error_code != "ENDPOINT_NOT_FOUND":
             raise
         return None
-    return [model for model in models if model.source_run_id == run.info.run_id][:1]  # not a deleted run's
+    return [model for model in models if model.source_run_id == run.info.run_id][:1]  # without models of deleted runs

@@ -1,4 +1,4 @@
-"""A comparison becomes the parent run of the runs that it compares, and adds to each what only it knows."""
+"""Record a comparison as the parent run of its trainings, and add its figures and tags to each of them."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ PARENT_TAG = "mlflow.parentRunId"
 
 
 def comparison_key(comparison: Comparison) -> str:
-    """A name that comparisons of the same runs under the same params share: comparing again makes no new run.
+    """The key of a comparison, the same for the same runs under the same params, so that none is recorded twice.
 
-    MLflow lets nobody change a run's params.
+    Other params give another key, because MLflow does not let a run's params change.
     """
     told = "\n".join([*(row.run for row in comparison.rows), comparison.params.model_dump_json()])
     return "comparison-" + hashlib.sha256(told.encode()).hexdigest()[:12]
 
 
 def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path:
-    """Write the log of a comparison that stands in ``reports``, over runs whose folders are in ``runs``.
+    """Write the log of a comparison whose report is in ``reports`` and whose runs are in ``runs``.
 
     Raises OSError, UserError or HostError: it cannot be written.
     """
@@ -63,9 +63,9 @@ def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path
 
 
 def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
-    """Make or find the parent run, restore what is missing, link and describe the children.
+    """Find or make the parent run, record missing trainings from their files, and link and describe all of them.
 
-    Does nothing where a later comparison has taken the place of the one that the event speaks of.
+    Does nothing if a later comparison has replaced the event's own.
     """
     reports, when = Path(event.reports), event.time_ms
     comparison = Comparison.read(reports / "comparison.json", made_by=MADE_BY)
@@ -108,7 +108,7 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
 
 
 def _child(client: MlflowClient, experiment: str, row: Row, runs: Path, tracking: Tracking) -> str | None:
-    """The run of a row, recorded again from its files if MLflow does not have it."""
+    """The run of a row, recorded from its files if MLflow does not have it whole; None if there are no files."""
     known = find_run(client, experiment, row.run)
     if known is not None and not (known.info.status == "RUNNING" and "restored" in known.data.tags):  # was cut off
         return str(known.info.run_id)
@@ -135,7 +135,7 @@ def _figures(row: Row) -> dict[str, float]:
 
 
 def _explained_figures(explanation: Explanation) -> dict[str, float]:
-    """Metrics: ``part.NAME_ms`` add up to ``part.step_ms``; ``limit.NAME`` is what the host can do at best."""
+    """Metrics: ``part.NAME_ms`` add up to ``part.step_ms``; ``limit.NAME`` is a bound of the host."""
     figures = {f"part.{name}_ms": ms for name, ms in explanation.parts.model_dump().items()}
     figures["part.step_ms"] = explanation.step_ms
     bounds = explanation.bounds
@@ -153,7 +153,7 @@ def _explained_figures(explanation: Explanation) -> dict[str, float]:
 
 
 def _explained_tags(explanation: Explanation) -> dict[str, str]:
-    """Tags: the first cause by its name and in a sentence, and the next step; empty where nothing stands out."""
+    """Tags: name and sentence of the first cause, and the advice; empty if there is no cause."""
     if not explanation.findings:
         return {"cause": "", "cause_text": "", "advice": ""}
     first = explanation.findings[0]
@@ -161,6 +161,6 @@ def _explained_tags(explanation: Explanation) -> dict[str, str]:
 
 
 def _add(client: MlflowClient, run_id: str, figures: dict[str, float], time_ms: int) -> None:
-    """Log what is new or has changed, so that a comparison made again adds no points."""
+    """Log new and changed figures, so that a repeated comparison adds no points."""
     known = client.get_run(run_id).data.metrics
     send(client, run_id, [metric(name, value, time_ms) for name, value in figures.items() if known.get(name) != value])

@@ -1,7 +1,7 @@
 """Deliver local logs to MLflow.
 
-How far a log was delivered is kept beside it, and every point carries the time it was logged at, so delivering
-twice changes nothing.
+A state file beside each log holds the progress, and each point keeps the time of its event, so that a second delivery
+of the same lines changes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _KEPT_SECONDS = 30 * 24 * 3600.0
 
 
 class State(Record):
-    """How far a log was delivered: bytes of it, to which run of which store, and why it never will be."""
+    """Delivery progress of one log: bytes sent, target store and run, and the refusal if MLflow rejected the rest."""
 
     uri: str | None = None
     run_id: str | None = None
@@ -54,7 +54,7 @@ class State(Record):
 
 
 class Delivery:
-    """One log on its way to MLflow; whoever uses it holds the log's lock."""
+    """The delivery of one log. The caller holds the log's lock."""
 
     def __init__(self, log: Path) -> None:
         self._log, self._file = log, log.with_suffix(".state.json")
@@ -63,13 +63,13 @@ class Delivery:
             try:
                 self.state = State.read(self._file, made_by="samebits track sync")
             except DamagedError:
-                pass  # all is delivered again, which changes nothing
-            except UserError as error:  # another version of samebits has it in its care
+                pass  # a second delivery of the whole log changes nothing
+            except UserError as error:  # another version of samebits wrote the state
                 self.state, self._foreign = State(refused=str(error)), True
 
     @property
     def client(self) -> MlflowClient:
-        """A client of that store."""
+        """A client of the log's store."""
         return connect(self.uri)
 
     @property
@@ -82,18 +82,18 @@ class Delivery:
         return self.state.uri
 
     def aim(self, uri: str) -> None:
-        """Choose a store, unless one has the run already."""
+        """Choose a store, unless one already has the run."""
         if self.state.run_id is None:
             self._save(uri=uri)
 
     def try_again(self) -> None:
-        """Forget that MLflow, or this version, refused the rest: what was in the way may have been mended."""
+        """Forget a refusal by MLflow or by this version, whose cause may be gone."""
         if self.state.refused is not None and not self._foreign:
             self._save(refused=None)
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to be delivered, or what is left was refused or has been moved away."""
+        """Whether nothing is left to deliver: all is sent, the rest was refused, or the log was moved away."""
         try:
             size = self._log.stat().st_size
         except FileNotFoundError:
@@ -102,13 +102,15 @@ class Delivery:
 
     @property
     def delivered(self) -> bool:
-        """Whether MLflow has all of it."""
+        """Whether MLflow has the whole log."""
         return self.done and self.state.refused is None
 
     def _pending(self) -> Iterator[tuple[int, list[Event]]]:
-        """Whole lines that were not delivered, with the offset behind them; losses come together, as one call's points.
+        """Undelivered events, grouped by call of MLflow, with the offset behind each group.
 
-        Raises UserError: a line cannot be read. What stands before it has been given by then.
+        Consecutive losses share a call. Only whole lines count.
+
+        Raises UserError: a line cannot be read. All events before it have been yielded by then.
         """
         together: list[Event] = []
         position, points = self.state.offset, 0
@@ -119,7 +121,7 @@ class Delivery:
                 if together:
                     yield position, together
                 raise
-            more = len(event.losses) + 1 if isinstance(event, LossesEvent) else BATCH  # and a learning rate
+            more = len(event.losses) + 1 if isinstance(event, LossesEvent) else BATCH  # one more for a learning rate
             if together and points + more > BATCH:
                 yield position, together
                 together, points = [], 0
@@ -128,13 +130,13 @@ class Delivery:
             yield position, together
 
     def _lines_from(self, offset: int) -> Iterator[bytes]:
-        """Whole lines behind an offset, one by one: a log can be larger than memory."""
+        """Whole lines behind an offset, read one by one, because a log can be larger than memory."""
         with self._log.open("rb") as stream:
             stream.seek(offset)
             yield from itertools.takewhile(lambda line: line.endswith(b"\n"), stream)
 
     def deliver(self) -> None:
-        """Deliver what is pending, and remember how far that was."""
+        """Deliver the pending events and save the progress."""
         try:
             for offset, events in self._pending():
                 self._record(events)
@@ -146,19 +148,19 @@ class Delivery:
             self._save(refused=one_line(str(error)))
 
     def _end_refused(self) -> None:
-        """Let neither the run nor a logged model wait for what was refused."""
+        """End the run, so that neither it nor its logged model waits for the refused events."""
         try:
             if self.state.run_id and not self.state.ended:
                 self._fail()
         except Exception as error:
-            if not is_permanent(error):  # a store that refuses this as well has no such run
+            if not is_permanent(error):  # a store that refuses this too has no such run
                 raise
 
     def _record(self, events: list[Event]) -> None:
-        """Record one event, or several of losses."""
+        """Record one event, or several events of losses."""
         event = events[0]
         if isinstance(event, ComparedEvent):
-            for log in (LOGS / f"{key}.jsonl" for key in event.keys):  # of ended runs; there may be none on this host
+            for log in (LOGS / f"{key}.jsonl" for key in event.keys):  # of ended runs, perhaps from another host
                 if log.is_file() and not Delivery(log).done:
                     deliver(log)
             record_comparison(self.client, event)
@@ -166,7 +168,7 @@ class Delivery:
             recorder = Recorder(self.client, self.state.run_id)
             try:
                 recorder.record(*events)
-            finally:  # also of a run that was begun and not completed
+            finally:  # also where a run was begun and an error followed
                 self._set(run_id=recorder.run_id)
             if isinstance(event, StartEvent):
                 self._save()
@@ -175,12 +177,12 @@ class Delivery:
 
     def _record_provenance(self, recorder: Recorder) -> None:
         file, patch = provenance_of(self._log), self._log.with_suffix(".patch")
-        if file.exists():  # else it was moved away, and the run is worth having all the same
+        if file.exists():  # a run without it is still worth recording
             provenance = Provenance.read(file, made_by="python pipeline/train.py")
             recorder.provenance(provenance, patch if patch.is_file() else None)
 
     def abandon(self) -> None:
-        """End the run of a writer that is gone without a word, at its last word."""
+        """End the run of a writer that died without an end event."""
         if not self.state.ended:
             self._fail()
             self._save(offset=self._log.stat().st_size)
@@ -190,7 +192,7 @@ class Delivery:
         self._record([EndEvent(status="FAILED", time_ms=int(self._log.stat().st_mtime * 1000))])
 
     def send_telemetry(self, telemetry: Telemetry | None) -> None:
-        """Deliver what was sampled, if anything was; samples of a failed delivery stay for the next one."""
+        """Deliver the samples, if there are any. Those of a failed delivery stay for the next one."""
         if telemetry and self.state.run_id and (points := telemetry.points[:]):
             send(self.client, self.state.run_id, points)
             del telemetry.points[: len(points)]
@@ -204,11 +206,11 @@ class Delivery:
 
 
 def deliver(log: Path, telemetry: Telemetry | None = None) -> bool:
-    """Deliver what a log holds now; True if that was the rest of it."""
+    """Deliver what a log holds now; True if nothing is left."""
     with locked(log.with_suffix(".lock")):
         delivery = Delivery(log)
-        gone = writer_gone(log)  # asked before reading, so that nothing written last is missed
-        delivery.send_telemetry(telemetry)  # before the end, after which nobody asks for it
+        gone = writer_gone(log)  # asked before the log is read, so that its last lines are not missed
+        delivery.send_telemetry(telemetry)  # before the end event, after which nobody delivers samples
         delivery.deliver()
         delivery.send_telemetry(telemetry)  # of a run that has just begun
         if gone and not delivery.done:
@@ -217,14 +219,14 @@ def deliver(log: Path, telemetry: Telemetry | None = None) -> bool:
 
 
 def remove_old_logs() -> None:
-    """Remove what MLflow has had whole for long: logs, with what lies beside them under their names."""
+    """Remove logs that MLflow has had whole for a month, and the files beside them that bear their names."""
     logs = {log.stem: log for log in all_logs()}
     old = {stem for stem, log in logs.items() if _is_old(log)}
     for file in [*LOGS.iterdir()] if old else ():
         parts = file.name.split(".")
         stems = (".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
-        if next((stem for stem in stems if stem in logs), None) in old:  # the longest: names may begin alike
-            with suppress(OSError):  # another user's, say
+        if next((stem for stem in stems if stem in logs), None) in old:  # the longest: names share beginnings
+            with suppress(OSError):  # for example another user's file
                 file.unlink(missing_ok=True)
 
 
@@ -236,9 +238,10 @@ def _is_old(log: Path) -> bool:
 
 
 def sync() -> tuple[int, dict[Path, str]]:
-    """Deliver every log whose writer has ended, to the store in use now; return how many, and why others could not be.
+    """Deliver every log whose writer has ended to the store in use now.
 
-    A run that another store has in part goes on there.
+    A run that another store has in part goes on there. Returns how many logs were delivered, and the problem of each
+    other one.
     """
     count, problems = 0, {}
     for log in all_logs():
@@ -252,7 +255,7 @@ def sync() -> tuple[int, dict[Path, str]]:
                     continue
                 delivery.aim(without_password(tracking_uri()))
             deliver(log)
-        except Exception as error:  # noqa: BLE001 - each log is told of
+        except Exception as error:  # noqa: BLE001 - each log has its own report
             problems[log] = one_line(str(error))
         else:
             refused = Delivery(log).state.refused

@@ -1,4 +1,4 @@
-"""Events of one training become one MLflow run. Recording an event twice changes nothing."""
+"""Record the events of a training as one MLflow run. Recording an event twice changes nothing."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 BATCH = 1000  # points that MLflow takes in one call
 TIMES = ("training_seconds", "samples_per_sec", "step_time_ms", "step_time_p5_ms", "step_time_p95_ms")
 _HOST_TAGS = ("driver", "image_id", "image_digest", "image_base", "container_toolkit")
-_DIGEST = 36  # characters that MLflow keeps of a data set's hash
-SEGMENT_MS = 500  # about as often as a training hands its losses over
+_DIGEST = 36  # characters that MLflow keeps of a dataset's hash
+SEGMENT_MS = 500  # about the interval at which a training logs its losses
 RESTORED = {"restored": "recorded again from the run's files", "git_commit": f"{UNAVAILABLE}recorded from files"}
 
 
@@ -61,7 +61,7 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> N
 
 
 def log_params(client: MlflowClient, run_id: str, params: Params) -> None:
-    """Log params flat, and as the file that they can be run from."""
+    """Log params by their dotted names, and as a params.yaml that can be trained from."""
     from mlflow.entities import Param
     from ruamel.yaml import YAML
 
@@ -74,13 +74,13 @@ def log_params(client: MlflowClient, run_id: str, params: Params) -> None:
 
 
 class Recorder:
-    """Records the events of one training; ``run_id`` is known from the first on."""
+    """Records the events of one training. ``run_id`` is known after the first one."""
 
     def __init__(self, client: MlflowClient, run_id: str | None = None) -> None:
         self._client, self.run_id = client, run_id
 
     def record(self, *events: Event) -> None:
-        """Record one event of a training's log, or several of losses, which is one call."""
+        """Record one event of a training, or several events of losses in one call of MLflow."""
         match event := events[0]:
             case log.StartEvent():
                 self._start(event)
@@ -109,7 +109,7 @@ class Recorder:
     def _start(self, event: log.StartEvent) -> None:
         placement = event.placement
         experiment = experiment_id(self._client, event.params.tracking.experiment)
-        run = find_run(self._client, experiment, event.run)  # a delivery may have been cut off right here
+        run = find_run(self._client, experiment, event.run)  # an earlier delivery may have ended right after create_run
         if run is None:
             tags = {
                 RUN_TAG: event.run,
@@ -142,7 +142,6 @@ class Recorder:
             self._client.log_artifact(self._id(), str(patch))
 
     def _setup(self, event: log.SetupEvent) -> None:
-        """Host and data, as the first worker saw them."""
         host, card = event.host, event.data
         tags = {
             "host_fingerprint": host.fingerprint,
@@ -155,9 +154,9 @@ class Recorder:
         self._client.log_inputs(self._id(), datasets=[_dataset(card, event.data_dir)])
 
     def _losses(self, events: list[log.LossesEvent]) -> None:
-        """Every loss; the learning rate, which follows from the params, once for each event.
+        """Record every loss, and one learning rate per event, since the params imply the others.
 
-        Each at its event's own time: to a store, a point is another one at another time.
+        Each point has the time of its event, because a store takes the same point at another time for a new one.
         """
         points = []
         for event in events:
@@ -173,7 +172,7 @@ class Recorder:
         self._artifacts(event.run, Path(event.out_dir))
 
     def _artifacts(self, key: str, folder: Path) -> None:
-        """Upload the run's files, unless a later training has put its own in their place, also meanwhile."""
+        """Upload the run's files, and tag the run if a later training has replaced them before or meanwhile."""
         record = _record_of(key, folder)
         if record is not None:
             for name in (*FILES, *((TRACE,) if (folder / TRACE).is_file() else ())):
@@ -187,7 +186,7 @@ class Recorder:
 
 
 def _record_of(key: str, folder: Path) -> RunRecord | None:
-    """What a folder holds of the run, None if it is another's, or nothing that can be read."""
+    """The record of the run in a folder; None if it is another run's or cannot be read."""
     try:
         record = RunRecord.read(folder / RECORD, made_by="python pipeline/train.py")
     except UserError:
@@ -196,7 +195,7 @@ def _record_of(key: str, folder: Path) -> RunRecord | None:
 
 
 def figures_of(event: log.ResultEvent) -> dict[str, float]:
-    """The figures of a finished training, under the names of their metrics."""
+    """The figures of a finished training by the names of their metrics."""
     timing = event.timing
     figures: dict[str, float] = timing.model_dump(include=set(TIMES))
     peaks = {device: peak for device, peak in timing.peak_memory_gib.items() if peak is not None}
@@ -207,7 +206,7 @@ def figures_of(event: log.ResultEvent) -> dict[str, float]:
 
 
 def _dataset(card: Card, folder: str) -> DatasetInput:
-    """The training split as an MLflow dataset, with the card's hash over both splits as its digest."""
+    """The training split as an MLflow dataset. Its digest is the card's hash of both splits."""
     import numpy as np
     from mlflow.data.schema import TensorDatasetSchema
     from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -232,11 +231,11 @@ def _dataset(card: Card, folder: str) -> DatasetInput:
     )
 
 
-# -- a run that MLflow does not know, told again from its files: after a restored run cache, or in a new clone -------
+# -- a run that MLflow does not have, recorded from its files: after a restored run cache, or in a new clone ---------
 
 
 def record_all(client: MlflowClient, events: Iterable[Event]) -> str:
-    """Record a whole training at once and return its run id."""
+    """Record a whole training and return its run id."""
     recorder = Recorder(client)
     for event in events:
         recorder.record(event)
@@ -244,7 +243,7 @@ def record_all(client: MlflowClient, events: Iterable[Event]) -> str:
 
 
 def started_ms(run: Run) -> int:
-    """When the run began, from its key; from its file's time where the key does not say."""
+    """When the run began, from its key, or from the time of its file where the key has no date."""
     stamp = "-".join(run.record.run.split("-")[:2])
     try:
         return calendar.timegm(time.strptime(stamp, "%Y%m%d-%H%M%S")) * 1000
@@ -253,10 +252,10 @@ def started_ms(run: Run) -> int:
 
 
 def events(run: Run, tags: Mapping[str, str] = RESTORED, *, tracking: Tracking | None = None) -> Iterator[Event]:
-    """The events of a finished run, in the order and nearly at the times at which they were logged.
+    """The events of a finished run in their order, nearly at the times at which they were logged.
 
-    With ``tracking`` they belong there, and not where the run was recorded first. Learning rates are not among a run's
-    files, nor is what the working tree was.
+    ``tracking`` replaces the experiment of the run's own params. A run's files hold neither learning rates nor the
+    state of the working tree.
     """
     record, began = run.record, started_ms(run)
     params = record.params.model_copy(update={"tracking": tracking}) if tracking else record.params
