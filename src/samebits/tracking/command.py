@@ -1,4 +1,4 @@
-"""What ``samebits`` says of runs that are in a folder or in MLflow: ``compare``, ``explain`` and ``track``."""
+"""The commands ``samebits compare``, ``explain`` and ``track``, for runs in a folder or in MLflow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _find(references: tuple[str, ...], folder: Path) -> list[Run]:
-    """The runs of those names, downloaded below ``folder`` where MLflow has them."""
+    """The runs that these references name. Those in MLflow are downloaded below ``folder``."""
     from samebits.tracking.download import find_run_files
 
     runs = []
@@ -106,7 +106,7 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
 
 
 def _default_run() -> str:
-    """The folder of the run in fast numerics that a reader asks about."""
+    """The folder of the run in fast numerics that a reader most likely means."""
     from samebits.records.run import RECORD, RunRecord, precedence
 
     require_repository()

@@ -1,4 +1,4 @@
-"""Fetch a run's files from MLflow, in a process of its own: a server may let one wait for ever, or send for ever."""
+"""Fetch a run's files from MLflow in a separate process, because a server may never answer or never stop sending."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
     from samebits.records import run as records
 
-_SLACK = 2**20  # bytes above what was listed, for how files are counted
-_MEMORY = 2**30  # bytes of this process: a file is never in it whole, and what a server says of files is short
-_MORE = ("params.yaml", "provenance.json")  # which a run has that can be made again
+_SLACK = 2**20  # bytes above the listed sizes, since file systems count differently
+_MEMORY = 2**30  # bytes of this process: files are streamed, and a list of files is short
+_MORE = ("params.yaml", "provenance.json")  # more files of a run that can be made again
 _FILE_NAME = re.compile(r"\w[\w.-]*")
 _POLL_SECONDS = 0.1
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def find_run_files(reference: str, scratch: Path) -> records.Run:
-    """The run that ``reference`` names, its files in place or downloaded to ``scratch``.
+    """The run that ``reference`` names: a folder, or the id of an MLflow run, which is downloaded to ``scratch``.
 
     Raises:
         UserError: there is no such folder and no such run, or it has no files.
@@ -43,18 +43,18 @@ def find_run_files(reference: str, scratch: Path) -> records.Run:
     folder = Path(reference)
     try:
         is_folder = folder.is_dir()
-    except OSError:  # too long a name for one
+    except OSError:  # too long a name
         is_folder = False
     if is_folder:
         return read_run(folder)
     if not _RUN_ID.fullmatch(reference):
         hint = "give a run's folder such as runs/single-fast, or the id of an MLflow run"
         raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)
-    require_repository()  # elsewhere a store would be made
+    require_repository()  # elsewhere MLflow would make a store
     fetch(reference, scratch)
     try:
         return read_run(scratch)
-    except UserError as error:  # which names a folder that goes away
+    except UserError as error:  # its message names the temporary folder
         text = error.message.replace(f"{scratch}/", "").replace(str(scratch), "its files")
         hint = "its artifacts in MLflow are not what samebits has recorded"
         raise UserError(f"run {reference}: {text}", hint=hint) from None
@@ -68,7 +68,7 @@ def fetch_run(run_id: str, scratch: Path) -> Path:
 
 
 def fetch(run_id: str, folder: Path, *, everything: bool = False) -> Path:
-    """Download the files of a run that say what it was, or ``everything`` that MLflow has of it, to ``folder``.
+    """Download a run's own files, or ``everything`` that MLflow has of it, to ``folder``.
 
     Raises:
         UserError: there is no such run, or it has no files.
@@ -88,7 +88,7 @@ def fetch(run_id: str, folder: Path, *, everything: bool = False) -> Path:
 
 @errors_of_the_store()
 def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = False) -> None:
-    """As ``fetch``, in this process; ``watch`` hears what was listed."""
+    """As ``fetch``, in this process. ``watch`` is told the listed sizes."""
     from mlflow.exceptions import MlflowException
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
@@ -99,7 +99,7 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
         if not caused_by(error, HostError) and error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
             raise UserError(f"MLflow has no run {run_id}", hint="is MLFLOW_TRACKING_URI the right one?") from None
         raise
-    # A server may list any name; what leads elsewhere than to a file of this run is none of its artifacts.
+    # A server may list any name. Only plain file names are artifacts of this run.
     here = {file.path: file.file_size for file in listed if _FILE_NAME.fullmatch(file.path)}
     for name in (*FILES, *(_MORE if everything else ())):
         if name not in here:
@@ -110,14 +110,14 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
     for name in names:
         try:
             client.download_artifacts(run_id, name, str(folder))
-        except MlflowException as error:  # of which MLflow keeps the cause to itself
+        except MlflowException as error:  # MLflow hides its cause
             raise HostError(
                 f"MLflow does not give {name} of run {run_id}: {first_line(str(error))}", hint=HINT
             ) from None
 
 
 class Watch(threading.Thread):
-    """Ends this process, with a word, when the server takes too long or sends more than it has listed."""
+    """Ends this process with an error when the server takes too long or sends more than it has listed."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         super().__init__(daemon=True)
@@ -125,12 +125,12 @@ class Watch(threading.Thread):
         self._seconds = seconds
 
     def expect(self, sizes: Iterable[int | None]) -> None:
-        """Wait for so many bytes more, at the slowest rate that is waited for."""
+        """Allow so many bytes more, and the time that the slowest accepted rate takes for them."""
         self._most += sum(size or 0 for size in sizes)
         self._deadline = time.monotonic() + self._seconds + self._most / SLOWEST
 
     def run(self) -> None:
-        """Look again and again."""
+        """Check size, memory and time until the process ends."""
         while True:
             time.sleep(_POLL_SECONDS)
             if _size(self._folder) > self._most or private_bytes() > _MEMORY:
@@ -143,7 +143,7 @@ class Watch(threading.Thread):
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files in a folder, some of which may go away meanwhile."""
+    """Bytes of all files in a folder. Files may go away meanwhile."""
     size = 0
     for file in folder.rglob("*"):
         with suppress(OSError):
@@ -152,7 +152,7 @@ def _size(folder: Path) -> int:
 
 
 def _tell(error: SamebitsError | None) -> None:
-    """Print what ``fetch`` reads."""
+    """Print the result for ``fetch``."""
     told = (0, "", "") if error is None else (error.exit_code, error.message, error.hint)
     print(f"\n{json.dumps(told)}", flush=True)  # noqa: T201
 

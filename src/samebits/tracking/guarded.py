@@ -1,7 +1,7 @@
-"""MLflow's server as the kit starts it: for this user alone, and for files of its own store alone.
+"""MLflow's server as the kit starts it: it answers this user alone, and serves files of its own store alone.
 
-MLflow has no login, and reads and writes files with its own rights wherever an experiment says that they are. These are
-factories for ``mlflow server --app-name``, by the entry points of pyproject.toml.
+MLflow itself has no login, and reads and writes files with the server's rights wherever an experiment says that they
+are. The factories here are entry points in pyproject.toml, for ``mlflow server --app-name``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 OWN_HEADER = "x-samebits-own"
 OWN_VARIABLE = "SAMEBITS_UI_OWN"
-"""The header of every answer, and the variable with its value, by which `samebits ui` knows the server it started."""
+"""Header of every answer, and the variable with its value: `samebits ui` recognises the server that it started."""
 
 _ESTABLISHED = "01"
 _SOCKETS = Path("/proc/net/tcp")
 
 
 def shared_app() -> App:
-    """The server with files of its own store alone, for a container that others reach."""
+    """The server limited to files of its own store, for a container that others can reach."""
     from mlflow.server.fastapi_app import app
 
     roots = [os.environ.get(f"_MLFLOW_SERVER_{name}") for name in ("ARTIFACT_DESTINATION", "ARTIFACT_ROOT")]
@@ -40,12 +40,12 @@ def shared_app() -> App:
 
 
 def own_app() -> App:
-    """The same for peers of this user alone."""
+    """The same server, limited to processes of this user."""
     return OwnPeers(shared_app(), os.environ[OWN_VARIABLE])
 
 
 def guard_files(roots: Iterable[Path]) -> None:
-    """Refuse every place for files on this machine that is not below one of these folders."""
+    """Make MLflow refuse local files outside of these folders."""
     below = [root.resolve() for root in roots]
 
     def require_below(uri: str, _: str) -> None:
@@ -60,7 +60,7 @@ def guard_files(roots: Iterable[Path]) -> None:
 
 
 def _folder_of(uri: str) -> Path | None:
-    """The folder that an address of files names, None if they are not on this machine."""
+    """The local folder of an artifact address; None if the files are not on this machine."""
     parts = urlsplit(uri)
     if parts.scheme.lower() == "file":
         return Path(unquote(parts.path))
@@ -68,13 +68,13 @@ def _folder_of(uri: str) -> Path | None:
 
 
 class SameOrigin:
-    """An ASGI application that answers no page of another origin; to MLflow every port of localhost is one's own."""
+    """An ASGI application that refuses pages of other origins. MLflow itself accepts every port of localhost."""
 
     def __init__(self, app: App) -> None:
         self._app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Hand a request on, or answer it with 403."""
+        """Pass a request on, or answer it with 403."""
         headers = dict(scope.get("headers", ()))
         origin = headers.get(b"origin")
         if origin is None or urlsplit(origin).netloc == headers.get(b"host"):
@@ -84,13 +84,13 @@ class SameOrigin:
 
 
 class OwnPeers:
-    """An ASGI application that answers processes of this user alone, which Linux knows of every local connection."""
+    """An ASGI application that answers this user's processes alone. Linux knows the user of a local connection."""
 
     def __init__(self, app: App, own: str) -> None:
         self._app, self._header = app, (OWN_HEADER.encode(), own.encode())
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Hand a request on, or answer it with 403."""
+        """Pass a request on, or answer it with 403."""
 
         async def send_as_own(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -112,7 +112,7 @@ async def _refuse(scope: dict[str, Any], send: Any, why: str) -> None:
 
 
 def owner_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
-    """The uid whose socket an open IPv4 connection comes from; None if it is not of this machine."""
+    """The uid of the peer of an open IPv4 connection; None if the peer is not on this machine."""
     if not client or not server:
         return None
     try:
@@ -127,6 +127,6 @@ def owner_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> 
 
 
 def _in_hexadecimal(host: str, port: int) -> str:
-    """As the kernel writes an address: the host as a number in this machine's byte order."""
+    """An address as the kernel writes it: the host is a number in this machine's byte order."""
     (number,) = struct.unpack("=I", socket.inet_aton(host))
     return f"{number:08X}:{port:04X}"

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
 ANSWER_SECONDS = 60.0
-"""In which a server has to answer, and to say what files there are."""
+"""Time limit for an answer, and for a list of files."""
 SLOWEST = 2**18
-"""Bytes a second at which files are waited for."""
-_LARGEST = 2**26  # bytes of an answer of the API, which lists runs by their pages
+"""Slowest accepted rate of a file, in bytes a second."""
+_LARGEST = 2**26  # bytes of an answer of the API, which lists runs page by page
 HINT = "ask who runs the server; see `samebits doctor`"
 
 _OBJECT_STORES = {"s3", "gs", "wasbs", "abfss"}
-"""Whose hosts are the environment's or a cloud's own, so that no login goes to another one."""
+"""Schemes whose hosts are set by the environment or the cloud, so that no login goes to another host."""
 
 
 @cache
 def guard_client() -> None:
-    """Hold MLflow's client to these limits; files that are streamed to the disk have limits of their own."""
+    """Apply these limits to MLflow's client. Files that are streamed to the disk have their own limits."""
     guard_places(require_own_place)
     from mlflow.utils import request_utils
     from requests.utils import super_len
@@ -58,7 +58,7 @@ def guard_client() -> None:
 
 @contextmanager
 def _limit(seconds: float) -> Iterator[None]:
-    """Raise HostError when the block takes longer, in the main thread, which alone a signal interrupts."""
+    """Raise HostError if the block takes longer. Works in the main thread alone, which receives signals."""
 
     def late(*_: object) -> None:
         raise HostError(f"MLflow's server has not answered within {seconds:.0f} s", hint=HINT)
@@ -76,7 +76,7 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def _require_same_host(response: Response) -> None:
-    """Raise HostError: another host would be sent the request, or believed in the place of the one that was named."""
+    """Raise HostError: a redirect leads to another host, which would get the request or be trusted with the answer."""
     if response.is_redirect:
         here, there = urlsplit(response.url), urlsplit(urljoin(response.url, response.headers["location"]))
         if there.hostname != here.hostname or there.port != here.port or there.scheme not in (here.scheme, "https"):
@@ -85,7 +85,7 @@ def _require_same_host(response: Response) -> None:
 
 
 def _read(response: Response) -> None:
-    """Take a whole answer, as requests does a moment later. Raises HostError: it is too large."""
+    """Read the whole answer, as requests does a moment later. Raises HostError: it is too large."""
     pieces = response.iter_content
 
     def limited(*arguments: Any, **options: Any) -> Iterator[bytes]:
@@ -100,7 +100,7 @@ def _read(response: Response) -> None:
 
 
 def guard_places(check: Callable[[str, str], None]) -> None:
-    """Have MLflow call ``check`` wherever it finds out how to reach files: with their address, and with its store's."""
+    """Make MLflow call ``check`` with the address of files and that of the store before it reaches the files."""
     from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
 
     def guarded(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,7 +108,7 @@ def guard_places(check: Callable[[str, str], None]) -> None:
             check(artifact_uri, tracking_uri or "")
             try:
                 return make(artifact_uri, tracking_uri=tracking_uri, registry_uri=registry_uri)
-            except AssertionError:  # MLflow's, of a run that has its files at another run's
+            except AssertionError:  # MLflow's own, for a run whose files are another run's
                 raise _refusal(artifact_uri) from None
 
         return checked
@@ -119,11 +119,11 @@ def guard_places(check: Callable[[str, str], None]) -> None:
 
 
 def require_own_place(artifact_uri: str, tracking_uri: str) -> None:
-    """Raise UserError: a server names a place for files that is neither its own nor an object store."""
+    """Raise UserError: the server names a place for files that is neither its own nor an object store."""
     server, place = urlsplit(tracking_uri), urlsplit(artifact_uri)
     if server.scheme not in ("http", "https") or place.scheme in _OBJECT_STORES:
         return
-    if place.scheme == "runs":  # which stands for the place of a run's files, and MLflow asks again with that
+    if place.scheme == "runs":  # MLflow resolves it to the place of the run's files, and checks that too
         return
     if place.scheme == "mlflow-artifacts" and place.netloc in ("", server.netloc, server.netloc.rpartition("@")[2]):
         return

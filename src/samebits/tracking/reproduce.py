@@ -1,4 +1,4 @@
-"""Train a recorded run again from nothing but what MLflow has of it, and say whether it is the same."""
+"""Train a run again from nothing but its record in MLflow, and compare the two."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from samebits.records.run import Run
     from samebits.results.verdict import Verdict
 
-_MOST_LINES = 400  # of a patch or of params, for a terminal
+_MOST_LINES = 400  # of a patch or of params on a terminal
 _ABSENT = "(absent)"
 _CHANGES = "changes.diff"
 _DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp",
@@ -40,14 +40,14 @@ _DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 REPRODUCES_TAG = "samebits.reproduces"
-"""Tag of a run that was made again, with the id of the original."""
+"""Tag of a repeated run, with the id of the original."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
-    """What became of it: the original, the run that was made again of the same ``commit``, and the verdict.
+    """A reproduction: the original run, the repeated run of the same ``commit``, and the verdict.
 
-    ``differences`` are of settings and hosts.
+    ``differences`` are those of settings and hosts.
     """
 
     run_id: str
@@ -58,7 +58,7 @@ class Reproduction:
     differences: dict[str, tuple[Any, Any]]
 
     def as_json(self) -> str:
-        """The verdict with what was compared."""
+        """The verdict and the keys of both runs as JSON."""
         runs = {"original": self.run_id, "again": self.again.record.run}
         verdict = self.verdict.model_dump(mode="json")
         return json.dumps({**runs, **verdict, "differences": self.differences}, indent=2)
@@ -66,9 +66,9 @@ class Reproduction:
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """A run as MLflow has it: its files in ``folder``, the commit, the patch on top of it or None, and packages.
+    """A run as MLflow has it: its files in ``folder``, the commit, the patch on top of it if any, and packages.
 
-    ``omits`` are files that were there and are not in the patch.
+    ``omits`` are untracked files that existed and that the patch leaves out.
     """
 
     run_id: str
@@ -80,7 +80,7 @@ class Recorded:
     omits: tuple[str, ...] = ()
 
     def describe(self, changes: Path | None = None) -> str:
-        """What will be done, for the user to agree to; ``changes`` holds what the patch makes of the commit."""
+        """What will be run, for the user's consent. ``changes`` is the diff of the patched commit."""
         lines = [f"run {self.run_id}: {self.run.name}, {len(self.run.losses)} steps, of this commit:"]
         lines.append(_git("show", "--no-patch", "--format=%h of %as by %an: %s", self.commit).stdout.strip())
         if changes:
@@ -99,7 +99,7 @@ class Recorded:
         return "\n".join(printable(line.expandtabs()) for line in lines)
 
     def params(self) -> str:
-        """Its ``params.yaml``, of which the recorded code is to judge the keys. Raises UserError: it is no YAML."""
+        """The text of its ``params.yaml``; the recorded code checks the keys. Raises UserError: it is no YAML."""
         try:
             text = regular(self.folder / "params.yaml").read_text(encoding="utf-8")
             _values(text)
@@ -109,7 +109,7 @@ class Recorded:
         return text
 
     def _changed_params(self) -> list[str]:
-        """Whose values differ from the commit's, before any patch: comments and order run nothing."""
+        """The params whose values differ from the commit's own, before any patch."""
         recorded = _values(self.params())
         try:
             text = _git("show", f"{self.commit}:./params.yaml").stdout
@@ -124,10 +124,10 @@ class Recorded:
 def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: Callable[[str], bool]) -> Reproduction:
     """Fetch a run, train it again in a git worktree of its own, compare, and log the verdict to MLflow.
 
-    ``confirm`` is shown what will be done, and says whether it may be.
+    ``confirm`` gets the description of what will be run, and returns whether it may run.
 
     Raises:
-        UserError: there is no such run, it cannot be repeated here, or it may not.
+        UserError: there is no such run, it cannot be repeated here, or ``confirm`` returned False.
         SamebitsError: the recorded code failed.
     """
     original = scratch / "original"
@@ -157,17 +157,17 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
 
 
 def read_recorded(run_id: str, folder: Path) -> Recorded:
-    """What was fetched to ``folder``.
+    """The run whose artifacts were downloaded to ``folder``.
 
     Raises:
-        UserError: the commit is not known, is no hash, or is not in this repository, or the patch is missing.
+        UserError: the commit is unknown, is no hash, or is not in this repository, or the patch is missing.
     """
     provenance = Provenance.read(folder / "provenance.json", made_by="samebits track sync")
     commit = provenance.git.commit
     if commit is None:
         hint = "only runs of a git repository can be repeated"
         raise UserError(f"run {run_id} has no commit: {provenance.git.problem}", hint=hint)
-    if not _HASH.fullmatch(commit):  # a branch may be another commit when it is run than when it was shown
+    if not _HASH.fullmatch(commit):  # a branch may move between the question and the run
         raise UserError(f"run {run_id}: its commit is {commit!r}, expected a hash", hint="look at its provenance.json")
     if _git("cat-file", "-e", f"{commit}^{{commit}}").returncode:
         raise UserError(f"commit {commit} is not in this repository", hint="git fetch, or work in a clone that has it")
@@ -189,9 +189,9 @@ def read_recorded(run_id: str, folder: Path) -> Recorded:
 
 @contextmanager
 def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
-    """The recorded code in a worktree, which goes away; ``scratch`` gets what the patch has changed in it.
+    """A temporary worktree with the recorded code. ``scratch`` gets the diff of the patched files.
 
-    Raises UserError: the patch does not apply, or hides text.
+    Raises UserError: the patch does not apply, or hides what it changes.
     """
     tree = scratch / "worktree"
     added = _git("worktree", "add", "--detach", "--quiet", str(tree), recorded.commit)
@@ -209,10 +209,10 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
 
 
 def _changes_in(tree: Path) -> str:
-    """What differs from the commit, as it lies there: a patch can say it in ways that nobody reads.
+    """The diff between the commit and the patched files on the disk, since the patch itself can hide changes.
 
-    Raises UserError: a file is binary, so that nobody sees what it runs, and not by its name a file of data; or an
-    attribute, or a part for binary files, calls it binary, and it is text.
+    Raises UserError: a binary file is not data by its name, so that nobody sees what it runs; or the patch or an
+    attribute declares a text file as binary.
     """
     _git("-C", str(tree), "add", "--intent-to-add", "--force", ".")
     diff = ("-C", str(tree), "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "HEAD")
@@ -230,7 +230,7 @@ def _changes_in(tree: Path) -> str:
 
 
 def _is_text(file: Path) -> bool:
-    """Whether it is a file that people, and Python, read."""
+    """Whether people and Python can read the file as text."""
     try:
         return file.is_file() and not file.is_symlink() and "\0" not in file.read_text(encoding="utf-8")
     except ValueError:
@@ -238,7 +238,7 @@ def _is_text(file: Path) -> bool:
 
 
 def _first_of(lines: list[str], path: Path) -> list[str]:
-    """As many as a terminal keeps, and where the others are."""
+    """The lines that fit on a terminal, and the path of the others."""
     if len(lines) <= _MOST_LINES:
         return lines
     left = len(lines) - _MOST_LINES
@@ -246,24 +246,24 @@ def _first_of(lines: list[str], path: Path) -> list[str]:
 
 
 def _link_files(kwargs: dict[str, Any], tree: Path) -> None:
-    """Let ``tree`` see the user's own data, which git does not have; their hash is checked before they are used.
+    """Link the user's own data, which git does not have, into ``tree``. Their hash is checked before they are used.
 
-    They have to lie in the repository, and their links come to lie in the tree.
+    Only files within the repository are linked, and only within the tree.
     """
     for value in kwargs.values():
         path = Path(str(value).partition(":")[0])
-        inside = (tree / path).parent.resolve().is_relative_to(tree.resolve())  # a commit may hold links, too
+        inside = (tree / path).parent.resolve().is_relative_to(tree.resolve())  # a commit may contain links
         if inside and path.is_file() and not (tree / path).exists():
             (tree / path).parent.mkdir(parents=True, exist_ok=True)
             (tree / path).symlink_to(path.resolve())
 
 
 def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> Run:
-    """Run the recorded code in ``tree``.
+    """Train with the recorded code in ``tree``.
 
     Raises:
         UserError: the data are not those of the run.
-        SamebitsError: what the recorded code says.
+        SamebitsError: an error of the recorded code.
     """
     record = recorded.run.record
     run_stage(tree, "prepare")
@@ -284,7 +284,7 @@ def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> R
 
 @errors_of_the_store()
 def log_reproduction(reproduction: Reproduction) -> str:
-    """Record the run that was made again with its verdict and return its run id; the original is tagged with both."""
+    """Record the repeated run and its verdict, tag the original with both, and return the new run's id."""
     client, verdict = connect(tracking_uri()), reproduction.verdict
     tags = {REPRODUCES_TAG: reproduction.run_id, "git_commit": reproduction.commit, "verdict": verdict.grade}
     run_id = record_all(client, events(reproduction.again, tags))
@@ -296,7 +296,7 @@ def log_reproduction(reproduction: Reproduction) -> str:
 
 
 def _defaults(text: str, names: Container[str]) -> dict[str, Any]:
-    """What keys of a ``params.yaml`` are that it does not write; nothing if this version does not know the file."""
+    """The defaults of keys that a ``params.yaml`` leaves out; empty if this version cannot read the file."""
     with suppress(UserError):
         whole = flatten(parse_params(read_yaml(text)).model_dump(mode="json"))
         return {name: value for name, value in whole.items() if name in names}
@@ -304,13 +304,13 @@ def _defaults(text: str, names: Container[str]) -> dict[str, Any]:
 
 
 def _values(text: str) -> dict[str, Any]:
-    """The values of a ``params.yaml`` by their dotted names; whatever else the YAML may hold stands under no name."""
+    """The values of a ``params.yaml`` by dotted names. A YAML file that holds no mapping stands under an empty name."""
     tree = read_yaml(text)
     return flatten(tree) if isinstance(tree, dict) else {"": tree}
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """What git says, each of its characters: read as a text, a carriage return in it would be the end of a line."""
+    """Run git. Its output is decoded here, because subprocess would turn a carriage return into the end of a line."""
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, check=False)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""The sender: one process for a repository, which delivers its logs to MLflow while trainings go on.
+"""The sender: one process per repository that delivers its logs to MLflow while trainings go on.
 
-It keeps out of a training's way by its priority, from its start on: of a core that is busy it gets a tenth. With the
-lowest, a seventieth, its imports alone would take minutes on a busy host.
+Its low priority keeps it out of a training's way: it gets a tenth of a busy core. At the lowest priority it would get a
+seventieth, and its imports alone would take minutes.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 NICENESS = 10
 POLL_SECONDS = 0.5
 RETRY_SECONDS = 3.0
-LINGER_SECONDS = 60.0  # the comparison of a pipeline finds a sender that is ready, after its evaluations
-GIVE_UP_SECONDS = 60.0  # of a store that is away, after the last writer; the next start or `track sync` delivers
+LINGER_SECONDS = 60.0  # so that the comparison, which a pipeline makes after its evaluations, finds a sender ready
+GIVE_UP_SECONDS = 60.0  # for a store that is away, after the last writer; the next start or `track sync` delivers
 
-_PAUSE_BY_LOOK = 20  # of very many logs a look takes long, and a training wants the core
+_PAUSE_BY_LOOK = 20  # looking at very many logs takes long, and a training needs the core
 
 _LOCK = LOGS.parent / "sender.lock"
 
 
 def start_sender(log: Path) -> None:
-    """Start the process that delivers ``log`` to MLflow; nobody waits for it, and it outlives this one if it has to."""
+    """Start the process that delivers ``log`` to MLflow. Nobody waits for it, and it can outlive this process."""
     output = str(log.with_suffix(".sender.log"))
     process = os.posix_spawn(
         sys.executable,
@@ -61,7 +61,7 @@ def start_sender(log: Path) -> None:
 
 @contextmanager
 def taken_over() -> Iterator[None]:
-    """Have delivered what the block's senders leave behind, which end with its container or with its job."""
+    """Start a sender for each new log of the block, whose own senders end with its container or its job."""
     before = set(LOGS.glob("*.jsonl"))
     try:
         yield
@@ -71,7 +71,7 @@ def taken_over() -> Iterator[None]:
 
 
 def _lower_priority(process: int) -> None:
-    """From its first import on, and as a group: Linux shares cores out among sessions first, then within each."""
+    """Lower the priority of the process and of its session, since Linux divides cores among sessions first."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
     with suppress(OSError):
@@ -82,14 +82,14 @@ def run(log: Path) -> None:
     """Deliver all logs, unless another sender is doing that."""
     with locked(_LOCK):
         remove_old_logs()
-        if not Delivery(log).done:  # the sender before this one may have seen to it
+        if not Delivery(log).done:  # the previous sender may have delivered it
             Sender().serve()
 
 
 def hand_over(comparison: Comparison, *, reports: Path, runs: Path, wait_seconds: float) -> str | None:
-    """Have a comparison delivered; what there is to say if MLflow has not got it after ``wait_seconds``.
+    """Have a comparison delivered. Returns a message if MLflow does not have it after ``wait_seconds``.
 
-    A comparison stands for itself: no trouble with its local log, or with MLflow, is an error.
+    The comparison itself is complete, so that no problem with its local log or with MLflow is an error.
     """
     try:
         log = log_comparison(comparison, reports=reports, runs=runs)
@@ -106,7 +106,7 @@ def hand_over(comparison: Comparison, *, reports: Path, runs: Path, wait_seconds
 
 
 class Telemetry(threading.Thread):
-    """Samples this machine's counters. Not MLflow's own monitor: it ends when the server is away."""
+    """Samples this machine's counters. MLflow's own monitor would end when the server is away."""
 
     def __init__(
         self, gpus: Sequence[int], environ: Mapping[str, str] = os.environ, *, seconds: float | None = None
@@ -115,27 +115,27 @@ class Telemetry(threading.Thread):
         self._seconds = seconds or sample_seconds()
         self._counters = Counters(gpus, environ)
         self._done = threading.Event()
-        self.points: list[Metric] = []  # sampled and not yet delivered; each change of it is one atomic call
+        self.points: list[Metric] = []  # samples to deliver; both threads change the list by single atomic calls
         self._samples = 0
 
     def run(self) -> None:
-        """Sample until ``stop``; the first sample is taken after one interval, of which it is the average."""
+        """Sample until ``stop``. The first sample comes after one interval and is its average."""
         while not self._done.wait(self._seconds):
             self.sample()
 
     def sample(self) -> None:
-        """Take one sample of everything."""
+        """Sample all counters once."""
         values, when = self._counters.sample(), now_ms()
         self.points.extend([metric(f"system/{name}", value, when, self._samples) for name, value in values.items()])
         self._samples += 1
 
     def stop(self) -> None:
-        """Have the thread end before its next sample."""
+        """End the thread before its next sample."""
         self._done.set()
 
 
 class Sender:
-    """Delivers every log of the repository until there is nothing left to do."""
+    """Delivers every log of the repository until nothing is left to do."""
 
     def __init__(self) -> None:
         self._telemetry: dict[Path, Telemetry] = {}
@@ -143,7 +143,7 @@ class Sender:
         self._said: dict[Path, str] = {}
 
     def serve(self) -> None:
-        """Deliver until no writer is left and all is delivered, or the store was away for too long."""
+        """Deliver until all writers are gone and all logs are delivered, or the store is away for too long."""
         idle_since = time.monotonic()
         while True:
             waiting = self._undelivered()
@@ -161,15 +161,15 @@ class Sender:
             time.sleep(max(pause, _PAUSE_BY_LOOK * took))
 
     def _undelivered(self) -> list[Path]:
-        """Logs that MLflow does not have whole, the oldest first."""
+        """Logs that are not done, the oldest first."""
         deliveries = {log: Delivery(log) for log in all_logs(but=self._done)}
         self._done |= {log for log, delivery in deliveries.items() if delivery.done}
         return [log for log, delivery in deliveries.items() if not delivery.done]
 
     def _deliver(self, logs: list[Path]) -> bool:
-        """Deliver what each log has now.
+        """Deliver what each log holds now. Other logs of a store that is away are left for the next time.
 
-        False if one of them failed, which is then not tried again at once, nor is another one of a store that is away.
+        Returns False if a log failed.
         """
         away, failed = set[str](), False
         for log in logs:
@@ -178,18 +178,18 @@ class Sender:
                 uri = Delivery(log).uri
                 if uri not in away:
                     deliver(log, self._telemetry.get(log))
-            except Exception as error:  # noqa: BLE001 - whatever the trouble is, it may pass
+            except Exception as error:  # noqa: BLE001 - any problem may be temporary
                 failed = True
                 if uri and not answers(uri):
                     away.add(uri)
-                said = one_line(str(error))  # without a password, which a driver's words may have
+                said = one_line(str(error))  # without a password that a driver's message may contain
                 if self._said.get(log) != said:
                     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {log.name}: {said}\n")
                     self._said[log] = said
         return not failed
 
     def _watch(self, alive: list[Path]) -> None:
-        """Sample the host beside each training that goes on."""
+        """Sample the host beside each running training."""
         for log in alive:
             if log not in self._telemetry and isinstance(start := start_of(log), StartEvent):
                 placed = start.placement
@@ -198,13 +198,13 @@ class Sender:
                 self._telemetry[log] = Telemetry(gpus, environment_of(log))
                 self._telemetry[log].start()
         for log in self._telemetry.keys() - set(alive):
-            self._telemetry[log].stop()  # what it has sampled is kept until the store has it
+            self._telemetry[log].stop()  # its samples are kept until the store has them
         for log in self._telemetry.keys() & self._done:
             del self._telemetry[log]
 
 
 def environment_of(log: Path) -> Mapping[str, str]:
-    """What a training has in its environment, which is not this process's if another training has started it."""
+    """The environment of a training, which differs from this process's if another training started the sender."""
     try:
         return Provenance.read(provenance_of(log), made_by="python pipeline/train.py").environment
     except SamebitsError:
@@ -212,7 +212,7 @@ def environment_of(log: Path) -> Mapping[str, str]:
 
 
 def _linger_seconds() -> float:
-    """For what may follow: a pipeline ends with its comparison."""
+    """How long to wait for the next log: not at all after a comparison, which ends a pipeline."""
     newest = max(all_logs(), default=None)
     return 0.0 if newest is not None and isinstance(start_of(newest), ComparedEvent) else LINGER_SECONDS
 

@@ -1,4 +1,4 @@
-"""The MLflow store in use: where it is, how to reach it, and which of its failures may pass."""
+"""The MLflow store in use: its address, its client, and which of its errors are permanent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RUN_TAG = "samebits.run"
 """Tag with the key that names a run in its local log and in run.json."""
 
 _STORE_LOCK = LOGS.parent / "store.lock"
-_STORE_SECONDS = 120.0  # in which a fresh SQLite file is made on any host
+_STORE_SECONDS = 120.0  # enough for any host to make a new SQLite file
 
 
 def tracking_uri(environ: Mapping[str, str] = os.environ) -> str:
@@ -39,14 +39,14 @@ def tracking_uri(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def connect(uri: str) -> MlflowClient:
-    """A client of the store, to be used before the next one is asked for: MLflow has one login for all servers."""
+    """A client of the store. Use it before the next call, because MLflow has one login for all servers."""
     address, login = _address_and_login(uri)
     _log_in(login)
     return _client(address)
 
 
 def answers(uri: str) -> bool:
-    """Whether the store answers now, whatever it refuses."""
+    """Whether the store answers a search without an error."""
     try:
         connect(uri).search_experiments(max_results=1)
     except Exception:  # noqa: BLE001 - drivers of databases have their own
@@ -56,15 +56,15 @@ def answers(uri: str) -> bool:
 
 @cache
 def _client(uri: str) -> MlflowClient:
-    """One process at a time may create a fresh SQLite file."""
-    # The sender itself tries again, and asks first: a request whose answer was lost may have made a run.
+    """The client of an address without a login. One process at a time creates a new SQLite file."""
+    # The sender itself tries again after a search: a request whose answer was lost may have made a run.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     from mlflow import MlflowClient
 
     guard_client()
-    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # what fails is told once, by us; its import sets another
+    logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # we report errors, once; MLflow's import sets another level
 
     file = file_of(uri)
     if file is None:
@@ -77,15 +77,15 @@ def _client(uri: str) -> MlflowClient:
 
 
 def file_of(uri: str) -> Path | None:
-    """The file of a SQLite store, None of another one."""
+    """The file of a SQLite store; None for another store."""
     scheme, _, rest = uri.partition(":")
     return Path(rest.removeprefix("///")) if scheme == "sqlite" else None
 
 
 def _make_whole(file: Path) -> None:
-    """Make a SQLite file elsewhere, and give it its name when all tables are there.
+    """Make a new SQLite file in a temporary folder, and link it to its place once it has all tables.
 
-    A process that is killed while MLflow makes them leaves a file that no later one can go on with.
+    MLflow cannot continue with the file of a process that was killed while it made the tables.
     """
     from mlflow import MlflowClient
 
@@ -94,7 +94,7 @@ def _make_whole(file: Path) -> None:
     hidden = LOGS.parent if file.parent == Path.cwd() else file.parent
     with scratch_folder(hidden) as folder:
         MlflowClient(f"sqlite:///{folder / file.name}").search_experiments(max_results=1)
-        with suppress(OSError):  # another program was faster, or there are no links here: then it is made in its place
+        with suppress(OSError):  # another process was faster, or the disk has no links: MLflow makes it in place
             file.hardlink_to(folder / file.name)
 
 
@@ -111,12 +111,12 @@ def address_parts(uri: str) -> SplitResult:
 
 
 def _address_and_login(uri: str) -> tuple[str, dict[str, str]]:
-    """The address that MLflow is given, and a login by its variables, since it prints addresses.
+    """The address for MLflow without its login, and the login by MLflow's variables, since MLflow prints addresses.
 
-    A password that ``uri`` has lost on its way through a log is taken from the environment's address.
+    Logs mask the password of ``uri``. It is taken from the address in the environment.
 
     Raises:
-        HostError: that is of another server.
+        HostError: the environment has the address of another server.
     """
     known = tracking_uri()
     whole = known if without_password(known) == uri else uri
@@ -132,11 +132,11 @@ def _address_and_login(uri: str) -> tuple[str, dict[str, str]]:
 
 
 _borrowed: dict[str, tuple[str | None, str]] = {}
-"""The user's own login, by variable, while that of an address stands in its place, which comes second."""
+"""By variable: the user's own value, and the value from an address that replaces it for now."""
 
 
 def _log_in(login: Mapping[str, str]) -> None:
-    """Let MLflow's variables hold this login, if it is one, which no other server is to see."""
+    """Put a login into MLflow's variables, after the previous one is taken out, which no other server may see."""
     for name, (own, lent) in _borrowed.items():
         if os.environ.get(name) == lent:
             del os.environ[name]
@@ -148,7 +148,7 @@ def _log_in(login: Mapping[str, str]) -> None:
 
 
 def experiment_id(client: MlflowClient, name: str) -> str:
-    """The experiment of that name, made if there is none; a local store keeps its artifacts beside it."""
+    """The id of the experiment of that name, which is made if needed. A local store keeps artifacts beside itself."""
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(name)
@@ -166,13 +166,13 @@ def experiment_id(client: MlflowClient, name: str) -> str:
 
 
 def find_run(client: MlflowClient, experiment: str, key: str) -> Run | None:
-    """The run with such a key that was not deleted, the newest first."""
+    """The newest run with that key that was not deleted, or None."""
     runs = client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{key}'", max_results=1)
     return runs[0] if runs else None
 
 
 def is_permanent(error: Exception) -> bool:
-    """Whether trying again cannot help: MLflow refused what it was sent."""
+    """Whether another try cannot help, because MLflow refused the content of the request."""
     from mlflow.exceptions import MlflowException
 
     refused = {"INVALID_PARAMETER_VALUE", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS", "INVALID_STATE"}
@@ -181,7 +181,7 @@ def is_permanent(error: Exception) -> bool:
 
 @contextmanager
 def errors_of_the_store() -> Iterator[None]:
-    """Raise HostError for what MLflow, the database under it, its driver or the disk that its files are on refuses."""
+    """Raise HostError for errors of MLflow, of its database and driver, and of the disk with its files."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -191,7 +191,7 @@ def errors_of_the_store() -> Iterator[None]:
         hint = "install it beside MLflow: an object store, and a database, has a client of its own"
         raise HostError(f"MLflow's store cannot be used: {reason(error)}", hint=hint) from None
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        if refused := caused_by(error, HostError):  # what MLflow's client was kept from
+        if refused := caused_by(error, HostError):  # one of our limits, which MLflow has wrapped
             raise refused from None
         first = one_line(str(error))[:300]
         raise HostError(f"MLflow cannot be reached: {first}", hint="see `samebits doctor`") from None

@@ -1,6 +1,6 @@
-"""MLflow's UI over the runs of this repository: the server, and a saved view with the columns that a comparison needs.
+"""MLflow's UI for the runs of this repository: the server, and a saved view with the columns of a comparison.
 
-MLflow keeps such views as tags of the experiment; this one is what its "Save as new view" would write.
+MLflow keeps saved views as tags of the experiment. This one is what its "Save as new view" writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 KEY = "samebits"
 LINK = LOGS.parent / "view.txt"
-"""File with the view's address below the server's."""
+"""File with the view's address, relative to the server's."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _COLUMNS = (
@@ -63,7 +63,7 @@ def _charts() -> list[dict[str, Any]]:
 def _view() -> str:
     """The view as MLflow keeps it: a flat list of trainings, the newest first, with their figures as columns."""
     state = {
-        # Sorted by anything but the time of creation, MLflow lists runs without their parents.
+        # Unless it sorts by the time of creation, MLflow lists runs without their parents.
         "searchFilter": "tags.`strategy` != ''",
         "orderByKey": "tags.`samebits.run`",
         "orderByAsc": False,
@@ -95,12 +95,12 @@ def _view() -> str:
 
 
 def link(experiment: str) -> str:
-    """The view's address, to be put behind the server's."""
+    """The view's address, relative to the server's."""
     return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={KEY}"
 
 
 def prepare_view(client: MlflowClient, experiment: str) -> None:
-    """Put the view on the experiment, unless it is there, and note its address for ``samebits ui``."""
+    """Save the view in the experiment, unless it is there, and its address for ``samebits ui``."""
     wanted = {
         "mlflow.experimentKind": "custom_model_development",  # not one of language models' traces
         NOTE_TAG: _NOTE,
@@ -114,12 +114,12 @@ def prepare_view(client: MlflowClient, experiment: str) -> None:
 
 
 def known_link() -> str:
-    """The address that was noted, else that of the start page."""
+    """The saved address of the view, or that of the start page."""
     return LINK.read_text(encoding="utf-8") if LINK.exists() else "/"
 
 
 def require_free_port(port: int) -> None:
-    """Raise HostError where something else listens, which the server itself would say late, and end with 0."""
+    """Raise HostError if something else listens there. The server itself would say so late and end with 0."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -130,7 +130,7 @@ def require_free_port(port: int) -> None:
 
 
 def serve(port: int) -> None:
-    """Become MLflow's server on a port of this host; its address is printed once it answers.
+    """Become MLflow's server on a port of this host. Its address is printed once it answers.
 
     Raises:
         UserError: the runs are in no database that MLflow knows.
@@ -151,24 +151,24 @@ def serve(port: int) -> None:
     if os.fork() == 0:
         announce(port, server, own)
         os._exit(0)
-    # A peer is who the connection comes from, whatever a header says; nothing is imported from this folder.
+    # The peer is the connection's, whatever a header says. Nothing is imported from the current folder.
     options = f"--no-proxy-headers --app-dir {shlex.quote(str(Path(samebits.__file__).parent.parent))}"
     arguments = ["-P", "-m", "mlflow", "server", "--app-name", "samebits", "--host", "127.0.0.1", "--port", str(port),
                  "--workers", "1", "--uvicorn-opts", options]  # fmt: skip
-    # PYTHONWARNINGS are its libraries'; the store may have a password, which arguments show to all.
+    # Its libraries give warnings. The store's address may have a password, and everybody can read arguments.
     environ = {**os.environ, "PYTHONWARNINGS": "ignore", "PYTHONSAFEPATH": "1"}
     environ |= {"MLFLOW_BACKEND_STORE_URI": uri, OWN_VARIABLE: own}
-    environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes for what nobody asks here
+    environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes for jobs that nobody starts
     os.execve(sys.executable, [sys.executable, *arguments], environ)  # noqa: S606 - the server takes this process over
 
 
 def announce(port: int, server: int, own: str) -> None:
-    """Print the address below the server's first messages, where a reader looks; end with the server.
+    """Print the address below the server's first messages, where a reader looks. End with the server.
 
-    Another server may take the port while this one starts: the address is printed once the answer is this one's own.
+    Another server may take the port while this one starts, so that the answer must carry this one's own header.
     """
     root = f"http://127.0.0.1:{port}"
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy reaches this host's own
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy, for a server of this host
     while os.getppid() == server:
         try:
             with opener.open(f"{root}/health", timeout=5) as answer:
