@@ -1,4 +1,4 @@
-"""Where the time of a step goes, as the profiling pass measured it: by rank and by turn; read without torch."""
+"""Phases of a step, measured by the profiling pass, by rank and by turn. Works without torch."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from samebits.files import Part
 
 PhaseName = Literal["data", "scatter", "replicate", "forward", "gather", "backward", "optimizer", "host"]
-"""What a step is doing; ``host`` is all between the others. Scattering, replicating and gathering are dp's."""
+"""A phase of a step. ``host`` is the time between all others; ``dp`` alone scatters, replicates and gathers."""
 
 
 class Phases(Part):
     """Milliseconds of a step by phase, on one rank and in one turn.
 
-    ``queued`` is the time in which a thread was ready and waited for a core; it is in no other phase. On a GPU phases
-    are between events on its stream, and nothing is queued.
+    ``queued`` is the time in which a ready thread waited for a core; no other phase includes it. On a GPU, phases lie
+    between events of its stream, and ``queued`` is 0.
     """
 
     data: float = 0.0
@@ -31,14 +31,15 @@ class Phases(Part):
 
     @property
     def total(self) -> float:
-        """The whole step, in the unit of its phases."""
+        """The whole step in milliseconds."""
         return sum(map(float, self.model_dump().values()))
 
 
 class RankPhases(Part):
-    """One rank's phases, by turn: in steps as they are (``noted``), and in steps without communication (``alone``).
+    """One rank's phases by turn: of ordinary steps (``noted``), and of steps without communication (``alone``).
 
-    ``threads`` is how many threads an operation of PyTorch's may use. ``alone`` is empty where a strategy has no ranks.
+    ``threads`` is the number of threads that one PyTorch operation may use. ``alone`` is empty for a strategy without
+    ranks.
     """
 
     noted: tuple[Phases, ...]
@@ -47,9 +48,9 @@ class RankPhases(Part):
 
 
 class Bucket(Part):
-    """An all-reduce of gradients: when the first rank's part was ready, in ms from the start of the backward pass.
+    """An all-reduce of gradients on rank 0: when its input was ready and its sum was done.
 
-    ``done_ms`` is when the sum was there; medians over the traced steps, of rank 0.
+    Times are in ms from the start of the backward pass, medians over the traced steps.
     """
 
     size_bytes: int
@@ -58,7 +59,7 @@ class Bucket(Part):
 
 
 class Traffic(Part):
-    """What ddp sends: the all-reduces of one step in order, the bytes of all gradients, and of synchronised buffers."""
+    """Communication of ddp: the all-reduces of a step in order, bytes of all gradients, and of synchronised buffers."""
 
     buckets: tuple[Bucket, ...]
     gradient_bytes: int
@@ -66,21 +67,21 @@ class Traffic(Part):
 
     @property
     def bytes_per_step(self) -> int:
-        """Bytes of gradients that are reduced in a step."""
+        """Bytes of gradients that a step reduces."""
         return sum(bucket.size_bytes for bucket in self.buckets)
 
 
 class Reads(Part):
-    """How often a forward pass reads a value of the device into Python, in one step, and how long that takes."""
+    """How often the forward pass of a step reads a value from the device into Python, and how long that takes."""
 
     count: int = 0
     ms: float = 0.0
 
 
 class AllReduce(Part):
-    """An all-reduce alone, of so many bytes: the least of several times, of the slowest rank.
+    """One all-reduce of ``size_bytes`` without other work: the shortest of several times, of the slowest rank.
 
-    ``bus_gb_per_s`` is bytes / time * 2 (n - 1) / n, as nccl-tests count it.
+    ``bus_gb_per_s`` is bytes / time * 2 (n - 1) / n, the bus bandwidth of nccl-tests.
     """
 
     size_bytes: int
@@ -89,11 +90,12 @@ class AllReduce(Part):
 
 
 class Bounds(Part):
-    """What this host can do at best.
+    """Bounds of this host.
 
-    ``all_reduces`` by size, the last one that of the real gradients; ``copy_gb_per_s`` is bytes read and written in a
-    copy inside one device's memory; ``optimizer_floor_ms`` is the optimizer's own traffic at that rate. ``half_ms`` is
-    a step of half the batch on one device; None where the batch cannot be halved, or where several devices share it.
+    ``all_reduces`` are ordered by size; the last one has the size of the real gradients. ``copy_gb_per_s`` counts the
+    bytes that a copy within one device's memory reads and writes. ``optimizer_floor_ms`` is the time of the optimizer's
+    memory traffic at that rate. ``half_ms`` are steps with half the batch on one device; None if the batch cannot be
+    halved, or if several devices share it.
     """
 
     all_reduces: tuple[AllReduce, ...] = ()
@@ -106,10 +108,10 @@ class Bounds(Part):
 class Breakdown(Part):
     """The profiling pass of a training.
 
-    Steps took turns, ``steps`` of them each: as they are timed (``plain_ms``), with notes of their phases
-    (``noted_ms``), and without communication; ms of a step, by turn, of the slowest rank. Where a model asks for more
-    threads than its device has, it was also held to that number (``one_thread_ms``). ``other_cores`` is how many cores'
-    worth of time other processes used meanwhile, None where it cannot be read.
+    Kinds of steps took turns of ``steps`` steps: plain (``plain_ms``), with their phases measured (``noted_ms``), and
+    without communication. Each figure is ms of a step, by turn, of the slowest rank. If a model uses more threads than
+    its device has, ``one_thread_ms`` has turns that were limited to that number. ``other_cores`` is the number of cores
+    that other processes kept busy; None if it cannot be read.
     """
 
     steps: PositiveInt

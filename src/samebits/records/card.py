@@ -1,4 +1,4 @@
-"""The data card: what a prepared data set holds, as ``data/card.json``."""
+"""The data card ``data/card.json``, which describes a prepared dataset."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MADE_BY = "python pipeline/prepare.py"
 class DataSplit(Part):
     """One safetensors file with tensors ``inputs`` and ``targets``.
 
-    ``floor`` and ``teacher_loss`` are the teacher's, in nats or squares; None for a user's own data.
+    ``floor`` and ``teacher_loss`` are the teacher's losses, in nats or squared units; None for a user's own data.
     """
 
     file: str = Field(pattern=r"^\w[\w.-]*$")  # beside the card
@@ -35,12 +35,11 @@ class DataSplit(Part):
 
 
 class Card(Part):
-    """Task, shapes without the sample axis, floor and hashes of a data set.
+    """Task, shapes without the sample axis, floor and hashes of a dataset.
 
-    A model is fed ``(inputs - input_offset) * input_scale`` where the stored inputs are 8-bit. ``floor`` is
-    the loss that the teacher expects of itself on the test split; no model can do better but by luck. It is None
-    for a user's own data. ``made_from`` holds the params that the data are a function of. ``sha256`` is of both files,
-    ``fields_sha256`` of all other fields.
+    A model gets ``(inputs - input_offset) * input_scale`` if the stored inputs are 8-bit. ``floor`` is the teacher's
+    expected loss on the test split, which a model can only beat by luck; None for a user's own data. ``made_from`` is
+    the params that determine the data. ``sha256`` covers both files, and ``fields_sha256`` all other fields.
     """
 
     task: str
@@ -61,19 +60,19 @@ class Card(Part):
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """What a model must return for one sample."""
+        """Shape of a model's output for one sample."""
         return self.target_shape if self.num_classes is None else (*self.target_shape, self.num_classes)
 
 
 def signed_card(**fields: Any) -> Card:
-    """A card of these fields, with the hashes over them."""
+    """A card of these fields, with its two hashes."""
     card = Card.model_validate({**fields, "sha256": "", "fields_sha256": ""})
     card = card.model_copy(update={"sha256": _digest_of_files(card)})
     return card.model_copy(update={"fields_sha256": _digest(card)})
 
 
 def card_for(file: Path, card: Card) -> Card:
-    """The card, signed again, of data of which one ``file`` has other bytes than those that it speaks of."""
+    """The card after a change of one ``file``, with new hashes."""
     split = "train" if file.name == card.train.file else "test"
     return signed_card(**{**dict(card), split: getattr(card, split).model_copy(update={"sha256": sha256(file)})})
 
@@ -82,7 +81,7 @@ def read_card(path: Path, params: Params | None = None) -> Card:
     """Read a card.
 
     Raises:
-        UserError: it is missing, damaged or not a card, or its data were made from other ``params`` than these.
+        UserError: it is missing, damaged or not a card, or its data were made from other ``params``.
     """
     hint = f"run `{MADE_BY}` again"
     card = Card.parse(read_json(path, made_by=MADE_BY), path, made_by=MADE_BY)

@@ -1,7 +1,7 @@
-"""The local log of a run: JSON lines that a sender delivers to MLflow while training goes on.
+"""The local log of a run: JSON lines that a sender delivers to MLflow during the training.
 
-The training writes here and nowhere else, so that a slow or absent server never holds it up. A lock on the
-file says that its writer is alive.
+The training itself writes to this file alone, so that a slow or absent server never delays it. A lock on the file shows
+that its writer is alive.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 LOGS = Path(".samebits/runs")
 SCHEMA: Literal[3] = 3
-"""Of the events, which the first of them names."""
-
+"""Schema of the events, named in the first event of a log."""
 
 FLUSH_SECONDS = 3.0
 
@@ -48,13 +47,13 @@ def now_ms() -> int:
 
 
 class _Event(Part):
-    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")  # a loss that is not finite is told
+    model_config = ConfigDict(allow_inf_nan=True, ser_json_inf_nan="constants")  # a loss may be infinite or NaN
 
     time_ms: int = Field(default_factory=now_ms)
 
 
 class StartEvent(_Event):
-    """A training begins; ``tracking_uri`` is the store in use, None for the repository's own."""
+    """The start of a training. ``tracking_uri`` is the store in use, None for the repository's own."""
 
     event: Literal["start"] = "start"
     log_schema: Literal[3]
@@ -68,7 +67,7 @@ class StartEvent(_Event):
 
 
 class SetupEvent(_Event):
-    """Host and data, as the first worker found them; ``nodes`` are all machines where there are several."""
+    """Host and data as seen by the first worker. ``nodes`` are all machines, if there are several."""
 
     event: Literal["setup"] = "setup"
     host: HostFacts
@@ -78,7 +77,7 @@ class SetupEvent(_Event):
 
 
 class LossesEvent(_Event):
-    """Losses and learning rates of consecutive steps, the first of which is ``first_step``, counted from 1."""
+    """Losses and learning rates of consecutive steps from ``first_step``, counted from 1."""
 
     event: Literal["losses"] = "losses"
     first_step: int
@@ -87,7 +86,7 @@ class LossesEvent(_Event):
 
 
 class SampledEvent(_Event):
-    """Counters of another machine than the first, ``sample`` of them before this one."""
+    """Counters of a machine other than the first. ``sample`` is the number of earlier samples."""
 
     event: Literal["sampled"] = "sampled"
     node: str
@@ -106,7 +105,7 @@ class ResultEvent(_Event):
 
 
 class ComparedEvent(_Event):
-    """A comparison stands in ``reports``, over the runs of ``keys``, whose folders are in ``runs``."""
+    """A comparison of the runs with these ``keys``. Its report is in ``reports``, the runs' folders are in ``runs``."""
 
     event: Literal["comparison"] = "comparison"
     log_schema: Literal[3]
@@ -118,7 +117,7 @@ class ComparedEvent(_Event):
 
 
 class EndEvent(_Event):
-    """The last event of a log; ``error`` is why the training failed, where it could say so."""
+    """The last event of a log. ``error`` is the message of a failed training, if it had one."""
 
     event: Literal["end"] = "end"
     status: Status
@@ -133,13 +132,13 @@ _EVENTS: TypeAdapter[Event] = TypeAdapter(Event)
 
 
 def line_of(event: Event) -> bytes:
-    """One line of a log: the event as JSON, with a CRC-32 of all that stands before it as the last key."""
+    """One line of a log: the event as JSON. Its last key is the CRC-32 of all text before that key."""
     text = event.model_dump_json().encode()[:-1]
     return text + b',"crc32":"%08x"}\n' % zlib.crc32(text)
 
 
 def parse_event(line: bytes, log: Path) -> Event:
-    """The event of a line. Raises UserError: it is damaged, or another version of samebits wrote it."""
+    """The event of a line. Raises UserError: the line is damaged, or another version of samebits wrote it."""
     text, _, crc32 = line.rpartition(b',"crc32":')
     try:
         if crc32 != b'"%08x"}\n' % zlib.crc32(text):
@@ -155,13 +154,13 @@ def parse_event(line: bytes, log: Path) -> Event:
 
 
 def all_logs(but: Container[Path] = ()) -> list[Path]:
-    """The logs of this repository that this user may read, by name; a folder or a pipe of such a name is none."""
+    """The logs of this repository that this user may read, sorted by name. Only regular files count."""
     found = (path for path in sorted(LOGS.glob("*.jsonl")) if path not in but)
     return [path for path in found if path.is_file() and os.access(path, os.R_OK)]
 
 
 def start_of(log: Path) -> StartEvent | ComparedEvent | None:
-    """The event that a log begins with; None if it is not written yet, is damaged or another version's, or is gone."""
+    """The first event of a log; None if it is not written yet, damaged, of another version, or gone."""
     with suppress(UserError, FileNotFoundError):
         with log.open("rb") as stream:
             line = stream.readline()
@@ -171,35 +170,35 @@ def start_of(log: Path) -> StartEvent | ComparedEvent | None:
 
 
 def store_in_use() -> str | None:
-    """MLFLOW_TRACKING_URI without a password, for which a log is no place; None if it is not set."""
+    """MLFLOW_TRACKING_URI for a log, without its password; None if it is not set."""
     uri = os.environ.get("MLFLOW_TRACKING_URI")
     return without_password(uri) if uri else None
 
 
 def new_key(name: str) -> str:
-    """A name for one run that no other run has."""
+    """A unique key for a run, from the time, a name and random digits."""
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     return f"{stamp}-{name}-{secrets.token_hex(3)}"
 
 
 class RunLog:
-    """Appends events to a log; a process that inherits it over a fork may append too.
+    """Appends events to a log. A forked process may append too.
 
-    What the disk does not take, full as it may be, is kept and tried again with the next event; a training never ends
-    for its log.
+    Events that a full disk does not take are kept and written with the next event, so that a training never ends
+    because of its log.
     """
 
     def __init__(self, path: Path) -> None:
         make_folder(path.parent)
-        remove_unfinished(path.parent)  # a sender may have been killed that had nothing more to write there
+        remove_unfinished(path.parent)  # of senders that were killed
         self.path = path
         self._kept = b""
-        # Whoever can read it could hold the lock, and have the run go on for ever.
+        # A process that can read the file could hold the lock, and the run would never end.
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, private_mode(path.parent))
-        fcntl.flock(self._fd, fcntl.LOCK_EX)  # held until the last process that has it ends
+        fcntl.flock(self._fd, fcntl.LOCK_EX)  # until the last process with this descriptor ends
 
     def append(self, event: Event) -> None:
-        """Append one event; each line is one write, so that lines of several processes do not mix."""
+        """Append one event in a single write, so that lines of several processes do not mix."""
         complained, self._kept = bool(self._kept), self._kept + line_of(event)
         try:
             self._write()
@@ -208,7 +207,7 @@ class RunLog:
                 sys.stderr.write(f"{self.path}: the training goes on without its log for now: {error.strerror}\n")
 
     def flush(self, seconds: float = FLUSH_SECONDS) -> None:
-        """Write what was kept; before a fork, or else both processes would. Raises OSError: it cannot be written."""
+        """Write kept events, also before a fork, since both processes would. Raises OSError: it cannot be written."""
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -234,14 +233,14 @@ class RunLog:
         self.append(LossesEvent(first_step=first_step, losses=tuple(losses), learning_rates=tuple(learning_rates)))
 
     def close(self) -> None:
-        """Let go of the log in this process, and of what the disk has not taken by then."""
+        """Close the log in this process. Events that still cannot be written are lost."""
         with suppress(OSError):
             self.flush()
         os.close(self._fd)
 
 
 def writer_gone(log: Path) -> bool:
-    """Whether no process has the log open for writing any more, or nobody finds it, since it was moved away."""
+    """Whether no process has the log open for writing any more, or the log was moved away."""
     try:
         with log.open("rb") as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
