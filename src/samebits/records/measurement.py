@@ -1,4 +1,4 @@
-"""Times of a training as they were taken: of its own steps, and of the slices that were timed after it."""
+"""Times of a training: of its own steps, and of the slices that were timed after it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ StopKind = Literal["narrow", "limit", "off", "most", "no_ratio"]
 class Repeats(Part):
     """How many repeats of the slices were timed, and why no more.
 
-    After those that were ``planned`` came others, in ``prolonged_seconds``. ``half_width`` is that of the speed-up's
-    interval over its median, in the end. ``stopped`` says what ended it: the interval was ``narrow``; the ``limit``
-    that the params set was spent, or the next repeat would have passed it; they turn it ``off``; or there is
-    ``no_ratio`` to narrow.
+    ``prolonged_seconds`` is the time of the repeats after the ``planned`` ones. ``half_width`` is half the width of the
+    speed-up's final interval over its median. ``stopped`` is the reason for the end: the interval was ``narrow``; the
+    ``limit`` of the params was spent, or the next repeat would have passed it; the params turn more repeats ``off``; or
+    there was ``no_ratio`` to narrow.
     """
 
     planned: int
@@ -33,7 +33,7 @@ class Repeats(Part):
 class Measurement(Part):
     """Times of each step in ms, and of the slices in seconds, by name, repeat and chunk.
 
-    A slice has ``slice_steps`` in chunks of ``chunk_steps``, and a last one of what is left. Where none was timed both
+    A slice has ``slice_steps`` steps in chunks of ``chunk_steps``; the last chunk may be shorter. Without slices both
     are 0, and ``repeats`` is None.
     """
 

@@ -1,4 +1,4 @@
-"""What a step takes of the memory of its devices, and what of it."""
+"""Memory that a step takes on its devices, by its parts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from samebits.files import Part
 
 
 class DeviceMemory(Part):
-    """Bytes on one device at the moment when a step had the most there.
+    """Bytes on one device at the peak of a step.
 
-    ``gradients`` are those that were there at that moment. ``activations`` are what autograd saves, temporaries and the
-    batch itself; under ``dp`` also gathered outputs, and on all devices but the first what else a replica makes.
-    ``baseline`` is what was there before: on a GPU data and workspaces, on a CPU the process without the model.
-    ``capacity`` is what the device, or this worker's part of it, has.
+    ``gradients`` are those that exist at that moment. ``activations`` are tensors that autograd saves, temporaries and
+    the batch itself; under ``dp`` also gathered outputs, and on all devices but the first the rest of a replica.
+    ``baseline`` is memory used before: on a GPU data and workspaces, on a CPU the process without the model.
+    ``capacity`` is the memory of the device, or this worker's part of it.
     """
 
     PARTS: ClassVar = ("weights", "buffers", "gradients", "optimizer", "activations", "baseline")
@@ -30,20 +30,20 @@ class DeviceMemory(Part):
 
     @property
     def peak(self) -> int:
-        """Bytes of all parts together, the most that the device had at a time."""
+        """Bytes of all parts together."""
         return sum(getattr(self, part) for part in self.PARTS)
 
     @property
     def tensors(self) -> int:
-        """What the model and its batch take."""
+        """Bytes of the model and its batch."""
         return self.peak - self.baseline
 
 
 class Memory(Part):
-    """The parts of the peak, by device in the order of ``peak_memory_gib``, for global batches of so many ``samples``.
+    """The parts of the peak, by device in the order of ``peak_memory_gib``, for a global batch of ``samples`` samples.
 
-    ``source`` says how they were found: by PyTorch's ``allocator`` on a GPU, or ``counted`` tensor by tensor on a CPU,
-    where what a kernel takes for itself alone is not seen.
+    ``source`` is the method: PyTorch's ``allocator`` on a GPU, or ``counted`` tensor by tensor on a CPU, which misses
+    the workspace of a kernel.
     """
 
     source: Literal["allocator", "counted"]
@@ -52,5 +52,5 @@ class Memory(Part):
 
     @property
     def fullest(self) -> int:
-        """The number of the device with the least left of its capacity, in proportion; the first of equals."""
+        """The index of the device with the smallest share of its capacity left; the first one of equals."""
         return max(range(len(self.devices)), key=lambda i: self.devices[i].peak / max(1, self.devices[i].capacity))

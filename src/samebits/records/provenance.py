@@ -1,4 +1,4 @@
-"""Where a result comes from: the commit, what was changed on top of it, packages and environment."""
+"""Provenance of a result: the commit, changes on top of it, packages and environment."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SECRET = re.compile(
     r"(?<![a-z])tokens?(?![a-z])",  # not a tokenizer
     re.IGNORECASE,
 )
-"""Names of files that mostly hold what nobody should send to a server; a patch has none of them."""
+"""Names of files that usually hold secrets. A patch leaves them out."""
 
-# By exact name: a variable that is not known to matter may hold a secret.
+# By exact name, because any other variable may hold a secret.
 _ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER",
     "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "MKL_CBWR",
@@ -43,15 +43,14 @@ _ENVIRONMENT = (
     "SAMEBITS_RUNTIME", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT",
 )  # fmt: skip
 
-
 UNAVAILABLE = "unavailable: "
-"""What stands before the reason where a fact cannot be told."""
+"""Prefix of the reason why a fact is missing."""
 
 
 class GitState(Part):
-    """The commit of the working directory, and whether tracked files differ from it (``dvc.lock`` aside).
+    """The commit of the working directory, and whether files other than ``dvc.lock`` differ from it.
 
-    ``commit`` is None where git cannot tell, and ``problem`` says why.
+    ``commit`` is None if git cannot tell, and ``problem`` says why.
     """
 
     commit: str | None
@@ -60,16 +59,16 @@ class GitState(Part):
 
     @property
     def told(self) -> str:
-        """The commit, or "unavailable: <reason>", as a tag or a label has it."""
+        """The commit, or "unavailable: <reason>"."""
         return self.commit or f"{UNAVAILABLE}{self.problem}"
 
 
 class Provenance(Record):
-    """What a result comes from.
+    """Provenance of a result.
 
-    ``patch`` is the name of the file with what was changed on top of the commit, None where nothing was;
-    ``patch_problem`` says why there is none where something was. ``patch_omits`` lists the untracked files that are too
-    large for it, or whose names say that they hold secrets.
+    ``patch`` is the name of the file with the changes on top of the commit; None if there are none, or if
+    ``patch_problem`` says why they are missing. ``patch_omits`` lists untracked files that the patch leaves out because
+    they are too large, or because their names suggest secrets.
     """
 
     git: GitState
@@ -85,7 +84,7 @@ class _NoGit(Exception):  # noqa: N818 - a reason, not a failure
 
 
 def _git(*arguments: str, written: str = "", **environ: str) -> bytes:
-    """What git says to what is ``written``; it takes no lock, in the way of the user's own git and of DVC's."""
+    """The output of git for the input ``written``. It takes no lock, which the user's own git or DVC may need."""
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", **environ}
     text = os.fsencode(written)
     try:
@@ -98,7 +97,7 @@ def _git(*arguments: str, written: str = "", **environ: str) -> bytes:
 
 
 def git_state() -> GitState:
-    """What git says of the working directory."""
+    """Commit and changes of the working directory."""
     try:
         commit = _git("rev-parse", "HEAD").decode().strip()
         changes = _git("status", "--porcelain", "--", ":/", ":(top,exclude)dvc.lock")
@@ -108,7 +107,7 @@ def git_state() -> GitState:
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of a file; None for one that went away meanwhile."""
+    """Bytes of a file; None if it went away meanwhile."""
     try:
         return path.lstat().st_size
     except FileNotFoundError:
@@ -116,17 +115,17 @@ def _size(path: Path) -> int | None:
 
 
 def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
-    """All changes on top of the commit as a binary patch, small untracked files included, and what it leaves out.
+    """All changes on top of the commit as a binary patch with small untracked files, and the names it leaves out.
 
-    With ``python_only`` it leaves out all that is untracked but modules of Python's, such as logs that go on. The
-    user's index and objects are not touched: both are copies in a folder that goes away.
+    With ``python_only``, Python modules are the only untracked files in it, without growing logs, for example. The
+    user's index and objects stay as they are, because git works on copies in a temporary folder.
     """
     top = Path(os.fsdecode(_git("rev-parse", "--show-toplevel").rstrip(b"\n")))
     everything = ("-C", str(top))
     scope = [":/", ":(top,exclude)dvc.lock"]
     untracked = _git(*everything, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
     sizes = {name: _size(top / name) for name in map(os.fsdecode, untracked) if name}
-    there = {name: size for name, size in sizes.items() if size is not None}  # git refuses to add what is not
+    there = {name: size for name, size in sizes.items() if size is not None}  # git refuses to add missing files
     omitted = [name for name, size in there.items() if size > _MAX_UNTRACKED_BYTES or _SECRET.search(Path(name).name)]
     taken = set(there) - set(omitted)
     if python_only:
@@ -135,7 +134,7 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
         index = top / os.fsdecode(_git(*everything, "rev-parse", "--git-path", "index").rstrip(b"\n"))
         objects = top / os.fsdecode(_git(*everything, "rev-parse", "--git-path", "objects").rstrip(b"\n"))
         if index.exists():
-            shutil.copy2(index, f"{folder}/index")  # with its time: git looks into files that are not older
+            shutil.copy2(index, f"{folder}/index")  # with its time: git reads files that are not older
         Path(f"{folder}/objects").mkdir()
         environ = {
             "GIT_INDEX_FILE": f"{folder}/index",
@@ -150,7 +149,7 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
 
 
 def git_changes(git: GitState) -> str | None:
-    """A hash of the code that was changed on top of the commit, or why there is none; None where nothing was."""
+    """A hash of the code changes on top of the commit, or why there is none; None without changes."""
     if not git.dirty:
         return None
     try:
@@ -161,27 +160,27 @@ def git_changes(git: GitState) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that a result may depend on."""
+    """Versions of packages that a result may depend on."""
     return {name: installed(name) or f"{UNAVAILABLE}not installed" for name in _PACKAGES}
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that are known to change a timing or a bit, and that are set."""
+    """The set variables that are known to change times or bits."""
     return {name: environ[name] for name in _ENVIRONMENT if name in environ}
 
 
 def provenance_of(log: Path) -> Path:
-    """The file beside a run's log with its provenance."""
+    """The provenance file beside a run's log."""
     return log.with_suffix(".provenance.json")
 
 
 def note_provenance(log: Path) -> None:
-    """Write down, beside the log of a run, what it is about to be made from: files may be edited once it goes on."""
+    """Save a run's provenance beside its log, before the run starts and files may be edited."""
     capture(log.with_suffix(".patch")).write(provenance_of(log))
 
 
 def capture(patch_file: Path) -> Provenance:
-    """Everything above as it is now; the patch goes to ``patch_file`` if there are changes."""
+    """The provenance of this moment. The patch goes to ``patch_file`` if there are changes."""
     git, patch, problem, omitted = git_state(), None, None, list[str]()
     if git.dirty:
         try:
@@ -189,10 +188,10 @@ def capture(patch_file: Path) -> Provenance:
         except _NoGit as reason:
             problem = str(reason)
         else:
-            patch_file.touch(private_mode(patch_file.parent))  # it may have what others could not read in the clone
+            patch_file.touch(private_mode(patch_file.parent))  # it may hold what others cannot read in the clone
             patch_file.write_bytes(text)
             patch = patch_file.name
-    facts = [item.metadata for item in metadata.distributions()]  # each time that it is asked, it is read again
+    facts = [item.metadata for item in metadata.distributions()]  # read once, because each access reads the file again
     packages = {item["Name"].lower(): item["Version"] for item in facts if item["Name"] and item["Version"]}
     return Provenance(
         git=git,

@@ -1,4 +1,4 @@
-"""What a training leaves in its folder, and what its evaluation says: typed, and read without torch."""
+"""The files of a training and of its evaluation as typed records. Works without torch."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 WEIGHTS, LOSSES, TIMING, RECORD = "model.safetensors", "losses.csv", "timing.json", "run.json"
 FILES = (WEIGHTS, LOSSES, TIMING, RECORD)
-"""What a training writes, and what is kept of it as artifacts."""
+"""Files that a training writes, which are also its artifacts."""
 
 TRACE = "trace.json.gz"
-"""What it writes beside, if it is asked for a trace of some steps."""
+"""File with a trace of some steps, written on request."""
 
 
 def precedence(devices_used: int, strategy: StrategyName, *, has_ranks: bool) -> tuple[int, bool]:
-    """Of several runs, the largest is the one that a reader asks about: most devices, then ranks.
+    """Sort key of runs: the largest is the one a reader asks about first, with most devices, then with ranks.
 
-    With one device it is ``single``, which alone has tried half of the batch.
+    Among runs with one device it is ``single``, the only one that also timed half of the batch.
     """
     return devices_used, has_ranks if devices_used > 1 else strategy == BASELINE.name
 
 
 class Node(Part):
-    """One of several machines: its name, a name for the kernel that it runs on, and its stable facts."""
+    """One of several machines: its name, an identifier of its kernel, and its stable facts."""
 
     name: str
     machine: str
@@ -57,7 +57,7 @@ class Node(Part):
 
 
 class Spread(Part):
-    """A median between two values: of speeds the smallest and the largest, of a ``Ratio`` the ends of an interval."""
+    """A median with a range: the smallest and largest speed, or the interval of a ``Ratio``."""
 
     median: PositiveFloat
     low: PositiveFloat
@@ -65,14 +65,14 @@ class Spread(Part):
 
 
 class Ratio(Spread):
-    """How many times faster or slower: the median over pairs of chunks.
+    """A ratio of two times: the median over pairs of chunks.
 
     ``low`` and ``high`` are the ends of its 95% interval, see ``records.statistics``.
     """
 
     @property
     def holds_one(self) -> bool:
-        """Whether the interval holds 1, so that no difference is shown."""
+        """Whether the interval contains 1, so that it shows no difference."""
         return self.low <= 1.0 <= self.high
 
     @property
@@ -85,17 +85,17 @@ _Difference = Annotated[float, Field(ge=0.0, le=2.01)]  # |a - b| over the large
 
 
 class TwinLoss(Part):
-    """How far the twin's losses were from the training's, up to and at a step (from 1): a relative difference."""
+    """The largest relative difference between the twin's losses and the training's, up to a step counted from 1."""
 
     step: PositiveInt
     difference: _Difference
 
 
 class Rounding(Part):
-    """What rounding alone does to a training, shown by a twin whose first weights were changed by ``perturbation``.
+    """The effect of rounding on a training, measured by a twin whose first weights differ by ``perturbation``.
 
-    ``losses`` holds the points at which the largest difference so far rises; ``steps`` is how far the twin went.
-    ``weights`` holds each parameter's relative difference at the end, None if the twin did not get there.
+    ``losses`` holds the steps at which the largest difference so far grows. ``steps`` is the length of the twin.
+    ``weights`` holds each parameter's relative difference at the end; None if the twin ended before.
     """
 
     perturbation: float
@@ -105,14 +105,14 @@ class Rounding(Part):
 
 
 class Arithmetic(Part):
-    """Of ``exact``: steps that were made again, and the share of numbers that were too small for a window."""
+    """Statistics of ``exact``: repeated steps, and the share of numbers that were too small for a window."""
 
     steps_made_again: int
     below_window: float
 
 
 class TimingFigures(Part):
-    """Times of a training, those in ms of a step; ``peak_memory_gib`` by device, None where it cannot be read."""
+    """Times of a training; ms are those of a step. ``peak_memory_gib`` is by device, None if it cannot be read."""
 
     training_seconds: PositiveFloat
     samples_per_sec: PositiveFloat
@@ -131,18 +131,18 @@ class Timing(TimingFigures, Record):
 
 
 def run_name(strategy: StrategyName, numerics: NumericsName) -> str:
-    """Strategy and numerics, as in ``runs/NAME``."""
+    """The NAME of strategy and numerics in ``runs/NAME``."""
     return f"{strategy}-{numerics}"
 
 
 class RunRecord(Record):
-    """``run.json``: what was trained, from what, where, and what a reader must know of it.
+    """``run.json``: params, data, host and results of a training, and notes for its reader.
 
-    ``run`` is the key that logs and MLflow know it by. ``first_unrepeated_step`` is the first step, from 1, at which a
-    repeat on this host gave another loss. ``host`` is that of rank 0; ``nodes`` are all machines, if there
-    are several. ``memory`` is None where it cannot be told: see ``training.memory``. ``draws`` are modules that draw
-    random numbers in forward, in fast numerics, and ``batch_norms`` those that normalise by a device's part of a
-    batch. ``same_draws`` are losses of first steps with the same draws for the same samples, however many devices.
+    ``run`` is its key in logs and in MLflow. ``first_unrepeated_step`` is the first step, from 1, at which a repeat on
+    this host gave another loss. ``host`` is that of rank 0; ``nodes`` are all machines, if there are several.
+    ``memory`` is None if it is unknown: see ``training.memory``. In fast numerics, ``draws`` are modules that draw
+    random numbers in forward, and ``batch_norms`` are modules that normalise by one device's part of a batch.
+    ``same_draws`` are losses of the first steps if each sample gets the same draws on any number of devices.
     """
 
     SCHEMA = 9  # draws and BatchNorm in forward
@@ -179,7 +179,7 @@ class RunRecord(Record):
 
     @classmethod
     def read(cls, path: Path, *, made_by: str) -> Self:
-        """As ``Record.read``. Raises UserError also where ``exact`` has refused the model."""
+        """As ``Record.read``. Also raises UserError if ``exact`` refused the model."""
         raw = read_json(path, made_by=made_by)
         if isinstance(raw, dict) and "refused" in raw:  # a ``Refusal``
             raise UserError(f"{path.parent}: exact refused this model: {raw['refused']}", hint=str(raw.get("hint")))
@@ -187,7 +187,7 @@ class RunRecord(Record):
 
 
 class Refusal(Record):
-    """``run.json`` of a training that ``exact`` refused: what of the model, in words and in few words, and the hint."""
+    """``run.json`` of a training that ``exact`` refused: the reason, the refused part in few words, and the hint."""
 
     refused: str
     what: str
@@ -237,7 +237,7 @@ class Run:
 
 
 def write_run(folder: Path, record: RunRecord, timing: Timing, losses: Sequence[float]) -> None:
-    """Write a run's files, the weights aside; losses as the shortest decimals that give the same float32."""
+    """Write a run's files except the weights. A loss has the shortest decimals that give the same float32."""
     rows = "".join(f"{step},{np.float32(loss)!s}\n" for step, loss in enumerate(losses, start=1))
     write_text(folder / LOSSES, "step,loss\n" + rows)
     timing.write(folder / TIMING)
@@ -247,7 +247,7 @@ def write_run(folder: Path, record: RunRecord, timing: Timing, losses: Sequence[
 def write_refusal(
     folder: Path, error: RefusedError, params: Params, strategy: StrategyName, numerics: NumericsName
 ) -> None:
-    """Write a run's files for a training that ``exact`` refused, without a training in them: DVC wants all of them."""
+    """Write all files of a run for a training that ``exact`` refused, because DVC expects each of them."""
     why = error.message.removeprefix(f"{numerics}: ")
     refusal = Refusal(
         refused=why, what=error.what, hint=error.hint, strategy=strategy, numerics=numerics, params=params
@@ -260,8 +260,8 @@ def write_refusal(
 
 
 def read_refusal(folder: Path) -> Refusal | None:
-    """Why a folder holds no training, if it was refused; None where it was not, or where nobody can tell."""
-    with suppress(UserError):  # whoever reads a training says what is wrong
+    """The refusal in a run's folder; None if there is a training, or if the record cannot be read."""
+    with suppress(UserError):  # the reader of the training reports it
         return Refusal.read(folder / RECORD, made_by="python pipeline/train.py")
     return None
 
@@ -285,10 +285,10 @@ def read_losses(path: Path) -> list[float]:
 
 
 def read_run(folder: Path, *, made_by: str = "python pipeline/train.py") -> Run:
-    """Read a run's files, the weights aside.
+    """Read a run's files except the weights.
 
     Raises:
-        UserError: a file is missing or damaged, or of another version or number of steps; the hint names ``made_by``.
+        UserError: a file is missing, damaged, of another version or number of steps. The hint names ``made_by``.
     """
     record = RunRecord.read(folder / RECORD, made_by=made_by)
     run = Run(folder, record, Timing.read(folder / TIMING, made_by=made_by), read_losses(folder / LOSSES))
@@ -300,13 +300,13 @@ def read_run(folder: Path, *, made_by: str = "python pipeline/train.py") -> Run:
 
 
 def require_made_with(file: Path, recorded: Mapping[str, Any], given: Mapping[str, Any], *, hint: str) -> None:
-    """Raise UserError, naming the first, where a run's ``file`` records other values of params than are given."""
+    """Raise UserError for the first param that a run's ``file`` records with another value than the given one."""
     for name, (before, now) in differences(recorded, given).items():
         raise UserError(f"{file}: was made with {name} {before}, and the params say {now}", hint=hint)
 
 
 def relative_difference(a: float, b: float) -> float:
-    """|a - b| over the larger magnitude; 0 for equal values, also zeros; infinite if one is not finite."""
+    """|a - b| over the larger magnitude; 0 for equal values and zeros; infinite if one value is not finite."""
     if a == b:
         return 0.0
     if not (math.isfinite(a) and math.isfinite(b)):

@@ -1,10 +1,10 @@
 """Statistics of times: medians with their range, and ratios of paired chunks with their interval.
 
-The interval of a ratio is a nested percentile bootstrap of the median: repeats are drawn again, and in each of them its
-chunks (Davison and Hinkley 1997, section 3.8). Because there are few repeats it is then widened from the normal's
-quantile to Student's (Hesterberg 2015, "What Teachers Should Know About the Bootstrap"), whose degrees of freedom
-follow from how much of the variance lies between repeats (Satterthwaite 1946). ``tools/intervals.py`` compares it
-with others on simulated hosts whose ratios are known.
+The interval of a ratio is a nested percentile bootstrap of the median: it resamples repeats, and chunks within each
+repeat (Davison and Hinkley 1997, section 3.8). Because repeats are few, the interval is widened from the normal's
+quantile to Student's (Hesterberg 2015, "What Teachers Should Know About the Bootstrap"). The degrees of freedom follow
+from the share of the variance between repeats (Satterthwaite 1946). ``tools/intervals.py`` compares this interval with
+others on simulated hosts whose ratios are known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 NARROW = 0.05
-"""Half the width of an interval, over its median, with which a speed-up counts as known."""
+"""Largest half width of an interval, relative to its median, at which a speed-up counts as known."""
 RESAMPLES = 2000
 _SEED = 0
 _LEVEL = (2.5, 97.5)  # percent
@@ -43,10 +43,10 @@ def ratios(numerators: Sequence[float], denominators: Sequence[float]) -> list[f
 
 
 def paired_ratio(above: Sequence[Sequence[float]], below: Sequence[Sequence[float]]) -> Ratio | None:
-    """The ratio of times that were taken in pairs, by repeat and chunk, with its 95% interval.
+    """The ratio of paired times, by repeat and chunk, with its 95% interval. The same times give the same interval.
 
-    Each repeat has as many chunks. The same times give the same interval. None if there are fewer than two pairs, which
-    tell no interval, or if a clock was too coarse for one of them.
+    All repeats have the same number of chunks. None if there are fewer than two pairs, which give no interval, or if
+    the clock was too coarse for one of the times.
     """
     if min(map(min, (*above, *below)), default=0.0) <= 0:
         return None
@@ -61,7 +61,7 @@ def paired_ratio(above: Sequence[Sequence[float]], below: Sequence[Sequence[floa
 
 
 def resampled_medians(logs: Floats, *, whole_repeats: bool) -> Floats:
-    """Medians of resamples of (repeats, chunks); chunks are drawn within repeats, and ``whole_repeats`` before them."""
+    """Medians of resamples of chunks within each repeat; ``whole_repeats`` resamples the repeats first."""
     repeats, chunks = logs.shape
     rng = np.random.default_rng(_SEED)
     drawn = rng.integers(0, repeats, (RESAMPLES, repeats)) if whole_repeats else np.arange(repeats)[None]
@@ -71,7 +71,7 @@ def resampled_medians(logs: Floats, *, whole_repeats: bool) -> Floats:
 
 
 def widening(logs: Floats) -> float:
-    """By how much a percentile interval of (repeats, chunks) is too narrow, because there are so few."""
+    """The factor by which a percentile interval of so few (repeats, chunks) is too narrow."""
     repeats, chunks = logs.shape
     between = float(np.var(np.median(logs, axis=1), ddof=1)) / repeats if repeats > 1 else 0.0
     within = float(np.var(resampled_medians(logs, whole_repeats=False)))
@@ -82,7 +82,7 @@ def widening(logs: Floats) -> float:
 
 
 def student(freedom: float) -> float:
-    """Student's 97.5% quantile, within 0.5%, for degrees of freedom from 1, which need not be whole."""
+    """Student's 97.5% quantile for real degrees of freedom from 1, accurate to 0.5%."""
     known = {**_STUDENT, math.inf: _NORMAL}
     inverse = [1 / degrees for degrees in reversed(known)]
     quantiles = [math.log(quantile) for quantile in reversed(known.values())]

@@ -1,4 +1,4 @@
-"""How a training used its devices: what counters said meanwhile, energy, and the rate against the device's own."""
+"""How a training used its devices: counters, energy, and its rate against the device's own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from samebits.files import Part
 
 
 class MeanMax(Part):
-    """Mean and maximum of a counter's readings; of one that only rises, its rate, twice the same."""
+    """Mean and maximum of a counter's readings. For a counter that only rises, both are its rate."""
 
     mean: float
     maximum: float
 
 
 class DeviceUsage(Part):
-    """One GPU in an interval, by its CUDA index; of several machines, one of the first.
+    """One GPU of the first machine in an interval, by its CUDA index.
 
-    ``counters`` are in the unit that ends their name, MB of 10**6 bytes; ``unreadable`` says why one is missing.
-    ``reasons`` is the share of readings at which NVML gave a reason for its clock. ``shared`` is the share at which
-    others computed on it too, None where that cannot be read.
+    The name of each of the ``counters`` ends with its unit; an MB has 10**6 bytes. ``unreadable`` says why a counter is
+    missing. ``reasons`` is the share of readings with each of NVML's reasons for the clock. ``shared`` is the share of
+    readings at which other processes computed on the GPU; None if it cannot be read.
     """
 
     index: int
@@ -31,10 +31,10 @@ class DeviceUsage(Part):
 
 
 class CoreUsage(Part):
-    """Cores that may be used, and how many of them the training and others kept busy on average.
+    """Available cores, and how many of them the training and other processes kept busy on average.
 
-    What is nicer than the training does not count. ``throttled`` is the share of the time in which the control group's
-    limit held the training up, None without a limit.
+    Processes with a lower priority than the training do not count. ``throttled`` is the share of time for which the
+    control group's limit stopped the training; None without a limit.
     """
 
     available: int
@@ -44,9 +44,10 @@ class CoreUsage(Part):
 
 
 class Interval(Part):
-    """A part of a training while it was watched; ``watts`` and ``energy_j`` are those of all devices in use.
+    """A measured part of a training. ``watts`` and ``energy_j`` are those of all devices in use.
 
-    On a CPU they are of the whole processor, whoever computes on it. ``energy_unavailable`` says why there are none.
+    On a CPU they include other processes, because they are those of the whole processor. ``energy_unavailable`` says
+    why they are missing.
     """
 
     seconds: float
@@ -58,11 +59,12 @@ class Interval(Part):
 
 
 class Roof(Part):
-    """What a step computes, and the most that its device was seen to do.
+    """Operations of a step, and the highest measured rate of its device.
 
-    ``flops_per_step`` is of a whole global batch: multiplications and additions of products of matrices, convolutions
-    and attention; ``uncounted`` are other operations of that kind, which count nothing. ``roof_flops`` is a second's,
-    in a product of square matrices of the training's precision on one device. ``problem`` says why one is missing.
+    ``flops_per_step`` counts multiplications and additions in matrix products, convolutions and attention for a whole
+    global batch. ``uncounted`` are other operations of that kind, which are left out. ``roof_flops`` is the rate per
+    second of a product of square matrices, in the training's precision on one device. ``problem`` says why a figure is
+    missing.
     """
 
     flops_per_step: float | None = None
@@ -72,10 +74,10 @@ class Roof(Part):
 
 
 class Usage(Part):
-    """What was read of the devices beside a training, and in the slices after it.
+    """Readings of the devices during a training, and during the slices after it.
 
-    ``samples`` were trained in the first interval, which begins with the first step and ends with the last.
-    ``sampler_share`` is the share of one core's time that the reading took.
+    ``samples`` is the number of samples trained from the first step to the last, which is the interval ``training``.
+    ``sampler_share`` is the share of one core's time that the readings took.
     """
 
     samples: int
