@@ -1,6 +1,6 @@
-"""How a global batch is shared out: over ranks, devices and micro-batches, in samples or in whole logical shards.
+"""How a global batch is divided among ranks, devices and micro-batches, in samples or in whole logical shards.
 
-All of that is decided here, before a training starts, and handed down.
+The split is decided here, before a training starts, and passed down.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Rows(NamedTuple):
-    """A contiguous part of a global batch, and the numbers of the logical shards that it consists of."""
+    """A contiguous part of a global batch, and the numbers of its logical shards."""
 
     start: int
     stop: int
@@ -20,11 +20,11 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSplit:
-    """The split of a global batch of so many ``samples``.
+    """The split of a global batch of ``samples`` samples.
 
-    With ``shards``, as in the exact numerics, it consists of that many logical shards, which stay whole, so that ranks
-    may have one more than others; without, samples are shared out equally. ``devices`` are those of one rank: several
-    under ``dp``, among which ``nn.DataParallel`` cuts each micro-batch.
+    With ``shards``, as in the exact numerics, the batch consists of that many logical shards. They stay whole, so that
+    some ranks may have one more than others. Without ``shards``, samples are divided equally. ``devices`` are those of
+    one rank: ``dp`` has several, among which ``nn.DataParallel`` cuts each micro-batch.
     """
 
     samples: int
@@ -34,12 +34,12 @@ class BatchSplit:
     devices: int = 1
 
     def over(self, *, ranks: int = 1, devices: int = 1) -> BatchSplit:
-        """The same batch, shared out over so many ranks with so many devices each."""
+        """The same batch divided among so many ranks with so many devices each."""
         return replace(self, ranks=ranks, devices=devices)
 
     @property
     def units(self) -> int:
-        """What devices share among them: shards, or else the samples of one micro-batch."""
+        """Number of units that devices share: shards, or else samples of one micro-batch."""
         return self.shards or self.samples // self.grad_accum_steps
 
     @property
@@ -49,7 +49,7 @@ class BatchSplit:
 
     @property
     def has_halves(self) -> bool:
-        """Whether two devices would have as much to do as each other, so that half of the batch is a batch, too."""
+        """Whether the units divide equally between two devices, so that half of the batch is a batch too."""
         return self.units % 2 == 0
 
     @property
@@ -59,12 +59,12 @@ class BatchSplit:
 
     @property
     def multiple(self) -> int:
-        """Batches of multiples of so many samples are shared out as this one is."""
+        """Any multiple of this number of samples is a batch that can be divided as this one is."""
         return self.shards or self.grad_accum_steps * self.ranks * self.devices
 
     @property
     def even(self) -> bool:
-        """Whether every rank gets some, and as much as the others where samples are shared out."""
+        """Whether every rank gets a unit, and without shards all ranks get equally many."""
         return self.ranks <= self.units and (self.shards is not None or self.units % self.ranks == 0)
 
     @property
@@ -77,21 +77,21 @@ class BatchSplit:
 
     @property
     def busy_devices(self) -> int:
-        """Devices of a rank that get samples: ``Tensor.chunk`` may make fewer parts than were asked for."""
+        """Devices of a rank that get samples. ``Tensor.chunk`` may make fewer chunks than requested."""
         return _ceil(self.units_at_a_time, _ceil(self.units_at_a_time, self.devices))
 
     @property
     def rows_per_device(self) -> int:
-        """Samples that one device gets at most at a time."""
+        """The most samples that one device gets at a time."""
         return self.rows_per_unit * _ceil(self.units_at_a_time, self.devices)
 
     @property
     def rows_of_evaluation(self) -> int:
-        """Samples that any device of a training has room for: a shard, or a micro-batch of a single device."""
+        """Samples that fit on any device of a training: a shard, or a micro-batch of a single device."""
         return max(1, self.rows_per_unit if self.shards else self.units)
 
     def rounded_down(self, samples: int) -> int:
-        """The largest batch of at most so many samples that is shared out as this one is, but at least the smallest."""
+        """The largest batch of at most so many samples that divides as this one does; at least the smallest such."""
         return max(1, samples // self.multiple) * self.multiple
 
     def batches_of(self, samples: int) -> int:
@@ -99,7 +99,7 @@ class BatchSplit:
         return samples // self.samples
 
     def micro_batches(self, rank: int = 0) -> tuple[Rows, ...]:
-        """The parts of each global batch that one rank feeds, in order.
+        """The parts of each global batch that one rank processes, in order.
 
         A rank with fewer shards than gradient accumulation steps makes as many micro-batches as it has shards.
         """
@@ -114,7 +114,7 @@ class BatchSplit:
         return tuple(Rows(part.start * size, part.stop * size, part) for part in parts)
 
     def share(self) -> BatchSplit:
-        """What the busiest device does of this batch, as a batch of its own on one device."""
+        """The busiest device's part of this batch, as a batch for one device."""
         if self.shards is None:
             return replace(self, samples=self.rows_per_device * self.grad_accum_steps, ranks=1, devices=1)
         shards = sum(_ceil(len(part.shards), self.devices) for part in self.micro_batches())
@@ -122,14 +122,14 @@ class BatchSplit:
 
 
 def divides(parts: int, samples: int) -> bool:
-    """Whether so many samples can be shared out over equal parts."""
+    """Whether so many samples divide into equal parts."""
     return samples % parts == 0
 
 
 def leading(rows: int, shards: range, most: int) -> tuple[int, range]:
-    """How many of the ``rows`` of these shards come first without being more than ``most``, and which shards they are.
+    """The number of leading rows of these shards, at most ``most``, and the shards that they belong to.
 
-    Several shards stay whole, and there is at least one.
+    Of several shards, only whole ones count, and at least one. ``rows`` is the number of rows of all ``shards``.
     """
     if len(shards) == 1:
         return min(rows, most), shards
@@ -139,7 +139,7 @@ def leading(rows: int, shards: range, most: int) -> tuple[int, range]:
 
 
 def chunk(numbers: range, index: int, count: int) -> range:
-    """The part of a range that ``torch.chunk`` would give of a tensor of its length."""
+    """The part of a range that ``torch.chunk`` gives for a tensor of its length."""
     size = _ceil(len(numbers), count)
     return numbers[index * size : (index + 1) * size]
 
@@ -149,7 +149,7 @@ def _ceil(count: int, parts: int) -> int:
 
 
 def _cut(whole: range, count: int) -> list[range]:
-    """Contiguous parts; the first ones have one more if they cannot be equal."""
+    """Contiguous parts. The first ones are longer by one if they cannot be equal."""
     size, more = divmod(len(whole), count)
     ends = [whole.start + i * size + min(i, more) for i in range(count + 1)]
     return [range(start, stop) for start, stop in itertools.pairwise(ends)]

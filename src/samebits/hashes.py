@@ -25,23 +25,23 @@ _HASHES = TypeAdapter(dict[str, tuple[int, int, str]])
 
 
 def sha256_remembered(path: Path, memory: Path) -> str:
-    """SHA-256 of a file that may be large; read again only if its size or time of change is another."""
+    """SHA-256 of a file that may be large. It is read again only after its size or time of change differs."""
     try:
         known = _HASHES.validate_python(read_json(memory, made_by="nothing"))
-    except ValueError:  # missing or damaged: what is forgotten is read again
+    except ValueError:  # without a readable memory, files are read again
         known = {}
     state = path.stat()
     stamp = (state.st_size, state.st_mtime_ns)
     name = str(path.resolve())
     if name not in known or known[name][:2] != stamp:
         known[name] = (*stamp, sha256(path))
-        with suppress(UserError, HostError):  # then it is read again
+        with suppress(UserError, HostError):  # the next call reads the file again
             write_json(memory, known)
     return known[name][2]
 
 
 def sha256_tree(path: Path) -> str:
-    """SHA-256 over a file, or over the names and bytes of a folder's files; bytecode is left out."""
+    """SHA-256 of a file, or of the names and bytes of a folder's files without bytecode."""
     if path.is_file():
         return sha256(path)
     digest = hashlib.sha256()

@@ -1,4 +1,4 @@
-"""What params.yaml, and each part of it, is made of: frozen sections, and mappings with dotted names."""
+"""Building blocks of params.yaml: frozen sections, and mappings with dotted names."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Effect = Literal[
     "evaluation_batch",  # how much of it at a time
     "tracking",  # what MLflow is told
 ]
-"""What a key of params.yaml can change."""
+"""An effect that a key of params.yaml can have."""
 
 
 class Affects:
-    """Metadata of a key: what it changes. A key without changes nothing that is kept."""
+    """Metadata of a key: its effects. A key without this metadata changes no file that is kept."""
 
     def __init__(self, *effects: Effect) -> None:
         self.effects = frozenset(effects)
@@ -42,7 +42,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, raw: Any) -> Any:
-        """Pydantic's own refusal would not say which keys there are."""
+        """Name the accepted keys, which pydantic's own refusal does not."""
         for key in raw if isinstance(raw, dict) else ():
             if key not in cls.model_fields:
                 near = difflib.get_close_matches(str(key), cls.model_fields, n=1)
@@ -52,7 +52,7 @@ class Section(BaseModel):
 
 
 def effects_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, frozenset[Effect]]]:
-    """The dotted keys of a section, each with what it changes; one that says so of itself stands for those below it."""
+    """The dotted keys of a section with their effects. A subsection with effects of its own counts as one key."""
     for name, field in section.model_fields.items():
         said = next((one for one in field.metadata if isinstance(one, Affects)), None)
         below = field.annotation
@@ -63,14 +63,14 @@ def effects_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def as_tuple(value: object) -> tuple[object, ...]:
-    """Take a YAML list as a tuple, so that the frozen objects are hashable."""
+    """A YAML list as a tuple, so that the frozen objects are hashable."""
     if not isinstance(value, list | tuple):
         raise PydanticKnownError("list_type")
     return tuple(value)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one level with dotted names."""
+    """Nested mappings as one mapping with dotted names."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, dict) and value:
@@ -81,7 +81,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted names whose values are not the same in two nested mappings; a missing one is None."""
+    """Dotted names with different values in two nested mappings, and both values; a missing value is None."""
     first, second = flatten(a), flatten(b)
     names = sorted(first.keys() | second.keys())
     return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}

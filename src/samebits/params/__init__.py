@@ -1,4 +1,4 @@
-"""params.yaml as typed, frozen objects, refused with one clear line where it is wrong."""
+"""params.yaml as typed, frozen objects. A wrong file is refused with one clear line."""
 
 from samebits.params.load import (
     load_params,

@@ -1,4 +1,4 @@
-"""Reading params.yaml, and saying in one line what is wrong with it."""
+"""Read params.yaml, and report what is wrong with it in one line."""
 
 from __future__ import annotations
 
@@ -54,28 +54,31 @@ def load_params(path: Path | str) -> Params:
         ) from None
     except RecursionError:
         raise UserError(f"{path}: nested too deeply", hint="check its brackets") from None
-    except Exception as error:  # noqa: BLE001 - ruamel's constructors raise what they come across, such as KeyError
+    except Exception as error:  # noqa: BLE001 - ruamel's constructors raise anything, such as KeyError
         raise UserError(f"{path}: a value cannot be read: {first_line(str(error))}", hint="check the file") from None
     return parse_params({} if raw is None else raw, origin=str(path))
 
 
 def read_yaml(text: str) -> Any:
-    """The values of a text in YAML. Raises what ruamel does, and what ``_refuse_what_cannot_be_told`` does."""
-    values = YAML(typ="safe", pure=True).load(text)  # Python's parser: the one in C dies of deep nesting
-    _refuse_what_cannot_be_told(values)
+    """The values of a YAML text. Raises the exceptions of ruamel and of ``_refuse_unwritable``."""
+    values = YAML(typ="safe", pure=True).load(text)  # not the parser in C, which crashes on deep nesting
+    _refuse_unwritable(values)
     return values
 
 
 _MOST_VALUES = 100_000
-_DEEPEST = 64  # levels, of which a record that holds params has a few more, and can write no more than 255
+_DEEPEST = 64  # levels; a record that holds params has a few more, and pydantic writes at most 255
 
 
-def _refuse_what_cannot_be_told(raw: object) -> None:
-    """Raise ValueError for values that YAML can write and no message, record or command line can.
+def _refuse_unwritable(raw: object) -> None:
+    """Refuse values that YAML can express and a message, record or command line cannot.
 
-    They are integers of thousands of digits in another base, halves of a character, aliases of themselves, and aliases
-    of aliases: each counts here as what it stands for, which a few lines can make billions of.
-    RecursionError says that they are nested too deeply.
+    These are integers of thousands of digits in another base, surrogate halves, aliases of themselves, and aliases of
+    aliases, with which a few lines can stand for billions of values. Each alias counts as the values it stands for.
+
+    Raises:
+        ValueError: there is such a value, or there are too many values.
+        RecursionError: they are nested too deeply.
     """
     counter = itertools.count(1)
 
@@ -97,7 +100,7 @@ def _refuse_what_cannot_be_told(raw: object) -> None:
 
 
 def parse_params(raw: object, *, origin: str = "params") -> Params:
-    """Check a mapping as read from YAML; ``origin`` stands before the key in messages."""
+    """Check a mapping that was read from YAML. Messages name ``origin`` before the key."""
     try:
         params = Params.model_validate(raw)
     except ValidationError as error:
@@ -108,16 +111,16 @@ def parse_params(raw: object, *, origin: str = "params") -> Params:
 
 
 def with_num_devices(params: Params, value: str | None, numerics: NumericsName) -> Params:
-    """Parameters of one training: ``train.num_devices`` is a command line's ``value`` unless that is None.
+    """Params of one training. A ``value`` from the command line replaces ``train.num_devices``.
 
     Raises:
-        UserError: ``value`` is no number of devices, or ``params`` are not ones of these numerics.
+        UserError: ``value`` is no number of devices, or ``params`` do not allow these numerics.
     """
     raw = params.model_dump(mode="json")
     raw["train"]["numerics"] = [numerics]
     origin = f"numerics {numerics}"
     if value is not None:
-        # Longer than any count: Python reads no number of thousands of digits.
+        # 100 digits are more than any count has, and Python refuses to read thousands.
         raw["train"]["num_devices"] = int(value) if value.isdecimal() and len(value) < 100 else value
         origin = f"--num-devices {value}"
     train = parse_params(raw, origin=origin).train
@@ -125,13 +128,13 @@ def with_num_devices(params: Params, value: str | None, numerics: NumericsName) 
 
 
 def require_repository() -> None:
-    """Raise UserError where there is no params.yaml: the local store would be made in the wrong folder."""
+    """Raise UserError without a params.yaml here, since the local store would be made in the wrong folder."""
     if not Path("params.yaml").exists() and "MLFLOW_TRACKING_URI" not in os.environ:
         raise UserError(f"{Path.cwd()} has no params.yaml", hint="run this at the root of the repository")
 
 
 def require_every_key(params: Params, origin: str) -> None:
-    """Raise UserError for the first key that is left to its default: DVC can only follow what is written."""
+    """Raise UserError for the first key that the file leaves out, because DVC only follows written keys."""
     for prefix, section in (("", params), ("train.", params.train), ("exact.", params.exact)):
         for name in type(section).model_fields:
             if name not in section.model_fields_set:
@@ -141,7 +144,7 @@ def require_every_key(params: Params, origin: str) -> None:
 
 
 def _contradictions(params: Params) -> Iterator[Contradiction]:
-    """Settings that are each right and cannot be together; those that the host decides are ``place``'s to find."""
+    """Settings that are valid alone and contradict each other. ``place`` finds those that depend on the host."""
     data, model, train, shards = params.data, params.model, params.train, params.exact.shards
     batch, accum = train.global_batch_size, train.grad_accum_steps
     if not divides(accum, batch):
@@ -173,13 +176,13 @@ _HINTS = {
 
 
 def _explain(error: ValidationError, origin: str) -> UserError:
-    """Put pydantic's first finding into one line: the key's path, what it got, what it accepts."""
+    """Pydantic's first finding in one line: the key's path, the value, and what the key accepts."""
     findings = error.errors(include_url=False)
     first, context = findings[0], findings[0].get("ctx", {})
     more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
     section, *path = [str(part) for part in first["loc"]] or [""]
     if section in _DISCRIMINATORS:
-        path = path[1:]  # the first is the member of the union that pydantic chose, not a key of the file
+        path = path[1:]  # the first is the union's member that pydantic chose, not a key of the file
     key, got, accepts = ".".join([section, *path]), repr(first["input"]), first["msg"]
     match first["type"]:
         case "unknown_key":

@@ -109,12 +109,12 @@ class Train(Section):
     def why_no_graphs(
         self, device_type: str
     ) -> Literal["graphs_on_cpu", "graphs_with_compile", "graphs_with_accumulation"] | None:
-        """Why no CUDA graphs can be made with these settings in ``fast``; None if they can."""
+        """Why these settings rule out CUDA graphs in ``fast``; None if they do not."""
         if device_type != "cuda":
             return "graphs_on_cpu"
         if self.compile:
             return "graphs_with_compile"
-        # a replay would write its gradients over those before: https://github.com/pytorch/pytorch/issues/181723
+        # a replay would overwrite the gradients of the previous one: https://github.com/pytorch/pytorch/issues/181723
         return "graphs_with_accumulation" if self.grad_accum_steps > 1 else None
 
 
@@ -150,7 +150,7 @@ class Params(Section):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole global batches in the training split; the rest of an epoch's order is left out."""
+        """Whole global batches in the training split. An epoch leaves out the remaining samples."""
         return self.data.num_samples // self.train.global_batch_size
 
     def batch_split(self, numerics: NumericsName) -> BatchSplit:
@@ -160,7 +160,7 @@ class Params(Section):
 
     @property
     def data_identity(self) -> dict[str, Any]:
-        """What the bytes of the data set are a function of; a user's own files are named, and what they hold is not."""
+        """The params that determine the bytes of the dataset. A user's own files appear by name, not by content."""
         seed = {} if isinstance(self.data, FileData) else {"seed": self.seed}
         return seed | {"data": self.data.model_dump(mode="json")}
 
@@ -171,12 +171,12 @@ class Params(Section):
 
 
 def keys_affecting(*effects: Effect) -> tuple[str, ...]:
-    """The keys of params.yaml that change one of these, in their order; a whole section by its own name."""
+    """The keys of params.yaml that change one of these effects, in their order. A whole section has one key."""
     return tuple(key for key, changes in effects_of(Params) if changes & {*effects})
 
 
 def values_affecting(params: Params, *effects: Effect, numerics: NumericsName | None = None) -> dict[str, Any]:
-    """What these keys hold, by dotted names; with ``numerics`` of those alone that change the bits of a training."""
+    """The values of these keys by dotted names; with ``numerics``, only of keys that change those numerics' bits."""
     keys = [key for key in keys_affecting(*effects) if numerics is None or key in keys_affecting(numerics)]
     flat = flatten(params.model_dump(mode="json"))
     return {name: value for name, value in flat.items() if any(f"{name}.".startswith(f"{key}.") for key in keys)}
