@@ -1,4 +1,4 @@
-"""Errors that a user can act on, and how a program ends with one.
+"""Errors that a user can act on, and how a program exits with them.
 
 Exit codes are part of the interface: 0 done; 1 the verdict is worse than asked for; 2 the user's input is
 wrong; 3 the host cannot do it; 4 a worker failed; 129, 130 and 143 after SIGHUP, SIGINT and SIGTERM.
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 _Kind = TypeVar("_Kind", bound=BaseException)
 _LONGEST = 1000  # characters of a message
 MASK = "***"
-"""What stands in the place of a password."""
+"""Text in place of a password."""
 _MASKED = "password|passwd|pwd|token|secret|signature|api[_-]?key|access[_-]?key"
 
 
 class WithHint(BaseException):
-    """An expected end: what happened, and what to do about it.
+    """An expected end of a program, with a message and a hint.
 
     Args:
-        message: names the thing, what it was and what was expected; no final full stop.
+        message: names the thing, its value and what was expected, without a final full stop.
         hint: what the user can do.
 
-    ``traceback`` is where it happened, if that was in another process.
+    ``traceback`` is the traceback of an error in another process.
     """
 
     exit_code: int = 4
@@ -55,30 +55,30 @@ class SamebitsError(WithHint, Exception):
 
 
 def without_password(text: str) -> str:
-    """A text in which no address has its password, ``http://user:***@host``, and no header its credentials."""
-    # A password up to the last @ before the path; or with slashes in it, as SQLAlchemy takes it, unless it is a port.
+    """The text with ``***`` for passwords in addresses, ``http://user:***@host``, and for credentials in headers."""
+    # A password ends at the last @ before the path. As SQLAlchemy reads it, it may have slashes, unless it is a port.
     text = re.sub(r"(://[^/\s:]*):(?:[^/\s]*|(?!\d+/)[^\s@]*)@", r"\1:***@", text)
-    text = re.sub(r"(https?://)[^/\s:@]+@(?![^/\s]*@)", r"\1***@", text)  # a token in the place of a name
+    text = re.sub(r"(https?://)[^/\s:@]+@(?![^/\s]*@)", r"\1***@", text)  # a token in place of a name
     text = re.sub(rf"(?i)([?&](?:[\w-]*(?:{_MASKED})|sig)=)[^&\s#]*", r"\1***", text)
     return re.sub(r"\b(Basic|Bearer) [\w+/.~=-]{16,}", r"\1 ***", text)
 
 
 def one_line(text: str) -> str:
-    """A text as one line of a terminal: without passwords, not too long, and its control characters written out.
+    """A text as one line for a terminal: without passwords, shortened, and with escaped control characters.
 
-    It may be somebody else's, such as an exception's of the model, or hold the name of a file or of a key.
+    The text may come from others, such as an exception of the model, or contain names of files and keys.
     """
     text = printable(without_password(" ".join(text.split())))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
 def printable(text: str) -> str:
-    """A text whose control characters are written out, those among them that turn the direction of a line."""
+    """A text with escaped control characters, including those that change the direction of a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """The same of a text of several lines, as what a foreign record says."""
+    """The same for a text of several lines, such as one from a foreign record."""
     return "\n".join(map(printable, text.split("\n")))
 
 
@@ -89,10 +89,10 @@ class UserError(SamebitsError, ValueError):
 
 
 class RefusedError(UserError):
-    """``exact`` cannot keep its word for a model: other numerics may train it.
+    """``exact`` cannot guarantee a model's bits. Other numerics may still train it.
 
-    ``why`` is the reason, ``at`` the path of a module or tensor from the model, or what runs, and ``kind`` the module's
-    class; either is empty where nobody knows it.
+    ``why`` is the reason. ``at`` is the path of a module or tensor from the model, or the running code, and ``kind`` is
+    the module's class. Both are empty if unknown.
     """
 
     def __init__(self, why: str, *, hint: str, at: str = "", kind: str = "") -> None:
@@ -102,14 +102,14 @@ class RefusedError(UserError):
 
     @property
     def what(self) -> str:
-        """What was refused, in few words."""
+        """The refused part in few words."""
         if self.at and self.kind:
             return f"{self.kind} in {self.at}"
         return self.at or self.kind or self.why.partition(":")[0]
 
 
 class NotFiniteError(UserError):
-    """``exact`` has met infinity or NaN, of which it makes no sum."""
+    """``exact`` has met infinity or NaN, which it does not sum."""
 
 
 class HostError(SamebitsError):
@@ -125,11 +125,11 @@ class WorkerError(SamebitsError):
 
 
 class CollectiveError(WorkerError):
-    """A rank waited in vain for another, whose failure is the cause."""
+    """A rank waited in vain for another rank, whose failure is the cause."""
 
 
 def signal_name(signum: int) -> str:
-    """As signal(7) has it, or its number: most real-time signals have no name."""
+    """The name in signal(7), or the number, since most real-time signals have no name."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -137,9 +137,10 @@ def signal_name(signum: int) -> str:
 
 
 class Interrupted(WithHint):
-    """A signal ended the work; ``signum`` gives the exit code 128 + signum.
+    """A signal ended the work. The exit code is 128 + ``signum``.
 
-    As KeyboardInterrupt, it is no Exception: whoever goes on after a failure must not go on after a signal.
+    Like KeyboardInterrupt it is no Exception, because code that continues after a failure must not continue after a
+    signal.
     """
 
     def __init__(self, signum: int) -> None:
@@ -155,17 +156,17 @@ def first_line(text: str) -> str:
 
 
 def reason(error: Exception) -> str:
-    """What an exception says, in one line; without the path that an OSError ends in, which messages begin with."""
+    """An exception's text in one line, without the path at the end of an OSError, which messages begin with."""
     return first_line(getattr(error, "strerror", None) or str(error))
 
 
 def last_line(text: str) -> str:
-    """The last line of what a program said."""
+    """The last line of a program's output."""
     return (text.strip().splitlines() or ["it said nothing"])[-1]
 
 
 def few(names: Sequence[str], limit: int = 3) -> str:
-    """The first names of a list, and how many more there are."""
+    """The first names of a list, and the number of the others."""
     return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
@@ -175,14 +176,14 @@ def counted(count: int, noun: str) -> str:
 
 
 def caused_by(error: BaseException | None, kind: type[_Kind]) -> _Kind | None:
-    """The error itself or the nearest behind it that is of a kind: a library may have put its own around it."""
+    """The error or its nearest cause of that kind, since a library may wrap it; None if there is none."""
     while error is not None and not isinstance(error, kind):
         error = error.__cause__ or error.__context__
     return error
 
 
 def place_of(error: BaseException) -> str | None:
-    """``file.py:12``, the innermost line of the user's own code that an error came through; None if there is none."""
+    """``file.py:12``, the innermost line of the user's own code in an error's traceback; None if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename)
         if file.is_file() and is_own(file):
@@ -200,14 +201,14 @@ _SYSTEM = {
 
 
 def is_own(file: Path) -> bool:
-    """Whether a file of code is the user's: neither Python's, nor an installed package's, nor this kit's."""
+    """Whether a code file is the user's: not Python's, not an installed package's, and not this kit's."""
     installed = {"site-packages", "dist-packages"} & {*file.parts}
     kits = file.is_relative_to(_KIT) or file.parent in {root / "pipeline" for root in (_KIT.parent.parent, Path.cwd())}
     return not (installed or kits or in_system(file))
 
 
 def in_system(file: Path) -> bool:
-    """Whether a file is the operating system's or Python's; a folder of theirs that the root lies in does not count."""
+    """Whether a file is the operating system's or Python's. A system folder that contains the root does not count."""
     root = Path.cwd().resolve()
     return any(file.is_relative_to(folder) for folder in _SYSTEM if not root.is_relative_to(folder))
 
@@ -216,7 +217,7 @@ _BY_EXIT_CODE: dict[int, type[SamebitsError]] = {one.exit_code: one for one in (
 
 
 def from_exit_code(exit_code: int, message: str, hint: str) -> SamebitsError | Interrupted:
-    """Rebuild an error that crossed a process boundary as plain data; a negative code is a signal's, as of Popen."""
+    """Rebuild an error from another process. A negative code is a signal's, as with Popen."""
     exit_code = 128 - exit_code if exit_code < 0 else exit_code
     if exit_code in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
         return Interrupted(exit_code - 128)
@@ -225,15 +226,15 @@ def from_exit_code(exit_code: int, message: str, hint: str) -> SamebitsError | I
 
 @contextmanager
 def _interrupted_by_signals() -> Iterator[None]:
-    """Raise Interrupted where Python would end by a signal's default action; Ctrl-C has its own exception."""
+    """Raise Interrupted for signals that would end Python by default. Ctrl-C has its own exception."""
 
     def interrupt(signum: int, _: object) -> None:
         raise Interrupted(signum)
 
     def once_more(swallowed: sys.UnraisableHookArgs) -> None:
-        if isinstance(swallowed.exc_value, Interrupted | KeyboardInterrupt):  # it came while an object went away
+        if isinstance(swallowed.exc_value, Interrupted | KeyboardInterrupt):  # it arrived while an object was deleted
             signum = getattr(swallowed.exc_value, "signum", signal.SIGINT)
-            threading.Timer(0.05, os.kill, [os.getpid(), signum]).start()  # once Python is out of here
+            threading.Timer(0.05, os.kill, [os.getpid(), signum]).start()  # after this hook returns
         else:
             usual(swallowed)
 
@@ -254,9 +255,9 @@ def _interrupted_by_signals() -> Iterator[None]:
 
 @contextmanager
 def exit_on_error(*, debug: bool = False) -> Iterator[None]:
-    """Turn expected errors into one line on stderr and the right exit code; others keep their traceback.
+    """Turn expected errors into one line on stderr and the right exit code. Others keep their traceback.
 
-    A signal that asks the program to end is such an error too, so that it leaves nothing behind.
+    A signal that asks the program to end is an expected error too, so that the program cleans up.
     """
     try:
         with _interrupted_by_signals():
@@ -270,9 +271,9 @@ def exit_on_error(*, debug: bool = False) -> Iterator[None]:
 
 
 def _ending_of(error: WithHint | KeyboardInterrupt | MemoryError) -> WithHint:
-    """What a program ends with, also for what Python itself raises."""
+    """The error that a program ends with, also for Python's own exceptions."""
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(signal.SIGINT)
-    if isinstance(error, MemoryError):  # NumPy's says how much it asked for
+    if isinstance(error, MemoryError):  # NumPy's message has the size
         return HostError(f"out of memory: {first_line(str(error))}", hint="free some memory, or lower data.num_samples")
     return error

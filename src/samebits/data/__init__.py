@@ -1,1 +1,1 @@
-"""Synthetic data sets with a known floor, the same bytes on every host, and a user's own arrays."""
+"""Synthetic datasets with a known floor and the same bytes on every host, and a user's own arrays."""

@@ -1,4 +1,4 @@
-"""Write a data set, drawn or the user's own: ``train.safetensors``, ``test.safetensors`` and ``card.json``."""
+"""Write a dataset, drawn or the user's own: ``train.safetensors``, ``test.safetensors`` and ``card.json``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _DVC_CACHE = Path(".dvc/cache")
 
 
 def prepare(params: Params, folder: Path) -> Card:
-    """Write the data set that ``params`` describes to ``folder`` and return its card.
+    """Write the dataset that ``params`` describes to ``folder``, and return its card.
 
-    Every byte is a function of ``params.seed`` and ``params.data``, and for a user's own data of its files.
+    ``params.seed`` and ``params.data`` determine every byte, and for a user's own data so do the files.
 
     Raises:
-        UserError: the user's own data is not what ``params.data`` says.
-        HostError: the disk has no room for it.
+        UserError: the user's own data are not as ``params.data`` describes them.
+        HostError: the disk has no room for them.
     """
     if isinstance(params.data, FileData):
         card = _write_user_data(params, params.data, folder)
@@ -58,7 +58,7 @@ def _check_room(needed: int, folder: Path) -> None:
 
 
 def _write_drawn_data(params: Params, folder: Path) -> Card:
-    """Means are taken with ``math.fsum``, which rounds once whatever the order."""
+    """Write drawn data. ``math.fsum`` takes the means, because it rounds once in any order."""
     data, teacher = params.data, TASKS[params.data.task].teacher(params.seed, params.data.kwargs)
     one = teacher.draw(Stream(params.seed, data.task, "size"), 1)
     _check_room((data.num_samples + data.test_samples) * (one.inputs.nbytes + one.targets.nbytes), folder)
@@ -89,7 +89,7 @@ def _write_drawn_data(params: Params, folder: Path) -> Card:
 
 
 def _close(files: Iterable[Path], folder: Path) -> None:
-    """Keep who may not read the user's files out of the folders with copies, in which DVC lets all read each file."""
+    """Close folders with copies to those who may not read the user's files, since DVC makes each copy readable."""
     make_folder(folder)
     for one in (folder, _DVC_CACHE):
         if one.parent.is_dir():

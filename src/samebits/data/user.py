@@ -1,4 +1,4 @@
-"""The ``file`` task: a user's own arrays, read in pieces, checked and split, in the form that trainings read."""
+"""The ``file`` task: a user's own arrays, which are read in pieces, checked, split and written for trainings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _READ_BY_NUMPY = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """An array on disk: ``read(start, stop)`` gives rows of it; ``key`` is what params.yaml calls it."""
+    """An array on disk. ``read(start, stop)`` gives its rows, and ``key`` is its key in params.yaml."""
 
     key: str
     path: Path
@@ -38,7 +38,7 @@ class Source:
 
 
 def open_source(key: str, reference: str) -> Source:
-    """Open ``file.npy``, or ``file.safetensors:tensor``. Raises UserError: there is none, or it cannot be read."""
+    """Open ``file.npy`` or ``file.safetensors:tensor``. Raises UserError: it does not exist or cannot be read."""
     name, _, tensor = reference.partition(":")
     path = Path(name)
     try:
@@ -52,7 +52,7 @@ def open_source(key: str, reference: str) -> Source:
         raise
     except FileNotFoundError:
         raise UserError(f"{key}: {path}: no such file", hint="give the path from the repository's root") from None
-    except Exception as error:  # noqa: BLE001 - NumPy evaluates a header, whatever that says
+    except Exception as error:  # noqa: BLE001 - NumPy evaluates the header, which may raise anything
         hint = "write it again with numpy.save"
         raise UserError(f"{key}: {path}: cannot be read: {reason(error)}", hint=hint) from None
     hint = "save it with numpy.save, or with safetensors and give file.safetensors:name"
@@ -76,10 +76,10 @@ def _open_safetensors(key: str, path: Path, tensor: str) -> Source:
 
 
 def normalised(source: Source, start: int, rows: NDArray[Any], *, integers: bool) -> NDArray[Any]:
-    """Rows as they are stored: float32, 64-bit integers, or (without ``integers``) bytes as they are.
+    """Rows in their stored form: float32, 64-bit integers, or (without ``integers``) unchanged bytes.
 
     Raises:
-        UserError: a value is not finite or too large, or the type is no number's; ``start`` is the first row's number.
+        UserError: a value is not finite or too large, or the type is not numeric. ``start`` numbers the first row.
     """
     kind = rows.dtype.kind
     if kind == "u" and rows.dtype.itemsize == 1 and not integers:
@@ -105,11 +105,11 @@ def normalised(source: Source, start: int, rows: NDArray[Any], *, integers: bool
 def write_split(
     path: Path, shapes: dict[str, tuple[int, ...]], dtypes: dict[str, str], pieces: Iterable[dict[str, NDArray[Any]]]
 ) -> None:
-    """Write ``inputs`` and ``targets`` row by row into a safetensors file, without holding them in memory.
+    """Write ``inputs`` and ``targets`` into a safetensors file piece by piece, so that they need not fit in memory.
 
-    The pieces fill the shapes exactly.
+    The pieces must fill the shapes exactly.
     """
-    # The widest type first, so that every tensor is aligned.
+    # The widest type comes first, so that every tensor is aligned.
     order = sorted(shapes, key=lambda name: (-np.dtype(dtypes[name]).itemsize, name))
     header: dict[str, dict[str, Any]] = {}
     offset = 0
@@ -125,7 +125,7 @@ def write_split(
         with temporary.open("wb") as stream:
             stream.write(len(text).to_bytes(8, "little") + text)
             stream.flush()
-            os.posix_fallocate(stream.fileno(), 0, start + offset)  # a mapped file without room would be a SIGBUS
+            os.posix_fallocate(stream.fileno(), 0, start + offset)  # else a full disk would be a SIGBUS
         regions = {}
         for name in order:
             kind, begin = np.dtype(dtypes[name]).newbyteorder("<"), start + header[name]["data_offsets"][0]
@@ -142,9 +142,9 @@ def write_split(
 
 
 class UserData:
-    """Inputs, targets and which rows are for training and for testing.
+    """A user's inputs and targets, with the rows for training and for testing.
 
-    Integer targets are classes, others are values to predict. The order of rows is kept.
+    Integer targets are classes, others are values to predict. Rows keep their order.
 
     Raises:
         UserError: the files are not as ``data.kwargs`` needs them.
@@ -200,7 +200,7 @@ class UserData:
         return marks
 
     def write(self, folder: Path) -> None:
-        """Write ``train.safetensors`` and ``test.safetensors``, which shows the number of classes.
+        """Write ``train.safetensors`` and ``test.safetensors``, and count the classes.
 
         Raises:
             UserError: a value is not finite, or a target is no class.
