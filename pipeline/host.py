@@ -27,7 +27,7 @@ from samebits.tasks import FileData
 from samebits.training.models.sources import find_sources, is_known, recalled
 from samebits.training.placement import place
 
-SAMPLES = 8  # of a batch that a user's model is run with, to see what it reads
+SAMPLES = 8  # in the batch with which a user's model runs once, to see what it reads
 MEMORY = Path(".samebits/hashes.json")
 
 
@@ -47,7 +47,7 @@ def main(params: Params) -> None:
         raise UserError(f"{params_file}: model.source: {source}: no such file or folder", hint="correct the path")
     say_what_stays_unused()
     gpus, cores = count_gpus(), count_cores()
-    for strategy in params.train.strategies:  # a count that does not exist is told before anything trains
+    for strategy in params.train.strategies:  # report a wrong number of devices before anything trains
         for numerics in params.train.numerics:
             if not goes_elsewhere(strategy, os.environ):
                 place(strategy, params, numerics, Devices(gpus=gpus, cores=cores))
@@ -58,7 +58,7 @@ def main(params: Params) -> None:
 
 
 def sources_of(params: Params) -> dict[str, object]:
-    """What the user's model is made of; it is run once, with a small batch, where that is not known yet."""
+    """The sources of the user's model. It runs once with a small batch if they are not known yet."""
     model = params.model
     sources = find_sources(model, recalled(model))
     if sources and not is_known(model, sources):
@@ -70,7 +70,7 @@ def sources_of(params: Params) -> dict[str, object]:
             try:
                 prepare(small, folder)
                 discover(small, folder)
-            except SamebitsError as error:  # training says it, with its hint
+            except SamebitsError as error:  # the training reports it with its hint
                 click.echo(f"{model.name} could not be run to see what else it reads: {error.message}", err=True)
         sources = find_sources(model, recalled(model))
     found = sources.model_dump(mode="json") if sources else {}

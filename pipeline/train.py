@@ -74,7 +74,7 @@ def main(
     params = with_num_devices(params, num_devices or here.num_devices, numerics)
     prepare_environment()
     if here.several:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a machine that is gone is said in our own words
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost machine ourselves
     # After the checks: importing torch takes seconds.
     from samebits.records.run import read_run, run_name, write_refusal
     from samebits.results.text import describe_run, notes_of
@@ -82,7 +82,7 @@ def main(
     from samebits.training.checkpoints import FOLDER
     from samebits.workers.launch import run_training
 
-    if "DVC_STAGE" not in os.environ:  # else the stage host has said it
+    if "DVC_STAGE" not in os.environ:  # else the stage host has warned
         say_what_stays_unused()
     out = Path(out_dir or Path("runs") / run_name(strategy, numerics))
     try:
@@ -102,7 +102,7 @@ def main(
     except RefusedError as error:
         if "DVC_STAGE" not in os.environ or params.train.numerics == ("exact",):
             raise
-        if here.rank == 0:  # the pipeline goes on: the other numerics have something to compare
+        if here.rank == 0:  # the pipeline goes on, because the other numerics can be compared
             write_refusal(out, error, params, strategy, numerics)
         click.echo(f"{run_name(strategy, numerics)}: refused: {error}", err=True)
         return
@@ -112,11 +112,11 @@ def main(
 
 
 def make_data(folder: str) -> None:
-    """Run stage prepare on this machine, in a process of its own: what computes cannot be forked from any more."""
+    """Run stage prepare on this machine in a process of its own, which after computing could not fork workers."""
     params_file = click.get_current_context().params["params_file"]
     script = Path(__file__).with_name("prepare.py")
     command = [sys.executable, script, "--params", params_file, "--out-dir", folder]
-    environ = {**os.environ, FOLDER_OF_ENDINGS: ""}  # how this process ends is told there, and not how that one does
+    environ = {**os.environ, FOLDER_OF_ENDINGS: ""}  # only this process reports its end there
     code = subprocess.run(command, stdout=sys.stderr, env=environ).returncode
     if code:
         raise from_exit_code(code, "stage prepare failed on this machine", hint="see above")

@@ -156,11 +156,11 @@ def doctor(
 
 
 def _several_nodes() -> Nodes:
-    """The machines that this is started on. Raises UserError: there is one."""
+    """The machines that the command was started on. Raises UserError: there is only one."""
     from samebits.host.cluster_environment import find_nodes
 
     nodes = find_nodes()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # how machines are joined is said in our own words
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report problems of joining machines ourselves
     if not nodes.several:
         hint = "salloc --nodes=2 samebits doctor --nodes, or set PET_NNODES and the like on each machine"
         raise UserError("--nodes: this was started on one machine alone", hint=hint)
@@ -195,7 +195,7 @@ def verify(context: click.Context, only: str | None, num_devices: str | None, qu
     for remark in results.stale(strategies):
         click.echo(remark, err=True)
     same = True
-    with scratch_folder(Path(".samebits")) as folder:  # where a container sees it too
+    with scratch_folder(Path(".samebits")) as folder:  # a container sees it too
         for verified in results.verify(params, strategies, folder, quick=quick):
             click.echo(verified.text)
             same = same and verified.same
@@ -203,7 +203,7 @@ def verify(context: click.Context, only: str | None, num_devices: str | None, qu
 
 
 def agreed(question: str) -> bool:
-    """Ask on stderr; an end of the input is a no."""
+    """Ask on stderr. The end of the input counts as a no."""
     try:
         return click.confirm(question, err=True)
     except click.Abort:

@@ -1,4 +1,4 @@
-"""Small files, written whole or not at all, and records: JSON files with a schema."""
+"""Files that are written whole or not at all, and records: JSON files with a schema."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from samebits.errors import HostError, UserError, reason
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-_SCRATCH = "samebits-temporary-"  # not that of versions that locked folders, which would take these for abandoned
+_SCRATCH = "samebits-temporary-"  # unlike in versions that locked folders, which would remove these as abandoned
 _LOCK = ".samebits.lock"
 _OLD_SECONDS = 3600.0
 _UNFINISHED = ".samebits.tmp"
-_DEEPEST = 128  # levels of a JSON file, since pydantic writes 255 at most
+_DEEPEST = 128  # levels of a JSON file, since pydantic writes at most 255
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Give a temporary path that takes the place of ``path`` when the block ends well.
+    """Yield a temporary path whose file replaces ``path`` at the end of the block, unless the block raises.
 
-    It lies in a folder of its own, beside ``path``, because some libraries write to yet another file first. Those that
-    processes left there that were killed are removed.
+    The temporary file has a folder of its own beside ``path``, because some libraries write to another file first.
+    Folders that killed processes left there are removed.
 
     Raises:
-        UserError: a file stands where a folder is needed, or a folder where the file is.
+        UserError: a file is in the place of a folder, or a folder in the place of the file.
         HostError: the disk is full, or the folder cannot be written.
     """
     make_folder(path.parent)
@@ -47,25 +47,25 @@ def atomic(path: Path) -> Iterator[Path]:
         try:
             temporary = folder / path.name
             yield temporary
-            temporary.chmod(0o666 & ~_umask())  # some libraries write for the owner alone
+            temporary.chmod(0o666 & ~_umask())  # some libraries make files for the owner alone
             temporary.replace(path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def private_mode(folder: Path) -> int:
-    """The mode of a file that those alone may read who may write into its folder."""
+    """The mode of a file that is readable only for users who may write into its folder."""
     writers = folder.stat().st_mode & 0o022
     return 0o600 | writers | writers << 1
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what ``atomic`` left in a folder in processes that were killed."""
+    """Remove temporary folders of ``atomic`` that killed processes left in a folder."""
     _remove_abandoned(folder, f".*{_UNFINISHED}")
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those above it, unless they are there. Raises what ``atomic`` does."""
+    """Make a folder and its parents if they do not exist. Raises the errors of ``atomic``."""
     try:
         with _explained(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ def make_folder(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there. Raises what ``atomic`` does."""
+    """Remove a file if it exists. Raises the errors of ``atomic``."""
     with _explained(path):
         path.unlink(missing_ok=True)
 
@@ -98,10 +98,9 @@ def _explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def scratch_folder(within: Path | None = None) -> Iterator[Path]:
-    """A folder that is removed at the end of the block, under ``within`` or where the host keeps temporary files.
+    """Yield a folder in ``within``, or in the host's folder for temporary files, and remove it after the block.
 
-    Those of processes that were killed are removed first, and at the end those that lived on for a while. Raises what
-    ``atomic`` does.
+    Folders of killed processes are removed before the block, and once more after it. Raises the errors of ``atomic``.
     """
     try:
         root = within or Path(tempfile.gettempdir())
@@ -129,14 +128,14 @@ def _claimed(within: Path, prefix: str, suffix: str = "", *, named: Path) -> Ite
         yield folder
     finally:
         os.close(lock)
-        with suppress(OSError):  # on NFS a file that is open keeps its folder
+        with suppress(OSError):  # on NFS an open file keeps its folder
             folder.rmdir()
 
 
 def _lock_of(folder: Path) -> int | None:
-    """Lock a folder that was just made; None if it was taken for abandoned before it had its lock.
+    """Lock a new folder; None if another process removed it as abandoned before it had its lock.
 
-    By a file in it: locks of folders do not reach the other machines of a shared disk.
+    The lock is on a file in the folder, since locks on folders do not reach other machines with a shared disk.
     """
     file = folder / _LOCK
     with suppress(FileNotFoundError):
@@ -151,7 +150,7 @@ def _lock_of(folder: Path) -> int | None:
 
 
 def _remove_abandoned(root: Path, pattern: str) -> None:
-    """Remove the folders that this user's processes left and that no living one has a lock on."""
+    """Remove this user's folders on which no living process has a lock."""
     for path in root.glob(pattern):
         with suppress(OSError):
             found = path.lstat()
@@ -161,13 +160,13 @@ def _remove_abandoned(root: Path, pattern: str) -> None:
                 with (path / _LOCK).open("rb+") as stream:
                     fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     shutil.rmtree(path)
-            elif time.time() - found.st_mtime > _OLD_SECONDS:  # left by who was killed before there was one
+            elif time.time() - found.st_mtime > _OLD_SECONDS:  # its process was killed before it had the lock
                 shutil.rmtree(path)
 
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Raise the disk's errors, which safetensors raises in its own way, as the OSError that they are."""
+    """Turn safetensors' own exceptions for errors of the disk into OSError."""
     try:
         yield
     except SafetensorError as error:
@@ -177,7 +176,7 @@ def disk_errors() -> Iterator[None]:
 
 
 def _umask() -> int:
-    """The process's mask, which can only be read by setting it."""
+    """The process's file mode mask, which can only be read by setting it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
@@ -190,15 +189,15 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write JSON with two spaces of indentation and a final line feed; NaN and infinity are refused."""
+    """Write JSON with an indentation of two spaces and a final line feed. NaN and infinity are refused."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False, ensure_ascii=False) + "\n")
 
 
 def regular(path: Path) -> Path:
-    """The path itself, if a regular file is there.
+    """The path itself, if it is a regular file.
 
     Raises:
-        OSError: there is none, or a folder, a pipe or a device: to open or to read such a one may never end.
+        OSError: it is none. Opening or reading a pipe or a device may never end.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError("expected a regular file")
@@ -206,7 +205,7 @@ def regular(path: Path) -> Path:
 
 
 class DamagedError(UserError):
-    """A file cannot be read as what it is to be; another version's can."""
+    """A file is damaged, in contrast to a file of another version."""
 
 
 def read_json(path: Path, *, made_by: str) -> Any:
@@ -228,7 +227,7 @@ def read_json(path: Path, *, made_by: str) -> Any:
 
 
 def _integer(digits: str) -> int:
-    """Raise ValueError: more than any count or size is, and more than a float may be able to hold."""
+    """Raise ValueError: the integer is larger than any count or size, and may be too large for a float."""
     if abs(number := int(digits)) >= 2**63:
         raise ValueError(f"an integer of {len(digits.lstrip('-'))} digits, expected one of 64 bits")
     return number
@@ -243,22 +242,22 @@ def _require_shallow(value: object, levels: int = _DEEPEST) -> None:
 
 
 def first_fault(error: ValidationError) -> str:
-    """The first key that is wrong, and why."""
+    """The first wrong key, and the reason."""
     first = error.errors(include_url=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'the file'}: {first['msg']}"
 
 
 class Part(BaseModel):
-    """A frozen part of a record; unknown keys, NaN and infinity are refused."""
+    """A frozen part of a record. Unknown keys, NaN and infinity are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def parse(cls, value: object, path: Path, *, made_by: str) -> Self:
-        """Check what was read from ``path``.
+        """Check a value that was read from ``path``.
 
         Raises:
-            UserError: it is not such a part; the message names the first key that is wrong.
+            UserError: it is no such part. The message names the first wrong key.
         """
         try:
             return cls.model_validate(value)
@@ -267,17 +266,17 @@ class Part(BaseModel):
 
 
 class Record(Part):
-    """A JSON file of its own, which says by which schema it was written."""
+    """A JSON file with the number of its schema."""
 
     SCHEMA: ClassVar[int] = 1
 
     def write(self, path: Path) -> None:
-        """Write the file whole, its schema first."""
+        """Write the file. Its schema comes first."""
         write_json(path, {"schema": self.SCHEMA, **self.model_dump(mode="json")})
 
     @classmethod
     def read(cls, path: Path, *, made_by: str) -> Self:
-        """Read what ``write`` wrote; ``made_by`` is the command that writes such a file.
+        """Read a file of ``write``. ``made_by`` is the command that writes such a file.
 
         Raises:
             UserError: the file is missing or damaged, or was written by another version of samebits.
@@ -292,14 +291,14 @@ class Record(Part):
 
 
 def settle(folder: Path, names: Sequence[str]) -> None:
-    """Have files of a folder on the disk before what follows, and their names too. Raises what ``atomic`` does."""
+    """Flush files of a folder to the disk, and their names too. Raises the errors of ``atomic``."""
     for path in (*(folder / name for name in names), folder, folder.parent):
         with _explained(path):
             fsync(path)
 
 
 def fsync(path: Path) -> None:
-    """Have a file, or the names in a folder, on the disk before what follows."""
+    """Flush a file, or the names in a folder, to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""What the stages' scripts share: their options, the container that they may run in, and their exit codes."""
+"""Shared by the scripts of the stages: their options, their container, and their exit codes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ HELP_OPTIONS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_cont
 
 
 class _Ending(click.Command):
-    """Ends as stages do also while options are read, where click would say "Aborted!" or repeat control characters."""
+    """Ends as stages do, also on wrong options, where click would say "Aborted!" or repeat control characters."""
 
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run it, and end with its exit code."""
+        """Run the command, and end with its exit code."""
         with exit_on_error():
             try:
                 code = super().main(*args, **{**extra, "standalone_mode": False})
@@ -45,22 +45,22 @@ class _Ending(click.Command):
                 raise KeyboardInterrupt from None
             except (WithHint, MemoryError):
                 raise
-            except Exception:  # noqa: BLE001 - a bug: Python would end with 1, which a verdict does
+            except Exception:  # noqa: BLE001 - a bug; Python's own exit code 1 stands for a verdict
                 sys.stderr.write(without_password(traceback.format_exc()))
                 sys.exit(WorkerError.exit_code)
         sys.exit(code if isinstance(code, int) else 0)
 
 
 class Group(_Ending, click.Group):
-    """The command ``samebits``, or another one of several."""
+    """A command with subcommands, such as ``samebits``."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageSpec:
-    """What DVC is told of a stage, beside the code that its script imports.
+    """DVC's description of a stage, without the code that its script imports.
 
-    ``reads`` and ``writes`` are files and folders, ``metrics`` files that it writes too; ``params`` are keys, and the
-    values of those in ``matrix`` are given to options one by one.
+    ``reads`` and ``writes`` are files and folders; ``metrics`` are further files that it writes. ``params`` are keys.
+    The stage runs for each value of the keys in ``matrix``, which its options take.
     """
 
     about: str
@@ -70,26 +70,26 @@ class StageSpec:
     params: tuple[str, ...] = ()
     matrix: Mapping[str, str] = field(default_factory=dict)
     always: bool = False
-    """It runs each time, since DVC cannot see what it reads."""
+    """The stage runs every time, since DVC cannot see its inputs."""
     writes_words: bool = False
-    """Sentences are its result, so that it depends on those who write them."""
+    """The result contains sentences, so that it depends on the code that writes them."""
 
     @property
     def files(self) -> tuple[str, ...]:
-        """All that it writes."""
+        """All files and folders that it writes."""
         return self.writes + self.metrics
 
 
 class StageCommand(_Ending):
-    """The command line of a stage, and what DVC is told of it."""
+    """The command line of a stage, and its description for DVC."""
 
     spec: StageSpec
 
 
 def stage(spec: StageSpec) -> Callable[[Callable[..., None]], StageCommand]:
-    """Make a function the command line of a stage: it is called with ``params``, and with its own options.
+    """Make a function the command of a stage. The function gets ``params`` and its own options.
 
-    The command takes ``--params`` and ``--debug``, goes on in the image where stages run there, and ends with the exit
+    The command takes ``--params`` and ``--debug``, continues in the image if stages run there, and ends with an exit
     code of ``samebits.errors``. Its help is the module's docstring. Put it above the function's own ``click.option``s.
     """
 
@@ -97,12 +97,12 @@ def stage(spec: StageSpec) -> Callable[[Callable[..., None]], StageCommand]:
         @functools.wraps(function)
         def run(params_file: str, debug: bool, **options: Any) -> None:
             with exit_on_error(debug=debug):
-                # What they import takes time, and --help needs none of it.
+                # These imports take time, and --help does not need them.
                 from samebits.engines.launch import ending_told, hand_over
                 from samebits.engines.stage import delivered, enter
 
                 _hold_hash_seed(params_file)
-                gc.disable()  # it walks through all of torch, again and again, for seconds; workers have their own
+                gc.disable()  # it walks through all of torch for seconds; workers have their own
                 with ending_told(os.environ), delivered(os.environ):
                     if hand_over(sys.argv, options.get("strategy"), os.environ):
                         return
@@ -124,21 +124,21 @@ def stage(spec: StageSpec) -> Callable[[Callable[..., None]], StageCommand]:
 
 
 def _hold_hash_seed(params_file: str) -> None:
-    """Begin again where a user's model could see sets in another order each time: Python asks for the seed but once."""
+    """Restart Python with a fixed hash seed for a user's model, whose sets would have another order in each run."""
     if not sys.flags.hash_randomization:
         return
-    with suppress(UserError):  # which the stage itself says
+    with suppress(UserError):  # the stage itself reports it
         if isinstance(load_params(params_file).model, UserModel):
             os.environ["PYTHONHASHSEED"] = "0"
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
 
 
 def options_of(script: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """What a stage's script of this repository reads from its arguments, by parameter; it does not run.
+    """The parameters that a stage's script reads from its arguments. The stage does not run.
 
     Raises:
-        UserError: the script is not here.
-        click.UsageError: it would refuse them.
+        UserError: the script does not exist here.
+        click.UsageError: the script would refuse the arguments.
     """
     if not Path(script).is_file():
         raise UserError(f"{Path.cwd()} has no {script}", hint="run this at the root of the repository")
@@ -147,9 +147,9 @@ def options_of(script: str, arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def say_what_stays_unused() -> None:
-    """Say on stderr which of this host's GPUs trainings pass over, and what to do, before the first of them begins.
+    """Warn on stderr, before the first training, of GPUs of this host that trainings will not use.
 
-    As where an environment was installed on a login node without a GPU.
+    One cause is an environment that was installed on a login node without a GPU.
     """
     lines = [noted] if (noted := caution()) else []
     build, gpus = torch_build(), count_visible()
