@@ -121,11 +121,6 @@ class BatchSplit:
         return replace(self, samples=self.rows_per_unit * shards, shards=shards, ranks=1, devices=1)
 
 
-def divides(parts: int, samples: int) -> bool:
-    """Whether so many samples divide into equal parts."""
-    return samples % parts == 0
-
-
 def leading(rows: int, shards: range, most: int) -> tuple[int, range]:
     """The number of leading rows of these shards, at most ``most``, and the shards that they belong to.
 

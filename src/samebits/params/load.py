@@ -13,7 +13,6 @@ from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
-from samebits.batch_split import divides
 from samebits.errors import UserError, first_line
 from samebits.models import MODELS
 from samebits.params.schema import NumericsName, Params
@@ -147,15 +146,15 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
     """Settings that are valid alone and contradict each other. ``place`` finds those that depend on the host."""
     data, model, train, shards = params.data, params.model, params.train, params.exact.shards
     batch, accum = train.global_batch_size, train.grad_accum_steps
-    if not divides(accum, batch):
+    if batch % accum:
         accepts = f"a divisor of train.global_batch_size = {batch}"
         yield "train.grad_accum_steps", accum, accepts, "change one of them"
     if batch > data.num_samples:
         accepts = f"at most data.num_samples = {data.num_samples}"
         yield "train.global_batch_size", batch, accepts, "lower the batch or raise data.num_samples"
-    if "exact" in train.numerics and not divides(shards, batch):
+    if "exact" in train.numerics and batch % shards:
         accepts = f"a divisor of train.global_batch_size = {batch}"
-        nearest = max(n for n in range(1, shards + 1) if divides(n, batch))
+        nearest = max(n for n in range(1, shards + 1) if batch % n == 0)
         yield "exact.shards", shards, accepts, f"set it to {nearest}, or train.numerics to [fast]"
     if train.schedule.warmup_steps >= max(params.total_steps, 1):
         accepts = f"fewer than the {params.total_steps} steps of the training"
@@ -170,9 +169,6 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
 
 
 _DISCRIMINATORS = {"data": "task", "model": "name"}
-_HINTS = {
-    "model.source": "leave it null: what your factory imports is found by itself",
-}
 
 
 def _explain(error: ValidationError, origin: str) -> UserError:
@@ -198,5 +194,7 @@ def _explain(error: ValidationError, origin: str) -> UserError:
                 hint = "name your arrays: kwargs: {inputs: mydata/inputs.npy, targets: mydata/targets.npy}"
                 return UserError(f"{origin}: {key}: got nothing{more}", hint=hint)
     got = got if len(got) <= 60 else got[:57] + "..."
-    hint = _HINTS.get(key, "docs/reference/params.md has every key and what it accepts")
+    hint = "docs/reference/params.md has every key and what it accepts"
+    if key == "model.source":
+        hint = "leave it null: what your factory imports is found by itself"
     return UserError(f"{origin}: {key or 'the file'}: got {got}: {accepts}{more}", hint=hint)

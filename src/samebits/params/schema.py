@@ -24,7 +24,6 @@ _ALL = Affects("exact", "fast", "time", "evaluation")
 _TRAINING = Affects("exact", "fast", "time")
 _FAST = Affects("fast", "time")
 _TIME = Affects("time")
-_DEVICES = Affects("devices", "time")
 _OWN_DEVICES = Affects("devices", "own_devices", "time")
 
 
@@ -75,7 +74,7 @@ class Train(Section):
     """fast is PyTorch's own arithmetic; exact gives the same bits on any host and number of devices."""
     num_devices: Annotated[Literal["auto"] | int, BeforeValidator(_auto_or_count), _OWN_DEVICES] = "auto"
     """Devices of dp and ddp; auto takes all GPUs, or up to two CPU cores, as far as the batch divides."""
-    oversubscribe: Annotated[bool, _DEVICES] = False
+    oversubscribe: Annotated[bool, Affects("devices", "time")] = False
     """Let several workers share a device; labelled, and never counted as a speed-up."""
     global_batch_size: Annotated[PositiveInt, Affects("exact", "fast", "time", "evaluation_batch")] = 4096
     """Samples of one optimizer step over all devices; at most data.num_samples."""
