@@ -112,7 +112,7 @@ def main(
 
 
 def make_data(folder: str) -> None:
-    """Run stage prepare on this machine in a process of its own, which after computing could not fork workers."""
+    """Run stage prepare on this machine in another process, because this one could not fork after computing."""
     params_file = click.get_current_context().params["params_file"]
     script = Path(__file__).with_name("prepare.py")
     command = [sys.executable, script, "--params", params_file, "--out-dir", folder]

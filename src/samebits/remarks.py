@@ -1,6 +1,6 @@
-"""What a reader must or may know of a training: each remark is a class with its kind, its figures and its sentence.
+"""Remarks on a training for its reader. Each one is a class with its kind, its figures and its sentence.
 
-A record keeps no sentence, so that to change one is no reason to train again.
+A record keeps no sentences, so that a change of a sentence trains nothing again.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from samebits.files import Part
 
 
 class Remark(Part):
-    """A remark of some kind; ``SAYS`` is its sentence, with its figures by name."""
+    """A remark. ``SAYS`` is its sentence with the names of its figures."""
 
     SAYS: ClassVar[str] = ""
 
     def sentence(self) -> str:
-        """What it says, without a full stop."""
+        """The sentence without a full stop."""
         return self.SAYS.format_map(dict(self))
 
 
 class LabelOf(Remark):
-    """A label: what a reader must know of a result, where ``MEANS`` says what follows from it."""
+    """A label, which a reader must know for a result. ``MEANS`` says what follows from it."""
 
     MEANS: ClassVar[str]
 
@@ -48,7 +48,7 @@ class Fallback(LabelOf):
 
 
 class Oversubscribed(LabelOf):
-    """Workers shared devices, CPU cores or GPUs; ``node`` is the machine, where there are several."""
+    """Workers shared devices, CPU cores or GPUs. ``node`` is the machine, if there are several."""
 
     MEANS: ClassVar[str] = "Several workers shared one device. This shows that the strategy works, not what it gains."
     kind: Literal["oversubscribed"] = "oversubscribed"
@@ -63,7 +63,7 @@ class Oversubscribed(LabelOf):
 
 
 class OneDevice(LabelOf):
-    """There was nothing to share the work with; ``strategy`` is named if it ran all the same, as one process."""
+    """There was only one device. ``strategy`` is named if it ran as one process all the same."""
 
     MEANS: ClassVar[str] = "One device was used, so there was nothing to share the work with."
     kind: Literal["one_device"] = "one_device"
@@ -91,7 +91,7 @@ class UnusedDevices(LabelOf):
 
 
 class AnyOrder(LabelOf):
-    """NCCL chose in which order gradients are added."""
+    """NCCL chose the order in which gradients are added."""
 
     MEANS: ClassVar[str] = "train.ddp.deterministic is false, so NCCL may add gradients in another order each time."
     SAYS: ClassVar[str] = "NCCL chose its algorithm, so a repeat may give other bits"
@@ -149,7 +149,7 @@ class DifferentStart(LabelOf):
 
 
 class DifferentHosts(LabelOf):
-    """A machine differs from the ``first`` one in what times depend on."""
+    """A machine differs from the ``first`` one in facts that times depend on."""
 
     MEANS: ClassVar[str] = "The slowest machine sets the pace of all; a figure holds for this mixture alone."
     kind: Literal["different_hosts"] = "different_hosts"
@@ -176,7 +176,7 @@ class OneMachine(LabelOf):
 
 
 class FewerDevices(Remark):
-    """As many devices were used as share out ``units`` samples or shards equally."""
+    """Fewer devices were used, so that each gets as many of ``units`` samples or shards."""
 
     kind: Literal["fewer_devices"] = "fewer_devices"
     devices: int
@@ -206,7 +206,7 @@ class BatchNorm(Remark):
 
 
 class IdleParameters(Remark):
-    """Parameters that no gradient reaches."""
+    """Parameters that get no gradient."""
 
     HINT: ClassVar[str] = "use it in forward, or set its requires_grad to False"
     kind: Literal["idle_parameters"] = "idle_parameters"
@@ -220,7 +220,7 @@ class IdleParameters(Remark):
 
 
 class Resumed(Remark):
-    """The training was stopped and went on, after each of ``steps``; ``elsewhere`` is another strategy or host."""
+    """The training was stopped and resumed after each of ``steps``, ``elsewhere`` under another strategy or host."""
 
     kind: Literal["resumed"] = "resumed"
     steps: tuple[int, ...]
@@ -233,7 +233,7 @@ class Resumed(Remark):
 
 
 class Ring(Remark):
-    """NCCL was held to its ring algorithm."""
+    """NCCL was limited to its ring algorithm."""
 
     SAYS: ClassVar[str] = (
         "NCCL is held to its ring algorithm, so that the run can be repeated; where GPUs share an NVSwitch its own "
@@ -243,7 +243,7 @@ class Ring(Remark):
 
 
 class Prolonged(Remark):
-    """Slices were timed ``count`` times in place of ``planned``, until the figure was known or a limit was reached."""
+    """Slices were timed ``count`` times instead of ``planned``, until the figure was known or a limit was reached."""
 
     kind: Literal["prolonged"] = "prolonged"
     planned: int
@@ -261,7 +261,7 @@ class Prolonged(Remark):
 
 
 class Unrepeated(Remark):
-    """Slices were timed once, which does not tell how far such measurements differ."""
+    """Slices were timed once, which does not show how far such measurements differ."""
 
     SAYS: ClassVar[str] = (
         "slices were timed once, so the interval does not hold how far such measurements differ; raise train.repeats "
@@ -280,7 +280,7 @@ MISSING = {
     "not_measured": "it was not measured",
     "not_ended": "what comes after the training did not end",
 }
-"""Why a figure is missing, where nothing else is to be said."""
+"""Reasons for a missing figure that have no figures of their own."""
 
 NOT_APPLIED = {
     "exact_is_not_compiled": "a compiler may fuse what the exact numerics round apart",
@@ -297,7 +297,7 @@ NOT_APPLIED = {
     "adamw_has_no_momentum": "AdamW has no momentum setting",
     "single_has_one_device": "single always uses one device",
 }
-"""Why a setting does nothing."""
+"""Reasons why a setting has no effect."""
 
 if TYPE_CHECKING:
     MissingKind: TypeAlias = str
@@ -307,7 +307,7 @@ else:
 
 
 class Missing(Remark):
-    """Why a figure is missing, and nothing else."""
+    """The reason for a missing figure, from ``MISSING``."""
 
     kind: MissingKind
 
@@ -316,16 +316,16 @@ class Missing(Remark):
 
 
 ModelNote = BatchNorm | IdleParameters
-"""What a training's first step finds in the model."""
+"""A note on the model, from a training's first step."""
 
 Label = Annotated[Fallback | Oversubscribed | OneDevice | UnusedDevices | AnyOrder, Field(discriminator="kind")]
-"""What a reader must know of a result, as a training itself can tell."""
+"""A label that a training itself can give."""
 
 Note = Annotated[FewerDevices | ModelNote | Resumed | Ring | Prolonged | Unrepeated, Field(discriminator="kind")]
-"""What a reader may want to know of a training."""
+"""A note on a training, which a reader may want to know."""
 
 Reason = Annotated[Fallback | Oversubscribed | OneDevice | Missing, Field(discriminator="kind")]
-"""Why a figure is missing: a label that says why, or nothing but that."""
+"""Why a figure is missing: a label that explains it, or just the reason."""
 
 
 def _kind(remark: type[Remark]) -> str:
@@ -334,7 +334,7 @@ def _kind(remark: type[Remark]) -> str:
 
 
 LABELS = {_kind(label): label.MEANS for label in LabelOf.__subclasses__()}
-"""What each label means for a reader, by its kind."""
+"""The meaning of each label for a reader, by its kind."""
 
 KINDS = (*LABELS, *(_kind(note) for note in Remark.__subclasses__() if note not in (LabelOf, Missing)), *MISSING)
-"""Of all remarks."""
+"""The kinds of all remarks."""
