@@ -44,7 +44,7 @@ class BatchSplit:
 
     @property
     def unit(self) -> str:
-        """What ``units`` counts."""
+        """The name of a unit in messages: shards or samples."""
         return "shards" if self.shards else "samples"
 
     @property

@@ -16,11 +16,11 @@ Effect = Literal[
     "fast",  # the bits of a fast one
     "time",  # the figures that are timed
     "devices",  # which devices a training gets
-    "own_devices",  # each training, and each machine of one, may have another value
-    "runs",  # which trainings there are
+    "own_devices",  # and may differ between trainings, and between machines of one training
+    "runs",  # which trainings exist
     "evaluation",  # what an evaluation computes
-    "evaluation_batch",  # how much of it at a time
-    "tracking",  # what MLflow is told
+    "evaluation_batch",  # the batch size of an evaluation
+    "tracking",  # what MLflow records
 ]
 """An effect that a key of params.yaml can have."""
 

@@ -1,1 +1,1 @@
-"""What the stages leave behind, as typed records: data card, run files, local log, provenance."""
+"""Files of the stages as typed records: data card, run files, local log, provenance."""

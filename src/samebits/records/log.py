@@ -42,7 +42,7 @@ FLUSH_SECONDS = 3.0
 
 
 def now_ms() -> int:
-    """Milliseconds since 1970, as MLflow counts."""
+    """Milliseconds since 1970, as in MLflow."""
     return time.time_ns() // 1_000_000
 
 
@@ -224,7 +224,7 @@ class RunLog:
             return
         size = os.fstat(self._fd).st_size
         if os.write(self._fd, self._kept) < len(self._kept):
-            os.ftruncate(self._fd, size)  # another process may be the next to append
+            os.ftruncate(self._fd, size)  # another process may append next
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._kept = b""
 

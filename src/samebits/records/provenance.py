@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PACKAGES = ("torch", "numpy", "safetensors", "mlflow", "dvc", "samebits")
-_MAX_UNTRACKED_BYTES = 2**20  # a larger file is no source
+_MAX_UNTRACKED_BYTES = 2**20  # a larger file is not source code
 _SECRET = re.compile(
     r"^\.env|\.env$|\.(pem|key|p12|pfx|jks|keystore|kdbx|ovpn|ppk|gpg|asc)$|^id_(rsa|dsa|ecdsa|ed25519)|"
     r"^\.(netrc|npmrc|pypirc|pgpass|htpasswd|s3cfg|boto|dockercfg|my\.cnf)$|^(rclone\.conf|kaggle\.json|auth\.json)$|"

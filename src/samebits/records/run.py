@@ -174,7 +174,7 @@ class RunRecord(Record):
 
     @property
     def name(self) -> str:
-        """As in ``runs/NAME``."""
+        """The NAME in ``runs/NAME``."""
         return run_name(self.strategy, self.numerics)
 
     @classmethod
@@ -198,14 +198,14 @@ class Refusal(Record):
 
     @property
     def name(self) -> str:
-        """As in ``runs/NAME``."""
+        """The NAME in ``runs/NAME``."""
         return run_name(self.strategy, self.numerics)
 
 
 class EvaluationFigures(Part):
-    """Mean loss on the test split, and accuracy where there are classes; ``above_floor`` is ``eval_loss / floor - 1``.
+    """Mean loss on the test split, and accuracy if there are classes. ``above_floor`` is ``eval_loss / floor - 1``.
 
-    ``weights_sha256`` is the file that was evaluated.
+    ``weights_sha256`` is the hash of the evaluated file.
     """
 
     eval_loss: float
@@ -232,7 +232,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Strategy and numerics, as in ``runs/NAME``."""
+        """The NAME in ``runs/NAME``."""
         return self.record.name
 
 

@@ -1,1 +1,1 @@
-"""MLflow: local logs are delivered to it by a process of its own, and runs are recorded again from their files."""
+"""Delivery of local logs to MLflow by a separate process, and recording of runs from their files."""

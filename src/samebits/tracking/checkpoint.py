@@ -42,7 +42,7 @@ def log_checkpoint(client: MlflowClient, run_id: str, weights: Path, *, name: st
         )
     if model.status != LoggedModelStatus.READY:
         outputs = run.outputs.model_outputs if run.outputs else []
-        if model.model_id not in {output.model_id for output in outputs}:  # MLflow would list it twice
+        if model.model_id not in {output.model_id for output in outputs}:  # else MLflow would list it twice
             last_step = max((point.step for point in run.data.to_proto().metrics if point.key == "loss"), default=0)
             client.log_outputs(run_id, [LoggedModelOutput(model.model_id, last_step)])
         client.log_model_artifact(model.model_id, str(weights))

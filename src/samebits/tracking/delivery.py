@@ -74,7 +74,7 @@ class Delivery:
 
     @property
     def uri(self) -> str:
-        """The store that was in use when the run began."""
+        """The address of the store that was in use when the run began."""
         if self.state.uri is None:
             start = start_of(self._log)
             self._set(uri=(start and start.tracking_uri) or tracking_uri({}))

@@ -158,7 +158,7 @@ def _tell(error: SamebitsError | None) -> None:
 
 
 def main(run_id: str, folder: str, seconds: float, *, everything: bool) -> None:
-    """The process that ``fetch`` starts."""
+    """Entry point of the process that ``fetch`` starts."""
     watch = Watch(Path(folder), seconds)
     watch.start()
     try:

@@ -103,7 +103,7 @@ class Recorded:
         try:
             text = regular(self.folder / "params.yaml").read_text(encoding="utf-8")
             _values(text)
-        except Exception as error:  # noqa: BLE001 - ruamel's constructors raise what they come across, such as KeyError
+        except Exception as error:  # noqa: BLE001 - ruamel's constructors raise anything, such as KeyError
             what = f"params.yaml of run {self.run_id} cannot be read: {reason(error)}"
             raise UserError(what, hint="see its artifacts in MLflow") from None
         return text
@@ -271,7 +271,7 @@ def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> R
     if card.sha256 != record.data.sha256:
         got = f"{card.sha256[:12]}, expected {record.data.sha256[:12]}"
         raise UserError(f"the data are not those of the run: SHA-256 {got}", hint="get the files that it was made from")
-    out = tree / "runs" / record.name  # in the tree, which is what a container sees
+    out = tree / "runs" / record.name  # in the tree, because a container sees nothing else
     arguments: list[object] = ["--strategy", record.strategy, "--numerics", record.numerics]
     arguments += ["--no-tracking", "--out-dir", out]
     if record.strategy != BASELINE.name:

@@ -79,7 +79,7 @@ def _lower_priority(process: int) -> None:
 
 
 def run(log: Path) -> None:
-    """Deliver all logs, unless another sender is doing that."""
+    """Deliver all logs, after another running sender has ended."""
     with locked(_LOCK):
         remove_old_logs()
         if not Delivery(log).done:  # the previous sender may have delivered it

@@ -142,7 +142,7 @@ def serve(port: int) -> None:
             "MLFLOW_TRACKING_URI is a server with a page of its own",
             hint=f"open its address, and there {known_link()}",
         )
-    if (kind := uri.partition(":")[0].partition("+")[0]) not in _DATABASES:  # MLflow would print all of the address
+    if (kind := uri.partition(":")[0].partition("+")[0]) not in _DATABASES:  # MLflow would print the whole address
         what = f"MLFLOW_TRACKING_URI: {without_password(uri)}: got {kind}, accepts {', '.join(_DATABASES)} and http(s)"
         raise UserError(what, hint="unset it to use the local mlflow.db")
     require_free_port(port)
