@@ -38,8 +38,6 @@ LOGS = Path(".samebits/runs")
 SCHEMA: Literal[3] = 3
 """Schema of the events, named in the first event of a log."""
 
-FLUSH_SECONDS = 3.0
-
 
 def now_ms() -> int:
     """Milliseconds since 1970, as in MLflow."""
@@ -164,7 +162,7 @@ def start_of(log: Path) -> StartEvent | ComparedEvent | None:
     with suppress(UserError, FileNotFoundError):
         with log.open("rb") as stream:
             line = stream.readline()
-        event = parse_event(line, log) if line.endswith(b"\n") else None
+        event = parse_event(line, log)
         return event if isinstance(event, StartEvent | ComparedEvent) else None
     return None
 
@@ -206,7 +204,7 @@ class RunLog:
             if not complained:
                 sys.stderr.write(f"{self.path}: the training goes on without its log for now: {error.strerror}\n")
 
-    def flush(self, seconds: float = FLUSH_SECONDS) -> None:
+    def flush(self, seconds: float = 3.0) -> None:
         """Write kept events, also before a fork, since both processes would. Raises OSError: it cannot be written."""
         deadline = time.monotonic() + seconds
         while True:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel, Run
 
-MODEL_TYPE = "checkpoint"
 _SAMPLED = "system/"  # metrics of the host, not of the model
 
 
@@ -38,7 +37,7 @@ def log_checkpoint(client: MlflowClient, run_id: str, weights: Path, *, name: st
     else:
         tags = {RUN_TAG: run.data.tags[RUN_TAG], **tags}
         model = client.create_logged_model(
-            run.info.experiment_id, name=name, source_run_id=run_id, tags=tags, model_type=MODEL_TYPE
+            run.info.experiment_id, name=name, source_run_id=run_id, tags=tags, model_type="checkpoint"
         )
     if model.status != LoggedModelStatus.READY:
         outputs = run.outputs.model_outputs if run.outputs else []

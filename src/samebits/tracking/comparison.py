@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,22 +44,18 @@ def log_comparison(comparison: Comparison, *, reports: Path, runs: Path) -> Path
 
     Raises OSError, UserError or HostError: it cannot be written.
     """
-    log = RunLog(LOGS / f"{new_key('comparison')}.jsonl")
-    log.append(
-        ComparedEvent(
-            log_schema=SCHEMA,
-            tracking_uri=without_password(tracking_uri()),
-            key=comparison_key(comparison),
-            keys=tuple(row.run for row in comparison.rows),
-            reports=str(reports.resolve()),
-            runs=str(runs.resolve()),
-        )
+    event = ComparedEvent(
+        log_schema=SCHEMA,
+        tracking_uri=without_password(tracking_uri()),
+        key=comparison_key(comparison),
+        keys=tuple(row.run for row in comparison.rows),
+        reports=str(reports.resolve()),
+        runs=str(runs.resolve()),
     )
-    log.append(EndEvent(status="FINISHED"))
-    try:
+    with closing(RunLog(LOGS / f"{new_key('comparison')}.jsonl")) as log:
+        log.append(event)
+        log.append(EndEvent(status="FINISHED"))
         log.flush(0)
-    finally:
-        log.close()
     return log.path
 
 

@@ -40,13 +40,8 @@ def find_run_files(reference: str, scratch: Path) -> records.Run:
         UserError: there is no such folder and no such run, or it has no files.
         HostError: see ``fetch``.
     """
-    folder = Path(reference)
-    try:
-        is_folder = folder.is_dir()
-    except OSError:  # too long a name
-        is_folder = False
-    if is_folder:
-        return read_run(folder)
+    if os.path.isdir(reference):  # noqa: PTH112 - Path.is_dir raises OSError for a name that is too long
+        return read_run(Path(reference))
     if not _RUN_ID.fullmatch(reference):
         hint = "give a run's folder such as runs/single-fast, or the id of an MLflow run"
         raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)

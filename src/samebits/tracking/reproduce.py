@@ -39,9 +39,6 @@ _DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".
          ".tif", ".tiff", ".pdf", ".wav", ".flac", ".mp3", ".ogg", ".mp4"}  # fmt: skip
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
-REPRODUCES_TAG = "samebits.reproduces"
-"""Tag of a repeated run, with the id of the original."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Reproduction:
@@ -286,7 +283,7 @@ def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> R
 def log_reproduction(reproduction: Reproduction) -> str:
     """Record the repeated run and its verdict, tag the original with both, and return the new run's id."""
     client, verdict = connect(tracking_uri()), reproduction.verdict
-    tags = {REPRODUCES_TAG: reproduction.run_id, "git_commit": reproduction.commit, "verdict": verdict.grade}
+    tags = {"samebits.reproduces": reproduction.run_id, "git_commit": reproduction.commit, "verdict": verdict.grade}
     run_id = record_all(client, events(reproduction.again, tags))
     description = [f"Run {reproduction.run_id} made again: **{verdict.grade}**.", *sentences(verdict)]
     set_tags(client, run_id, {NOTE_TAG: "\n\n".join(description)})
