@@ -235,9 +235,5 @@ class UserData:
 
 def sources(data: FileData) -> dict[str, Source]:
     """The arrays that a ``file`` task reads, by their keys in ``data.kwargs``."""
-    references = {"inputs": data.kwargs.inputs, "targets": data.kwargs.targets, "split": data.kwargs.split}
-    return {
-        key: open_source(f"data.kwargs.{key}", reference)
-        for key, reference in references.items()
-        if reference is not None
-    }
+    references = data.kwargs.model_dump(include={"inputs", "targets", "split"}, exclude_none=True)
+    return {key: open_source(f"data.kwargs.{key}", reference) for key, reference in references.items()}
