@@ -106,7 +106,7 @@ class Recorded:
         return text
 
     def _changed_params(self) -> list[str]:
-        """The params whose values differ from the commit's own, before any patch."""
+        """Params whose values differ from the commit's own, before any patch. Comments and order have no effect."""
         recorded = _values(self.params())
         try:
             text = _git("show", f"{self.commit}:./params.yaml").stdout

@@ -1,7 +1,7 @@
 """The sender: one process per repository that delivers its logs to MLflow while trainings go on.
 
-Its low priority keeps it out of a training's way: it gets a tenth of a busy core. At the lowest priority it would get a
-seventieth, and its imports alone would take minutes.
+Its low priority, from its start on, keeps it out of a training's way: it gets a tenth of a busy core. At the lowest
+priority it would get a seventieth, and its imports alone would take minutes.
 """
 
 from __future__ import annotations
