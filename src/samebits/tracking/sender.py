@@ -169,7 +169,7 @@ class Sender:
     def _deliver(self, logs: list[Path]) -> bool:
         """Deliver what each log holds now. Other logs of a store that is away are left for the next time.
 
-        Returns False if a log failed.
+        Returns False if a log failed, so that the next try waits longer.
         """
         away, failed = set[str](), False
         for log in logs:
