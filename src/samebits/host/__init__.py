@@ -4,67 +4,38 @@ GPUs are counted through NVML, because a process that has called into CUDA canno
 one room that talks to NVML.
 """
 
-from samebits.host.cores import Cores, CoreShares
-from samebits.host.counters import Counters, sample_seconds
-from samebits.host.devices import (
-    allowed_gpus,
-    caution,
-    count_gpus,
-    count_present,
-    count_visible,
-    may_share_gpus,
-    visible_uuids,
-)
-from samebits.host.energy import Rapl
-from samebits.host.facts import HostFacts, boot_id, count_cores, host_facts
-from samebits.host.gpu_meters import TOTALS, GpuMeters, GpuReading
-from samebits.host.gpus import (
-    DriverFacts,
-    Gpu,
-    GpuPair,
-    driver_facts,
-    gpu_counters,
-    gpu_links,
-    gpu_peers,
-    gpu_slowdowns,
-)
-from samebits.host.memory import data_bytes, memory_available, memory_limit, private_bytes, private_peak
-from samebits.host.software import TorchBuild, installed, torch_build
-
-__all__ = [
-    "TOTALS",
-    "CoreShares",
-    "Cores",
-    "Counters",
-    "DriverFacts",
-    "Gpu",
-    "GpuMeters",
-    "GpuPair",
-    "GpuReading",
-    "HostFacts",
-    "Rapl",
-    "TorchBuild",
-    "allowed_gpus",
-    "boot_id",
-    "caution",
-    "count_cores",
-    "count_gpus",
-    "count_present",
-    "count_visible",
-    "data_bytes",
-    "driver_facts",
-    "gpu_counters",
-    "gpu_links",
-    "gpu_peers",
-    "gpu_slowdowns",
-    "host_facts",
-    "installed",
-    "may_share_gpus",
-    "memory_available",
-    "memory_limit",
-    "private_bytes",
-    "private_peak",
-    "sample_seconds",
-    "torch_build",
-    "visible_uuids",
-]
+from samebits.host.cores import Cores as Cores
+from samebits.host.cores import CoreShares as CoreShares
+from samebits.host.counters import Counters as Counters
+from samebits.host.counters import sample_seconds as sample_seconds
+from samebits.host.devices import allowed_gpus as allowed_gpus
+from samebits.host.devices import caution as caution
+from samebits.host.devices import count_gpus as count_gpus
+from samebits.host.devices import count_present as count_present
+from samebits.host.devices import count_visible as count_visible
+from samebits.host.devices import may_share_gpus as may_share_gpus
+from samebits.host.devices import visible_uuids as visible_uuids
+from samebits.host.energy import Rapl as Rapl
+from samebits.host.facts import HostFacts as HostFacts
+from samebits.host.facts import boot_id as boot_id
+from samebits.host.facts import count_cores as count_cores
+from samebits.host.facts import host_facts as host_facts
+from samebits.host.gpu_meters import TOTALS as TOTALS
+from samebits.host.gpu_meters import GpuMeters as GpuMeters
+from samebits.host.gpu_meters import GpuReading as GpuReading
+from samebits.host.gpus import DriverFacts as DriverFacts
+from samebits.host.gpus import Gpu as Gpu
+from samebits.host.gpus import GpuPair as GpuPair
+from samebits.host.gpus import driver_facts as driver_facts
+from samebits.host.gpus import gpu_counters as gpu_counters
+from samebits.host.gpus import gpu_links as gpu_links
+from samebits.host.gpus import gpu_peers as gpu_peers
+from samebits.host.gpus import gpu_slowdowns as gpu_slowdowns
+from samebits.host.memory import data_bytes as data_bytes
+from samebits.host.memory import memory_available as memory_available
+from samebits.host.memory import memory_limit as memory_limit
+from samebits.host.memory import private_bytes as private_bytes
+from samebits.host.memory import private_peak as private_peak
+from samebits.host.software import TorchBuild as TorchBuild
+from samebits.host.software import installed as installed
+from samebits.host.software import torch_build as torch_build
