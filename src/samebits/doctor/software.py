@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import counted, few, first_line
 from samebits.host import installed
-from samebits.host.cuda import major
+from samebits.host.software import major
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

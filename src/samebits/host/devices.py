@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import pynvml
 
 from samebits.errors import HostError, counted
-from samebits.host.cuda import require_driver
-from samebits.host.software import torch_build
+from samebits.host.software import require_driver, torch_build
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -11,8 +11,8 @@ import pynvml
 
 from samebits.errors import HostError
 from samebits.files import Part
-from samebits.host.cuda import cuda_of_driver
 from samebits.host.devices import Device, chosen, nvml, readable
+from samebits.host.software import cuda_of_driver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
