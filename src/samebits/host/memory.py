@@ -11,25 +11,24 @@ from samebits.host.groups import GROUPS, PROC, group_folders
 if TYPE_CHECKING:
     from pathlib import Path
 
-_LIMIT, _USED, _CACHE = "limit", "used", "cache"
 _FILES = {
-    1: {_LIMIT: "memory.limit_in_bytes", _USED: "memory.usage_in_bytes", _CACHE: "total_inactive_file"},
-    2: {_LIMIT: "memory.max", _USED: "memory.current", _CACHE: "inactive_file"},
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
 }
-"""What each version of control groups calls it; the cache is a line of ``memory.stat``."""
+"""By version of control groups: the files with the limit and the use, and the line of ``memory.stat`` on the cache."""
 _STATM = ("size", "resident", "shared", "text", "lib", "data")
 
 
 def memory_limit(*, groups: Path = GROUPS, proc: Path = PROC) -> int:
     """Bytes that the processes here may take together: the host's memory, or the lowest limit of a control group."""
     limits = [limit for limit, _ in _group_limits(groups, proc)]
-    return min([_kib(proc / "meminfo", "MemTotal"), *limits])
+    return min([_bytes_in(proc / "meminfo")["MemTotal"], *limits])
 
 
 def memory_available(*, groups: Path = GROUPS, proc: Path = PROC) -> int:
     """Bytes that are left of it now, where pages of files that can be dropped count as free."""
     left = [max(0, limit - used) for limit, used in _group_limits(groups, proc)]
-    return min([_kib(proc / "meminfo", "MemAvailable"), *left])
+    return min([_bytes_in(proc / "meminfo")["MemAvailable"], *left])
 
 
 def private_bytes() -> int:
@@ -56,7 +55,12 @@ def data_bytes() -> int:
 
 def _status() -> dict[str, int]:
     """What the kernel tells of this process, in bytes by name; kernels of sandboxes tell less than Linux does."""
-    lines = (PROC / "self" / "status").read_text(encoding="ascii", errors="replace").splitlines()
+    return _bytes_in(PROC / "self" / "status")
+
+
+def _bytes_in(file: Path) -> dict[str, int]:
+    """The lines ``Name:   123 kB`` of one of the kernel's files, in bytes by name."""
+    lines = file.read_text(encoding="ascii", errors="replace").splitlines()
     fields = (line.partition(":") for line in lines if line.endswith(" kB"))
     return {name: 1024 * int(value.split()[0]) for name, _, value in fields}
 
@@ -67,23 +71,14 @@ def _pages(name: str) -> int:
     return int(count) * resource.getpagesize()
 
 
-def _kib(path: Path, name: str) -> int:
-    """A line ``Name:   123 kB`` of one of the kernel's files, in bytes."""
-    lines = path.read_text(encoding="ascii", errors="replace").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
 def _group_limits(groups: Path, proc: Path) -> list[tuple[int, int]]:
     """Limit and use of this process's group and of each above it that has a limit."""
     limits = []
     for version, folder in group_folders("memory", groups=groups, proc=proc):
         with suppress(OSError, ValueError, StopIteration):  # no such group, or "max"
-            limits.append(_limit_and_use(folder, _FILES[version]))
+            limit_file, use_file, cache_line = _FILES[version]
+            limit, used = (int((folder / name).read_text(encoding="ascii")) for name in (limit_file, use_file))
+            lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+            cache = next(int(line.split()[1]) for line in lines if line.split()[0] == cache_line)
+            limits.append((limit, used - cache))
     return limits
-
-
-def _limit_and_use(folder: Path, names: dict[str, str]) -> tuple[int, int]:
-    limit, used = (int((folder / names[name]).read_text(encoding="ascii")) for name in (_LIMIT, _USED))
-    lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
-    cache = next(int(line.split()[1]) for line in lines if line.split()[0] == names[_CACHE])
-    return limit, used - cache
