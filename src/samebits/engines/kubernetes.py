@@ -17,6 +17,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from samebits.engines.settings import FILE
 from samebits.errors import UserError, without_password
+from samebits.host.addresses import is_loopback
 from samebits.host.cluster_environment import DEFAULT_PORT, SECRET
 from samebits.tracking.store import address_parts
 
@@ -293,8 +294,7 @@ def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, An
 def _reachable(uri: str) -> str:
     """An address of MLflow's that may be printed and that means something in a pod."""
     parts = address_parts(uri)
-    host = parts.hostname or ""
-    if parts.scheme in ("", "file", "sqlite") or host in ("localhost", "::1") or host.startswith("127."):
+    if parts.scheme in ("", "file", "sqlite") or is_loopback(parts.hostname or ""):
         hint = "name a server that pods reach, or unset it: runs then go to mlflow.db on the claim"
         raise UserError(f"MLFLOW_TRACKING_URI: {uri} is on this machine, where no pod reaches it", hint=hint)
     if "@" in parts.netloc or without_password(uri) != uri:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, ValidationError
 
 from samebits.errors import UserError
-from samebits.files import Part
+from samebits.files import Part, first_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,6 +110,4 @@ def read_cluster(file: Path = FILE, environ: Mapping[str, str] = os.environ) -> 
     try:
         return Cluster.model_validate(raw)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise UserError(f"{file} or its variables: {key}: {first['msg']}", hint=_GUIDE) from None
+        raise UserError(f"{file} or its variables: {first_fault(error)}", hint=_GUIDE) from None
