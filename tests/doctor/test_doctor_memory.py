@@ -9,8 +9,7 @@ import torch
 from conftest import small
 from samebits.doctor import fitting, memory, memory_trial
 from samebits.doctor.finding import Finding
-from samebits.doctor.fitting import Bracket, Case, Estimate, search
-from samebits.doctor.forecast import Forecast
+from samebits.doctor.fitting import Bracket, Case, Estimate, Forecast, search
 from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory
 from samebits.errors import HostError, UserError
 from samebits.files import write_json

@@ -2,7 +2,13 @@
 
 import pytest
 
-from samebits.doctor.forecast import Forecast, PeakMemory, largest_batch
+from samebits.doctor.fitting import Forecast, largest_batch
+from samebits.doctor.memory_trial import StepMemory
+from samples import memory
+
+
+def step(samples, peaks, rooms):
+    return StepMemory(memory=memory(samples=samples), peaks=peaks, rooms=rooms)
 
 
 @pytest.mark.parametrize(
@@ -23,9 +29,9 @@ from samebits.doctor.forecast import Forecast, PeakMemory, largest_batch
     ],
 )
 def test_the_device_that_is_full_first_sets_the_batch(small, large, rooms, expected):
-    assert largest_batch(PeakMemory(10, small), PeakMemory(20, large), rooms) == expected
+    assert largest_batch(step(10, small, rooms), step(20, large, rooms)) == expected
 
 
 def test_two_looks_at_one_batch_say_nothing():
     with pytest.raises(AssertionError, match="two different batches"):
-        largest_batch(PeakMemory(10, (1,)), PeakMemory(10, (2,)), [1])
+        largest_batch(step(10, (1,), [1]), step(10, (2,), [1]))

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from samebits.doctor.forecast import largest_batch
 from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory, attempt_batch
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from samebits.batch_split import BatchSplit
-    from samebits.doctor.forecast import Forecast
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.strategies import StrategyName
@@ -35,6 +33,13 @@ _STRIDE = 4  # times a batch is the next one that is measured, until there is on
 _NEAR = 2.5  # times a batch that was measured, to which a forecast reaches
 _APART = 1.5  # times the smaller of two batches, from which on a line through them is steady
 _ENDED_FOR_MEMORY = {signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}
+
+
+class Forecast(NamedTuple):
+    """The largest global batch that is expected to fit, in samples, and the number of the device that sets it."""
+
+    samples: int
+    device: int
 
 
 class Bracket(NamedTuple):
@@ -112,7 +117,7 @@ class Case:
             if second is None:
                 break
             before = next(one for one in reversed(measured) if one and _APART * one.memory.samples <= large)
-            forecast = largest_batch(before.peak_memory, second.peak_memory, second.rooms)
+            forecast = largest_batch(before, second)
             estimate = Estimate(second, forecast, min(forecast.samples if forecast else most, most))
             if large == most or (forecast and forecast.samples <= _NEAR * large):
                 break
@@ -166,6 +171,24 @@ class Case:
                     text = f"two steps of {samples:,} samples took longer than {self.seconds} s"
                     raise HostError(text, hint="try it where more is free, or with a faster device") from None
             raise
+
+
+def largest_batch(small: StepMemory, large: StepMemory) -> Forecast | None:
+    """Extend the line of each device until the first of them is full; None if memory grows on none of them.
+
+    The memory of a step is linear in its rows. Each device has its own line because under ``dp`` the first one also
+    holds the whole batch, all outputs and the sum of the gradients. A peak is the largest of several lines (forward,
+    backward, optimizer), so that it may bend upwards: a forecast far beyond ``large`` may be too high.
+    """
+    more_samples = large.memory.samples - small.memory.samples
+    assert more_samples > 0, "two different batches are needed"
+    forecasts = []
+    for number, (a, b, room) in enumerate(zip(small.peaks, large.peaks, large.rooms, strict=True)):
+        bytes_per_sample = (b - a) / more_samples
+        if bytes_per_sample > 0:
+            more = (room - b) / bytes_per_sample
+            forecasts.append(Forecast(max(0, int(large.memory.samples + more)), number))
+    return min(forecasts, default=None)
 
 
 def search(fits: Callable[[int], bool], first: int, *, unit: int, most: int, precision: float = PRECISION) -> Bracket:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.doctor.forecast import PeakMemory
 from samebits.files import Part, write_json
 from samebits.host import data_bytes, memory_available, private_bytes, private_peak
 from samebits.numerics.allocators import is_out_of_memory
@@ -68,11 +67,6 @@ class StepMemory(Part):
     memory: Memory
     peaks: tuple[int, ...]
     rooms: tuple[int, ...]
-
-    @property
-    def peak_memory(self) -> PeakMemory:
-        """As much as a forecast needs."""
-        return PeakMemory(self.memory.samples, self.peaks)
 
 
 class MemoryTrialRank:
