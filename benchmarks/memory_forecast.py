@@ -21,6 +21,7 @@ from common import MLP, VECTORS, few, save, some, with_out_dir
 from samebits.doctor.fitting import Case, search
 from samebits.doctor.model import data_to_try
 from samebits.params import parse_params
+from samebits.strategies.placement import Devices
 
 MOST = 10**7  # samples, more than fit
 PRECISION = few(1 / 200, 1 / 2)
@@ -41,8 +42,7 @@ def case_of(name: str, folder: Path) -> Case:
         params=params,
         strategy="single",
         numerics="fast",
-        gpus=0,
-        cores=1,
+        machine=Devices(gpus=0, cores=1),
         data_dir=data_dir,
         folder=folder,
         limit=None,

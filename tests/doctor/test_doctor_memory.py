@@ -14,6 +14,7 @@ from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.params import parse_params
+from samebits.strategies.placement import Devices
 from samebits.workers.processes import WorkerSignalledError
 from samples import memory as taken
 
@@ -63,8 +64,7 @@ def make_case(folder, *, strategy="single", numerics="fast", gpus=0, limit=None,
         params=parse_params(raw),
         strategy=strategy,
         numerics=numerics,
-        gpus=gpus,
-        cores=2,
+        machine=Devices(gpus=gpus, cores=2),
         data_dir=folder,
         folder=folder,
         limit=limit,
@@ -337,7 +337,7 @@ def test_the_forecast_is_within_a_tenth_of_the_truth(task, tmp_path, data_dir):
     model = {"name": "gpt", "kwargs": {"width": 64}} if task == "tokens" else None
     raw = small(task, model=model, global_batch_size=16)
     params = parse_params(raw)
-    facts = {"strategy": "single", "numerics": "fast", "gpus": 0, "cores": 1, "seconds": 120}
+    facts = {"strategy": "single", "numerics": "fast", "machine": Devices(gpus=0, cores=1), "seconds": 120}
     case = Case(params=params, data_dir=data_dir(params), folder=tmp_path, limit=None, **facts)
     own = case.estimate().step.memory.devices[0].baseline
     limit = own + 64 * MIB

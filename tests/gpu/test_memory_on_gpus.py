@@ -4,9 +4,10 @@ import pytest
 
 from conftest import small
 from samebits.doctor.fitting import Case, search
-from samebits.host import count_cores, count_gpus, driver_facts
+from samebits.host import driver_facts
 from samebits.params import parse_params
 from samebits.records.run import read_run
+from samebits.training.placement import this_machine
 
 pytestmark = pytest.mark.gpus(1)
 MODEL = {"name": "wide_mlp", "kwargs": {"hidden": [1024, 1024]}}
@@ -62,7 +63,7 @@ def gpu_case(tmp_path, data_dir, strategy, limit) -> Case:
     params = parse_params(small(model=MODEL, optimizer={"name": "adamw", "lr": 0.001}))
     data = data_dir(params)
     wide = params.model_copy(update={"data": params.data.model_copy(update={"num_samples": 10**7})})
-    facts = {"gpus": count_gpus(), "cores": count_cores(), "data_dir": data, "folder": tmp_path, "seconds": 300}
+    facts = {"machine": this_machine(), "data_dir": data, "folder": tmp_path, "seconds": 300}
     return Case(params=wide, strategy=strategy, numerics="fast", limit=limit, **facts)
 
 

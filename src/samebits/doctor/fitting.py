@@ -14,7 +14,6 @@ from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory,
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
 from samebits.records.run import run_name
-from samebits.strategies.placement import Devices
 from samebits.training.placement import place
 from samebits.workers.processes import WorkerSignalledError, launch
 
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.strategies import StrategyName
-    from samebits.strategies.placement import Placement
+    from samebits.strategies.placement import Devices, Placement
 
 PRECISION = 1 / 50
 """Of the batch, within which the limit is found."""
@@ -69,8 +68,7 @@ class Case:
     params: Params
     strategy: StrategyName
     numerics: NumericsName
-    gpus: int
-    cores: int
+    machine: Devices
     data_dir: Path
     folder: Path
     limit: int | None
@@ -87,7 +85,7 @@ class Case:
         return self._placed()[0]
 
     def _placed(self) -> tuple[Placement, BatchSplit]:
-        return place(self.strategy, self.params, self.numerics, Devices(gpus=self.gpus, cores=self.cores))
+        return place(self.strategy, self.params, self.numerics, self.machine)
 
     @property
     def unit(self) -> int:
@@ -144,7 +142,7 @@ class Case:
         devices = self.placement.num_devices
         train = self.params.train.model_copy(update={"global_batch_size": samples, "num_devices": devices})
         params = self.params.model_copy(update={"train": train})
-        placement, split = place(self.strategy, params, self.numerics, Devices(gpus=self.gpus, cores=self.cores))
+        placement, split = place(self.strategy, params, self.numerics, self.machine)
         out = Path(tempfile.mkdtemp(dir=self.folder))
         attempt = Attempt(
             params=params,

@@ -11,10 +11,10 @@ from samebits.doctor.memory_trial import AT_ONCE
 from samebits.doctor.model import SECONDS, data_to_try
 from samebits.errors import SamebitsError, UserError
 from samebits.files import scratch_folder
-from samebits.host import count_cores, count_gpus
 from samebits.params import load_params
 from samebits.results.usage import say_memory
 from samebits.strategies import STRATEGIES
+from samebits.training.placement import this_machine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ def memory_findings(
     with scratch_folder() as temporary:
         try:
             data_dir, finding = data_to_try(params, data_dir, temporary / "data")
-            gpus, cores = count_gpus(), count_cores()
+            machine = this_machine()
         except SamebitsError as error:
             yield of_error(error, name="data")
             return
@@ -54,8 +54,7 @@ def memory_findings(
                     params=params,
                     strategy=strategy,
                     numerics=numerics,
-                    gpus=gpus,
-                    cores=cores,
+                    machine=machine,
                     data_dir=data_dir,
                     folder=temporary,
                     limit=limit,
