@@ -272,16 +272,14 @@ def test_a_worker_that_ran_out_of_memory_leaves_word_and_no_other(error, full, t
     monkeypatch.setattr(memory_trial.MemoryTrialRank, "_train", fails)
     case = make_case(tmp_path)
     attempt = Attempt(
+        case=case,
         params=case.params,
-        numerics="fast",
         placement=case.placement,
         split=case.params.batch_split("fast"),
-        data_dir=tmp_path,
         out=tmp_path,
         limit=None,
         at_once=True,
         measured=False,
-        seconds=60,
     )
     with pytest.raises(type(error)):
         memory_trial.MemoryTrialRank(attempt).run()

@@ -145,16 +145,14 @@ class Case:
         placement, split = place(self.strategy, params, self.numerics, self.machine)
         out = Path(tempfile.mkdtemp(dir=self.folder))
         attempt = Attempt(
+            case=self,
             params=params,
-            numerics=self.numerics,
             placement=placement,
             split=split,
-            data_dir=self.data_dir,
             out=out,
             limit=limit,
             at_once=at_once,
             measured=measured,
-            seconds=self.seconds,
         )
         try:
             launch(partial(attempt_batch, attempt), placement.world_size)

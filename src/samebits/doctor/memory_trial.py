@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from samebits.batch_split import BatchSplit
+    from samebits.doctor.fitting import Case
     from samebits.params import Params
-    from samebits.params.schema import NumericsName
     from samebits.strategies.placement import Placement
     from samebits.workers.rank import Reporter
 
@@ -43,22 +43,20 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # GNU's <malloc.h>
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A batch to try, that of ``params``; ``out`` is a folder of its own.
+    """A batch to try for a ``case``, that of ``params``; ``out`` is a folder of its own.
 
     ``limit`` is what a process may have on a device at the most, the process itself included; None for all that is free
     now. ``at_once`` has the C library give freed memory back at once, and ``measured`` leaves the parts of a step.
     """
 
+    case: Case
     params: Params
-    numerics: NumericsName
     placement: Placement
     split: BatchSplit
-    data_dir: Path
     out: Path
     limit: int | None
     at_once: bool
     measured: bool
-    seconds: int
 
 
 class StepMemory(Part):
@@ -91,11 +89,11 @@ class MemoryTrialRank:
 
     def _train(self) -> None:
         attempt, worker = self._attempt, self.worker
-        card = read_card(attempt.data_dir / "card.json")
-        setup = Setup(attempt.params, attempt.numerics, card, split=attempt.split, worker=worker)
+        card = read_card(attempt.case.data_dir / "card.json")
+        setup = Setup(attempt.params, attempt.case.numerics, card, split=attempt.split, worker=worker)
         setup.enter_process()
         samples = attempt.split.samples
-        data = setup.load(attempt.data_dir, at_least=samples)
+        data = setup.load(attempt.case.data_dir, at_least=samples)
         rooms = self._gpu_rooms() if worker.cuda_devices else [self._limited()]
         reset_peak(worker)
         self.model = setup.build()
@@ -157,4 +155,4 @@ class MemoryTrialRank:
 
 def attempt_batch(attempt: Attempt, reporter: Reporter) -> None:
     """Run one rank; a failure goes by the ``reporter`` to the launcher, which raises it."""
-    run_trial(lambda: MemoryTrialRank(attempt), attempt.placement, reporter, seconds=attempt.seconds)
+    run_trial(lambda: MemoryTrialRank(attempt), attempt.placement, reporter, seconds=attempt.case.seconds)
