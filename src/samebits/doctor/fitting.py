@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory, attempt_batch
+from samebits.doctor.model import with_train
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
 from samebits.records.run import run_name
@@ -140,8 +141,7 @@ class Case:
     def _try(self, samples: int, *, limit: int | None, at_once: bool, measured: bool) -> Path | None:
         """The folder of an attempt that had enough memory."""
         devices = self.placement.num_devices
-        train = self.params.train.model_copy(update={"global_batch_size": samples, "num_devices": devices})
-        params = self.params.model_copy(update={"train": train})
+        params = with_train(self.params, global_batch_size=samples, num_devices=devices)
         placement, split = place(self.strategy, params, self.numerics, self.machine)
         out = Path(tempfile.mkdtemp(dir=self.folder))
         attempt = Attempt(

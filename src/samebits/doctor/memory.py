@@ -8,7 +8,7 @@ from samebits.doctor.finding import Finding, failed, of_error, ok, skipped
 from samebits.doctor.fitting import Case, search
 from samebits.doctor.machine import size
 from samebits.doctor.memory_trial import AT_ONCE
-from samebits.doctor.model import SECONDS, data_to_try
+from samebits.doctor.model import SECONDS, data_to_try, with_train
 from samebits.errors import SamebitsError, UserError
 from samebits.files import scratch_folder
 from samebits.params import load_params
@@ -26,9 +26,7 @@ _HINT = "raise train.grad_accum_steps, lower train.global_batch_size, or use pre
 _KEPT = f"MALLOC_MMAP_THRESHOLD_={AT_ONCE} MALLOC_TRIM_THRESHOLD_={AT_ONCE} make it give that back at once"
 
 
-def memory_findings(
-    params_file: Path, *, data_dir: Path, limit: int | None = None, seconds: int = SECONDS
-) -> Iterator[Finding]:
+def memory_findings(params_file: Path, *, data_dir: Path, limit: int | None = None) -> Iterator[Finding]:
     """For every strategy and numerics of ``params_file``: what fits on its devices, each with ``limit`` bytes.
 
     Without a limit it is what is free now. ``torch.compile`` is left out, as in the other trials.
@@ -38,8 +36,7 @@ def memory_findings(
     except UserError:
         yield skipped(f"{params_file} is wrong, as its line says", name="memory")
         return
-    train = params.train.model_copy(update={"compile": False})
-    params = params.model_copy(update={"train": train})
+    params = with_train(params, compile=False)
     with scratch_folder() as temporary:
         try:
             data_dir, finding = data_to_try(params, data_dir, temporary / "data")
@@ -48,8 +45,8 @@ def memory_findings(
             yield of_error(error, name="data")
             return
         yield finding
-        for numerics in train.numerics:
-            for strategy in train.strategies:
+        for numerics in params.train.numerics:
+            for strategy in params.train.strategies:
                 case = Case(
                     params=params,
                     strategy=strategy,
@@ -58,7 +55,7 @@ def memory_findings(
                     data_dir=data_dir,
                     folder=temporary,
                     limit=limit,
-                    seconds=seconds,
+                    seconds=SECONDS,
                 )
                 try:
                     yield from _findings_of(case)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from samebits.batch_split import BatchSplit
-    from samebits.models import Model
     from samebits.params import Params
     from samebits.params.schema import NumericsName
     from samebits.remarks import Label, Note
@@ -62,7 +61,7 @@ def model_findings(
     except UserError:
         yield skipped(f"{params_file} is wrong, as its line says", name="model")
         return
-    params = _with(params, compile=False)
+    params = with_train(params, compile=False)
     with scratch_folder() as temporary:
         try:
             data_dir, finding = data_to_try(params, data_dir, temporary / "data")
@@ -83,7 +82,7 @@ def model_findings(
             for strategy, numerics in _wanted(params)
         ]
         told: set[str] = set()
-        for finding in _after_the_import(params.model, trials, seconds):
+        for finding in _after_the_import(trials):
             if not (finding.is_remark and finding.text in told):
                 yield finding
             told.add(finding.text)
@@ -97,14 +96,14 @@ def _wanted(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
         yield strategy, "fast"
 
 
-def _after_the_import(model: Model, trials: Sequence[Trial], seconds: int) -> Iterator[Finding]:
+def _after_the_import(trials: Sequence[Trial]) -> Iterator[Finding]:
     """What the trials show, in a fork of this process that has imported the factory, which may take seconds, for all.
 
     Where that has left the fork with more than one thread, or with CUDA, no trial can be forked from it, and each
     imports by itself.
     """
     alone = False
-    with _forked(partial(_import_and_try, model, trials, seconds)) as findings:
+    with _forked(partial(_import_and_try, trials)) as findings:
         try:
             for finding in findings:
                 if finding is None:
@@ -115,7 +114,7 @@ def _after_the_import(model: Model, trials: Sequence[Trial], seconds: int) -> It
             if not isinstance(error, WorkerSignalledError):
                 text = "the import of the model's factory ended the process"
                 error = WorkerError(text, hint="import it in Python to see")
-            yield of_error(_too_long(error, seconds), name="model")
+            yield of_error(_too_long(error, trials[0].seconds), name="model")
     if alone:
         yield from _all(trials)
 
@@ -155,11 +154,11 @@ def _send(work: Callable[[], Iterator[object]], sender: Connection) -> None:
         sys.exit(128 + signal.SIGINT)
 
 
-def _import_and_try(model: Model, trials: Sequence[Trial], seconds: int) -> Iterator[Finding | None]:
+def _import_and_try(trials: Sequence[Trial]) -> Iterator[Finding | None]:
     """What the trials show; None if they cannot be forked from this process."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # SciPy's starts its threads when it is imported
-    signal.alarm(seconds)
-    if isinstance(model, UserModel):
+    signal.alarm(trials[0].seconds)
+    if isinstance(model := trials[0].params.model, UserModel):
         with suppress(Exception):  # the first trial says what is wrong
             import_factory(model.name, Path(model.source) if model.source else None)
     signal.alarm(0)
@@ -224,7 +223,7 @@ def _two_ranks_if_possible(trial: Trial) -> tuple[Placement, BatchSplit]:
     placement, split = _placed(trial)
     alone = placement.has_ranks and placement.world_size == 1 and split.over(ranks=2).even
     if alone and (placement.device_type == "cpu" or may_share_gpus()):
-        return _placed(replace(trial, params=_with(trial.params, num_devices=2, oversubscribe=True)))
+        return _placed(replace(trial, params=with_train(trial.params, num_devices=2, oversubscribe=True)))
     return placement, split
 
 
@@ -240,12 +239,13 @@ def _small(params: Params, placement: Placement, split: BatchSplit) -> Params:
     if split.shards:
         shards, exact = min(2, split.shards), params.exact
         params = params.model_copy(update={"exact": exact.model_copy(update={"shards": shards})})
-        return _with(params, global_batch_size=shards * min(2, split.rows_per_unit), grad_accum_steps=1)
+        return with_train(params, global_batch_size=shards * min(2, split.rows_per_unit), grad_accum_steps=1)
     samples, devices = min(split.samples, 2 * split.multiple), placement.num_devices
-    return _with(params, global_batch_size=samples, num_devices=devices, oversubscribe=True)
+    return with_train(params, global_batch_size=samples, num_devices=devices, oversubscribe=True)
 
 
-def _with(params: Params, **settings: object) -> Params:
+def with_train(params: Params, **settings: object) -> Params:
+    """The parameters with other values of ``train``."""
     return params.model_copy(update={"train": params.train.model_copy(update=settings)})
 
 
