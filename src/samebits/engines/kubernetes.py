@@ -64,13 +64,8 @@ def manifests(cluster: Cluster, training: TrainingCall, environ: Mapping[str, st
         if path and path.startswith("/") and not f"{path}/".startswith(f"{REPOSITORY}/"):
             hint = f"give a path inside the repository, which pods have at {REPOSITORY}"
             raise UserError(f"{option}: {path} is not on the claim, and would be gone with its pod", hint=hint)
-    pods = _Pods(
-        name="",
-        settings=settings,
-        nodes=cluster.nodes,
-        training=training,
-        variables=_variables(settings, environ),
-    )
+    variables = _variables(settings, environ)
+    pods = _Pods(name="", settings=settings, nodes=cluster.nodes, training=training, variables=variables)
     digest = hashlib.sha256(json.dumps(pods.manifests(), sort_keys=True).encode()).hexdigest()[:8]
     name = f"samebits-{training.strategy}-{training.numerics}-{digest}".replace("_", "-")
     return replace(pods, name=name).manifests()
@@ -122,16 +117,13 @@ class _Pods:
             "PET_MASTER_PORT": str(DEFAULT_PORT),
             "PET_NPROC_PER_NODE": str(settings.gpus_per_node or "auto"),
         }
-        container = {
-            "name": _NODE,
-            "image": settings.image,
-            "command": self._command(),
-            "workingDir": REPOSITORY,
-            "env": _env({**meeting, **self.variables}),
+        container = self._container(
+            image=settings.image,
+            command=self._command(),
+            workingDir=REPOSITORY,
+            env=_env({**meeting, **self.variables}),
             **_given(resources=self._resources()),
-            "securityContext": self._container_security(),
-            "volumeMounts": self._mounts(),
-        }
+        )
         spec = {
             "completionMode": "Indexed",  # which gives pods a number and a name to be found by
             "completions": self.nodes,
@@ -145,7 +137,7 @@ class _Pods:
                 "spec": {**self._pod(), "restartPolicy": "Never", "subdomain": name, "containers": [container]},
             },
         }
-        return {"apiVersion": "batch/v1", "kind": "Job", "metadata": self._metadata(), "spec": spec}
+        return self._document("batch/v1", "Job", spec)
 
     def _service(self) -> Manifest:
         """By which pods have names; without an address of its own, since each of them is meant by its own name."""
@@ -156,7 +148,7 @@ class _Pods:
             "publishNotReadyAddresses": True,
             "selector": self._labels(),
         }
-        return {"apiVersion": "v1", "kind": "Service", "metadata": self._metadata(), "spec": spec}
+        return self._document("v1", "Service", spec)
 
     def _train_job(self) -> Manifest:
         """The runtime brings the Service and the PET_ variables, which a TrainJob must not set."""
@@ -171,12 +163,7 @@ class _Pods:
             "numNodes": self.nodes,
             **_given(numProcPerNode=settings.gpus_per_node, resourcesPerNode=self._resources()),
         }
-        container = {
-            "name": _NODE,
-            "securityContext": self._container_security(),
-            "volumeMounts": self._mounts(),
-        }
-        pod = {"metadata": {"labels": self._labels()}, "spec": {**self._pod(), "containers": [container]}}
+        pod = {"metadata": {"labels": self._labels()}, "spec": {**self._pod(), "containers": [self._container()]}}
         job = {"name": _NODE, "template": {"spec": {"template": pod}}}
         patch = {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
         spec = {
@@ -185,15 +172,11 @@ class _Pods:
             "trainer": trainer,
             "runtimePatches": [patch],
         }
-        return {
-            "apiVersion": "trainer.kubeflow.org/v1alpha1",
-            "kind": "TrainJob",
-            "metadata": self._metadata(),
-            "spec": spec,
-        }
+        return self._document("trainer.kubeflow.org/v1alpha1", "TrainJob", spec)
 
-    def _metadata(self) -> Manifest:
-        return {"name": self.name, **_given(namespace=self.settings.namespace), "labels": self._labels()}
+    def _document(self, version: str, kind: str, spec: Manifest) -> Manifest:
+        metadata = {"name": self.name, **_given(namespace=self.settings.namespace), "labels": self._labels()}
+        return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
     def _labels(self) -> dict[str, str]:
         return {"app.kubernetes.io/name": "samebits", "app.kubernetes.io/instance": self.name}
@@ -229,15 +212,14 @@ class _Pods:
             "volumes": volumes,
         }
 
-    def _container_security(self) -> Manifest:
-        """As little as clusters that restrict pods ask for."""
-        return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
-    def _mounts(self) -> list[Manifest]:
-        return [
+    def _container(self, **own: Any) -> Manifest:
+        """The container of a pod, with as few rights as clusters require that restrict pods."""
+        security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        mounts = [
             {"name": "repository", "mountPath": REPOSITORY, **_given(subPath=self.settings.subpath)},
             {"name": _SHARED, "mountPath": "/dev/shm"},  # noqa: S108 - the pod's own
         ]
+        return {"name": _NODE, **own, "securityContext": security, "volumeMounts": mounts}
 
     def _resources(self) -> Manifest:
         """Asked for and kept to: figures of a pod that borrows cores would be of no use."""
@@ -280,7 +262,7 @@ def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, An
             raise UserError(f"{FILE}: kubernetes.env.{name}: the launch sets it itself", hint="take it out")
         if _SECRET.search(name) or without_password(value) != value:
             raise UserError(f"{FILE}: kubernetes.env.{name}: everybody could read it", hint=_ELSEWHERE)
-    plain = {**settings.env}
+    plain = dict(settings.env)
     if uri := environ.get("MLFLOW_TRACKING_URI"):
         plain["MLFLOW_TRACKING_URI"] = _reachable(uri)
     secret = {
