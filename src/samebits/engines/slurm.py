@@ -76,9 +76,10 @@ class SlurmJob:
             f"--job-name={self.name}",
         ]
         if slurm.container_image:
-            here = str(Path.cwd())
-            options += [f"--container-image={_image(slurm.container_image)}", f"--container-mounts={here}:{here}"]
-            options += [f"--container-workdir={here}"]
+            here, image = Path.cwd(), Path(slurm.container_image)
+            # By a slash or dot at its beginning pyxis knows a file from an image of a registry.
+            name = image.resolve() if image.is_file() else slurm.container_image
+            options += [f"--container-image={name}", f"--container-mounts={here}:{here}", f"--container-workdir={here}"]
         return ["srun", *options, *self._resources(), *self._inside()]
 
     def sbatch(self) -> list[str]:
@@ -104,11 +105,6 @@ class SlurmJob:
             here = str(Path.cwd())  # --nv says so where there is no driver, and goes on
             return ["apptainer", "exec", "--nv", "--bind", here, "--pwd", here, slurm.apptainer_image, *self.command]
         return list(self.command)
-
-
-def _image(name: str) -> str:
-    """As pyxis knows a file from an image of a registry: by a slash or dot at its beginning."""
-    return str(Path(name).resolve()) if Path(name).is_file() else name
 
 
 def run_on_slurm(job: SlurmJob) -> None:
@@ -190,7 +186,8 @@ class _Running:
 
     def __init__(self, job: SlurmJob, said: str, *, stdout: bool, shown: Mapping[str, BinaryIO]) -> None:
         self.job, self._said, self._stdout = job, job.folder / said, stdout
-        self._shown = [_Tail(job.folder / name, to) for name, to in shown.items()]
+        self._shown = {job.folder / name: to for name, to in shown.items()}
+        self._offsets = dict.fromkeys(self._shown, 0)
         self._process: subprocess.Popen[bytes] | None = None
         self._said.touch()
 
@@ -238,8 +235,13 @@ class _Running:
 
     def look(self) -> None:
         """Copy what the job has written since the last look to this process's own streams."""
-        for tail in self._shown:
-            tail.show()
+        for file, to in self._shown.items():
+            with suppress(FileNotFoundError), file.open("rb") as stream:
+                stream.seek(self._offsets[file])
+                new = stream.read()
+                self._offsets[file] += len(new)
+                to.write(new)
+                to.flush()
 
     def stop(self, signum: int) -> None:
         """Pass a signal on, and wait for the end."""
@@ -326,21 +328,6 @@ class _Batch(_Running):
         """The last line that the job wrote to stderr, or else what ``sbatch`` said."""
         written = (self.job.folder / "stderr").read_text(encoding="utf-8", errors="replace")
         return last_line(written) if written.strip() else super().last_words()
-
-
-class _Tail:
-    """Passes on what is appended to a file."""
-
-    def __init__(self, file: Path, to: BinaryIO) -> None:
-        self._file, self._to, self._offset = file, to, 0
-
-    def show(self) -> None:
-        with suppress(FileNotFoundError), self._file.open("rb") as stream:
-            stream.seek(self._offset)
-            new = stream.read()
-            self._offset += len(new)
-            self._to.write(new)
-            self._to.flush()
 
 
 def _slurm(*command: str) -> str:
