@@ -129,7 +129,8 @@ def doctor(
       salloc --nodes=2 samebits doctor --nodes
     """
     from samebits.doctor.checks import visit
-    from samebits.engines.launch import ending_told, run_in_allocation
+    from samebits.engines.exit_reports import ending_told
+    from samebits.engines.launch import run_in_allocation
     from samebits.numerics.environment import prepare_environment
 
     with_model = with_model or checkpoint is not None

@@ -98,7 +98,8 @@ def stage(spec: StageSpec) -> Callable[[Callable[..., None]], StageCommand]:
         def run(params_file: str, debug: bool, **options: Any) -> None:
             with exit_on_error(debug=debug):
                 # These imports take time, and --help does not need them.
-                from samebits.engines.launch import ending_told, hand_over
+                from samebits.engines.exit_reports import ending_told
+                from samebits.engines.launch import hand_over
                 from samebits.engines.stage import delivered, enter
 
                 _hold_hash_seed(params_file)

@@ -19,8 +19,8 @@ from click.testing import CliRunner
 from conftest import ROOT
 from samebits.cli import main
 from samebits.engines import slurm
-from samebits.engines.exit_reports import read_endings
-from samebits.engines.launch import ending_told, launcher, run_in_allocation
+from samebits.engines.exit_reports import ending_told, read_endings
+from samebits.engines.launch import launcher, run_in_allocation
 from samebits.errors import HostError, Interrupted, UserError
 from samebits.tracking import sender
 

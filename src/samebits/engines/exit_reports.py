@@ -6,14 +6,18 @@ cause.
 
 from __future__ import annotations
 
-from contextlib import suppress
+import socket
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.errors import SamebitsError, UserError, WithHint, from_exit_code
 from samebits.files import Record
+from samebits.host.cluster_environment import find_nodes
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
 FOLDER = "SAMEBITS_LAUNCH"
 """Variable with the folder in which the launchers of a stage write down how they ended."""
@@ -27,28 +31,41 @@ class ExitReport(Record):
     hint: str = ""
 
 
-def write_ending(folder: Path, node: int, error: WithHint | None) -> bool:
-    """Write down how the launcher of a node ends, and return True; False if that cannot be read where it was started.
+@contextmanager
+def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
+    """Where this is one of a cluster's machines, write down how the block ends.
 
-    As where the folder is on another machine's disk, or its disk is full.
+    Node 0 alone prints it, and a machine without the disk on which it would be read.
     """
+    if not environ.get(FOLDER):
+        yield
+        return
+    folder, node = Path(environ[FOLDER]), 0
+    try:
+        node = find_nodes(environ=environ).rank
+        with suppress(OSError):
+            (folder / f"node{node}.begun").touch()
+            (folder / f"node{node}.json").unlink()  # how it ended before its job was queued again
+        yield
+    except WithHint as error:
+        report = ExitReport(exit_code=error.exit_code, message=error.message, hint=error.hint)
+        if not _leave(report, folder, node) and node:
+            sys.stderr.write(f"node {node} ({socket.gethostname()}): {error}\n")
+        if node:
+            raise SystemExit(error.exit_code) from None
+        raise
+    _leave(ExitReport(exit_code=0), folder, node)
+
+
+def _leave(report: ExitReport, folder: Path, node: int) -> bool:
+    """Whether the launch will find the report: the disk may be full, or the folder may be on another machine's disk."""
     if not folder.is_dir():
         return False
-    ending = ExitReport(exit_code=0)
-    if error is not None:
-        ending = ExitReport(exit_code=error.exit_code, message=error.message, hint=error.hint)
     try:
-        ending.write(folder / f"node{node}.json")
+        report.write(folder / f"node{node}.json")
     except SamebitsError:
         return False
     return True
-
-
-def begin(folder: Path, node: int) -> None:
-    """Note that the launcher of a node has begun, and forget how it ended before its job was queued again."""
-    with suppress(OSError):
-        (folder / f"node{node}.begun").touch()
-        (folder / f"node{node}.json").unlink()
 
 
 def has_begun(folder: Path) -> bool:

@@ -6,20 +6,17 @@ Slurm is waited for. For Kubernetes there are manifests, and ``kubectl`` does th
 from __future__ import annotations
 
 import shlex
-import socket
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
-from samebits.engines.exit_reports import FOLDER, begin, write_ending
-from samebits.errors import UserError, WithHint
+from samebits.errors import UserError
 from samebits.host.cluster_environment import find_nodes
 from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from samebits.engines.settings import Kind
     from samebits.engines.slurm import SlurmJob
@@ -181,26 +178,3 @@ def _manifests(training: TrainingCall, kind: Kind | None, environ: Mapping[str, 
     if kind and cluster.kubernetes:
         cluster = cluster.model_copy(update={"kubernetes": cluster.kubernetes.model_copy(update={"kind": kind})})
     return as_yaml(manifests(cluster, training, environ))
-
-
-@contextmanager
-def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
-    """Where this is one of a cluster's machines, write down how the block ends.
-
-    Node 0 alone prints it, and a machine without the disk on which it would be read.
-    """
-    if not environ.get(FOLDER):
-        yield
-        return
-    folder, node = Path(environ[FOLDER]), 0
-    try:
-        node = find_nodes(environ=environ).rank
-        begin(folder, node)
-        yield
-    except WithHint as error:
-        if not write_ending(folder, node, error) and node:
-            sys.stderr.write(f"node {node} ({socket.gethostname()}): {error}\n")
-        if node:
-            raise SystemExit(error.exit_code) from None
-        raise
-    write_ending(folder, node, None)
