@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +13,7 @@ from samebits.errors import HostError
 from samebits.host.devices import Device, chosen, nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 REASONS = {
     pynvml.nvmlClocksEventReasonGpuIdle: "gpu_idle",
@@ -56,6 +56,14 @@ class GpuReading:
     unreadable: dict[str, str] = field(default_factory=dict)
     reasons: tuple[str, ...] | None = None
     shared: bool | None = None
+
+    @contextmanager
+    def noted(self, *names: str) -> Iterator[None]:
+        """Keep NVML's error, if the block raises one, as the reason why these values are missing."""
+        try:
+            yield
+        except pynvml.NVMLError as error:
+            self.unreadable |= dict.fromkeys(names, str(error))
 
 
 class GpuMeters:
@@ -101,19 +109,15 @@ def _read(device: Device | str, pids: Collection[int], *, slow: bool) -> GpuRead
         if device.slice is not None and name != "memory_used_mib":
             reading.unreadable[name] = _NOT_OF_A_SLICE
             continue
-        try:
+        with reading.noted(name):
             reading.values[name] = float(ask(device.handle))
-        except pynvml.NVMLError as error:
-            reading.unreadable[name] = str(error)
     if device.slice is None:
         _read_traffic(device.gpu, reading, slow=slow)
     else:
         reading.unreadable |= dict.fromkeys((*_FIELDS, *_PCIE), _NOT_OF_A_SLICE)
-    try:
+    with reading.noted("reasons"):
         bits = pynvml.nvmlDeviceGetCurrentClocksEventReasons(device.gpu)
         reading.reasons = tuple(name for bit, name in REASONS.items() if bits & bit)
-    except pynvml.NVMLError as error:
-        reading.unreadable["reasons"] = str(error)
     _read_processes(device, pids, reading)
     return reading
 
@@ -131,21 +135,16 @@ _VALUES: dict[str, Callable[[Any], float]] = {
 
 def _read_traffic(gpu: Any, reading: GpuReading, *, slow: bool) -> None:
     """Bytes that went over NVLink so far, and the rate of those over PCIe now."""
-    try:
+    with reading.noted(*_FIELDS):
         fields = pynvml.nvmlDeviceGetFieldValues(gpu, [(number, scope) for number, scope, _ in _FIELDS.values()])
-    except pynvml.NVMLError as error:
-        reading.unreadable |= dict.fromkeys(_FIELDS, str(error))
-    else:
         for (name, (_, _, unit)), value in zip(_FIELDS.items(), fields, strict=True):
             if value.nvmlReturn == pynvml.NVML_SUCCESS:
                 reading.values[name] = value.value.ullVal * unit
             else:
                 reading.unreadable[name] = str(pynvml.NVMLError(value.nvmlReturn))
     for name, counter in _PCIE.items() if slow else ():
-        try:
+        with reading.noted(name):
             reading.values[name] = pynvml.nvmlDeviceGetPcieThroughput(gpu, counter) / 1e3
-        except pynvml.NVMLError as error:
-            reading.unreadable[name] = str(error)
 
 
 def _read_processes(device: Device, pids: Collection[int], reading: GpuReading) -> None:
@@ -154,12 +153,9 @@ def _read_processes(device: Device, pids: Collection[int], reading: GpuReading) 
     In a container, some drivers list the processes by their numbers on the host. So nothing is said where none of
     this training's own is among them.
     """
-    try:
+    with reading.noted("shared"):
         listed = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device.handle)}
-    except pynvml.NVMLError as error:
-        reading.unreadable["shared"] = str(error)
-        return
-    if listed.isdisjoint(pids):
-        reading.unreadable["shared"] = "NVML's list of processes has none of this training's own"
-    else:
-        reading.shared = not listed <= {*pids}
+        if listed.isdisjoint(pids):
+            reading.unreadable["shared"] = "NVML's list of processes has none of this training's own"
+        else:
+            reading.shared = not listed <= {*pids}
