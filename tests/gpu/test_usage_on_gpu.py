@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import closing
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.gpus(1)
 
 
 def test_what_nvml_reads_of_the_first_gpu():
-    with GpuMeters([0]) as meters:
+    with closing(GpuMeters([0])) as meters:
         first = meters.read([os.getpid()], slow=True)[0]
         time.sleep(1.0)
         last = meters.read([os.getpid()])[0]

@@ -1,5 +1,7 @@
 """NVML's readings beside a training: against the stand-in for NVML."""
 
+from contextlib import closing
+
 import pytest
 
 from samebits.host import TOTALS, GpuMeters
@@ -11,7 +13,7 @@ PCIE = {"pcie_tx_mb_per_s", "pcie_rx_mb_per_s"}
 
 
 def read(devices=(0,), pids=(), *, slow=False):
-    with GpuMeters(devices) as meters:
+    with closing(GpuMeters(devices)) as meters:
         return meters.read(pids, slow=slow)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
@@ -84,12 +84,6 @@ class GpuMeters:
         """Release NVML."""
         self._stack.close()
         self._devices = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def read(self, pids: Collection[int] = (), *, slow: bool = False) -> dict[int, GpuReading]:
         """One reading of each device; ``pids`` are the processes of this training.
