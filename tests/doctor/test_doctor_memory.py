@@ -95,7 +95,7 @@ def made_up(monkeypatch):
         tried = []
 
         def launch(function, _workers):
-            (attempt,) = function.args
+            (attempt,) = function.args[0].args
             samples = attempt.split.samples
             tried.append(samples)
             tensors = max(fixed + per_sample * samples, 2 * per_sample * (samples - bend) if bend else 0)

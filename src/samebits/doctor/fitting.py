@@ -10,13 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory, attempt_batch
+from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, MemoryTrialRank, StepMemory
 from samebits.doctor.model import with_train
 from samebits.errors import HostError, SamebitsError
 from samebits.files import read_json
 from samebits.records.run import run_name
 from samebits.training.placement import place
 from samebits.workers.processes import WorkerSignalledError, launch
+from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,7 +156,8 @@ class Case:
             measured=measured,
         )
         try:
-            launch(partial(attempt_batch, attempt), placement.world_size)
+            trial = partial(run_trial, partial(MemoryTrialRank, attempt), placement, seconds=self.seconds)
+            launch(trial, placement.world_size)
             return None if (out / FULL).exists() else out
         except SamebitsError as error:
             if (out / FULL).exists():

@@ -20,7 +20,6 @@ from samebits.training.memory import measure_memory
 from samebits.training.meters import reset_peak
 from samebits.training.setup import Setup
 from samebits.training.worker import make_worker
-from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from samebits.doctor.fitting import Case
     from samebits.params import Params
     from samebits.strategies.placement import Placement
-    from samebits.workers.rank import Reporter
 
 STEP_MEMORY, FULL = "step_memory.json", "full"
 STEPS = 2  # the second one has the optimizer's state from its beginning
@@ -151,8 +149,3 @@ class MemoryTrialRank:
     @property
     def _workers(self) -> int:
         return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
-def attempt_batch(attempt: Attempt, reporter: Reporter) -> None:
-    """Run one rank; a failure goes by the ``reporter`` to the launcher, which raises it."""
-    run_trial(lambda: MemoryTrialRank(attempt), attempt.placement, reporter, seconds=attempt.case.seconds)

@@ -17,7 +17,7 @@ import torch
 
 from samebits.data.prepare import prepare
 from samebits.doctor.finding import Finding, of_error, ok, skipped, warning
-from samebits.doctor.model_trial import FINDINGS, Trial, try_model
+from samebits.doctor.model_trial import FINDINGS, ModelTrialRank, Trial
 from samebits.errors import Interrupted, RefusedError, SamebitsError, UserError, WorkerError
 from samebits.files import scratch_folder
 from samebits.host import count_gpus, may_share_gpus
@@ -31,6 +31,7 @@ from samebits.training.models.build import import_factory
 from samebits.training.placement import place, this_machine
 from samebits.workers.parent import end_with_parent
 from samebits.workers.processes import WorkerSignalledError, launch
+from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -260,7 +261,8 @@ def _try(trial: Trial) -> tuple[list[Finding], bool]:
             return findings + remarks, False
         trial = replace(trial, params=_small(trial.params, placement, split))
         placement, split = _placed(trial)
-        launch(partial(try_model, trial, placement, split), placement.world_size)
+        rank = partial(ModelTrialRank, trial, placement, split)
+        launch(partial(run_trial, rank, placement, seconds=trial.seconds), placement.world_size)
     except RefusedError as error:
         left = _left(trial.out)
         known = any(finding.status == "failed" and error.why in finding.text for finding in left)

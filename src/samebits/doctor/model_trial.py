@@ -24,7 +24,6 @@ from samebits.training.models.attributes import state, unregistered, written
 from samebits.training.setup import Setup
 from samebits.training.weights import load_weights
 from samebits.training.worker import make_worker
-from samebits.workers.rank import run_trial
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from samebits.params.schema import NumericsName
     from samebits.strategies import StrategyName
     from samebits.strategies.placement import Placement
-    from samebits.workers.rank import Reporter
 
 FINDINGS = "findings.jsonl"
 STEPS = 2  # ddp says at the second what it missed in the first
@@ -137,8 +135,11 @@ class ModelTrialRank:
             hint = "look for a division by zero or a logarithm of zero in forward"
             raise UserError(f"the loss of the first batch is {losses[0]}, expected a finite number", hint=hint)
         self.say(ok(f"{STEPS} steps of {where}, loss {losses[0]:.4g}", name=name))
-        if alone and self._placement.device_type == "cpu":
-            self._imagine_gpu(model, batches.micro_batch(0, 0).inputs)
+        alone_on_cpu = alone and self._placement.device_type == "cpu"
+        if alone_on_cpu and (place := mixes_devices(model, batches.micro_batch(0, 0).inputs)):
+            text = f"{place}: on a GPU, forward would mix a tensor of the CPU with the batch"
+            hint = "make it with device=x.device, or keep a constant with register_buffer"
+            self.say(warning(text, hint, name="model"))
 
     def _look(self, model: nn.Module) -> None:
         count = sum(p.numel() for p in model.parameters())
@@ -171,12 +172,6 @@ class ModelTrialRank:
                 self.say(warning(note, hint, name="checkpoint"))
             self.say(ok(f"{path.name} fits the model", name="checkpoint"))
         initial.restore()
-
-    def _imagine_gpu(self, model: nn.Module, inputs: Tensor) -> None:
-        if place := mixes_devices(model, inputs):
-            text = f"{place}: on a GPU, forward would mix a tensor of the CPU with the batch"
-            hint = "make it with device=x.device, or keep a constant with register_buffer"
-            self.say(warning(text, hint, name="model"))
 
 
 class _MixedDevices(Exception):  # noqa: N818 - it never leaves this module
@@ -217,8 +212,3 @@ def mixes_devices(model: nn.Module, inputs: Tensor) -> str | None:
     except Exception:  # noqa: BLE001 - forward did run on the CPU, so this is the meta device's own limit
         return None
     return None
-
-
-def try_model(trial: Trial, placement: Placement, split: BatchSplit, reporter: Reporter) -> None:
-    """Run one rank; findings go to ``trial.out``, a failure by the ``reporter`` to the launcher, which raises it."""
-    run_trial(lambda: ModelTrialRank(trial, placement, split), placement, reporter, seconds=trial.seconds)
