@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from samebits.engines.settings import Kind
-    from samebits.engines.slurm import SlurmJob
 
 Launcher = Literal["local", "slurm"]
 Engine = Literal["slurm", "kubernetes"]
@@ -89,9 +88,7 @@ def hand_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, s
     """
     if not goes_elsewhere(strategy, environ):
         return False
-    from samebits.engines.slurm import run_on_slurm  # here, because every stage asks, and few are handed over
-
-    run_on_slurm(_handover(argv, environ))
+    _on_slurm(argv, environ)
     return True
 
 
@@ -120,13 +117,7 @@ def launch(
         if not dry_run:
             raise UserError("kubernetes: what is to be started is printed, and nobody waits for it", hint=_PRINTED)
         return _manifests(training, kind, environ)
-    from samebits.engines.slurm import run_on_slurm
-
-    job = _handover([SCRIPT, *training.arguments], environ)
-    if dry_run:
-        return f"{shlex.join(job.submission())}\n"
-    run_on_slurm(job)
-    return ""
+    return _on_slurm([SCRIPT, *training.arguments], environ, dry_run=dry_run)
 
 
 def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -139,9 +130,7 @@ def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> boo
     count = environ.get("SLURM_JOB_NUM_NODES", "1")
     if count == "1" or find_nodes(environ=environ).several:  # a step of one machine is the shell of an allocation
         return False
-    from samebits.engines.slurm import run_on_slurm
-
-    run_on_slurm(_handover(command, {**environ, "SAMEBITS_NODES": count}))
+    _on_slurm(command, {**environ, "SAMEBITS_NODES": count})
     return True
 
 
@@ -158,16 +147,20 @@ def _check(engine: Engine, training: TrainingCall, kind: Kind | None) -> None:
         raise UserError(f"--kind: {engine} has none", hint="leave it out")
 
 
-def _handover(argv: Sequence[str], environ: Mapping[str, str]) -> SlurmJob:
-    """A call of Python's, and Slurm's machines for it."""
-    from samebits.engines.settings import read_cluster
-    from samebits.engines.slurm import SlurmJob
+def _on_slurm(argv: Sequence[str], environ: Mapping[str, str], *, dry_run: bool = False) -> str:
+    """Run Python with such arguments on Slurm's machines; with ``dry_run``, only return the command that would."""
+    from samebits.engines.settings import read_cluster  # here, because every stage asks, and few are handed over
+    from samebits.engines.slurm import SlurmJob, run_on_slurm
 
     cluster = read_cluster(environ=environ)
     python = "python" if cluster.slurm.container_image or cluster.slurm.apptainer_image else sys.executable
     source = Path("src").resolve()
     code = {"PYTHONPATH": str(source)} if python == "python" and source.is_dir() else {}  # else it would be the image's
-    return SlurmJob.of(cluster, [python, *argv], {**environ, **code, LAUNCHER: "local"})
+    job = SlurmJob.of(cluster, [python, *argv], {**environ, **code, LAUNCHER: "local"})
+    if dry_run:
+        return f"{shlex.join(job.submission())}\n"
+    run_on_slurm(job)
+    return ""
 
 
 def _manifests(training: TrainingCall, kind: Kind | None, environ: Mapping[str, str]) -> str:
