@@ -67,7 +67,8 @@ class Cores:
         self._ticks = os.sysconf("SC_CLK_TCK")
         self._cpus = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         self._niced = os.nice(0) > 0
-        self._limit = _limit_file(proc, cgroups)
+        limits = (folder / "cpu.stat" for _, folder in group_folders("cpu", groups=cgroups, proc=proc))
+        self._limit = next((file for file in limits if file.is_file()), None)
 
     def processes(self) -> set[int]:
         """The process and all that descend from it, as far as they still run."""
@@ -123,9 +124,3 @@ class Cores:
         if "throttled_usec" in lines:  # version 2
             return int(lines["throttled_usec"]) / 1e6
         return int(lines["throttled_time"]) / 1e9 if "throttled_time" in lines else None
-
-
-def _limit_file(proc: Path, cgroups: Path) -> Path | None:
-    """``cpu.stat`` of this process's control group."""
-    files = (folder / "cpu.stat" for _, folder in group_folders("cpu", groups=cgroups, proc=proc))
-    return next((file for file in files if file.is_file()), None)

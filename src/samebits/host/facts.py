@@ -123,16 +123,6 @@ def _with_multiprocessors(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
     return tuple(gpu.model_copy(update={"multiprocessors": count}) for gpu, count in zip(gpus, counts, strict=True))
 
 
-def _driver_facts(environ: Mapping[str, str], *, needed: bool) -> DriverFacts:
-    """What NVML tells; a GPU that it cannot read is fatal only where torch would use it. Raises HostError."""
-    try:
-        return driver_facts(environ)
-    except HostError as error:
-        if needed:
-            raise
-        return DriverFacts(problem=error.message)
-
-
 def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
     """The stable facts of this host; where torch can use GPUs, this starts CUDA.
 
@@ -141,7 +131,12 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
     """
     build = torch_build()
     usable = count_gpus(environ)  # compares the driver with torch's CUDA
-    nvidia = _driver_facts(environ, needed=build.cuda is not None)
+    try:
+        nvidia = driver_facts(environ)
+    except HostError as error:
+        if build.cuda is not None:  # torch would use the GPU that cannot be read
+            raise
+        nvidia = DriverFacts(problem=error.message)
     gpus = nvidia.gpus
     if usable:
         os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
