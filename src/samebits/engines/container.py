@@ -29,8 +29,7 @@ _PASSED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, sign
 @contextmanager
 def _new_container(client: DockerClient, image: Image, command: ContainerCommand) -> Iterator[Container]:
     """A container that is gone afterwards; the engine's errors become HostError."""
-    from docker.errors import APIError
-    from requests import RequestException
+    from requests import RequestException  # also the SDK's errors of an engine that answers
 
     with engine_errors("no container could be made"):
         sweep(client)
@@ -40,7 +39,7 @@ def _new_container(client: DockerClient, image: Image, command: ContainerCommand
         with engine_errors("the container could not be run", hint):
             yield container
     finally:
-        with suppress(APIError, RequestException):
+        with suppress(RequestException):
             container.remove(force=True, v=True)
 
 
@@ -120,11 +119,9 @@ class _Relay:
             self._waiting = None
 
     def _send(self, signum: int) -> bool:
-        from docker.errors import APIError
         from requests import RequestException
 
-        try:
+        with suppress(RequestException):  # not yet, or no more
             self._container.kill(signal=int(signum))
-        except (APIError, RequestException):
-            return False  # not yet, or no more
-        return True
+            return True
+        return False

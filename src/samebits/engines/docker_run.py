@@ -95,10 +95,11 @@ def user_of(folder: Path, *, rootless: bool = False) -> str:
 
 def create_arguments(client: DockerClient, image: Image, command: ContainerCommand) -> dict[str, Any]:
     """The options of ``docker run``, as the SDK names them. Raises UserError: SAMEBITS_SHM_SIZE is no size."""
-    from docker.types import Mount
+    from docker.types import Mount, Ulimit
 
     engine = traits(client)
     rootless = "rootless" in engine
+    limits = [Ulimit(name=name, soft=limit, hard=limit) for name, limit in LIMITS.items()]
     return {
         "image": image.id,
         "command": list(command.argv),
@@ -117,7 +118,7 @@ def create_arguments(client: DockerClient, image: Image, command: ContainerComma
         # Relabelling what is mounted would change files of the host's, so that SELinux keeps out instead.
         "security_opt": ["no-new-privileges:true", *(["label=disable"] if "selinux" in engine else [])],
         "shm_size": _shared_memory(command.environ),
-        "ulimits": _limits(rootless=rootless) if command.gpus else [],
+        "ulimits": [limit for limit in limits if command.gpus and not (rootless and limit.name == "memlock")],
         "network_mode": "host" if command.several_nodes or _is_here(command.tracking_uri) else "bridge",
         "devices": [f"{_INFINIBAND}:{_INFINIBAND}:rwm"] if command.several_nodes and _INFINIBAND.exists() else [],
         "device_requests": [_gpus_of(client)] if command.gpus else [],
@@ -177,13 +178,6 @@ def _shared_memory(environ: Mapping[str, str]) -> int:
         return int(parse_bytes(size))
     except DockerException:
         raise UserError(f"SAMEBITS_SHM_SIZE: got {size!r}, accepts bytes, or k, m or g of them", hint="16g") from None
-
-
-def _limits(*, rootless: bool) -> list[Any]:
-    from docker.types import Ulimit
-
-    allowed = {name: limit for name, limit in LIMITS.items() if not (rootless and name == "memlock")}
-    return [Ulimit(name=name, soft=limit, hard=limit) for name, limit in allowed.items()]
 
 
 def _is_here(tracking_uri: str) -> bool:
