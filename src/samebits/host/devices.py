@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+_NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)  # as on a host without a GPU
 _NONE = ("", "-1", "NoDevFiles")  # values of it by which somebody wants no GPU
 
 
@@ -49,30 +50,23 @@ class Device:
         return self.gpu if self.slice is None else self.slice
 
 
-class NvmlProblem(str):
-    """Why NVML does not answer; ``absent``: because there is no driver, as on any host without a GPU."""
-
-    absent: bool
-
-    def __new__(cls, error: pynvml.NVMLError) -> Self:
-        """What NVML said."""
-        problem = super().__new__(cls, f"{type(error).__name__}: {error}")
-        problem.absent = error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
-        return problem
-
-
 @contextmanager
-def nvml() -> Iterator[NvmlProblem | None]:
-    """Give None when NVML answers, else why it does not."""
+def nvml() -> Iterator[pynvml.NVMLError | None]:
+    """Give None when NVML answers, else its error."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        yield NvmlProblem(error)
+        yield error
         return
     try:
         yield None
     finally:
         pynvml.nvmlShutdown()
+
+
+def text_of(error: pynvml.NVMLError) -> str:
+    """NVML's error with the name of its kind."""
+    return f"{type(error).__name__}: {error}"
 
 
 def visible(gpus: Sequence[ListedGpu], setting: str | None) -> list[tuple[int, int | None]]:
@@ -216,9 +210,9 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
     if build.cuda is None:
         return 0
     with nvml() as problem:
-        if problem and not problem.absent and environ.get(VISIBLE) not in _NONE:
+        if problem and problem.value not in _NO_DRIVER and environ.get(VISIBLE) not in _NONE:
             hint = f"see what nvidia-smi says; a restart of the host or container may help; {VISIBLE}= uses the CPU"
-            raise HostError(f"the NVIDIA driver here does not answer: {problem}", hint=hint)
+            raise HostError(f"the NVIDIA driver here does not answer: {text_of(problem)}", hint=hint)
         count = 0 if problem else len(readable(environ))
         if count:
             require_driver(build)

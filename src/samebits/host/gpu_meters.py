@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 
 from samebits.errors import HostError
-from samebits.host.devices import Device, chosen, nvml
+from samebits.host.devices import Device, chosen, nvml, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -72,12 +72,15 @@ class GpuMeters:
     def __init__(self, devices: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
         self._stack = ExitStack()
         self._devices: dict[int, Device | str] = {}
-        problem: str | None = self._stack.enter_context(nvml()) if devices else None
+        missing = "NVML does not list it"
+        known: list[Device | str] = []
         try:
-            known = chosen(environ) if devices and problem is None else []
+            if devices and (problem := self._stack.enter_context(nvml())):
+                missing = text_of(problem)
+            elif devices:
+                known = chosen(environ)
         except HostError as error:
-            problem, known = error.message, []
-        missing = problem or "NVML does not list it"
+            missing = error.message
         self._devices = {i: known[i] if i < len(known) else missing for i in dict.fromkeys(devices)}
 
     def close(self) -> None:

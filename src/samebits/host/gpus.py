@@ -11,7 +11,7 @@ import pynvml
 
 from samebits.errors import HostError
 from samebits.files import Part
-from samebits.host.devices import Device, chosen, nvml, readable
+from samebits.host.devices import Device, chosen, nvml, readable, text_of
 from samebits.host.software import cuda_of_driver
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def driver_facts(environ: Mapping[str, str] = os.environ, *, ask_cuda: bool = Fa
     """
     with nvml() as problem:
         if problem is not None:
-            return DriverFacts(problem=problem)
+            return DriverFacts(problem=text_of(problem))
         gpus = tuple(_gpu(device) for device in readable(environ))
         driver = None
         with suppress(pynvml.NVMLError):
