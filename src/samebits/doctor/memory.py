@@ -71,7 +71,8 @@ def _findings_of(case: Case) -> Iterator[Finding]:
         return
     estimate = case.estimate()
     if estimate is None:
-        text = f"{case.name}: not even a batch of {case.unit:,} fits in {_room(case.limit)}"
+        room = "what is free" if case.limit is None else size(case.limit)
+        text = f"{case.name}: not even a batch of {case.unit:,} fits in {room}"
         yield failed(text, "use a smaller model or a larger device", name="memory")
         return
     yield ok(f"{case.name}: {say_memory(estimate.step.memory, case.strategy)}", name="memory")
@@ -94,10 +95,6 @@ def _findings_of(case: Case) -> Iterator[Finding]:
         yield failed(f"{text}; params.yaml asks for {wanted:,}", _HINT, name="memory")
     else:
         yield ok(text, name="memory")
-
-
-def _room(limit: int | None) -> str:
-    return "what is free" if limit is None else size(limit)
 
 
 def _forecast(estimate: Estimate, case: Case) -> str:

@@ -144,22 +144,14 @@ def _from_slurm(environ: Mapping[str, str]) -> Nodes:
         )
     if count == 1:
         return Nodes()
-    return _checked(
-        Nodes(
-            count=count,
-            rank=_number(environ, "SLURM_NODEID"),
-            master=environ.get("PET_MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"]),
-            port=_number(environ, "PET_MASTER_PORT", str(_slurm_port(environ))),
-        ),
-        "SLURM_STEP_NUM_NODES",
-        "SLURM_NODEID",
-        "SLURM_STEP_NODELIST",
+    nodes = Nodes(
+        count=count,
+        rank=_number(environ, "SLURM_NODEID"),
+        master=environ.get("PET_MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"]),
+        # A port for each job, below those that the kernel gives away.
+        port=_number(environ, "PET_MASTER_PORT", str(20000 + _number(environ, "SLURM_JOB_ID", "0") % 10000)),
     )
-
-
-def _slurm_port(environ: Mapping[str, str]) -> int:
-    """One for each job, below those that the kernel gives away."""
-    return 20000 + _number(environ, "SLURM_JOB_ID", "0") % 10000
+    return _checked(nodes, "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_STEP_NODELIST")
 
 
 def _first_host(names: str) -> str:
