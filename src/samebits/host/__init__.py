@@ -1,7 +1,7 @@
-"""What this host has: devices, cores and versions, without importing torch and without touching CUDA.
+"""Devices, cores and versions of this host, without importing torch and without calling CUDA.
 
-GPUs are counted through NVML, because a process that has called into CUDA cannot fork workers that use it. This is the
-one room that talks to NVML.
+GPUs are counted through NVML, because a process that has called CUDA cannot fork workers that use it. No other package
+calls NVML.
 """
 
 from samebits.host.cores import Cores as Cores

@@ -1,4 +1,4 @@
-"""Node 0's address: what its name stands for, whether it is this machine's, and by which interface it is reached."""
+"""Node 0's address: name resolution, whether it belongs to this machine, and the network interface that reaches it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from samebits.host.cluster_environment import Nodes
 
 _RESOLVE_SECONDS = 5.0
-_AGAIN_SECONDS = 1.0  # until a name is looked up again that may come to be known
-_WAITING = 4096  # connections that nobody has taken up yet, as PyTorch's own store lets wait
-_SAY_SECONDS = 3.0  # of waiting, before a line says for whom
+_AGAIN_SECONDS = 1.0  # between two lookups of a name that may become known
+_WAITING = 4096  # backlog of connections, as in PyTorch's own store
+_SAY_SECONDS = 3.0  # of waiting before a message
 
 
 class Waiting:
-    """A wait that is said once, if it is long."""
+    """A wait with one message, printed only if the wait is long."""
 
     def __init__(self) -> None:
         self._say_at = time.monotonic() + _SAY_SECONDS
 
     def say(self, text: str) -> None:
-        """Write a line to stderr, when it is time."""
+        """Write a line to stderr if the wait is long and nothing was written yet."""
         if time.monotonic() > self._say_at:
             self._say_at = math.inf
             sys.stderr.write(f"{text}\n")
@@ -38,7 +38,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Address:
-    """Where node 0 is: as a number, at which no name is looked up any more, and a port."""
+    """Node 0's name, its resolved IP address, and its port. Nothing looks the name up again."""
 
     name: str
     ip: str
@@ -46,11 +46,11 @@ class Address:
 
     @classmethod
     def of(cls, nodes: Nodes) -> Self:
-        """Look up node 0's address, again and again while machines are still on their way.
+        """Resolve node 0's name, and retry while machines are still starting.
 
         Raises:
-            UserError: the name is that of each machine's own loopback interface.
-            HostError: the name is not known, or no name server answers.
+            UserError: the name resolves to the loopback interface, which no other machine reaches.
+            HostError: the name is unknown, or no name server answers.
         """
         ip = _resolve(nodes.master, nodes.start_seconds)
         if is_loopback(ip) and not is_loopback(nodes.master):
@@ -63,7 +63,7 @@ class Address:
         return f"{ip}:{self.port}" if self.name == self.ip else f"{self.name} ({ip}:{self.port})"
 
     def check_mine(self) -> None:
-        """Raise HostError unless node 0 can listen there: it is no address of this machine, or the port is in use."""
+        """Raise HostError if this machine cannot listen here: the address is not its own, or the port is in use."""
         try:
             self.listen().close()
         except OSError as error:
@@ -75,7 +75,7 @@ class Address:
             raise HostError(text, hint=f"it has {addresses}" if addresses else "it has no network") from None
 
     def listen(self) -> socket.socket:
-        """A socket that listens there. Raises OSError."""
+        """A socket that listens at this address. Raises OSError."""
         listener = socket.socket(socket.AF_INET6 if ":" in self.ip else socket.AF_INET)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,36 +87,37 @@ class Address:
         return listener
 
     def interface(self) -> str | None:
-        """This machine's network interface towards node 0; None if the kernel does not say."""
+        """The network interface with this machine's route to node 0; None if the kernel does not tell."""
         address = _ip_towards(self.ip)
         return next((name for name, ip in interfaces() if ip == address), None)
 
 
 def own_ip(interface: str | None, towards: str) -> str:
-    """This machine's address at an interface; without one of that name, that from which it reaches another address."""
+    """This machine's address at an interface; without that interface, the source address ``towards`` an IP."""
     named = (ip for name, ip in interfaces() if name == interface)
     return next(named, None) or _ip_towards(towards) or "127.0.0.1"
 
 
 def _ip_towards(ip: str) -> str | None:
-    """The address from which this machine reaches another; None if the kernel does not say."""
+    """The source address of packets to ``ip``; None if the kernel does not tell."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((ip, 9))  # sends nothing, but chooses the route
+        probe.connect((ip, 9))  # sends no packet, but selects the route
         return str(probe.getsockname()[0])
     return None
 
 
 def _resolve(name: str, patience: float) -> str:
-    """The address of a host: not its loopback if it has another, and IPv4 before IPv6.
+    """The IP address of a host: loopback only if it has no other, and IPv4 before IPv6.
 
-    A name that is not known is looked up again for so many seconds.
+    An unknown name is looked up again for ``patience`` seconds.
     """
     deadline, waiting = time.monotonic() + patience, Waiting()
     while True:
         lookup = _Lookup(name)
         problem = lookup.problem()
-        while problem and lookup.is_alive() and time.monotonic() < deadline:  # one at a time: workers are forked soon
+        # One thread at a time, because workers are forked soon.
+        while problem and lookup.is_alive() and time.monotonic() < deadline:
             waiting.say(f"waiting: {problem}")
             problem = lookup.problem()
         if not problem:
@@ -128,7 +129,7 @@ def _resolve(name: str, patience: float) -> str:
 
 
 class _Lookup(threading.Thread):
-    """One look at the name servers, in a thread because the resolver has no time limit of its own."""
+    """One name lookup, in a thread because the resolver has no time limit of its own."""
 
     def __init__(self, name: str) -> None:
         super().__init__(daemon=True)
@@ -137,17 +138,17 @@ class _Lookup(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Ask the resolver, and keep its addresses in ``addresses``, or why there are none."""
+        """Fill ``addresses``, or keep the resolver's error."""
         try:
             answers = socket.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
             addresses = [str(answer[4][0]) for answer in answers]
-            # A name may also stand for a loopback address, as Debian's own in /etc/hosts.
+            # A name may have a loopback address too, as the host name in Debian's /etc/hosts.
             self.addresses = sorted(addresses, key=lambda ip: (is_loopback(ip), ":" in ip))
         except OSError as error:
             self._error = str(error.strerror)
 
     def problem(self) -> str:
-        """Why there is no address, after a while; nothing where there is one."""
+        """Why there is no address after some seconds; empty if there is one."""
         self.join(_RESOLVE_SECONDS)
         if self.is_alive():
             return f"no name server answered for {self._host} within {_RESOLVE_SECONDS:g} s"
@@ -155,13 +156,13 @@ class _Lookup(threading.Thread):
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is one of each machine's own, or stands for that by name."""
+    """Whether a host is the loopback interface, by address or by name."""
     return host.startswith("127.") or host in ("::1", "localhost")
 
 
 def interfaces() -> list[tuple[str, str]]:
-    """The network interfaces of this machine with each of their addresses."""
-    import psutil  # here, because one machine alone asks for none
+    """Name and address of each network interface of this machine; one pair for each address."""
+    import psutil  # imported here: a training on one machine does not need it
 
     internet = {socket.AF_INET, socket.AF_INET6}
     return [

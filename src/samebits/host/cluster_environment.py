@@ -1,6 +1,6 @@
-"""Where the machines of one training meet: how many there are, which of them this is, and at what address.
+"""The machines of one training: their number, the rank of this one, and the address of node 0.
 
-Whoever starts ``pipeline/train.py`` on each machine tells it, in torchrun's variables, in Slurm's, or in options.
+They come from options of ``pipeline/train.py``, from torchrun's variables, or from Slurm's.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from samebits.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_PORT = 29500  # torchrun's
+DEFAULT_PORT = 29500  # torchrun's default
 START = "SAMEBITS_START_SECONDS"
-"""Variable with the seconds that the machines may take to start, one after the other, as on Kubernetes."""
-SECRET = "SAMEBITS_SECRET"  # noqa: S105 - its name
-"""Variable with any text that all machines of a training have, and nobody else on their network."""
-_AUTO = {"auto", "cpu", "gpu", "cuda"}  # torchrun's words for as many as there are
+"""Variable with the seconds in which all machines start. On Kubernetes they start one after the other."""
+SECRET = "SAMEBITS_SECRET"  # noqa: S105 - the name of the variable
+"""Variable with a text that all machines of a training share, and that nobody else on their network knows."""
+_AUTO = {"auto", "cpu", "gpu", "cuda"}  # torchrun's values for all devices
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nodes:
-    """The machines ("nodes") of a training; this is number ``rank`` of ``count``, and they meet at node 0's ``master``.
+    """The machines ("nodes") of a training: this is node ``rank`` of ``count``, and ``master`` is node 0's address.
 
-    ``num_devices`` is what this node is told to use, None for what the parameters say. ``served``: torchrun's agent
-    keeps the store at that port already. For so many ``start_seconds`` the others may still be on their way, and node
-    0's name not known.
+    ``num_devices`` is the setting for this node; None means that of the parameters. ``served``: torchrun's agent
+    already runs the store at that port. Within ``start_seconds`` the others may not have started, and node 0's name may
+    be unknown.
     """
 
     count: int = 1
@@ -42,11 +42,11 @@ class Nodes:
 
     @property
     def several(self) -> bool:
-        """Whether there is more than this one."""
+        """Whether there is more than one node."""
         return self.count > 1
 
     def environ(self) -> dict[str, str]:
-        """The same in torchrun's variables, for a container in which Slurm's commands are not."""
+        """These nodes as torchrun's variables, for a container without Slurm's commands."""
         values = {
             "PET_NNODES": self.count,
             "PET_NODE_RANK": self.rank,
@@ -65,12 +65,12 @@ def find_nodes(
     *,
     environ: Mapping[str, str] = os.environ,
 ) -> Nodes:
-    """The nodes that the options name, else those of torchrun's variables, else those of a Slurm step.
+    """The nodes from the options, else from torchrun's variables, else from a Slurm step.
 
     ``master`` is a host name or an address, and may end in ``:PORT``.
 
     Raises:
-        UserError: a number is missing or out of range, or there are several processes on one machine.
+        UserError: a number is missing or out of range, or one machine has several processes.
     """
     nodes = _find(count, rank, master, environ)
     return replace(nodes, start_seconds=_number(environ, START, "0")) if nodes.several else nodes
@@ -97,7 +97,7 @@ def _from_options(count: int | None, rank: int | None, master: str | None) -> No
 
 
 def _from_agent(environ: Mapping[str, str]) -> Nodes:
-    """As torchrun tells its workers, of which it must start one on each machine."""
+    """From the variables of torchrun's workers. There must be one worker on each machine."""
     number = _number(environ, "LOCAL_WORLD_SIZE", "1")
     if number > 1:
         raise UserError(
@@ -115,7 +115,7 @@ def _from_agent(environ: Mapping[str, str]) -> Nodes:
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Nodes:
-    """The variables that torchrun's command line reads."""
+    """From the variables that torchrun's command line reads."""
     low, _, high = environ["PET_NNODES"].partition(":")
     if high not in ("", low):
         raise UserError(
@@ -134,7 +134,7 @@ def _from_torchrun(environ: Mapping[str, str]) -> Nodes:
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Nodes:
-    """Those of the step: an allocation may have more, and a batch script runs outside of any step."""
+    """From the Slurm step. The allocation may have more nodes, and a batch script runs outside of any step."""
     count = _number(environ, "SLURM_STEP_NUM_NODES")
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS", str(count))
     if tasks != count:
@@ -148,16 +148,16 @@ def _from_slurm(environ: Mapping[str, str]) -> Nodes:
         count=count,
         rank=_number(environ, "SLURM_NODEID"),
         master=environ.get("PET_MASTER_ADDR") or _first_host(environ["SLURM_STEP_NODELIST"]),
-        # A port for each job, below those that the kernel gives away.
+        # One port for each job, below the kernel's ephemeral ports.
         port=_number(environ, "PET_MASTER_PORT", str(20000 + _number(environ, "SLURM_JOB_ID", "0") % 10000)),
     )
     return _checked(nodes, "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_STEP_NODELIST")
 
 
 def _first_host(names: str) -> str:
-    """The first of Slurm's list of hosts, such as ``rack[1-2]n[01-18],login``.
+    """The first host of a Slurm list, such as ``rack[1-2]n[01-18],login``.
 
-    ``scontrol show hostnames`` says it too, but images have no such command.
+    ``scontrol show hostnames`` prints it too, but images lack that command.
     """
     whole = re.match(r"(?:[^\[\],]|\[[^\]]*\])*", names)
     assert whole, "a match may be empty"
@@ -172,7 +172,7 @@ def _number(environ: Mapping[str, str], name: str, default: str | None = None) -
 
 
 def _host_and_port(master: str, name: str) -> tuple[str, int]:
-    """``host``, ``host:port``, ``[v6 address]:port`` or a bare IPv6 address."""
+    """Parse ``host``, ``host:port``, ``[v6 address]:port`` or a bare IPv6 address."""
     if match := re.fullmatch(r"\[(.+)\](?::(\d{1,5}))?|([^:]*):(\d{1,5})", master):
         host, port = match[1] or match[3], int(match[2] or match[4] or DEFAULT_PORT)
     else:
@@ -183,7 +183,7 @@ def _host_and_port(master: str, name: str) -> tuple[str, int]:
 
 
 def _checked(nodes: Nodes, count: str, rank: str, master: str) -> Nodes:
-    """The same, if it can be; the names are those of whoever told it."""
+    """The same nodes if they are valid. Errors name the variables or options ``count``, ``rank`` and ``master``."""
     if nodes.count < 1:
         raise UserError(f"{count}: got {nodes.count}, accepts 1 or more", hint="count the machines")
     if not 0 <= nodes.rank < nodes.count:

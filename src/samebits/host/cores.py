@@ -1,4 +1,4 @@
-"""How much of the cores that this process may use went to others than this training."""
+"""Use of this process's cores, by this training and by other processes."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CoreTimes:
-    """Seconds so far: ``busy`` of the cores that may be used, ``training`` of this one.
+    """CPU seconds so far: ``busy`` of the usable cores by all processes, ``training`` by this training.
 
-    ``throttled`` is how long the control group's limit held its processes up, None without a limit.
+    ``throttled`` are the seconds in which a limit of the control group stopped its processes; None without a limit.
     """
 
     at: float
@@ -30,10 +30,10 @@ class CoreTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class CoreShares:
-    """Cores that may be used, and how many of them this training and others kept busy on average.
+    """Usable cores, and the mean number of them that this training and others kept busy.
 
-    ``throttled`` is the share of the time in which a limit held this training up, by core that it used; None without a
-    limit.
+    ``throttled`` is the share of time in which a limit stopped this training, for each core that it used; None without
+    a limit.
     """
 
     cores: int
@@ -43,7 +43,7 @@ class CoreShares:
 
     @classmethod
     def between(cls, before: CoreTimes, after: CoreTimes) -> CoreShares | None:
-        """The averages of an interval; None if it is too short for clocks that tick a hundred times a second."""
+        """The means over an interval; None if it is too short for clocks with a hundred ticks a second."""
         seconds = after.at - before.at
         if seconds < _SHORTEST:
             return None
@@ -60,7 +60,7 @@ _SHORTEST = 0.2
 
 
 class Cores:
-    """Reads the kernel's clocks of the cores, and those of a process and all that it has started."""
+    """Reader of the kernel's CPU clocks: of the cores, and of a process with its descendants."""
 
     def __init__(self, root_pid: int, *, proc: Path = PROC, cgroups: Path = GROUPS) -> None:
         self._root, self._proc = root_pid, proc
@@ -71,11 +71,11 @@ class Cores:
         self._limit = next((file for file in limits if file.is_file()), None)
 
     def processes(self) -> set[int]:
-        """The process and all that descend from it, as far as they still run."""
+        """The process and its descendants that still run, by process id."""
         return set(self._family())
 
     def read(self) -> CoreTimes | None:
-        """The clocks now; None where the kernel hides them."""
+        """The clocks now; None if the kernel hides them."""
         try:
             training = sum(self._family().values())
             busy = self._busy()
@@ -84,9 +84,10 @@ class Cores:
         return CoreTimes(time.monotonic(), len(self._cpus), busy=busy, training=training, throttled=self._throttled())
 
     def _busy(self) -> float:
-        """Also what a hypervisor gave to others; not what gives way, being nicer than this training.
+        """Busy seconds of the usable cores, with the time that a hypervisor gave to other guests.
 
-        Nor interrupts, which nobody's clock counts, and many of which are this training's own.
+        Processes that are nicer than this training do not count, because they give way. Interrupts do not count,
+        because no process's clock has them, and many are this training's own.
         """
         seconds = 0.0
         for line in (self._proc / "stat").read_text(encoding="ascii").splitlines():
@@ -97,13 +98,13 @@ class Cores:
         return seconds
 
     def _family(self) -> dict[int, float]:
-        """Seconds of each process of the family, with those of its children that have ended."""
+        """CPU seconds of each process of the family, with those of its ended children."""
         parents: dict[int, int] = {}
         seconds: dict[int, float] = {}
         for folder in self._proc.iterdir():
             if not folder.name.isdecimal():
                 continue
-            with suppress(OSError):  # it has ended meanwhile
+            with suppress(OSError):  # the process has ended
                 columns = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
                 parents[int(folder.name)] = int(columns[1])
                 counts = self._niced or int(columns[16]) <= 0  # as in ``_busy``

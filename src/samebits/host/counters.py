@@ -1,4 +1,4 @@
-"""A machine's counters while a training goes on: CPU, memory, disk and network by psutil, GPUs by NVML."""
+"""Counters of this machine during a training: CPU, memory, disk and network from psutil, GPUs from NVML."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 SAMPLE_VARIABLE = "MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL"
 SAMPLE_SECONDS = 10.0
-"""As MLflow's own monitor."""
+"""The default of MLflow's own monitor."""
 
 
 def sample_seconds() -> float:
-    """Seconds from one sample to the next: MLflow's variable for it, if it is a positive number."""
+    """Seconds between samples: the value of MLflow's variable if it is a positive number, else the default."""
     with suppress(ValueError):
         seconds = float(os.environ.get(SAMPLE_VARIABLE, ""))
         if seconds > 0:
@@ -26,25 +26,25 @@ def sample_seconds() -> float:
 
 
 class Counters:
-    """What this machine counts, under the names of MLflow's system metrics; ``gpus`` are those in use.
+    """Counters of this machine, named as MLflow's system metrics.
 
-    ``environ`` holds the CUDA_VISIBLE_DEVICES by which they are counted.
-
-    Averages and totals are since the object was made, or since the sample before; what cannot be read is left out.
+    ``gpus`` are the CUDA indices of the GPUs in use, counted under the CUDA_VISIBLE_DEVICES of ``environ``. Means cover
+    the time since the last sample, and totals that since the object was made. Unreadable counters are left out.
     """
 
     def __init__(self, gpus: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
-        import psutil  # here, because one machine alone has its sender sample
+        import psutil  # imported here: in a training on one machine only the sender samples
 
         self._gpus, self._environ = gpus, environ
         psutil.cpu_percent()
         self._network = psutil.net_io_counters()
 
     def sample(self) -> dict[str, float]:
-        """One sample: percentages, megabytes of 10**6 bytes, and ``gpu_counters``."""
+        """One sample: percentages, megabytes (10**6 bytes), and ``gpu_counters``."""
         values: dict[str, float] = {}
         for read in (_cpu, _memory, _disk, self._sent):
-            with suppress(OSError, RuntimeError, AttributeError):  # psutil's, or its None, where a kernel hides one
+            # psutil's errors, or its None, where a kernel hides a counter
+            with suppress(OSError, RuntimeError, AttributeError):
                 values |= read()
         return values | gpu_counters(self._gpus, self._environ)
 

@@ -1,6 +1,6 @@
-"""The devices that CUDA would give a process that starts now, as NVML lists them: GPUs, or one slice of a GPU (MIG).
+"""The devices that CUDA would give to a new process, as NVML lists them: GPUs, or one slice of a GPU (MIG).
 
-Nothing here opens CUDA's library, so that a process that has asked may fork workers which use CUDA.
+Nothing here opens CUDA's library, so that the calling process can still fork workers that use CUDA.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)  # as on a host without a GPU
-_NONE = ("", "-1", "NoDevFiles")  # values of it by which somebody wants no GPU
+_NONE = ("", "-1", "NoDevFiles")  # values of the variable that hide all GPUs
 
 
 @dataclass(frozen=True)
 class ListedGpu:
-    """A GPU that this process may use, as far as it can be read.
+    """A GPU that this process may use.
 
-    ``slices`` are the UUIDs of its MIG devices, with NVML's handle of each; None without MIG mode. Where there is no
-    ``uuid``, ``problem`` says why.
+    ``slices`` are NVML's handles of its MIG devices by UUID; None without MIG mode. A GPU that cannot be read has no
+    ``uuid``, and ``problem`` says why.
     """
 
     uuid: str | None
@@ -39,20 +39,20 @@ class ListedGpu:
 
 @dataclass(frozen=True)
 class Device:
-    """A device of CUDA's: NVML's handle of the GPU, and of the slice if it is one."""
+    """A CUDA device: NVML's handle of the GPU, and of the slice if the device is a slice."""
 
     gpu: Any
     slice: Any = None
 
     @property
     def handle(self) -> Any:
-        """What to ask for what is the device's own."""
+        """The handle of the device itself."""
         return self.gpu if self.slice is None else self.slice
 
 
 @contextmanager
 def nvml() -> Iterator[pynvml.NVMLError | None]:
-    """Give None when NVML answers, else its error."""
+    """Initialize NVML for the block. Gives None, or NVML's error if it does not answer."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -65,17 +65,16 @@ def nvml() -> Iterator[pynvml.NVMLError | None]:
 
 
 def text_of(error: pynvml.NVMLError) -> str:
-    """NVML's error with the name of its kind."""
+    """NVML's error, with the name of its class."""
     return f"{type(error).__name__}: {error}"
 
 
 def visible(gpus: Sequence[ListedGpu], setting: str | None) -> list[tuple[int, int | None]]:
-    """The devices that CUDA_VISIBLE_DEVICES = ``setting`` leaves of GPUs in PCI order: index, and index of the slice.
+    """The GPUs, in PCI order, that CUDA_VISIBLE_DEVICES = ``setting`` leaves: index, and index of the slice or None.
 
     CUDA's rules (CUDA Programming Guide, "CUDA Environment Variables"): unset means all; entries are indices or
     prefixes of a UUID; the first invalid entry ends the list; a repeated device makes it empty. With MIG (MIG User
-    Guide, "CUDA Device Enumeration"): a process gets one slice, the first of those that it could have, and beside it no
-    whole GPU.
+    Guide, "CUDA Device Enumeration"): a process gets the first slice that it could have, and no whole GPU beside it.
     """
     if setting is None:
         chosen: list[tuple[int, int | None]] = [(index, None) for index in range(len(gpus))]
@@ -95,7 +94,6 @@ def visible(gpus: Sequence[ListedGpu], setting: str | None) -> list[tuple[int, i
 
 
 def _find(gpus: Sequence[ListedGpu], entry: str) -> tuple[int, int | None] | None:
-    """The device that one entry names."""
     if entry.isdecimal():
         return (int(entry), None) if int(entry) < len(gpus) else None
     matches: list[tuple[int, int | None]] = []
@@ -107,10 +105,10 @@ def _find(gpus: Sequence[ListedGpu], entry: str) -> tuple[int, int | None] | Non
 
 
 def listed() -> list[ListedGpu]:
-    """All GPUs that this process may use, whatever CUDA_VISIBLE_DEVICES says; NVML must have been initialized.
+    """All GPUs that this process may use, regardless of CUDA_VISIBLE_DEVICES; NVML must be initialized.
 
-    NVML also counts GPUs that a control group or a container keeps from this process, which CUDA does not: a handle of
-    theirs is refused (NVML API Reference, ``nvmlDeviceGetCount_v2``). Raises HostError: NVML cannot count.
+    NVML also counts GPUs that a control group or a container hides from this process, and refuses their handles (NVML
+    API Reference, ``nvmlDeviceGetCount_v2``). CUDA does not count them. Raises HostError: NVML cannot count.
     """
     gpus = []
     try:
@@ -130,7 +128,7 @@ def listed() -> list[ListedGpu]:
 
 
 def _slices(gpu: Any) -> dict[str, Any] | None:
-    """UUIDs and handles of the slices of a GPU that this process may use; None where MIG mode is off or not known."""
+    """Handles of a GPU's slices by UUID; None if MIG mode is off or unknown."""
     try:
         if pynvml.nvmlDeviceGetMigMode(gpu)[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
             return None
@@ -139,14 +137,14 @@ def _slices(gpu: Any) -> dict[str, Any] | None:
         return None
     slices = {}
     for index in range(most):
-        with suppress(pynvml.NVMLError):  # there is none of that index
+        with suppress(pynvml.NVMLError):  # no slice has that index
             handle = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
             slices[str(pynvml.nvmlDeviceGetUUID(handle))] = handle
     return slices
 
 
 def chosen(environ: Mapping[str, str]) -> list[Device | str]:
-    """The devices that CUDA_VISIBLE_DEVICES leaves, or why one cannot be read; NVML must have been initialized."""
+    """The visible devices; for an unreadable one, the reason. NVML must be initialized."""
     gpus = listed()
     devices: list[Device | str] = []
     for index, part in visible(gpus, environ.get(VISIBLE)):
@@ -157,20 +155,20 @@ def chosen(environ: Mapping[str, str]) -> list[Device | str]:
 
 
 def readable(environ: Mapping[str, str]) -> list[Device]:
-    """As ``chosen``. Raises HostError: one of them cannot be read."""
+    """The visible devices. Raises HostError: one of them cannot be read."""
     devices = chosen(environ)
     if problems := [device for device in devices if isinstance(device, str)]:
-        # By UUID, because nobody says whether CUDA counts a GPU that is lost.
+        # By UUID, because it is not documented whether CUDA counts a lost GPU.
         hint = f"choose others by their UUIDs (nvidia-smi -L) with {VISIBLE}; it may need a reset"
         raise HostError(problems[0], hint=hint)
     return [device for device in devices if isinstance(device, Device)]
 
 
 def allowed_gpus() -> list[str] | None:
-    """The UUIDs of the GPUs that this process may use, if there are others: kept from it, or dead; None if it is all.
+    """The UUIDs of the GPUs that this process may use; None if it may use all, and all can be read.
 
-    A control group keeps some from it. Who has a process started elsewhere, as an engine does with a container, must
-    name the rest: that one is kept from none, and would also be given those that cannot be read.
+    A control group may hide some from it. A process outside of that group, as a container that an engine starts, must
+    be given the others by name: it would get all GPUs, also those that cannot be read.
     """
     with nvml() as problem:
         gpus = [] if problem else listed()
@@ -179,7 +177,7 @@ def allowed_gpus() -> list[str] | None:
 
 
 def visible_uuids(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """The UUIDs of the devices that CUDA_VISIBLE_DEVICES leaves, of GPUs or slices; empty for one without a name."""
+    """The UUIDs of the visible devices, which are GPUs or slices; an empty text for an unreadable one."""
     with nvml() as problem:
         gpus = [] if problem else listed()
     return tuple(
@@ -189,22 +187,22 @@ def visible_uuids(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
 
 
 def count_present() -> int:
-    """GPUs that the driver shows to this process before CUDA_VISIBLE_DEVICES is applied, readable or not."""
+    """Number of GPUs, before CUDA_VISIBLE_DEVICES is applied, readable or not."""
     with nvml() as problem:
         return 0 if problem else len(listed())
 
 
 def count_visible(environ: Mapping[str, str] = os.environ) -> int:
-    """Devices that some CUDA program started now would see, whatever torch was built for, readable or not."""
+    """Number of devices that a CUDA program would see now, whatever torch is built for, readable or not."""
     with nvml() as problem:
         return 0 if problem else len(chosen(environ))
 
 
 def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
-    """Devices that torch would use if it were started now; 0 where there is no NVIDIA driver or torch has no CUDA.
+    """Number of devices that torch would use now; 0 without an NVIDIA driver, or if torch has no CUDA.
 
     Raises:
-        HostError: the driver does not answer, one of them cannot be read, or the driver is older than torch's CUDA.
+        HostError: the driver does not answer, a device cannot be read, or the driver is too old for torch's CUDA.
     """
     build = torch_build()
     if build.cuda is None:
@@ -220,7 +218,7 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
 
 
 def may_share_gpus(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether each visible GPU takes several processes at once, by its compute mode."""
+    """Whether the compute mode of every visible GPU allows several processes at once."""
     with nvml() as problem, suppress(HostError, pynvml.NVMLError):
         handles = [] if problem else [one.gpu for one in chosen(environ) if isinstance(one, Device)]
         return all(pynvml.nvmlDeviceGetComputeMode(handle) == pynvml.NVML_COMPUTEMODE_DEFAULT for handle in handles)
@@ -228,7 +226,7 @@ def may_share_gpus(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def caution(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
-    """What CUDA_VISIBLE_DEVICES, or MIG, takes away that a user may have counted on, with a hint; None if nothing."""
+    """Text and hint on GPUs that CUDA_VISIBLE_DEVICES or MIG hides, perhaps unintentionally; None if there are none."""
     setting = environ.get(VISIBLE)
     with nvml() as problem:
         gpus = [] if problem else listed()

@@ -1,4 +1,4 @@
-"""The energy of the processor's packages, by RAPL's counters where the kernel shows them."""
+"""Energy of the processor's packages, from the kernel's RAPL counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 @dataclass
 class _Package:
-    """A package's counter in microjoules, which begins again after ``range``, and where it was seen last."""
+    """A package's counter in microjoules: it wraps after ``range``, and ``seen`` is its last value."""
 
     file: Path
     range: int
@@ -20,10 +20,10 @@ class _Package:
 
 
 class Rapl:
-    """Joules of all packages since the object was made; the whole packages', whoever computes on them.
+    """Energy of all packages since the object was made, by all processes on them.
 
-    A counter begins again after some minutes at full load, so it must be read more often than that. ``problem`` says
-    why there is none. Format: the kernel's Documentation/power/powercap/powercap.rst.
+    A counter wraps after some minutes at full load, so it must be read more often. ``problem`` says why there is no
+    counter. Format: the kernel's Documentation/power/powercap/powercap.rst.
     """
 
     def __init__(self, root: Path = POWERCAP) -> None:
@@ -42,7 +42,7 @@ class Rapl:
             self._fail("the kernel shows no RAPL counter of a package, nor is there a GPU's")
 
     def joules(self) -> float | None:
-        """What the packages have used so far; None where ``problem`` says why."""
+        """Joules so far; None if there is a ``problem``."""
         try:
             for package in self._packages:
                 now = _microjoules(package.file)

@@ -1,4 +1,4 @@
-"""``host.json``: the stable facts of this host."""
+"""Stable facts of this host, which ``host.json`` holds."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Cpu(Part):
 
 
 class HostFacts(Part):
-    """``host.json``: what a timing or a float32 bit may depend on, none of which changes from run to run.
+    """Facts that a timing or a float32 bit may depend on, and that stay the same from run to run.
 
-    ``gpus_unavailable`` says why no driver answers. The image's facts are None outside a container, or where whoever
-    started the container did not tell them.
+    ``gpus_unavailable`` says why no driver answers. Facts of the image are None outside a container, and where the
+    container's environment lacks them.
     """
 
     cpu: Cpu
@@ -60,13 +60,13 @@ class HostFacts(Part):
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits that two hosts share only if their facts are the same."""
+        """Twelve hexadecimal digits that are the same on two hosts only if all facts are."""
         text = json.dumps(self.model_dump(mode="json"), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def count_cores(*, groups: Path = GROUPS, proc: Path = PROC) -> int:
-    """Cores that this process may use: its affinity, and the lowest quota of its control groups."""
+    """Number of cores that this process may use, by its affinity and the lowest quota of its control groups."""
     quotas = []
     for version, folder in group_folders("cpu", groups=groups, proc=proc):
         with suppress(OSError, ValueError):  # no such group, or "max"
@@ -75,14 +75,14 @@ def count_cores(*, groups: Path = GROUPS, proc: Path = PROC) -> int:
 
 
 def _quota(folder: Path, version: int) -> int | None:
-    """Whole cores that a group may use; None if that is not limited."""
+    """Whole cores that a control group may use; None without a limit."""
     names = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
     quota, period = " ".join((folder / name).read_text(encoding="ascii") for name in names).split()
     return None if quota in ("max", "-1") else int(quota) // int(period)
 
 
 def boot_id() -> str:
-    """What the kernel that runs here is known by since its start."""
+    """The random id that the kernel has drawn at its start."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
@@ -104,27 +104,27 @@ def _cpu() -> Cpu:
 
 
 def _multiprocessors(gpus: int) -> list[int]:
-    """Multiprocessors of each GPU; imports torch and starts CUDA, so never before a fork."""
+    """Multiprocessors of each GPU. Imports torch and starts CUDA, so never before a fork."""
     import torch
 
     try:
         return [torch.cuda.get_device_properties(i).multi_processor_count for i in range(gpus)]
-    except torch.cuda.DeferredCudaCallError as error:  # no RuntimeError, though it stands for one
+    except torch.cuda.DeferredCudaCallError as error:  # not a RuntimeError, although it wraps one
         raise RuntimeError(str(error.__cause__ or error)) from None
 
 
 def _with_multiprocessors(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
-    """GPUs as CUDA knows them. Raises HostError: it does not start, or lacks one of them."""
+    """GPUs with the multiprocessors that CUDA counts. Raises HostError: CUDA does not start, or lacks one of them."""
     try:
         counts = _multiprocessors(len(gpus))
-    except (RuntimeError, AssertionError, OSError) as error:  # torch's, for all that CUDA's libraries may say
+    except (RuntimeError, AssertionError, OSError) as error:  # all that torch raises for errors of CUDA's libraries
         text = f"torch cannot use the {counted(len(gpus), 'GPU')} that the driver shows: {first_line(str(error))}"
         raise HostError(text, hint="`samebits doctor` tries each GPU; make repro TORCH=cpu uses none") from None
     return tuple(gpu.model_copy(update={"multiprocessors": count}) for gpu, count in zip(gpus, counts, strict=True))
 
 
 def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
-    """The stable facts of this host; where torch can use GPUs, this starts CUDA.
+    """The stable facts of this host. Starts CUDA if torch can use GPUs.
 
     Raises:
         HostError: a GPU cannot be read, or CUDA does not start.
@@ -144,7 +144,7 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
     inside = bool(environ.get("SAMEBITS_CONTAINER"))
 
     def told(name: str) -> str | None:
-        """What whoever started the container says of it; an empty variable is one that is not known."""
+        """A fact from the container's environment; an empty variable counts as unknown."""
         return (environ.get(f"SAMEBITS_{name}") or None) if inside else None
 
     return HostFacts(

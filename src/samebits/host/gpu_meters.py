@@ -1,4 +1,4 @@
-"""NVML's readings of the devices of a training, taken again and again with handles that are kept."""
+"""Repeated NVML readings of a training's devices."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ REASONS = {
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clock_setting",
 }
-"""Why a clock is not higher, by bit (NVML API Reference, NvmlClocksEventReasons)."""
+"""Reasons why a clock is not higher, by bit (NVML API Reference, NvmlClocksEventReasons)."""
 
 TOTALS = ("energy_j", "nvlink_tx_mb", "nvlink_rx_mb")
-"""Values that only rise, of which a difference counts; all others hold at the moment."""
+"""Values that only rise; their differences count. All other values are momentary."""
 
-_ALL_LINKS = 0xFFFFFFFF  # a scope: the sum over all of a GPU's links
+_ALL_LINKS = 0xFFFFFFFF  # NVML's scope for the sum over all links of a GPU
 _FIELDS = {
     "nvlink_tx_mb": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, _ALL_LINKS, 1024e-6),
     "nvlink_rx_mb": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, _ALL_LINKS, 1024e-6),
@@ -45,11 +45,11 @@ _NOT_OF_A_SLICE = "NVML counts it for the whole GPU, not for a slice (MIG)"
 
 @dataclass
 class GpuReading:
-    """What NVML tells of one device at a moment.
+    """One reading of one device.
 
-    ``values`` are in the unit that ends their name, MB of 10**6 bytes; ``unreadable`` says why one is missing.
-    ``reasons`` are those of ``REASONS`` that hold, and ``shared`` says whether others compute on it too; None if that
-    cannot be read.
+    The name of each of the ``values`` ends in its unit; MB are 10**6 bytes. ``unreadable`` says why a value is missing.
+    ``reasons`` are the current ones of ``REASONS``, and ``shared`` is whether other processes compute on the device;
+    None if unreadable.
     """
 
     values: dict[str, float] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class GpuReading:
 
     @contextmanager
     def noted(self, *names: str) -> Iterator[None]:
-        """Keep NVML's error, if the block raises one, as the reason why these values are missing."""
+        """Keep an NVML error of the block as the reason why the named values are missing."""
         try:
             yield
         except pynvml.NVMLError as error:
@@ -67,7 +67,7 @@ class GpuReading:
 
 
 class GpuMeters:
-    """Some visible devices, by CUDA index, with NVML's handles of them until ``close``."""
+    """Visible devices, by CUDA index. NVML stays initialized until ``close``."""
 
     def __init__(self, devices: Sequence[int], environ: Mapping[str, str] = os.environ) -> None:
         self._stack = ExitStack()
@@ -91,8 +91,8 @@ class GpuMeters:
     def read(self, pids: Collection[int] = (), *, slow: bool = False) -> dict[int, GpuReading]:
         """One reading of each device; ``pids`` are the processes of this training.
 
-        Only if ``slow`` is PCIe traffic asked for, which NVML measures for 20 ms: its counters of bytes have 32 bits,
-        and begin again several times a second.
+        PCIe traffic is read only if ``slow``, because NVML measures it for 20 ms. NVML's byte counters are no
+        alternative: they have 32 bits and wrap several times a second.
         """
         return {index: _read(device, pids, slow=slow) for index, device in self._devices.items()}
 
@@ -131,7 +131,7 @@ _VALUES: dict[str, Callable[[Any], float]] = {
 
 
 def _read_traffic(gpu: Any, reading: GpuReading, *, slow: bool) -> None:
-    """Bytes that went over NVLink so far, and the rate of those over PCIe now."""
+    """NVLink traffic so far, and the current rate over PCIe."""
     with reading.noted(*_FIELDS):
         fields = pynvml.nvmlDeviceGetFieldValues(gpu, [(number, scope) for number, scope, _ in _FIELDS.values()])
         for (name, (_, _, unit)), value in zip(_FIELDS.items(), fields, strict=True):
@@ -145,10 +145,10 @@ def _read_traffic(gpu: Any, reading: GpuReading, *, slow: bool) -> None:
 
 
 def _read_processes(device: Device, pids: Collection[int], reading: GpuReading) -> None:
-    """Whether others compute on a device too.
+    """Whether other processes compute on a device.
 
-    In a container, some drivers list the processes by their numbers on the host. So nothing is said where none of
-    this training's own is among them.
+    In a container, some drivers list process ids of the host. So the answer counts only if the list has a process of
+    this training.
     """
     with reading.noted("shared"):
         listed = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(device.handle)}

@@ -1,4 +1,4 @@
-"""What NVML tells of the visible devices: stable facts, what they do now, and how they reach each other."""
+"""NVML's facts on the visible devices: stable ones, current counters, and the links between GPUs."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class Gpu(Part):
-    """Stable facts of one GPU, or of one slice of it (MIG); a text where NVML cannot tell says why.
+    """Stable facts of one GPU or one slice (MIG). A text in place of a number says why NVML does not tell it.
 
-    Multiprocessors are known where CUDA runs.
+    ``multiprocessors`` are known only after CUDA has started.
     """
 
     name: str
@@ -32,9 +32,9 @@ class Gpu(Part):
 
 
 class DriverFacts(Part):
-    """NVIDIA's driver, the newest CUDA that it runs, and the visible GPUs, whatever torch was built for.
+    """NVIDIA's driver, the newest CUDA that it runs, and the visible GPUs, whatever torch is built for.
 
-    ``problem`` says why no driver answers, and is None where one does.
+    ``problem`` says why no driver answers; None if one does.
     """
 
     driver: str | None = None
@@ -44,7 +44,7 @@ class DriverFacts(Part):
 
 
 class GpuPair(Part):
-    """Two visible GPUs, and whether they reach each other; a text where NVML cannot tell says why."""
+    """Two visible GPUs and their links. A text in place of a bool says why NVML does not tell it."""
 
     gpus: tuple[int, int]
     access: bool | str
@@ -52,7 +52,7 @@ class GpuPair(Part):
 
 
 def _gpu(device: Device) -> Gpu:
-    """What NVML cannot tell of a device is said, not left out."""
+    """Facts of a device, with a text in place of each that NVML does not tell."""
 
     def ask(function: Any, handle: Any = device.handle) -> Any:
         try:
@@ -75,10 +75,10 @@ _CORES_OF_A_SLICE = "unavailable: NVML knows those of a whole GPU"
 
 
 def gpu_counters(devices: Sequence[int], environ: Mapping[str, str] = os.environ) -> dict[str, float]:
-    """What NVML reads now of some visible GPUs: use in %, memory in % and MB, power in W, temperature, SM clock.
+    """Current counters of visible GPUs: use in %, memory in % and MB, power in W, temperature in °C, SM clock in MHz.
 
-    Names are MLflow's, with the GPU's CUDA index; a counter that cannot be read is left out. A slice (MIG) has its
-    memory alone: the rest would be that of the whole GPU, where others compute too.
+    Names are MLflow's, with the GPU's CUDA index. Unreadable counters are left out. A slice (MIG) has memory alone: the
+    other counters are those of the whole GPU, which other processes use too.
     """
     counters: dict[str, float] = {}
     with nvml() as problem, suppress(HostError):
@@ -111,7 +111,7 @@ _COUNTERS: tuple[Callable[[Any], dict[str, float]], ...] = (
 
 
 def gpu_slowdowns(environ: Mapping[str, str] = os.environ) -> dict[int, str]:
-    """Why the hardware slows visible GPUs down now, by CUDA index; a GPU that cannot tell is left out."""
+    """Why the hardware slows visible GPUs down now, by CUDA index; unreadable GPUs are left out."""
     slowdowns = {}
     with nvml() as problem, suppress(HostError):
         for index, device in enumerate([] if problem else chosen(environ)):
@@ -128,11 +128,11 @@ _SLOWDOWNS = {
     pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "it is much too hot",
     pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "its power supply asks for it",
 }
-"""Not that it idles, nor that it reaches its power limit, as any GPU at work may."""
+"""Without idling and the power limit, which any GPU at work may reach."""
 
 
 def driver_facts(environ: Mapping[str, str] = os.environ, *, ask_cuda: bool = False) -> DriverFacts:
-    """What NVML tells of the driver and of the visible GPUs; its CUDA only if asked to, which takes a process.
+    """The driver and the visible GPUs; the driver's CUDA version only with ``ask_cuda``, which starts a process.
 
     Raises:
         HostError: a GPU cannot be read.
@@ -169,7 +169,7 @@ def _reaches(first: Any, second: Any, capability: int) -> bool | str:
 
 
 def gpu_links(environ: Mapping[str, str] = os.environ) -> list[int]:
-    """NVLinks that are up, of each visible GPU."""
+    """Number of active NVLinks of each visible GPU."""
     with nvml() as problem:
         return [] if problem else [_links(device.gpu) for device in readable(environ)]
 

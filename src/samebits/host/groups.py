@@ -1,4 +1,4 @@
-"""The control groups that this process is in, of version 1 or 2."""
+"""The control groups (cgroups) of this process, of version 1 or 2."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ PROC = Path("/proc")
 
 
 def group_folders(controller: str, *, groups: Path = GROUPS, proc: Path = PROC) -> Iterator[tuple[int, Path]]:
-    """The version and folder of this process's group of a controller, and of each group above it.
+    """Version and folder of this process's control group for a controller, and of each group above it.
 
-    Inside a container the group's path may be the one that the host knows; then only the mount's root is there.
+    Inside a container the path may be the host's; then only the root of the mount exists.
     """
     try:
         lines = (proc / "self" / "cgroup").read_text(encoding="utf-8").splitlines()

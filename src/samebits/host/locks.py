@@ -1,4 +1,4 @@
-"""Locks between the processes of a host, and of the hosts that share a disk."""
+"""Locks between processes of one host, or of hosts that share a disk."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ LOCKS_HINT = "mount the disk with locks (NFS: without nolock, Lustre: with flock
 
 @contextmanager
 def locked(path: Path, *, seconds: float | None = None) -> Iterator[None]:
-    """Hold a lock file, which another user may have made; also a pipe can be one, and is not waited for.
+    """Hold a lock file for the block. Another user may have made it, and a pipe in its place does not block the open.
 
-    Whoever can read it can hold it, for ever: that are those alone who may write into its folder.
+    Whoever can read the file can hold the lock for ever. So only users who may write into its folder can read it.
 
     Raises HostError: another process holds it for longer than ``seconds``, or the disk has no locks.
     """
     make_folder(path.parent)
     flags, mode = os.O_CREAT | os.O_NONBLOCK, private_mode(path.parent)
     try:
-        fd = os.open(path, flags | os.O_RDWR, mode)  # for which alone NFS gives such a lock
+        fd = os.open(path, flags | os.O_RDWR, mode)  # NFS gives an exclusive lock only to a writable file
     except PermissionError:
         fd = os.open(path, flags | os.O_RDONLY, mode)
     try:
         found = os.fstat(fd)
-        if found.st_uid == os.getuid() and found.st_mode & 0o777 & ~mode:  # of a version that let all read it
+        # An older version let all users read the file.
+        if found.st_uid == os.getuid() and found.st_mode & 0o777 & ~mode:
             os.fchmod(fd, found.st_mode & mode)
         deadline = time.monotonic() + (seconds or 0.0)
         while not _lock(fd, path, waits=seconds is None):
@@ -59,7 +60,7 @@ def _lock(fd: int, path: Path, *, waits: bool) -> bool:
 
 
 def lacks_locks(folder: Path) -> str | None:
-    """Why a file in a folder cannot be locked; None if one that holds it keeps another one out."""
+    """Why files in a folder cannot be locked; None if locks work there."""
     try:
         with (
             tempfile.NamedTemporaryFile(prefix=".samebits-", dir=folder) as first,

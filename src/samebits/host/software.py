@@ -1,4 +1,4 @@
-"""Versions of installed packages, and of CUDA: what torch is built for and what NVIDIA's driver runs."""
+"""Versions of installed packages, and of CUDA: the one that torch is built for, and the newest that the driver runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _QUESTION = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlSystemGetCudaDri
 
 
 class TorchBuild(NamedTuple):
-    """The installed torch: its version, None if there is none, and the CUDA it was built for, None for the CPU."""
+    """The installed torch: its version, None without torch, and the CUDA that it is built for, None for a CPU build."""
 
     version: str | None
     cuda: str | None
 
 
 def torch_build() -> TorchBuild:
-    """The installed torch, read from its version file (importing it takes seconds)."""
+    """The installed torch, read from its version file, because importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return TorchBuild(version=None, cuda=None)
@@ -41,7 +41,7 @@ def torch_build() -> TorchBuild:
 
 
 def installed(*names: str) -> str | None:
-    """Version of the first of these packages that there is."""
+    """Version of the first of these packages that is installed."""
     for name in names:
         try:
             return metadata.version(name)
@@ -51,9 +51,9 @@ def installed(*names: str) -> str | None:
 
 
 def cuda_of_driver() -> str | None:
-    """The newest CUDA that the driver runs, as ``13.0``; None where that is not told.
+    """The newest CUDA that the driver runs, as ``13.0``; None if unknown.
 
-    It is asked in a process of its own: NVML opens CUDA's library to tell it, and this process may fork workers.
+    NVML opens CUDA's library for this answer, and this process may fork workers. So another process asks NVML.
     """
     with suppress(subprocess.SubprocessError, ValueError):
         done = subprocess.run(
@@ -65,15 +65,15 @@ def cuda_of_driver() -> str | None:
 
 
 def major(version: str) -> int:
-    """The first number of a version."""
+    """The major number of a version."""
     return int(version.split(".")[0])
 
 
 def require_driver(build: TorchBuild) -> None:
-    """Compare the driver with a build of torch that has CUDA; NVML must have been initialized.
+    """Compare the driver with a build of torch that has CUDA; NVML must be initialized.
 
-    The driver's own number says enough as long as it is new enough. An older one may run a newer CUDA yet, through
-    NVIDIA's package for forward compatibility, and is then asked.
+    A driver of a new enough branch is accepted. An older one may still run a newer CUDA, through NVIDIA's package for
+    forward compatibility, and is asked for its CUDA version.
 
     Raises:
         HostError: the driver is too old.
