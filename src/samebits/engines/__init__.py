@@ -1,1 +1,1 @@
-"""Where a stage runs if not right here: in a container of Docker's, as a job of Slurm's, in pods of Kubernetes'."""
+"""Engines that run a stage elsewhere: a Docker container, a Slurm job, or Kubernetes pods."""

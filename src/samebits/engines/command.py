@@ -151,6 +151,6 @@ def _variant() -> Variant:
 
 
 def _present_image(lock: Variant | None) -> tuple[str, Image]:
-    """The image that stages run in, and its name."""
+    """Name and image of the stages; the image must be present."""
     name = wanted_image(lock or _variant())
     return name, require_image(connect(), name)

@@ -1,4 +1,4 @@
-"""Run one command in a container, as if it ran here: live output, signals, exit code."""
+"""Run one command in a container as if it ran on the host: live output, signals, exit code."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from docker.models.containers import Container
     from docker.models.images import Image
 
-GRACE_SECONDS = 45.0  # between the first signal and the end of patience: workers write a checkpoint first
+GRACE_SECONDS = 45.0  # from the first signal to SIGKILL, in which workers write a checkpoint
 _PASSED_ON = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
 
 
 @contextmanager
 def _new_container(client: DockerClient, image: Image, command: ContainerCommand) -> Iterator[Container]:
-    """A container that is gone afterwards; the engine's errors become HostError."""
+    """A container that is removed after the block. Errors of the engine become HostError."""
     from requests import RequestException  # also the SDK's errors of an engine that answers
 
     with engine_errors("no container could be made"):
@@ -44,9 +44,9 @@ def _new_container(client: DockerClient, image: Image, command: ContainerCommand
 
 
 def run(client: DockerClient, image: Image, command: ContainerCommand) -> int:
-    """Run a command and return its exit code; its output goes to ours. Raises HostError: the engine cannot start it."""
+    """Run a command, pass its output on, and return its exit code. Raises HostError: the engine cannot start it."""
     with _new_container(client, image, command) as container, _Relay(container) as relay:
-        # Before the start: attached to a container that has ended, one would wait for ever.
+        # Before the start, because an attachment to an ended container would wait for ever.
         parts = container.attach(stream=True, demux=True)
         container.start()
         relay.start()
@@ -69,11 +69,11 @@ def output(client: DockerClient, image: Image, command: ContainerCommand) -> tup
 def run_at_terminal(client: DockerClient, image: Image, command: ContainerCommand) -> int:
     """Run an interactive command at this terminal and return its exit code.
 
-    The SDK has no terminal, so the ``docker`` command starts the container that the SDK makes.
+    The SDK cannot connect a terminal, so the ``docker`` command starts the container that the SDK makes.
 
     Raises:
         HostError: the ``docker`` command is not installed.
-        UserError: this is no terminal.
+        UserError: standard input is not a terminal.
     """
     if not sys.stdin.isatty():
         raise UserError("a shell needs a terminal", hint="`samebits container run COMMAND` does without")
@@ -86,11 +86,11 @@ def run_at_terminal(client: DockerClient, image: Image, command: ContainerComman
 
 
 class _Relay:
-    """Passes the first signal on to the command inside; a second one, or none that helps, ends the container."""
+    """Passes the first signal on. A second signal ends the container, as does the end of ``GRACE_SECONDS``."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
-        self._waiting: int | None = None  # a signal that came before there was a command
+        self._waiting: int | None = None  # a signal that came before the command had started
         self._first = True
         self._timer = threading.Timer(GRACE_SECONDS, self._send, [signal.SIGKILL])
         self._timer.daemon = True
@@ -114,7 +114,7 @@ class _Relay:
             self._send(signal.SIGKILL)
 
     def start(self) -> None:
-        """Send what has waited; it goes on waiting if the command has not begun."""
+        """Send a waiting signal. It goes on waiting if the command has not started."""
         if self._waiting is not None and self._send(self._waiting):
             self._waiting = None
 

@@ -1,4 +1,4 @@
-"""The Docker engine: whether it answers, and whether it offers this host's GPUs."""
+"""The Docker engine: connection, properties, images, and this host's GPUs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def engine_errors(what: str = "the container engine fails", hint: str = "see `docker info`") -> Iterator[None]:
-    """Raise HostError for what the engine, or the connection to it, fails of."""
+    """Raise HostError for errors of the engine or of the connection to it."""
     from docker.errors import DockerException
     from requests import RequestException
 
@@ -34,7 +34,7 @@ def engine_errors(what: str = "the container engine fails", hint: str = "see `do
 
 
 def why(error: Exception) -> str:
-    """What the engine says, in one line."""
+    """The engine's message, in one line."""
     return first_line(str(getattr(error, "explanation", None) or error))
 
 
@@ -43,15 +43,15 @@ _SECONDS = 30
 
 
 class NoEngineError(HostError):
-    """Nothing of Docker is on this host, so that nobody expects an image to be used."""
+    """This host has nothing of Docker, so no user expects an image to be used."""
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
-    """A client of the engine that DOCKER_HOST or docker's context names, or of this host's own.
+    """A client of the engine that DOCKER_HOST or docker's context names, else of this host's engine.
 
     Raises:
-        NoEngineError: there is none.
-        HostError: it does not answer, or is another host's, which has not this host's files; or see ``address_of``.
+        NoEngineError: there is no engine.
+        HostError: the engine does not answer, or is on another host, without this host's files; or see ``address_of``.
     """
     address = address_of(environ)
     if not address.startswith("unix://"):
@@ -60,7 +60,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
             hint="unset DOCKER_HOST, or run samebits on that host",
         )
     socket = address.removeprefix("unix://")
-    if not os.path.exists(socket):  # noqa: PTH110 - Path.exists raises where a folder above is closed to the caller
+    if not os.path.exists(socket):  # noqa: PTH110 - Path.exists raises if the caller may not enter a folder above
         kind = HostError if address != SOCKET or shutil.which("docker") else NoEngineError
         raise kind(f"no Docker engine: {socket} is not there", hint="install and start Docker")
     import docker
@@ -73,7 +73,7 @@ def connect(environ: Mapping[str, str] = os.environ) -> DockerClient:
         allowed = os.access(socket, os.R_OK | os.W_OK)
         hint = "start Docker" if allowed else "add yourself to the group docker and log in again"
         raise HostError(f"no Docker engine answers at {socket}: {first_line(str(error))}", hint=hint) from None
-    client.api.timeout = None  # type: ignore[assignment] # none: a start with eight GPUs, or an image of several GB, takes its time
+    client.api.timeout = None  # type: ignore[assignment] # none: starts with eight GPUs and images of several GB take long
     return client
 
 
@@ -92,32 +92,31 @@ def address_of(environ: Mapping[str, str] = os.environ) -> str:
 
     try:
         context = ContextAPI.get_context(environ.get("DOCKER_CONTEXT"))
-    except Exception as error:  # noqa: BLE001 - the SDK raises no less of a damaged one
+    except Exception as error:  # noqa: BLE001 - the SDK raises no narrower one for a damaged context
         text = f"docker's context cannot be read: {first_line(str(error))}"
         raise HostError(text, hint="see `docker context ls`, or set DOCKER_HOST") from None
     return str(context.Host).removeprefix("http+") if context and context.Host else SOCKET
 
 
 def info_of(client: DockerClient) -> dict[str, Any]:
-    """What the engine says of itself. Raises HostError: it fails."""
+    """The engine's answer to ``docker info``. Raises HostError: it fails."""
     with engine_errors():
         return client.info()
 
 
 def traits(client: DockerClient) -> set[str]:
-    """What an engine does to processes: ``rootless``, ``userns``, ``selinux`` and others, by its own names."""
+    """The engine's security options, by its own names: ``rootless``, ``userns``, ``selinux`` and others."""
     options = info_of(client).get("SecurityOptions") or []
     return {part.removeprefix("name=") for option in options for part in option.split(",")}
 
 
 def gpu_request(client: DockerClient) -> DeviceRequest | None:
-    """How this process's NVIDIA GPUs are asked for: of the runtime, its hook, or a device interface (CDI).
+    """Request for this process's NVIDIA GPUs, to NVIDIA's runtime, its hook, or a device interface (CDI).
 
-    None if the engine does not offer GPUs. Those that a control group keeps from this process are kept from the
-    container too.
+    None if the engine does not offer GPUs. The container gets no GPU that a control group hides from this process.
 
     Raises:
-        HostError: the device interface has no names for the others alone, or none of them tells its name.
+        HostError: the device interface lacks a name for one of these GPUs, or none of them can be read.
     """
     from docker.types import DeviceRequest
 
@@ -139,10 +138,10 @@ def gpu_request(client: DockerClient) -> DeviceRequest | None:
 
 
 def find_image(client: DockerClient, name: str) -> Image | None:
-    """An image of the engine by name, digest or id; None if it is not there. Nothing is pulled.
+    """An image of the engine by name, digest or id; None if it is missing. Nothing is pulled.
 
     Raises:
-        UserError: that can be no image's name.
+        UserError: the name is not valid for an image.
         HostError: the engine fails.
     """
     from docker.errors import APIError, ImageNotFound
@@ -160,7 +159,7 @@ def find_image(client: DockerClient, name: str) -> Image | None:
 
 
 def toolkit_version() -> str | None:
-    """Version of NVIDIA's Container Toolkit on this host, None if it does not say."""
+    """Version of NVIDIA's Container Toolkit on this host; None if unknown."""
     try:
         done = subprocess.run(["nvidia-ctk", "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What a container gets: the caller's user and folders, GPUs, limits, the variables that matter, and an owner."""
+"""Options of a container: user, mounts, GPUs, limits, variables, and the process that owns it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,12 @@ if TYPE_CHECKING:
     from docker.types import DeviceRequest
 
 GPUS = "SAMEBITS_HOST_GPUS"
-"""Variable with the number of GPUs that a container is given; one that shows others is an error.
-
-It counts before CUDA_VISIBLE_DEVICES, by which a command may choose among them.
-"""
+"""Variable with a container's number of GPUs before CUDA_VISIBLE_DEVICES; another number inside is an error."""
 
 MOUNTS = "SAMEBITS_MOUNTS"
-"""Variable, or else a line of ``.env``, with more files and folders to mount; a colon stands between two."""
+"""Variable, or else a line of ``.env``, with further files and folders to mount, separated by colons."""
 
-_EXPERIMENTS = ".dvc/tmp/exps"  # where DVC runs experiments of a queue, in clones of the repository
+_EXPERIMENTS = ".dvc/tmp/exps"  # folder of clones in which DVC runs queued experiments
 _SYSTEM = [Path(f"/{name}") for name in ("bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")]
 _USED = [
     Path(f"/{name}") for name in ("", "home", "home/samebits", "opt", "opt/samebits", "opt/src", "run", "tmp", "var")
@@ -44,13 +41,13 @@ OWNER = "samebits.owner"
 """Label with the process that removes a container."""
 
 TRUST = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_CLIENT_CERT_PATH")
-"""Variables with files of certificates, which a container gets at their own paths."""
+"""Variables with certificate files, which are mounted at their own paths."""
 
 _PASSED = (
     "SAMEBITS_", "MLFLOW_", "DVC_", "GIT_AUTHOR_", "GIT_COMMITTER_", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "PYTORCH_",
     "TORCH", "TRITON_", "ATEN_", "MKL_", "OMP_", "PET_",
 )  # fmt: skip
-_AGENT = {"GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # torchrun's
+_AGENT = {"GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # of torchrun's workers
 _PASSED_NAMES = {
     *TRUST, *_AGENT, "NVIDIA_TF32_OVERRIDE", "PYTHONHASHSEED", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TERM",
     "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY",
@@ -60,14 +57,14 @@ _NOT_INSIDE = {"SAMEBITS_RUNTIME", "SAMEBITS_CONTAINER", MOUNTS}
 _INFINIBAND = Path("/dev/infiniband")
 
 LIMITS = {"memlock": -1, "stack": 67108864, "nofile": 65536}
-"""What NVIDIA asks for beside GPUs. An engine that may not raise limits refuses them, so that they are not for all."""
+"""Limits that NVIDIA requires with GPUs. Without GPUs they are left out: an engine that may not raise them refuses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerCommand:
-    """A command and what it gets; ``mounts`` are folders and files at their own paths, ``gpus`` a number.
+    """A command and its container; ``mounts`` keep their own paths, and ``gpus`` is a number.
 
-    With ``several_nodes`` it talks to other machines, and is given this one's networks.
+    With ``several_nodes`` it uses the host's networks, to reach other machines.
     """
 
     argv: Sequence[str]
@@ -81,9 +78,9 @@ class ContainerCommand:
 
 
 def user_of(folder: Path, *, rootless: bool = False) -> str:
-    """``uid:gid`` for a container: the caller's; of root the folder's owner, whose files these are.
+    """``uid:gid`` for a container: the caller's, or the folder's owner's if the caller is root.
 
-    To a rootless engine the caller is root inside, and any other number somebody else outside.
+    A rootless engine maps root inside to the caller outside, and any other number to another user.
     """
     if rootless:
         return "0:0"
@@ -112,10 +109,10 @@ def create_arguments(client: DockerClient, image: Image, command: ContainerComma
         "labels": {OWNER: identity(os.getpid())},
         "init": True,
         "read_only": True,
-        # Exec, because compilers of kernels load what they wrote there.
-        "tmpfs": {"/tmp": "mode=1777,exec", "/home/samebits": "mode=1777,exec"},  # noqa: S108 - inside, and its own
+        # Exec, because kernel compilers load the libraries that they write there.
+        "tmpfs": {"/tmp": "mode=1777,exec", "/home/samebits": "mode=1777,exec"},  # noqa: S108 - the container's own
         "cap_drop": ["ALL"],
-        # Relabelling what is mounted would change files of the host's, so that SELinux keeps out instead.
+        # Without SELinux's labels, because relabelling of mounts would change files of the host.
         "security_opt": ["no-new-privileges:true", *(["label=disable"] if "selinux" in engine else [])],
         "shm_size": _shared_memory(command.environ),
         "ulimits": [limit for limit in limits if command.gpus and not (rootless and limit.name == "memlock")],
@@ -128,7 +125,7 @@ def create_arguments(client: DockerClient, image: Image, command: ContainerComma
 
 
 def _gpus_of(client: DockerClient) -> DeviceRequest:
-    """This process's GPUs. Raises HostError: the engine does not offer them."""
+    """Request for this process's GPUs. Raises HostError: the engine does not offer them."""
     request = gpu_request(client)
     if request is None:
         hint = "install nvidia-container-toolkit, or set SAMEBITS_RUNTIME=host; see `samebits doctor`"
@@ -146,22 +143,22 @@ def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:
         "SAMEBITS_IMAGE": next(iter(image.tags), str(image.id)),
         GPUS: str(command.gpus),
         **_choice_inside(command),
-        **({} if command.gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}),  # where NVIDIA's runtime is the default one
+        **({} if command.gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}),  # if NVIDIA's runtime is the default
         "MLFLOW_TRACKING_URI": command.tracking_uri,
-        "TINI_KILL_PROCESS_GROUP": "1",  # a signal reaches what the command has started, as Ctrl-C on a terminal
+        "TINI_KILL_PROCESS_GROUP": "1",  # a signal also reaches child processes, as Ctrl-C on a terminal does
         **({"PYTHONPATH": str(source)} if source.is_dir() else {}),
     }
 
 
 def _choice_inside(command: ContainerCommand) -> dict[str, str]:
-    """CUDA_VISIBLE_DEVICES by UUIDs, where GPUs are given by name: then one may have another number inside."""
+    """CUDA_VISIBLE_DEVICES by UUID if GPUs are requested by name, because their indices may differ inside."""
     if command.gpus and VISIBLE in command.environ and allowed_gpus() is not None:
         return {VISIBLE: ",".join(visible_uuids(command.environ))}
     return {}
 
 
 def _is_passed(name: str, value: str, mounts: Sequence[Path]) -> bool:
-    """A path of the host's means nothing inside, unless it is mounted."""
+    """Whether a container gets a variable. A path counts only if it is mounted."""
     if name in _NOT_INSIDE or not (name.startswith(_PASSED) or name in _PASSED_NAMES):
         return False
     path = Path(value)
@@ -169,7 +166,7 @@ def _is_passed(name: str, value: str, mounts: Sequence[Path]) -> bool:
 
 
 def _shared_memory(environ: Mapping[str, str]) -> int:
-    """Bytes of /dev/shm: NCCL needs more than Docker's 64 MB."""
+    """Bytes of /dev/shm. NCCL needs more than Docker's default of 64 MB."""
     from docker.errors import DockerException
     from docker.utils import parse_bytes
 
@@ -181,7 +178,7 @@ def _shared_memory(environ: Mapping[str, str]) -> int:
 
 
 def _is_here(tracking_uri: str) -> bool:
-    """Whether a server is reached on this host's loopback alone."""
+    """Whether a server is on this host's loopback interface."""
     name = address_parts(tracking_uri).hostname or ""
     try:
         address = ipaddress.ip_address(name)
@@ -190,20 +187,20 @@ def _is_here(tracking_uri: str) -> bool:
     return address.is_loopback or address.is_unspecified
 
 
-# -- which folders of the host a command gets, each at its own path: DVC and MLflow keep absolute paths ----------
+# -- mounts, each at its own path because DVC and MLflow store absolute paths ------------------------------------
 
 
 def mounts_of(
     cwd: Path, tracking_uri: str, *, certificates: Iterable[Path] = (), environ: Mapping[str, str] = os.environ
 ) -> list[Path]:
-    """What to mount for a command in ``cwd``, where none lies in another.
+    """Files and folders to mount for a command in ``cwd``, none of which lies in another.
 
-    That is its repository and git's own folder, the folder of a store that is files, a cache of DVC's that is
-    elsewhere, what SAMEBITS_MOUNTS names, and ``certificates``.
+    These are its repository and git folder, the folder of a file store of MLflow, an external DVC cache, the entries of
+    SAMEBITS_MOUNTS, and ``certificates``.
 
     Raises:
-        UserError: SAMEBITS_MOUNTS names what is not there.
-        HostError: something lies where the image has files of its own.
+        UserError: an entry of SAMEBITS_MOUNTS is missing.
+        HostError: a path is one at which the image has its own files.
     """
     project = _project(cwd)
     paths = [*_git_folders(project), *_store(tracking_uri), *_caches(project), *_named_by_the_user(project, environ)]
@@ -216,18 +213,18 @@ def mounts_of(
 
 
 def is_seen(path: Path, mounts: Sequence[Path]) -> bool:
-    """Whether a path lies in something that is mounted."""
+    """Whether a path lies in one of the mounts."""
     return any(mount in (path, *path.parents) for mount in mounts)
 
 
 def _project(cwd: Path) -> Path:
-    """``cwd``, or, of one of DVC's temporary experiments, the folder that it is an experiment of."""
+    """``cwd``, or the repository whose temporary DVC experiment it is."""
     outer, marker, _ = f"{cwd.resolve()}/".partition(f"/{_EXPERIMENTS}/")
     return Path(outer) if marker else cwd
 
 
 def _git_folders(project: Path) -> list[Path]:
-    """The working tree that a folder is in, and git's own folder, which for a worktree is elsewhere."""
+    """The working tree of a folder, and its git folder, which is elsewhere for a worktree."""
     command = ["git", "rev-parse", "--path-format=absolute", "--show-toplevel", "--git-common-dir"]
     try:
         done = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True)
@@ -237,26 +234,26 @@ def _git_folders(project: Path) -> list[Path]:
 
 
 def _store(tracking_uri: str) -> list[Path]:
-    """The folder of a store that is files."""
+    """The folder of a file store of MLflow."""
     if (file := file_of(tracking_uri)) is not None:
         return [file.parent]
     return [Path(address_parts(tracking_uri).path)] if tracking_uri.startswith("file:") else []
 
 
 def _caches(project: Path) -> Iterator[Path]:
-    """A cache of DVC's that is elsewhere: results may be links into it."""
+    """An external DVC cache, because results may be links into it."""
     for name in ("config", "config.local"):
         config = configparser.ConfigParser(interpolation=None)
         with suppress(configparser.Error):
             config.read(project / ".dvc" / name, encoding="utf-8")
         if config.has_option("cache", "dir"):
             folder = project / ".dvc" / config.get("cache", "dir")
-            if folder.exists():  # without it nothing links there
+            if folder.exists():  # otherwise nothing links into it
                 yield folder
 
 
 def _named_by_the_user(project: Path, environ: Mapping[str, str]) -> Iterator[Path]:
-    """The entries of SAMEBITS_MOUNTS; the environment's go before those of ``.env``."""
+    """The entries of SAMEBITS_MOUNTS in the environment, else in ``.env``."""
     value = environ[MOUNTS] if MOUNTS in environ else _line_of_env_file(project / ".env", MOUNTS)
     for entry in filter(None, value.split(os.pathsep)):
         path = project / entry
@@ -266,7 +263,7 @@ def _named_by_the_user(project: Path, environ: Mapping[str, str]) -> Iterator[Pa
 
 
 def _line_of_env_file(file: Path, name: str) -> str:
-    """The value of a line ``name=value``, of which the last one counts; empty where there is none to read."""
+    """The value of the last line ``name=value``; empty if the file or the line is missing."""
     with suppress(OSError):
         for line in reversed(file.read_text(encoding="utf-8", errors="replace").splitlines()):
             key, _, value = line.partition("=")
@@ -275,15 +272,15 @@ def _line_of_env_file(file: Path, name: str) -> str:
     return ""
 
 
-# -- who removes a container -----------------------------------------------------------------------------------
+# -- removal of containers ---------------------------------------------------------------------------------------
 #
-# The process that made it, or, where that was killed, whoever comes next. The engine's own ``auto_remove`` cannot do
-# this: it removes a container that has ended, and one whose runner was killed goes on, with its GPUs, until its
-# training is over.
+# The process that made a container removes it. If that process was killed, the next one does. The engine's
+# ``auto_remove`` is no alternative: it removes only ended containers, and a container whose owner was killed keeps its
+# GPUs until its training ends.
 
 
 def identity(pid: int | str) -> str:
-    """A process of the caller's: where it is, its number, and its time of start, because numbers come again."""
+    """A process of the caller: user, host, namespace, process id, and start time, because ids are reused."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
@@ -292,9 +289,10 @@ def identity(pid: int | str) -> str:
 
 
 def sweep(client: DockerClient) -> list[str]:
-    """Remove the caller's containers whose owner has ended without doing so; their ids.
+    """Remove the caller's containers whose owner has ended, and return their ids.
 
-    An owner in another namespace of processes cannot be seen and is left alone. After a restart of the host none lives.
+    An owner in another process namespace is invisible, and its container is left alone. Owners from before the host's
+    last start have all ended.
     """
     from docker.errors import APIError
 

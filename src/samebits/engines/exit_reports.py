@@ -1,7 +1,6 @@
-"""How the launchers of a stage ended on the machines of a cluster, as each of them wrote it down.
+"""Exit reports of a stage's launchers, one from each machine of a cluster.
 
-An engine tells of a task that another one's end took along as of one that failed first, so that its exit code is no
-cause.
+They are needed because an engine's exit code does not tell the task that failed first from those that it took along.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 FOLDER = "SAMEBITS_LAUNCH"
-"""Variable with the folder in which the launchers of a stage write down how they ended."""
+"""Variable with the folder of a stage's exit reports."""
 
 
 class ExitReport(Record):
-    """The end of one node's launcher."""
+    """Exit code and error of one node's launcher."""
 
     exit_code: int
     message: str = ""
@@ -33,9 +32,9 @@ class ExitReport(Record):
 
 @contextmanager
 def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
-    """Where this is one of a cluster's machines, write down how the block ends.
+    """Write an exit report for the block, on a machine of a cluster.
 
-    Node 0 alone prints it, and a machine without the disk on which it would be read.
+    Only node 0 prints its error, and a node whose report nobody can read.
     """
     if not environ.get(FOLDER):
         yield
@@ -45,7 +44,7 @@ def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
         node = find_nodes(environ=environ).rank
         with suppress(OSError):
             (folder / f"node{node}.begun").touch()
-            (folder / f"node{node}.json").unlink()  # how it ended before its job was queued again
+            (folder / f"node{node}.json").unlink()  # the report from before the job was queued again
         yield
     except WithHint as error:
         report = ExitReport(exit_code=error.exit_code, message=error.message, hint=error.hint)
@@ -58,7 +57,7 @@ def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _leave(report: ExitReport, folder: Path, node: int) -> bool:
-    """Whether the launch will find the report: the disk may be full, or the folder may be on another machine's disk."""
+    """Write a report. False if nobody can read it: the disk is full, or the folder is not shared."""
     if not folder.is_dir():
         return False
     try:
@@ -69,12 +68,12 @@ def _leave(report: ExitReport, folder: Path, node: int) -> bool:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether the launcher of any node has."""
+    """Whether the launcher of any node has begun."""
     return any(folder.glob("node*.begun"))
 
 
 def read_endings(folder: Path) -> dict[int, WithHint | None]:
-    """How each node ended that could say so, the first node first; None for one that ended well."""
+    """The error of each node with a report, by rank; None for a node that succeeded."""
     endings: dict[int, WithHint | None] = {}
     for file in sorted(folder.glob("node*.json"), key=lambda file: int(file.stem.removeprefix("node"))):
         with suppress(UserError):

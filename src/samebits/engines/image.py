@@ -1,4 +1,4 @@
-"""The image that fits this repository's locks: its name, its build, what is known of it, and it as a file."""
+"""The image for this repository's locks: name, build, facts, and its archive as a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Variant = Literal["cpu", "gpu"]
 
 IMAGE = "SAMEBITS_IMAGE"
-"""Variable with the image to use in place of the locks' own, by any name that the engine knows."""
+"""Variable with an image to use in place of that for the locks, by any name that the engine knows."""
 
 BASE_LABEL = "org.opencontainers.image.base.name"
 REVISION_LABEL = "org.opencontainers.image.revision"
@@ -33,12 +33,12 @@ LOCK_LABEL = "samebits.lock"
 
 
 def image_name(variant: Variant, root: Path = Path()) -> str:
-    """``samebits:VARIANT-DIGEST``, whose digest is that of the files that decide what is installed.
+    """``samebits:VARIANT-DIGEST``, with a digest of the files that determine what is installed.
 
     ``tools/env.sh`` makes the same name for Compose.
 
     Raises:
-        HostError: they are not here.
+        HostError: one of these files is missing.
     """
     digest = hashlib.sha256()
     for name in ("Dockerfile", "requirements.uv.lock", f"requirements.{variant}.lock"):
@@ -51,20 +51,20 @@ def image_name(variant: Variant, root: Path = Path()) -> str:
 
 
 def variant_of(name: str) -> Variant | None:
-    """The lock that an image's name speaks of; None if it is not a name of the locks."""
+    """The variant in an image's name; None if it is not a name from ``image_name``."""
     match = re.fullmatch(r"samebits:(cpu|gpu)-[0-9a-f]{12}", name)
     return cast("Variant", match[1]) if match else None
 
 
 def wanted_image(variant: Variant, root: Path = Path(), environ: Mapping[str, str] = os.environ) -> str:
-    """The image that a stage should run in. Raises HostError: there is nothing here that it could be made from."""
+    """Name of the image for stages. Raises HostError: the files that determine it are missing."""
     return environ.get(IMAGE) or image_name(variant, root)
 
 
 def build_image(
     client: DockerClient, name: str, variant: Variant, *, base: str | None, torch_backend: str | None
 ) -> None:
-    """Build from the Dockerfile here, and show how it goes on stderr. Raises HostError: a step failed."""
+    """Build from the Dockerfile of this folder, with progress on stderr. Raises HostError: a step failed."""
     arguments = {"LOCK": variant, "REVISION": git_state().told}
     if base:
         arguments["BASE_IMAGE"] = base
@@ -94,7 +94,7 @@ def require_image(client: DockerClient, name: str, environ: Mapping[str, str] = 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFacts:
-    """What a run records of its image; ``digest`` is the registry's, None for one that was built here."""
+    """Facts of an image that a run records; ``digest`` is the registry's, None for a local build."""
 
     image_id: str
     digest: str | None
@@ -103,13 +103,13 @@ class ImageFacts:
     revision: str | None
 
     def environ(self) -> dict[str, str]:
-        """As a container gets it, for ``samebits.host``."""
+        """The facts as a container's variables, which ``samebits.host`` reads."""
         known = {"ID": self.image_id, "DIGEST": self.digest, "BASE": self.base}
         return {f"SAMEBITS_IMAGE_{name}": value for name, value in known.items() if value}
 
 
 def facts_of(image: Image) -> ImageFacts:
-    """What the engine knows of an image."""
+    """The engine's facts of an image."""
     labels = image.labels
     digests = [str(digest) for digest in image.attrs.get("RepoDigests") or []]
     return ImageFacts(
@@ -122,12 +122,12 @@ def facts_of(image: Image) -> ImageFacts:
 
 
 def record_of(file: Path) -> Path:
-    """Where ``save_image`` keeps the SHA-256 of its file and the image's id."""
+    """Path of the record that ``save_image`` writes beside its file."""
     return file.with_name(f"{file.name}.json")
 
 
 class SavedImage(Part):
-    """What is known of an image that was written to a file: whose hash and layers it has."""
+    """Record of an image archive: the image's facts, and the SHA-256 of the file."""
 
     name: str
     id: str
@@ -138,9 +138,9 @@ class SavedImage(Part):
 
 
 def save_image(image: Image, name: str, file: Path) -> list[Path]:
-    """Write the image with its name to ``file``, and its id, digests, layers and SHA-256 beside it.
+    """Write the image with its name to ``file``, and a record beside it; returns both paths.
 
-    The exact image is kept so because registries delete old ones.
+    Such a file keeps the exact image, which a registry may delete.
     """
     failed = engine_errors("the engine does not give the image")
     with atomic(file) as temporary, temporary.open("wb") as stream, failed:
@@ -163,8 +163,8 @@ def load_image(client: DockerClient, file: Path) -> str:
     """Load what ``save_image`` wrote, and return its name.
 
     Raises:
-        UserError: a file is missing or damaged, or holds no image, or another than it says.
-        HostError: the engine has no room for it.
+        UserError: a file is missing or damaged, or holds no image, or another image than the record names.
+        HostError: the engine has no space left.
     """
     from docker.errors import DockerException
 
@@ -191,7 +191,8 @@ def load_image(client: DockerClient, file: Path) -> str:
                 raise HostError(f"{file}: the engine has no space left for it", hint=hint) from None
             what = f"{file}: the engine takes no image from it: {first_line(str(error))}"
             raise UserError(what, hint=named) from None
-    if [_layers(image) for image in images] != [record.layers]:  # an id depends on the engine's way of keeping images
+    # By layers, because ids depend on the engine's image store.
+    if [_layers(image) for image in images] != [record.layers]:
         raise UserError(f"{file}: holds another image than {record.name}", hint="copy both files again")
     return record.name
 

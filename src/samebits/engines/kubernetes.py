@@ -1,6 +1,6 @@
-"""A training on Kubernetes: the manifests of a Job of its own, or of a TrainJob of Kubeflow Trainer.
+"""Manifests of a training on Kubernetes: an indexed Job with its Service, or a TrainJob of Kubeflow Trainer.
 
-Nothing here talks to a cluster: what is printed is for ``kubectl``, and how a pod ended is told by its exit code.
+Nothing here talks to a cluster. ``kubectl`` applies the printed manifests, and a pod's exit code tells how it ended.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 
 REPOSITORY = "/repository"
-"""Where a pod has the claim: one path on all of them, because DVC and MLflow keep absolute ones."""
+"""Mount path of the claim: the same in all pods, because DVC and MLflow store absolute paths."""
 
-_GRACE_SECONDS = 90  # 45 for the checkpoint and for leaving the others, the rest for what MLflow does not have yet
-_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"  # the label came later, in 1.28
-_NODE = "node"  # the name that Kubeflow's runtimes give to the job and to its container
-_MANAGER = "samebits/launch"  # whose patches these are; it must have a slash
+_GRACE_SECONDS = 90  # 45 for the checkpoint and for leaving the others, the rest for delivery to MLflow
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"  # the label is newer: Kubernetes 1.28
+_NODE = "node"  # name of the job and of the container in Kubeflow's runtimes
+_MANAGER = "samebits/launch"  # owner of the runtime patches; must have a slash
 _SHARED = "shared-memory"
 _OF_MLFLOW = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
 _SECRET = re.compile(r"(PASSWORD|TOKEN|SECRET|KEY)$", re.IGNORECASE)
@@ -46,12 +46,12 @@ _DIGEST_HINT = (
 
 
 def manifests(cluster: Cluster, training: TrainingCall, environ: Mapping[str, str]) -> list[Manifest]:
-    """What starts a training on a cluster; the same settings and arguments give the same name.
+    """Manifests that start a training on a cluster. The same settings and arguments give the same name.
 
-    Of ``environ`` it takes the address of MLflow's server alone.
+    From ``environ`` only the address of MLflow's server is used.
 
     Raises:
-        UserError: a setting is missing, or wrong; or something that is secret would be printed.
+        UserError: a setting is missing or wrong, or a secret would be printed.
     """
     settings = cluster.kubernetes
     if settings is None:
@@ -72,7 +72,7 @@ def manifests(cluster: Cluster, training: TrainingCall, environ: Mapping[str, st
 
 
 def as_yaml(documents: Sequence[Manifest]) -> str:
-    """Manifests as text that every version of YAML reads alike."""
+    """Manifests as text that all versions of YAML read alike."""
     yaml, stream = YAML(), io.StringIO()
     yaml.explicit_start = True
     yaml.width = 2**16
@@ -83,7 +83,7 @@ def as_yaml(documents: Sequence[Manifest]) -> str:
 
 
 def _quoted(value: Any) -> Any:
-    """The same with quotes around whatever might be read as anything but text, as ``on`` and ``1:30`` once were."""
+    """The value with quotes around texts that a YAML version may read as another type, as ``on`` or ``1:30``."""
     if isinstance(value, dict):
         return {key: _quoted(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -97,7 +97,7 @@ def _quoted(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pods:
-    """The pods of a training, one on each machine, and what makes them."""
+    """The pods of a training, one on each machine."""
 
     name: str
     settings: Kubernetes
@@ -125,11 +125,11 @@ class _Pods:
             **_given(resources=self._resources()),
         )
         spec = {
-            "completionMode": "Indexed",  # which gives pods a number and a name to be found by
+            "completionMode": "Indexed",  # gives each pod an index and a host name
             "completions": self.nodes,
             "parallelism": self.nodes,
-            # When one pod has failed all others end, with a checkpoint: one that was made again alone would come to a
-            # meeting that is over, or be the second of its number. Whoever starts the Job again goes on from there.
+            # When one pod fails, all others write a checkpoint and end. A replacement of that pod alone would find no
+            # others, or be the second with its index. A restart of the Job continues from the checkpoint.
             "backoffLimit": 0,
             **_given(activeDeadlineSeconds=settings.active_deadline_seconds),
             "template": {
@@ -140,22 +140,22 @@ class _Pods:
         return self._document("batch/v1", "Job", spec)
 
     def _service(self) -> Manifest:
-        """By which pods have names; without an address of its own, since each of them is meant by its own name."""
+        """The headless Service that gives each pod a DNS name."""
         spec = {
             "clusterIP": "None",
-            # A name once the pod has an address, and not only when it is ready: the others wait for node 0 meanwhile,
-            # and no longer for its name, of which name servers remember for a while that it was not there.
+            # The name exists once the pod has an address, and not only when it is ready. Otherwise the other pods would
+            # look it up too early, and name servers cache for a while that a name is missing.
             "publishNotReadyAddresses": True,
             "selector": self._labels(),
         }
         return self._document("v1", "Service", spec)
 
     def _train_job(self) -> Manifest:
-        """The runtime brings the Service and the PET_ variables, which a TrainJob must not set."""
+        """The TrainJob. Its runtime makes the Service and the PET_ variables, which a TrainJob must not set."""
         settings = self.settings
         command = ["env", f"--chdir={REPOSITORY}", *self._command()]  # a TrainJob has no working directory
         if not settings.gpus_per_node and self.training.num_devices is None:
-            command += ["--num-devices", "auto"]  # the runtime would say one for each core
+            command += ["--num-devices", "auto"]  # the runtime's default is one for each core
         trainer = {
             "image": settings.image,
             "command": command,
@@ -185,7 +185,7 @@ class _Pods:
         return ["python", "pipeline/train.py", *self.training.arguments]
 
     def _pod(self) -> Manifest:
-        """What a pod has by either kind."""
+        """The part of a pod's spec that both kinds share."""
         settings = self.settings
         each_elsewhere = {"labelSelector": {"matchLabels": self._labels()}, "topologyKey": "kubernetes.io/hostname"}
         security = {
@@ -196,11 +196,11 @@ class _Pods:
         }
         volumes = [
             {"name": "repository", "persistentVolumeClaim": {"claimName": settings.claim}},
-            # NCCL needs more than the 64 MB that a pod has by itself.
+            # NCCL needs more than a pod's default of 64 MB.
             {"name": _SHARED, "emptyDir": {"medium": "Memory", "sizeLimit": settings.shared_memory}},
         ]
         return {
-            # A node is a machine, as with Slurm: two on one would share its cores and its links.
+            # One pod on each machine, as with Slurm: two pods would share its cores and links.
             "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [each_elsewhere]}},
             **_given(
                 nodeSelector=settings.node_selector,
@@ -213,7 +213,7 @@ class _Pods:
         }
 
     def _container(self, **own: Any) -> Manifest:
-        """The container of a pod, with as few rights as clusters require that restrict pods."""
+        """The container of a pod, with the few rights that clusters with pod security allow."""
         security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         mounts = [
             {"name": "repository", "mountPath": REPOSITORY, **_given(subPath=self.settings.subpath)},
@@ -222,7 +222,7 @@ class _Pods:
         return {"name": _NODE, **own, "securityContext": security, "volumeMounts": mounts}
 
     def _resources(self) -> Manifest:
-        """Asked for and kept to: figures of a pod that borrows cores would be of no use."""
+        """Limits equal to requests, because timings of a pod that borrows cores mean nothing."""
         settings = self.settings
         asked = _given(
             cpu=settings.cpus_per_node and str(settings.cpus_per_node),
@@ -233,12 +233,12 @@ class _Pods:
 
 
 def _given(**values: Any) -> Manifest:
-    """The values that are set, since a manifest names no others."""
+    """The values that are set. A manifest leaves out all others."""
     return {name: value for name, value in values.items() if value}
 
 
 def _env(variables: Mapping[str, Any]) -> list[Manifest]:
-    """Variables as a container has them: a text, or where it comes from."""
+    """Variables in the form of a container spec: each has a text, or a source."""
     return [
         {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value}
         for name, value in variables.items()
@@ -246,7 +246,7 @@ def _env(variables: Mapping[str, Any]) -> list[Manifest]:
 
 
 def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, Any]:
-    """What a training is told, by either kind; a pod is the container, whatever its image says of itself."""
+    """Variables of a training for both kinds. They mark the pod as a container, whatever variables its image has."""
     ours = {
         "PYTHONPATH": f"{REPOSITORY}/src",
         "SAMEBITS_CONTAINER": "1",
@@ -254,7 +254,7 @@ def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, An
         "SAMEBITS_IMAGE_DIGEST": settings.image,
         "SAMEBITS_HOST_GPUS": str(settings.gpus_per_node or 0),
         "SAMEBITS_START_SECONDS": str(settings.start_seconds),
-        # Where NVIDIA's runtime is the default one, a pod that asks for no GPU is shown all of them.
+        # If NVIDIA's runtime is the default, a pod that requests no GPU would see all of them.
         **({} if settings.gpus_per_node else {"NVIDIA_VISIBLE_DEVICES": "void"}),
     }
     for name, value in settings.env.items():
@@ -274,7 +274,7 @@ def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, An
 
 
 def _reachable(uri: str) -> str:
-    """An address of MLflow's that may be printed and that means something in a pod."""
+    """Check that an address of MLflow may be printed and works in a pod."""
     parts = address_parts(uri)
     if parts.scheme in ("", "file", "sqlite") or is_loopback(parts.hostname or ""):
         hint = "name a server that pods reach, or unset it: runs then go to mlflow.db on the claim"

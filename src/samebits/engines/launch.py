@@ -1,6 +1,6 @@
-"""Which training goes to which engine: one with ranks, to that which SAMEBITS_LAUNCHER or ``samebits launch`` names.
+"""Choice of the engine for a training with ranks, by SAMEBITS_LAUNCHER or ``samebits launch``.
 
-Slurm is waited for. For Kubernetes there are manifests, and ``kubectl`` does the rest.
+A launch on Slurm waits for its end. For Kubernetes it prints manifests for ``kubectl``.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _PRINTED = "samebits launch --dry-run kubernetes --strategy ddp ... | kubectl ap
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall:
-    """One call of ``pipeline/train.py``: its arguments, and what some of them say.
+    """One call of ``pipeline/train.py``: its arguments, and the parsed values of some of them.
 
-    ``num_devices`` is None where the arguments leave it to the engine, and so are ``nodes`` and what goes with them.
+    ``num_devices``, ``nodes``, ``node_rank`` and ``master`` are None if the arguments leave them to the engine.
     """
 
     arguments: tuple[str, ...]
@@ -48,18 +48,18 @@ class TrainingCall:
 
     @classmethod
     def of(cls, arguments: Sequence[str], options: Mapping[str, Any]) -> Self:
-        """A call with such ``arguments``, from which the script reads these ``options``."""
+        """A call with ``arguments``, and the ``options`` that the script parses from them."""
         read = {field.name: options[field.name] for field in fields(cls) if field.name != "arguments"}
         return cls(arguments=tuple(arguments), **read)
 
     @property
     def paths(self) -> dict[str, str | None]:
-        """The paths that it is told, by option."""
+        """The paths among the arguments, by option."""
         return {"--params": self.params_file, "--data-dir": self.data_dir, "--out-dir": self.out_dir}
 
 
 def launcher(environ: Mapping[str, str]) -> Launcher:
-    """What SAMEBITS_LAUNCHER asks for, local if it is not set. Raises UserError: it is something else."""
+    """The value of SAMEBITS_LAUNCHER, local if unset. Raises UserError: it is another value."""
     value = environ.get(LAUNCHER) or "local"
     if value == "kubernetes":
         raise UserError(f"{LAUNCHER}: got 'kubernetes', for which no stage waits", hint=_PRINTED)
@@ -74,17 +74,17 @@ def goes_elsewhere(strategy: str | None, environ: Mapping[str, str]) -> bool:
 
 
 def _has_ranks(strategy: str | None) -> bool:
-    """Whether it may have several machines; a name that is wrong is refused where it is read."""
+    """Whether a strategy may use several machines. An unknown name counts: its reader refuses it."""
     return strategy is not None and (strategy not in STRATEGIES or STRATEGIES[strategy].has_ranks)
 
 
 def hand_over(argv: Sequence[str], strategy: str | None, environ: Mapping[str, str]) -> bool:
-    """Run this stage elsewhere if it belongs there, to its good end; else return False.
+    """Run this stage on the cluster until it succeeds, if it belongs there; else return False.
 
     Raises:
         UserError: the settings are wrong.
-        HostError: the engine does not take it.
-        SamebitsError: what the machines failed of.
+        HostError: the engine does not accept it.
+        SamebitsError: the error of the machines.
     """
     if not goes_elsewhere(strategy, environ):
         return False
@@ -101,14 +101,14 @@ def launch(
     dry_run: bool,
     environ: Mapping[str, str],
 ) -> str:
-    """Run a training on an engine's machines; with ``dry_run``, only the text of what would start it.
+    """Run a training on an engine's machines; with ``dry_run``, only return the text that would start it.
 
-    ``nodes`` and ``kind`` go before the file's.
+    ``nodes`` and ``kind`` override the file's.
 
     Raises:
-        UserError: it is no training for several machines, the settings are wrong, or nobody waits for the engine.
-        HostError: the engine does not take it.
-        SamebitsError: what the machines failed of.
+        UserError: the training uses one machine, the settings are wrong, or Kubernetes is used without ``dry_run``.
+        HostError: the engine does not accept it.
+        SamebitsError: the error of the machines.
     """
     _check(engine, training, kind)
     if nodes:
@@ -121,14 +121,14 @@ def launch(
 
 
 def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """In an allocation of several machines, run the command over all of them, to its good end; else return False.
+    """In an allocation of several machines, run a command on all of them until it succeeds; else return False.
 
     Raises:
         UserError: the settings are wrong.
-        SamebitsError: what the machines failed of.
+        SamebitsError: the error of the machines.
     """
     count = environ.get("SLURM_JOB_NUM_NODES", "1")
-    if count == "1" or find_nodes(environ=environ).several:  # a step of one machine is the shell of an allocation
+    if count == "1" or find_nodes(environ=environ).several:  # a step of one machine is an allocation's shell
         return False
     _on_slurm(command, {**environ, "SAMEBITS_NODES": count})
     return True
@@ -148,14 +148,16 @@ def _check(engine: Engine, training: TrainingCall, kind: Kind | None) -> None:
 
 
 def _on_slurm(argv: Sequence[str], environ: Mapping[str, str], *, dry_run: bool = False) -> str:
-    """Run Python with such arguments on Slurm's machines; with ``dry_run``, only return the command that would."""
-    from samebits.engines.settings import read_cluster  # here, because every stage asks, and few are handed over
+    """Run Python with ``argv`` on Slurm's machines; with ``dry_run``, only return the command that would start it."""
+    # Here, because every stage imports this module, and few go to Slurm.
+    from samebits.engines.settings import read_cluster
     from samebits.engines.slurm import SlurmJob, run_on_slurm
 
     cluster = read_cluster(environ=environ)
     python = "python" if cluster.slurm.container_image or cluster.slurm.apptainer_image else sys.executable
     source = Path("src").resolve()
-    code = {"PYTHONPATH": str(source)} if python == "python" and source.is_dir() else {}  # else it would be the image's
+    # Without it the code of the image would run.
+    code = {"PYTHONPATH": str(source)} if python == "python" and source.is_dir() else {}
     job = SlurmJob.of(cluster, [python, *argv], {**environ, **code, LAUNCHER: "local"})
     if dry_run:
         return f"{shlex.join(job.submission())}\n"

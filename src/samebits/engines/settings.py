@@ -1,6 +1,6 @@
-"""``cluster.toml`` and its variables: on how many machines, and what an engine wants to know.
+"""Settings of a cluster, from ``cluster.toml`` and its variables: the number of machines, and those of each engine.
 
-It is not in ``params.yaml``, since no bit and no figure is a function of a partition or an account.
+They are not in ``params.yaml``, because no bit and no timing depends on a partition or an account.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ FILE = Path("cluster.toml")
 _GUIDE = "see the guide of several machines"
 
 Kind = Literal["Job", "TrainJob"]
-"""What Kubernetes is asked for: its own indexed Job, or a TrainJob of Kubeflow Trainer."""
+"""Kind of the manifest: Kubernetes' own indexed Job, or a TrainJob of Kubeflow Trainer."""
 
 
 class Slurm(Part):
-    """How a job is asked for. ``arguments`` are further ones of ``srun`` and ``sbatch``.
+    """Settings of a Slurm job. ``arguments`` are further arguments of ``srun`` and ``sbatch``.
 
-    ``container_image`` is one for pyxis, ``apptainer_image`` a file for apptainer; without either, the environment of
-    the login node is used.
+    ``container_image`` is an image for pyxis, ``apptainer_image`` a file for apptainer. Without either, the job uses
+    the environment of the login node.
     """
 
     partition: str | None = None
@@ -45,14 +45,14 @@ class Slurm(Part):
 
 
 class Kubernetes(Part):
-    """What a Job or a TrainJob is made from; ``image`` is named by its digest.
+    """Settings of a Job or a TrainJob; ``image`` is named by its digest.
 
-    ``claim`` is the PersistentVolumeClaim that holds the repository, in the folder ``subpath`` if that is set, and
-    ``run_as_user`` is whose files these are: the image's own user unless it is set, since the caller's number on this
-    machine says nothing of the claim. ``shared_memory`` counts as memory of the pod. The keys of the Secret ``secret``
-    that are variables of MLflow's become variables of the training; ``env`` are further ones. Taints of nodes with the
-    keys ``tolerations`` are tolerated. The first pod waits ``start_seconds`` for the last, which may have to pull the
-    image. ``runtime`` is a TrainJob's ClusterTrainingRuntime.
+    ``claim`` is the PersistentVolumeClaim with the repository, in the folder ``subpath`` if set. ``run_as_user`` is the
+    owner of its files, by default the image's own user: the caller's id on this machine means nothing on the claim.
+    ``shared_memory`` counts as memory of the pod. Keys of the Secret ``secret`` that are MLflow's variables become
+    variables of the training; ``env`` has further ones. Taints with the keys ``tolerations`` are tolerated. The first
+    pod waits ``start_seconds`` for the last, which may have to pull the image. ``runtime`` is a TrainJob's
+    ClusterTrainingRuntime.
     """
 
     image: str
@@ -76,7 +76,7 @@ class Kubernetes(Part):
 
 
 class Cluster(Part):
-    """``nodes`` machines, and what Slurm or Kubernetes wants to know."""
+    """The number of machines (``nodes``), and the settings of Slurm and Kubernetes."""
 
     nodes: int = Field(2, ge=1)
     slurm: Slurm = Slurm()
@@ -84,7 +84,7 @@ class Cluster(Part):
 
 
 def read_cluster(file: Path = FILE, environ: Mapping[str, str] = os.environ) -> Cluster:
-    """The settings of a file, if there is one; variables go before it.
+    """The settings of a file, if it exists; variables override them.
 
     Raises:
         UserError: the file or a variable is wrong.

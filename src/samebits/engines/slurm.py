@@ -1,4 +1,4 @@
-"""A stage on the machines of a Slurm cluster: by ``srun`` inside an allocation, else by ``sbatch``, and to its end."""
+"""Run a stage on a Slurm cluster, and wait for it: with ``srun`` inside an allocation, else with ``sbatch``."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 LAUNCHES = Path(".samebits/launches")
 _IMAGES = Path(".samebits/images.json")
 _POLL_SECONDS = 0.2
-_STOP_SECONDS = 60.0  # that a training has to end by itself, with a checkpoint, before its job is cancelled
-_WAIT_SECONDS = 60  # that srun waits for the other tasks once one has ended: they end by themselves
+_STOP_SECONDS = 60.0  # for a training to write a checkpoint and end, before its job is cancelled
+_WAIT_SECONDS = 60  # that srun waits for the other tasks after the first has ended
 
 
 @dataclass(kw_only=True)
 class SlurmJob:
-    """One hand-over: what runs, and where its output and the machines' endings are."""
+    """One command on Slurm; ``folder`` gets its output and the machines' exit reports."""
 
     cluster: Cluster
     command: Sequence[str]
@@ -47,7 +47,7 @@ class SlurmJob:
 
     @classmethod
     def of(cls, cluster: Cluster, command: Sequence[str], environ: Mapping[str, str]) -> Self:
-        """A hand-over of now; its command gets ``environ``, a folder to say in how it ends, and a secret."""
+        """A new job; its command gets ``environ``, the folder for exit reports, and a secret."""
         name = f"samebits-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = (LAUNCHES / name).resolve()
         told = {SECRET: secrets.token_hex(16), **environ, FOLDER: str(folder)}
@@ -55,7 +55,7 @@ class SlurmJob:
 
     @property
     def is_step(self) -> bool:
-        """Whether it becomes a step of the allocation that this process is in, else a job of its own."""
+        """Whether it becomes a step of this process's allocation; else it is a job of its own."""
         return "SLURM_JOB_ID" in self.environ
 
     def submission(self) -> list[str]:
@@ -63,7 +63,7 @@ class SlurmJob:
         return self.srun() if self.is_step else self.sbatch()
 
     def srun(self) -> list[str]:
-        """One task on each machine, each of which is left to end by itself."""
+        """``srun`` with one task on each machine; the end of one task kills no other."""
         slurm = self.cluster.slurm
         options = [
             f"--nodes={self.cluster.nodes}",
@@ -71,19 +71,19 @@ class SlurmJob:
             "--ntasks-per-node=1",
             "--kill-on-bad-exit=0",
             f"--wait={_WAIT_SECONDS}",
-            "--cpu-bind=none",  # its workers share what the job has there; one task alone may be bound to one core
+            "--cpu-bind=none",  # a single task may be bound to one core, and its workers share all cores of the job
             "--input=none",
             f"--job-name={self.name}",
         ]
         if slurm.container_image:
             here, image = Path.cwd(), Path(slurm.container_image)
-            # By a slash or dot at its beginning pyxis knows a file from an image of a registry.
+            # pyxis takes a name for a file, and not for an image of a registry, if it begins with a slash or a dot.
             name = image.resolve() if image.is_file() else slurm.container_image
             options += [f"--container-image={name}", f"--container-mounts={here}:{here}", f"--container-workdir={here}"]
         return ["srun", *options, *self._resources(), *self._inside()]
 
     def sbatch(self) -> list[str]:
-        """The same as a job of its own, which is waited for."""
+        """``sbatch`` of the same ``srun``, which waits for the end of the job."""
         slurm = self.cluster.slurm
         asked = {"partition": slurm.partition, "account": slurm.account, "time": slurm.time}
         options = [f"--{name}={value}" for name, value in asked.items() if value]
@@ -102,22 +102,22 @@ class SlurmJob:
     def _inside(self) -> list[str]:
         slurm = self.cluster.slurm
         if slurm.apptainer_image:
-            here = str(Path.cwd())  # --nv says so where there is no driver, and goes on
+            here = str(Path.cwd())  # --nv prints a warning if there is no driver, and goes on
             return ["apptainer", "exec", "--nv", "--bind", here, "--pwd", here, slurm.apptainer_image, *self.command]
         return list(self.command)
 
 
 def run_on_slurm(job: SlurmJob) -> None:
-    """Run a command on the cluster's machines, show what it writes, and return when it has ended well.
+    """Run a command on the cluster's machines, show its output, and return when it has succeeded.
 
     Raises:
-        HostError: Slurm is not here, or does not take the job.
+        HostError: Slurm is not installed, or does not accept the job.
         Interrupted: a signal ended it, here or there.
-        SamebitsError: what the machines said that they failed of.
+        SamebitsError: the error from the machines' exit reports.
     """
     make_folder(job.folder)
     job = replace(job, environ={**job.environ, **image_variables(job.cluster.slurm)})
-    with taken_over():  # from before the start: a short job's log may be there at once
+    with taken_over():  # before the start, because a short job leaves its log at once
         running = _Step(job) if job.is_step else _Batch(job)
         try:
             running.start()
@@ -132,7 +132,7 @@ def run_on_slurm(job: SlurmJob) -> None:
 
 
 def image_variables(slurm: Slurm) -> dict[str, str]:
-    """What a run is to record of the image that it runs in: its name, and the hash of its file if it is one."""
+    """Variables for the record of a run's image: its name, and its digest or the hash of its file."""
     name = slurm.container_image or slurm.apptainer_image
     if not name:
         return {}
@@ -145,7 +145,7 @@ def image_variables(slurm: Slurm) -> dict[str, str]:
 
 
 def _raise_cause(folder: Path, code: int | None, last_words: str) -> None:
-    """The machines' own word for how it ended, Slurm's only where they have none; node 0's was shown already."""
+    """Raise the error of the exit reports, else one from Slurm's output. Node 0 has already printed its own."""
     endings = read_endings(folder)
     if first := endings.get(0):
         raise SystemExit(first.exit_code)
@@ -164,7 +164,7 @@ def _raise_cause(folder: Path, code: int | None, last_words: str) -> None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Have what ends this process wait for the end of the block, so that it knows what it has started."""
+    """Delay signals that end this process until the end of the block, so that it knows the process that it starts."""
     ending, came = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), list[int]()
     handlers = {signum: handler for signum in ending if callable(handler := signal.getsignal(signum))}
     for signum in handlers:
@@ -179,9 +179,9 @@ def _signals_held() -> Iterator[None]:
 
 
 class _Running:
-    """A command of Slurm's that goes on as long as the machines do; what they write is shown meanwhile.
+    """A Slurm command that runs as long as its job. The job's output is shown meanwhile.
 
-    ``said`` is the file that the command's own words go to.
+    The command's own messages go to the file ``said``.
     """
 
     def __init__(self, job: SlurmJob, said: str, *, stdout: bool, shown: Mapping[str, BinaryIO]) -> None:
@@ -195,7 +195,7 @@ class _Running:
         """Start the command. Raises HostError: it is not installed."""
         try:
             with _signals_held(), self._said.open("wb") as stream:
-                # A session of its own, since srun kills its tasks where a terminal's Ctrl-C reaches it twice.
+                # In a session of its own, because srun kills its tasks if Ctrl-C of a terminal reaches it twice.
                 self._process = subprocess.Popen(
                     self.job.submission(),
                     stdin=subprocess.DEVNULL,
@@ -210,21 +210,21 @@ class _Running:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the command was started and has not ended."""
+        """Whether the command runs."""
         return self._process is not None and self._process.poll() is None
 
     def kill(self) -> None:
-        """End the command, whatever becomes of its job."""
+        """Kill the command. Its job may go on."""
         if self._process:
             self._process.kill()
             self._process.wait()
 
     def number(self) -> str | None:
-        """Slurm's name for it; None as long as it has none."""
+        """Slurm's number of the job or step; None while it has none."""
         raise NotImplementedError
 
     def wait(self, seconds: float = math.inf) -> int | None:
-        """Show what is written until it ends, and give its exit code; None if it goes on for longer."""
+        """Show the output until the command ends, and return its exit code; None if it still runs after ``seconds``."""
         assert self._process, "it was started"
         deadline = time.monotonic() + seconds
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
@@ -234,7 +234,7 @@ class _Running:
         return code
 
     def look(self) -> None:
-        """Copy what the job has written since the last look to this process's own streams."""
+        """Copy the job's new output to this process's streams."""
         for file, to in self._shown.items():
             with suppress(FileNotFoundError), file.open("rb") as stream:
                 stream.seek(self._offsets[file])
@@ -244,13 +244,13 @@ class _Running:
                 to.flush()
 
     def stop(self, signum: int) -> None:
-        """Pass a signal on, and wait for the end."""
+        """Pass a signal on to the job, and wait for its end."""
         if number := self.number():
             _slurm("scancel", f"--signal={signal.Signals(signum).name[3:]}", number)
             self.wait(_STOP_SECONDS)
 
     def cancel(self) -> None:
-        """Take the job or step out of the queue, and end the command that waits for it."""
+        """Cancel the job or step, and end the command that waits for it."""
         if self.goes_on:
             if number := self.number():
                 _slurm("scancel", number)
@@ -258,16 +258,16 @@ class _Running:
             self.kill()
 
     def said(self) -> str:
-        """The command's own words."""
+        """The command's own messages."""
         return self._said.read_text(encoding="utf-8", errors="replace")
 
     def last_words(self) -> str:
-        """The last line of what went wrong."""
+        """The last line of the error."""
         return last_line(self.said())
 
 
 class _Step(_Running):
-    """A step of the allocation that this process is in."""
+    """A step of this process's allocation."""
 
     def __init__(self, job: SlurmJob) -> None:
         super().__init__(job, "stderr", stdout=False, shown={"stderr": sys.stderr.buffer})
@@ -284,7 +284,7 @@ class _Batch(_Running):
 
     def __init__(self, job: SlurmJob) -> None:
         shown = {"stdout": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-        for name in shown:  # a network's file system would remember for a while that they are not there
+        for name in shown:  # a network file system caches for a while that a file is missing
             (job.folder / name).touch()
         super().__init__(job, "sbatch", stdout=True, shown=shown)
         self._told = False
@@ -295,43 +295,43 @@ class _Batch(_Running):
         return match and match[1]
 
     def look(self) -> None:
-        """Show what is new, the job's number first."""
+        """Copy new output, after the job's number."""
         if not self._told and (number := self.number()):
             self._told = True
             sys.stderr.write(f"job {number} of {self.job.cluster.nodes} machines, as {self.job.name}\n")
         super().look()
 
     def wait(self, seconds: float = math.inf) -> int | None:
-        """As above. Raises HostError: Slurm did not take the job."""
+        """As above. Raises HostError: Slurm did not accept the job."""
         code = super().wait(seconds)
         if code and not self.number():
             raise HostError(f"sbatch: {last_line(self.said())}", hint="see cluster.toml, and `sinfo`")
         return code
 
     def stop(self, signum: int) -> None:
-        """As above; a job that waits for its machines, which no signal reaches, is taken out of the queue."""
+        """As above. A pending job is cancelled, because signals do not reach it."""
         if number := self.number():
             _slurm("scancel", "--state=PENDING", number)
             if not _slurm("squeue", "--noheader", f"--jobs={number}"):
-                self.kill()  # it asks after its job only now and then
+                self.kill()  # sbatch polls its job at long intervals
                 return
         super().stop(signum)
 
     def cancel(self) -> None:
-        """As above; a job whose number ``sbatch`` has not said may have been taken all the same, under its name."""
+        """As above. A job without a number may still be in the queue, and is cancelled by its name."""
         if self.goes_on and not self.number():
             self.kill()
             _slurm("scancel", f"--name={self.job.name}")
         super().cancel()
 
     def last_words(self) -> str:
-        """The last line that the job wrote to stderr, or else what ``sbatch`` said."""
+        """The last line of the job's stderr, else of the output of ``sbatch``."""
         written = (self.job.folder / "stderr").read_text(encoding="utf-8", errors="replace")
         return last_line(written) if written.strip() else super().last_words()
 
 
 def _slurm(*command: str) -> str:
-    """What a command of Slurm's says; nothing where it fails."""
+    """The output of a Slurm command; empty if the command cannot run."""
     with suppress(OSError):
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return ""

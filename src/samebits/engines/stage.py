@@ -1,4 +1,4 @@
-"""Where a stage runs: in the image that fits the locks if that is possible here, else on the host, which is said."""
+"""Choice of the place of a stage: the image for the locks if possible, else the host, with a message."""
 
 from __future__ import annotations
 
@@ -33,21 +33,19 @@ Runtime = Literal["auto", "container", "host"]
 
 RUNTIME = "SAMEBITS_RUNTIME"
 INSIDE = "SAMEBITS_CONTAINER"
-"""Set in the image: there, everything runs where it is."""
+"""Variable that is set in the image, where every stage runs in place."""
 
 FIRST_STAGE = "host"
-"""The stage that runs at every ``dvc repro``, and so the one that says where all of them run."""
-
+"""The stage of every ``dvc repro``, which prints the place for all stages."""
 
 _PATH_OPTIONS = ("--params", "--data-dir", "--out-dir")
 
 
 @dataclass(frozen=True)
 class Place:
-    """The engine and the image that a command is to run in, and how many GPUs it is given.
+    """The engine, image and number of GPUs for a command.
 
-    These are all that this process may use and can name, or none. CUDA_VISIBLE_DEVICES chooses among them inside, as it
-    would here.
+    The GPUs are all that this process may use, or none. CUDA_VISIBLE_DEVICES selects among them inside, as on the host.
     """
 
     client: DockerClient
@@ -56,7 +54,7 @@ class Place:
 
 
 def requested_runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
-    """What SAMEBITS_RUNTIME asks for, auto if it is not set. Raises UserError: it is something else."""
+    """The value of SAMEBITS_RUNTIME, auto if unset. Raises UserError: it is another value."""
     value = environ.get(RUNTIME) or "auto"
     if value not in get_args(Runtime):
         raise UserError(f"{RUNTIME}: got {value!r}, accepts auto, container or host", hint=f"unset {RUNTIME}")
@@ -64,10 +62,10 @@ def requested_runtime(environ: Mapping[str, str] = os.environ) -> Runtime:
 
 
 def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> Place:
-    """The image for this host.
+    """The place for commands of this host.
 
     Raises:
-        HostError: no engine answers, it has no such image, or it does not offer this host's GPUs.
+        HostError: no engine answers, it lacks the image, or it does not offer this host's GPUs.
     """
     client = connect(environ)
     allowed = allowed_gpus()
@@ -81,11 +79,11 @@ def find_place(root: Path = Path(), environ: Mapping[str, str] = os.environ) -> 
 
 
 def command_for(place: Place, argv: Sequence[str], *, interactive: bool = False) -> ContainerCommand:
-    """A command of this folder, with all that it is to see.
+    """A command in this folder, with all its mounts.
 
     Raises:
-        HostError: something that it needs cannot be mounted.
-        UserError: a path that it names would not be seen inside.
+        HostError: a path that it needs cannot be mounted.
+        UserError: a path in its arguments or parameters is not mounted.
     """
     cwd, uri = Path.cwd(), tracking_uri()
     certificates = [Path(os.environ[name]) for name in TRUST if os.environ.get(name)]
@@ -100,13 +98,13 @@ def command_for(place: Place, argv: Sequence[str], *, interactive: bool = False)
 
 
 def named_paths(argv: Sequence[str]) -> dict[str, Path]:
-    """The paths that options of the stages' scripts and keys of the parameters name, by option or key."""
+    """The paths in a stage's arguments and in its parameters, by option or key."""
     paths = {}
     for argument, following in zip(argv, [*argv[1:], ""], strict=True):
         option, _, value = argument.partition("=")
         if option in _PATH_OPTIONS:
             paths[option] = Path(value or following)
-    with suppress(UserError):  # what is wrong with the file is said by the command, inside
+    with suppress(UserError):  # the command inside reports errors of the file
         params = load_params(paths.get("--params", "params.yaml"))
         if params.model.source:
             paths["model.source"] = Path(params.model.source)
@@ -118,13 +116,11 @@ def named_paths(argv: Sequence[str]) -> dict[str, Path]:
 
 
 def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.environ) -> None:
-    """Run this command in the container if that is where it belongs, and end with its exit code.
-
-    It comes back where the command is to run on.
+    """Run this command in a container if it belongs there, and end with its exit code; else return.
 
     Raises:
-        HostError: the container is asked for and cannot be had, or does not show the host's GPUs.
-        UserError: a path that it names would not be seen inside.
+        HostError: SAMEBITS_RUNTIME requires a container and there is none, or it does not show the host's GPUs.
+        UserError: a path in its arguments or parameters is not mounted.
     """
     first = Path(arguments[0]).stem == FIRST_STAGE
     if environ.get(INSIDE):
@@ -148,7 +144,7 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
 
 
 def _among_nodes(command: ContainerCommand, environ: Mapping[str, str]) -> ContainerCommand:
-    """A command that finds the other machines of its training, if there are any, also without Slurm's commands."""
+    """The command with torchrun's variables for its machines, if there are several: an image lacks Slurm's commands."""
     nodes = find_nodes(environ=environ)
     if nodes.several:
         return replace(command, several_nodes=True, environ={**command.environ, **nodes.environ()})
@@ -156,7 +152,7 @@ def _among_nodes(command: ContainerCommand, environ: Mapping[str, str]) -> Conta
 
 
 def _look_around(environ: Mapping[str, str], *, say: bool) -> None:
-    """Inside: whether the GPUs are here, and whether the image is that of the locks."""
+    """Inside the image, require the host's GPUs, and warn if the image is not that for the locks."""
     name, given = environ.get("SAMEBITS_IMAGE", "the image"), environ.get(GPUS)
     usable = count_present() if torch_build().cuda else 0
     if given is not None and usable != int(given):
@@ -168,16 +164,16 @@ def _look_around(environ: Mapping[str, str], *, say: bool) -> None:
 
 
 def run_inside(place: Place, command: ContainerCommand) -> int:
-    """Run a command in the image, and have delivered what its sender leaves behind."""
+    """Run a command in the image, and deliver the logs that its sender leaves behind."""
     with taken_over():
         return run(place.client, place.image, command)
 
 
 @contextmanager
 def delivered(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Where a container ends with this process, and the sender in it, deliver first what the block leaves behind.
+    """Deliver the block's logs if the container, with its sender, ends with this process, as in a pod.
 
-    As in a pod. Elsewhere somebody outside does, or the sender has the time.
+    Elsewhere a process outside delivers them, or the sender goes on.
     """
     if not environ.get(INSIDE) or os.getpid() != 1:
         yield
