@@ -1,1 +1,1 @@
-"""What a training needs of this host, this repository and the user's model, and what to do where it is missing."""
+"""Checks of the host, the repository and the user's model before a training, each with a hint if it fails."""

@@ -1,4 +1,4 @@
-"""All checks in their order, each printed as soon as it is done."""
+"""All checks in their order. Each is printed as soon as it is done."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from samebits.host.cluster_environment import Nodes
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
-_CODES = (HostError.exit_code, UserError.exit_code, WorkerError.exit_code)  # a host that fails may fail the model too
+# The first code wins, because a failure of the host may be the cause of the others.
+_CODES = (HostError.exit_code, UserError.exit_code, WorkerError.exit_code)
 
 
 def host_findings(params_file: Path) -> Iterator[Finding]:
-    """What the host and the repository lack; neither torch nor MLflow is imported."""
+    """Findings on the host and the repository, without importing torch or MLflow."""
     build = torch_build()
     driver: DriverFacts | HostError
     try:
@@ -58,7 +59,7 @@ def host_findings(params_file: Path) -> Iterator[Finding]:
 
 
 def gpu_findings(build: TorchBuild, driver: DriverFacts | HostError) -> Iterator[Finding]:
-    """What is found out about GPUs; no more than the error where one of them cannot be read."""
+    """Findings on GPUs; only the error if the driver cannot read one of them."""
     if isinstance(driver, HostError):
         yield of_error(driver, name="driver")
         return
@@ -69,7 +70,7 @@ def gpu_findings(build: TorchBuild, driver: DriverFacts | HostError) -> Iterator
 
 
 def as_line(finding: Finding) -> Text:
-    """One line; a hint is its end."""
+    """A finding as one line, with the hint at its end."""
     status = Text(f"{finding.status:<8}", style=_COLOURS[finding.status])
     return Text.assemble(
         status, f" {finding.name:<16} {finding.text}{f'. hint: {finding.hint}' if finding.hint else ''}"
@@ -84,7 +85,7 @@ def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Without what was said before: two looks may begin with the same data."""
+    """The findings without repetitions: --model and --memory may begin with the same one on the data."""
     said: set[Finding] = set()
     for finding in findings:
         if finding not in said:
@@ -102,11 +103,11 @@ def visit(
     with_memory: bool = False,
     limit: int | None = None,
 ) -> None:
-    """Print what was found, as lines or as JSON; of several ``nodes``, each of which calls this, node 0 alone does.
+    """Print all findings, as lines or as JSON. With several ``nodes``, each calls this, and node 0 alone prints.
 
-    ``limit`` is what each device may hold of what fits, in bytes; None for what is free now.
+    ``limit`` is the memory of each device in bytes, for ``with_memory``; None for the memory that is free now.
 
-    Raises HostError, UserError or WorkerError by what failed.
+    Raises HostError, UserError or WorkerError, by the first kind of failure.
     """
     findings: Iterable[Finding] = host_findings(params_file)
     if nodes is not None:

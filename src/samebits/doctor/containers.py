@@ -1,4 +1,4 @@
-"""The container engine, its image, and what is reached from inside."""
+"""Checks of the container engine, of its image, and from inside a container."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RUN_FILES = ("data", "runs", "reports", ".dvc", ".samebits", "mlartifacts", "ml
 
 
 def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """All checks of containers; where there is no engine, one line."""
+    """All checks of containers; one finding if there is no engine."""
     if environ.get(INSIDE):
         yield skipped("this is the image", name="container")
         return
@@ -68,7 +68,7 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
 
 @check("image")
 def image(present: Image | None, name: str) -> Finding:
-    """Whether there is an image for the locks of this folder."""
+    """Whether the engine has the image for the locks of this folder."""
     if present is None:
         return warning(f"no {name} for these locks, so stages run on the host", "samebits container build")
     facts = facts_of(present)
@@ -79,11 +79,11 @@ def image(present: Image | None, name: str) -> Finding:
 
 @check("container disk")
 def engine_disk(client: DockerClient) -> Finding:
-    """Room where the engine keeps images."""
+    """Free space in the engine's folder of images."""
     root = Path(info_of(client)["DockerRootDir"])
     try:
         free = shutil.disk_usage(root).free
-    except OSError as error:  # an engine in a machine of its own
+    except OSError as error:  # the engine runs in a virtual machine
         return skipped(f"{root} cannot be looked at: {error.strerror}")
     text, hint = f"{size(free)} free in {root}", "docker system prune removes what no container uses"
     if free < MIN_DISK:
@@ -93,7 +93,7 @@ def engine_disk(client: DockerClient) -> Finding:
 
 @check("toolkit")
 def toolkit(client: DockerClient, gpus: int, *, needed: bool = False) -> Finding:
-    """NVIDIA's Container Toolkit, which gives containers the GPUs; unless it is ``needed`` stages run without it."""
+    """NVIDIA's Container Toolkit, which gives containers GPUs. Without it stages run on the host, unless ``needed``."""
     if not gpus:
         return skipped("no GPU")
     if gpu_request(client) is None:
@@ -111,7 +111,7 @@ def toolkit(client: DockerClient, gpus: int, *, needed: bool = False) -> Finding
 
 @check("inside")
 def inside(place: Place) -> list[Finding]:
-    """What a container sees: GPUs, shared memory, and MLflow on a route of its API."""
+    """Checks inside a container: GPUs, shared memory, and MLflow's API."""
 
     def look(*command: str) -> tuple[int, str]:
         return output(place.client, place.image, command_for(place, command))
@@ -138,7 +138,7 @@ def inside(place: Place) -> list[Finding]:
 
 @check("owner")
 def owner(folder: Path = Path()) -> Finding:
-    """Whether what runs have written belongs to the caller, or, for root, to the folder's owner."""
+    """Whether files of runs belong to the caller, or to the folder's owner if the caller is root."""
     uid = os.geteuid() if os.geteuid() else folder.stat().st_uid
     files = (file for name in _RUN_FILES for top in [folder / name] if top.exists() for file in (top, *top.glob("*")))
     foreign = [str(file) for file in files if file.lstat().st_uid != uid]

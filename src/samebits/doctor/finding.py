@@ -1,4 +1,4 @@
-"""What a check found, and how a check is written: it answers with findings and never raises."""
+"""Findings, and the decorator of checks, which return findings and never raise."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the doctor's, what to do about it, and the command's exit code because of it, 0 but for a failure.
+    """One line of the doctor, with a hint, and the command's exit code, which is 0 unless the check failed.
 
-    ``is_remark``: the text is a remark's on what is trained, which need not be said of each strategy once more.
+    ``is_remark``: the text is a remark on the training, which is printed for the first strategy only.
     """
 
     name: str
@@ -30,44 +30,44 @@ class Finding:
     is_remark: bool = False
 
     def as_json(self) -> dict[str, str | int | None]:
-        """What a reader gets; whether two say the same is for the doctor alone."""
+        """The finding for readers, without ``is_remark``, which only the doctor uses."""
         return {name: value for name, value in asdict(self).items() if name != "is_remark"}
 
     def __post_init__(self) -> None:
         assert (self.hint is not None) == (self.status in ("warning", "failed"))
         assert (self.exit_code != 0) == (self.status == "failed")
-        for name in ("text", "hint"):  # they may quote a key, a path, or what somebody else's program said
+        for name in ("text", "hint"):  # they may quote a key, a path, or another program's message
             value = getattr(self, name)
             object.__setattr__(self, name, value and one_line(value))
 
 
 def ok(text: str, *, name: str = "") -> Finding:
-    """All is well; without a ``name`` it is the check's."""
+    """A check that passed. Without a ``name`` it gets the check's."""
     return Finding(name=name, status="ok", text=text)
 
 
 def skipped(text: str, *, name: str = "") -> Finding:
-    """Nothing was checked; the text says why."""
+    """A check that was not made; the text says why."""
     return Finding(name=name, status="skipped", text=text)
 
 
 def warning(text: str, hint: str, *, name: str = "", is_remark: bool = False) -> Finding:
-    """A training runs, but not as well as it could."""
+    """A problem with which trainings run, but not as well as they could."""
     return Finding(name=name, status="warning", text=text, hint=hint, is_remark=is_remark)
 
 
 def failed(text: str, hint: str, *, name: str = "", exit_code: int = HostError.exit_code) -> Finding:
-    """A training fails, or leaves no trace."""
+    """A problem with which trainings fail or leave no record."""
     return Finding(name=name, status="failed", text=text, hint=hint, exit_code=exit_code)
 
 
 def of_error(error: SamebitsError, *, name: str = "") -> Finding:
-    """The failure that an expected error speaks of."""
+    """The failure of an expected error."""
     return failed(error.message, error.hint, name=name, exit_code=error.exit_code)
 
 
 def check(name: str) -> Callable[[Callable[P, Finding | list[Finding]]], Callable[P, list[Finding]]]:
-    """Make a function the check of that name: its findings carry the name, and whatever it raises becomes one."""
+    """Decorator of a check: its findings get ``name``, and all its exceptions become findings."""
 
     def decorate(function: Callable[P, Finding | list[Finding]]) -> Callable[P, list[Finding]]:
         @functools.wraps(function)

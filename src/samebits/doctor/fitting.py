@@ -1,4 +1,4 @@
-"""The largest global batch that fits: forecast from small ones, then tried, each in workers of its own."""
+"""The largest global batch that fits: forecast from small batches, then tried, each in new workers."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
     from samebits.strategies.placement import Devices, Placement
 
 PRECISION = 1 / 50
-"""Of the batch, within which the limit is found."""
-_STRIDE = 4  # times a batch is the next one that is measured, until there is one of half the forecast
-_NEAR = 2.5  # times a batch that was measured, to which a forecast reaches
-_APART = 1.5  # times the smaller of two batches, from which on a line through them is steady
+"""Relative precision of the largest batch."""
+_STRIDE = 4  # ratio of two measured batches, until one has half the forecast
+_NEAR = 2.5  # largest ratio of a forecast to the largest measured batch
+_APART = 1.5  # smallest ratio of two batches for a stable line through them
 _ENDED_FOR_MEMORY = {signal.SIGKILL, signal.SIGABRT, signal.SIGBUS, signal.SIGSEGV}
 
 
 class Forecast(NamedTuple):
-    """The largest global batch that is expected to fit, in samples, and the number of the device that sets it."""
+    """The largest global batch that is expected to fit, in samples, and the device that limits it."""
 
     samples: int
     device: int
 
 
 class Bracket(NamedTuple):
-    """The largest batch that ``fitted``, and the smallest that ``failed``; None where there was none."""
+    """The largest batch that ``fitted``, and the smallest that ``failed``; None if no batch did."""
 
     fitted: int | None
     failed: int | None
@@ -52,10 +52,10 @@ class Bracket(NamedTuple):
 
 @dataclass(frozen=True)
 class Estimate:
-    """What small batches show: the memory of the largest of them, ``step``, and a ``forecast``.
+    """Measurements of small batches: memory of the largest of them (``step``), and a ``forecast``.
 
-    There is none where memory does not grow with the batch, or where two batches cannot be measured. ``start`` is the
-    batch to try first.
+    The forecast is None if memory does not grow with the batch, or if two batches cannot be measured. ``start`` is the
+    first batch to try.
     """
 
     step: StepMemory
@@ -65,7 +65,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One training whose largest batch is asked for, on so many devices as ``params`` gives it now."""
+    """One training whose largest batch is searched, on the devices of ``machine`` that ``params`` gives it."""
 
     params: Params
     strategy: StrategyName
@@ -78,12 +78,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As a training is called."""
+        """The name of such a run."""
         return run_name(self.strategy, self.numerics)
 
     @property
     def placement(self) -> Placement:
-        """Where the training of ``params`` would run. Raises HostError and UserError: see ``place``."""
+        """Placement of the training of ``params``. Raises HostError and UserError: see ``place``."""
         return self._placed()[0]
 
     def _placed(self) -> tuple[Placement, BatchSplit]:
@@ -91,19 +91,19 @@ class Case:
 
     @property
     def unit(self) -> int:
-        """Batches are multiples of this, so that they can be shared out as that of ``params`` is."""
+        """Unit of batches: its multiples can be split as the batch of ``params`` is."""
         return self._placed()[1].multiple
 
     @property
     def most(self) -> int:
-        """The largest batch that the data set has samples for."""
+        """The largest batch for which the data set has enough samples."""
         return self._placed()[1].rounded_down(self.params.data.num_samples)
 
     def estimate(self) -> Estimate | None:
         """Measure small batches, then larger ones up to half the forecast; None if not even the smallest fits.
 
         Raises:
-            SamebitsError: a training fails otherwise than for want of memory.
+            SamebitsError: a training fails for another reason than memory.
         """
         unit, most, rounded_down = self.unit, self.most, self._placed()[1].rounded_down
         small = rounded_down(min(self.params.train.global_batch_size // 4, most // 2))
@@ -129,7 +129,7 @@ class Case:
         return estimate
 
     def fits(self, samples: int, *, limit: int | None, at_once: bool) -> bool:
-        """Whether two steps of a batch can be made. Raises SamebitsError: they fail otherwise."""
+        """Whether memory suffices for two steps of a batch. Raises SamebitsError: they fail for another reason."""
         return self._try(samples, limit=limit, at_once=at_once, measured=False) is not None
 
     def _measure(self, samples: int) -> StepMemory | None:
@@ -140,7 +140,7 @@ class Case:
         return StepMemory.parse(read_json(file, made_by="this command"), file, made_by="this command")
 
     def _try(self, samples: int, *, limit: int | None, at_once: bool, measured: bool) -> Path | None:
-        """The folder of an attempt that had enough memory."""
+        """Try a batch, and return the folder of its files; None if memory did not suffice."""
         devices = self.placement.num_devices
         params = with_train(self.params, global_batch_size=samples, num_devices=devices)
         placement, split = place(self.strategy, params, self.numerics, self.machine)
@@ -190,9 +190,9 @@ def largest_batch(small: StepMemory, large: StepMemory) -> Forecast | None:
 
 
 def search(fits: Callable[[int], bool], first: int, *, unit: int, most: int, precision: float = PRECISION) -> Bracket:
-    """Try ``first``, then larger or smaller batches in growing strides, and halve what is left between.
+    """Try ``first``, then larger or smaller batches in growing strides, and then bisect.
 
-    Batches are multiples of ``unit`` from one to ``most``; the two that are found are ``precision`` apart, or one unit.
+    Batches are multiples of ``unit`` up to ``most``. The two results are at most ``precision`` apart, or one unit.
     """
 
     def rounded(samples: float) -> int:

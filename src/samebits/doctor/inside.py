@@ -1,4 +1,4 @@
-"""What the doctor asks inside a container, where it runs as ``python -m samebits.doctor.inside GPUS TRACKING_URI``."""
+"""Checks that run inside a container, as ``python -m samebits.doctor.inside GPUS TRACKING_URI``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs and how they reach each other, cores, shared memory, open files, disk."""
+"""Checks of GPUs and the links between them, cores, shared memory, open files, and disks."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 BUSY_PERCENT = 10.0
-MIN_SHARED_MEMORY = 1 * GIB  # Docker gives 64 MB unless told otherwise
+MIN_SHARED_MEMORY = 1 * GIB  # Docker's default is 64 MB
 MIN_OPEN_FILES = 4096
 MIN_DISK, LOW_DISK = 1 * GIB, 10 * GIB
 
 
 @check("devices")
 def devices(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Each GPU with its memory, and whether something else is using it."""
+    """Each GPU with its memory, and whether other processes use it."""
     noted = caution(environ)
     findings = [warning(*noted)] if noted else []
     if not gpus:
@@ -56,7 +56,7 @@ def _device(index: int, gpu: Gpu, counters: Mapping[str, float]) -> Finding:
 
 @check("peer access")
 def peers(environ: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Whether GPUs read each other's memory, and whether by NVLink."""
+    """Whether GPUs can access each other's memory, and whether through NVLink."""
     pairs, links = gpu_peers(environ), gpu_links(environ)
     if not pairs:
         return [skipped("needs two GPUs"), skipped("needs two GPUs", name="nvlink")]
@@ -93,7 +93,7 @@ def _pairs(pairs: Sequence[object]) -> str:
 
 
 def _named(pairs: Sequence[GpuPair]) -> str:
-    """At most three pairs by name, with NVML's reason where it cannot tell."""
+    """The first three pairs, and NVML's reason if it does not tell of the first."""
     names = [f"{pair.gpus[0]} and {pair.gpus[1]}" for pair in pairs[:3]]
     reason = next((f" ({value})" for value in (pairs[0].access, pairs[0].nvlink) if isinstance(value, str)), "")
     return ", ".join(names) + (f" and {len(pairs) - 3} more pairs" if len(pairs) > 3 else "") + reason
@@ -101,7 +101,7 @@ def _named(pairs: Sequence[GpuPair]) -> str:
 
 @check("cores")
 def cores(gpus: int) -> Finding:
-    """Cores that this process may use, with its affinity and its control group's quota."""
+    """Number of cores that this process may use, by its affinity and its control groups' quota."""
     usable, existing = count_cores(), os.cpu_count() or 1
     text = f"{usable} of {existing} usable"
     hint = "give the container or the job more, for instance with docker's --cpus"
@@ -113,8 +113,8 @@ def cores(gpus: int) -> Finding:
 
 
 @check("shared memory")
-def shared_memory(gpus: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - looked at, not written to
-    """Whether NCCL and data workers have room; without GPUs nothing here uses it."""
+def shared_memory(gpus: int, folder: Path = Path("/dev/shm")) -> Finding:  # noqa: S108 - read only
+    """Whether NCCL has enough shared memory. Without GPUs nothing uses it."""
     hint = "docker's --shm-size 1g or --ipc=host, in Compose shm_size or ipc: host"
     if not folder.is_dir():
         return warning(f"no {folder}: NCCL cannot start", hint) if gpus else skipped(f"no {folder}")
@@ -127,7 +127,7 @@ def shared_memory(gpus: int, folder: Path = Path("/dev/shm")) -> Finding:  # noq
 
 @check("open files")
 def open_files() -> Finding:
-    """Whether this process may open as many files as many ranks or MLflow's server need."""
+    """Whether this process may open enough files for many ranks or for MLflow's server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return ok("no limit")
@@ -140,7 +140,7 @@ def open_files() -> Finding:
 
 @check("disk")
 def disk(folder: Path, *, name: str) -> Finding:
-    """Room in a folder that trainings write to, and locks."""
+    """Free space and locks in a folder that trainings write to."""
     if not os.access(folder, os.W_OK | os.X_OK):
         return failed("cannot be written to", "check the folder's owner, or whether it is mounted read-only", name=name)
     if reason := lacks_locks(folder):

@@ -1,4 +1,4 @@
-"""``samebits doctor --memory``: what a step takes, the largest batch as it is forecast, and as it was tried."""
+"""``samebits doctor --memory``: memory of a step, and the largest batch by forecast and by trial."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _KEPT = f"MALLOC_MMAP_THRESHOLD_={AT_ONCE} MALLOC_TRIM_THRESHOLD_={AT_ONCE} make
 
 
 def memory_findings(params_file: Path, *, data_dir: Path, limit: int | None = None) -> Iterator[Finding]:
-    """For every strategy and numerics of ``params_file``: what fits on its devices, each with ``limit`` bytes.
+    """The largest batch for each strategy and numerics of ``params_file``, on devices with ``limit`` bytes each.
 
-    Without a limit it is what is free now. ``torch.compile`` is left out, as in the other trials.
+    Without a limit each device has the memory that is free now. Trials do without ``torch.compile``.
     """
     try:
         params = load_params(params_file)
@@ -98,7 +98,7 @@ def _findings_of(case: Case) -> Iterator[Finding]:
 
 
 def _forecast(estimate: Estimate, case: Case) -> str:
-    """What is expected to fit, and where it ends."""
+    """The forecast, and the memory that limits it."""
     rooms = estimate.step.rooms
     if estimate.start < case.most and estimate.forecast is None:
         return f"too near the end of {size(min(rooms))} for a forecast"
@@ -113,7 +113,7 @@ def _forecast(estimate: Estimate, case: Case) -> str:
 
 
 def _tried(bracket: Bracket, case: Case) -> str:
-    """What the trials showed."""
+    """The result of the trials."""
     if bracket.fitted is None:
         return f"{bracket.failed:,} does not fit"
     if bracket.failed is None:

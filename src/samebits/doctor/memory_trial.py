@@ -1,4 +1,4 @@
-"""What one worker does for ``doctor --memory``: two steps of some batch within a limit, perhaps measured."""
+"""One rank of ``doctor --memory``: two steps of a batch within a memory limit, measured on request."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ if TYPE_CHECKING:
     from samebits.strategies.placement import Placement
 
 STEP_MEMORY, FULL = "step_memory.json", "full"
-STEPS = 2  # the second one has the optimizer's state from its beginning
+STEPS = 2  # the second one begins with the optimizer's state
 AT_ONCE = 65536
-"""Bytes from which on the C library gives freed memory back at once, where it is told to."""
-_UNTOUCHED = 256 * 2**20  # that a process may ask for and never touch: stacks of threads, room for compiled kernels
+"""Smallest block, in bytes, that the C library gives back to the system when it is freed, if ``at_once`` is set."""
+_UNTOUCHED = 256 * 2**20  # that a process may reserve and never touch: stacks of threads, space for compiled kernels
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # GNU's <malloc.h>
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """A batch to try for a ``case``, that of ``params``; ``out`` is a folder of its own.
+    """One batch to try for a ``case``; ``params`` has its size, and ``out`` is an empty folder.
 
-    ``limit`` is what a process may have on a device at the most, the process itself included; None for all that is free
-    now. ``at_once`` has the C library give freed memory back at once, and ``measured`` leaves the parts of a step.
+    ``limit`` is the most that a process may use on a device, in bytes and with the process's own memory; None for all
+    that is free now. With ``at_once`` the C library gives freed memory back at once; with ``measured`` the trial leaves
+    a file with the memory of a step.
     """
 
     case: Case
@@ -58,7 +59,7 @@ class Attempt:
 
 
 class StepMemory(Part):
-    """What a step took: its parts, and by device the peak with all else that the process has there, and its room."""
+    """Memory of a step by its parts; by device, the peak of the whole process and its limit (``rooms``), in bytes."""
 
     memory: Memory
     peaks: tuple[int, ...]
@@ -74,7 +75,7 @@ class MemoryTrialRank:
         self.model: nn.Module | None = None
 
     def run(self) -> None:
-        """Train; leave a file if memory ran out, or what was seen."""
+        """Train, and leave a file if memory ran out, or the measurement."""
         try:
             self._train()
         except Exception as error:
@@ -100,13 +101,13 @@ class MemoryTrialRank:
         rate = attempt.params.train.optimizer.lr
         trainable.mean_losses(torch.stack([trainable.step(step, rate) for step in range(STEPS)]))  # waits for them
         peaks = [torch.cuda.max_memory_reserved(index) for index in worker.cuda_devices] or [private_peak()]
-        if peaks[0] > rooms[0] and not worker.cuda_devices:  # there the allocator itself says so
+        if peaks[0] > rooms[0] and not worker.cuda_devices:  # on a GPU the allocator itself raises
             self._say_full()
         if attempt.measured:
             self._leave(measure_memory(trainable, samples), peaks, rooms)
 
     def _leave(self, memory: Memory | None, peaks: list[int], rooms: list[int]) -> None:
-        """Say what was seen on all ranks."""
+        """Write the measurement with the figures of all ranks."""
         figures = torch.tensor([peaks, rooms], device=self.worker.device)
         everyone = self.worker.ranks.all_gather(figures).transpose(0, 1).flatten(1)  # (2, devices)
         assert memory is not None, "nothing is compiled here"
@@ -115,7 +116,7 @@ class MemoryTrialRank:
             write_json(self._attempt.out / STEP_MEMORY, step.model_dump(mode="json"))
 
     def _gpu_rooms(self) -> list[int]:
-        """Bytes that this worker may take of each of its GPUs, to which the allocator holds it if they are a limit."""
+        """Bytes that this worker may use of each of its GPUs; a limit is set in the allocator."""
         limit, indices = self._attempt.limit, self.worker.cuda_devices
         if limit is None:
             sharing = -(-self._workers // torch.cuda.device_count())
@@ -128,15 +129,15 @@ class MemoryTrialRank:
         return [min(limit, total) for total in totals]
 
     def _limited(self) -> int:
-        """Bytes that this process may have on a CPU.
+        """Limit this process's memory on a CPU, and return the limit in bytes.
 
-        The kernel refuses more than that and what is asked for without being touched, so that an attempt ends like any
-        that ran out of memory, and no other process is in danger.
+        The kernel refuses further allocations, so that an attempt fails as if memory had run out, and no other process
+        is in danger. Memory that is reserved without being touched is allowed on top.
         """
         used, limit = private_bytes(), self._attempt.limit
         room = used + max(0, memory_available() // self._workers - _UNTOUCHED) if limit is None else limit
         if self._attempt.at_once:
-            with suppress(AttributeError, OSError):  # another C library than GNU's
+            with suppress(AttributeError, OSError):  # the C library is not GNU's
                 library = ctypes.CDLL(None)
                 library.mallopt(_M_MMAP_THRESHOLD, AT_ONCE)
                 library.mallopt(_M_TRIM_THRESHOLD, AT_ONCE)

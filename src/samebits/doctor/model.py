@@ -1,4 +1,4 @@
-"""The user's model under each strategy, each in workers of its own, so that a crash ends nothing else."""
+"""Trials of the user's model under each strategy. Each has its own workers, so that a crash ends no other trial."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 SECONDS = 300
-_TEST_SAMPLES = 8  # a set of data has some, and nothing here reads them
+_TEST_SAMPLES = 8  # required in a data set, and unused here
 _BATCH_HINT = "make train.global_batch_size over train.grad_accum_steps a multiple of the devices"
 
 
 def model_findings(
     params_file: Path, *, checkpoint: Path | None = None, data_dir: Path = Path("data"), seconds: int = SECONDS
 ) -> Iterator[Finding]:
-    """Try the model of ``params_file`` under every strategy, on a few samples of ``data_dir`` or of a set like it.
+    """Try the model of ``params_file`` under every strategy, on a few samples of ``data_dir``, or of new data.
 
-    ``torch.compile`` is left out: it takes longer than the rest. A trial that takes more than ``seconds`` is ended.
+    Trials do without ``torch.compile``, which takes longer than all else. A trial of more than ``seconds`` is ended.
     """
     try:
         params = load_params(params_file)
@@ -90,7 +90,7 @@ def model_findings(
 
 
 def _wanted(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
-    """``exact``, if it is wanted, on one device: what it refuses, it refuses everywhere; then every strategy."""
+    """``exact`` on one device, if configured, because it refuses the same on all; then every strategy in ``fast``."""
     if "exact" in params.train.numerics:
         yield BASELINE.name, "exact"
     for strategy in STRATEGIES:
@@ -98,10 +98,10 @@ def _wanted(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
 
 
 def _after_the_import(trials: Sequence[Trial]) -> Iterator[Finding]:
-    """What the trials show, in a fork of this process that has imported the factory, which may take seconds, for all.
+    """Findings of the trials, in a fork of this process that imports the factory once for all of them.
 
-    Where that has left the fork with more than one thread, or with CUDA, no trial can be forked from it, and each
-    imports by itself.
+    An import may take seconds. If it starts threads or CUDA in the fork, no trial can be forked from there, and each
+    trial imports the factory itself.
     """
     alone = False
     with _forked(partial(_import_and_try, trials)) as findings:
@@ -122,7 +122,7 @@ def _after_the_import(trials: Sequence[Trial]) -> Iterator[Finding]:
 
 @contextmanager
 def _forked(work: Callable[[], Iterator[_T]]) -> Iterator[Iterator[_T]]:
-    """What ``work`` gives in a fork of this process, as it comes; WorkerError once it has ended before its time."""
+    """Items of ``work``, which runs in a fork of this process. Raises WorkerError: the fork ended early."""
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     fork = context.Process(target=_send, args=(work, sender))
@@ -146,21 +146,21 @@ def _forked(work: Callable[[], Iterator[_T]]) -> Iterator[Iterator[_T]]:
 
 
 def _send(work: Callable[[], Iterator[object]], sender: Connection) -> None:
-    os.dup2(2, 1)  # what a model prints is not the doctor's answer
+    os.dup2(2, 1)  # output of a model must not mix with the findings
     end_with_parent(signal.SIGTERM)
     try:
         for found in work():
             sender.send(found)
-    except (Interrupted, KeyboardInterrupt):  # which the doctor has had, too
+    except (Interrupted, KeyboardInterrupt):  # the doctor gets the signal too
         sys.exit(128 + signal.SIGINT)
 
 
 def _import_and_try(trials: Sequence[Trial]) -> Iterator[Finding | None]:
-    """What the trials show; None if they cannot be forked from this process."""
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # SciPy's starts its threads when it is imported
+    """Import the factory, and give the findings of the trials; None if this process cannot fork them."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # otherwise SciPy's OpenBLAS starts threads when it is imported
     signal.alarm(trials[0].seconds)
     if isinstance(model := trials[0].params.model, UserModel):
-        with suppress(Exception):  # the first trial says what is wrong
+        with suppress(Exception):  # the first trial reports the error
             import_factory(model.name, Path(model.source) if model.source else None)
     signal.alarm(0)
     threads = len([*Path("/proc/self/task").iterdir()])
@@ -171,10 +171,10 @@ def _import_and_try(trials: Sequence[Trial]) -> Iterator[Finding | None]:
 
 
 def _all(trials: Sequence[Trial]) -> Iterator[Finding]:
-    """What each trial shows; where the model fails in plain arithmetic on one device, nothing else is said of it."""
+    """Findings of all trials. If the model fails in ``fast`` on one device, the others are skipped."""
     exact = [trial for trial in trials if trial.numerics == "exact"]
     fast = partial(_each, [trial for trial in trials if trial not in exact])
-    # exact keeps one core busy, mostly, and two cores have room for the others beside it; a GPU may be for one alone
+    # In parallel: exact mostly uses one core, which leaves another for the rest. A GPU may take one process only.
     with nullcontext(fast()) if count_gpus() else _forked(fast) as outcomes:
         later: list[Finding] = []
         for _, findings, refused in _each(exact):
@@ -198,14 +198,14 @@ def _all(trials: Sequence[Trial]) -> Iterator[Finding]:
 
 
 def _each(trials: Sequence[Trial]) -> Iterator[tuple[str, list[Finding], bool]]:
-    """The name of each trial, what it has shown, and whether ``exact`` refused the model."""
+    """For each trial its name, its findings, and whether ``exact`` refused the model."""
     for trial in trials:
         trial.out.mkdir()
         yield trial.name, *_try(trial)
 
 
 def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Finding]:
-    """The folder of the data set, or ``spare`` with one batch of the same task where there is none that fits."""
+    """The folder of the data set; without one that fits, ``spare`` with one new batch of the same task."""
     data, batch = params.data, params.train.global_batch_size
     why = "there is none yet"
     if (data_dir / "card.json").exists():
@@ -220,7 +220,7 @@ def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Find
 
 
 def _two_ranks_if_possible(trial: Trial) -> tuple[Placement, BatchSplit]:
-    """Where a training would run; ranks are two also on a host with one device, if the batch allows it."""
+    """Placement of a training, with two ranks also on a host with one device, if the batch allows it."""
     placement, split = _placed(trial)
     alone = placement.has_ranks and placement.world_size == 1 and split.over(ranks=2).even
     if alone and (placement.device_type == "cpu" or may_share_gpus()):
@@ -233,9 +233,9 @@ def _placed(trial: Trial) -> tuple[Placement, BatchSplit]:
 
 
 def _small(params: Params, placement: Placement, split: BatchSplit) -> Params:
-    """A batch that takes little time on the same devices: two samples for each, or two of each of two shards.
+    """Parameters with a small batch on the same devices: two samples for each device, or for each of two shards.
 
-    BatchNorm takes no single sample.
+    A single sample would not do, because BatchNorm refuses it.
     """
     if split.shards:
         shards, exact = min(2, split.shards), params.exact
@@ -251,13 +251,13 @@ def with_train(params: Params, **settings: object) -> Params:
 
 
 def _try(trial: Trial) -> tuple[list[Finding], bool]:
-    """What one trial showed, of which a failure is the last, and whether ``exact`` refused the model."""
+    """Findings of one trial, a failure last, and whether ``exact`` refused the model."""
     findings: list[Finding] = []
     try:
         placement, split = _two_ranks_if_possible(trial)
         findings = [_of_remark(note, trial) for note in placement.notes]
         remarks = [_of_remark(label, trial) for label in placement.labels]
-        if any(isinstance(label, Fallback) for label in placement.labels):  # it is ``single``
+        if any(isinstance(label, Fallback) for label in placement.labels):  # it would run as ``single``
             return findings + remarks, False
         trial = replace(trial, params=_small(trial.params, placement, split))
         placement, split = _placed(trial)
@@ -273,14 +273,14 @@ def _try(trial: Trial) -> tuple[list[Finding], bool]:
 
 
 def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
-    """What a placement says; another batch would use more devices, and all else is as it has to be."""
+    """A remark of a placement: a warning if another batch would use more devices."""
     if isinstance(remark, FewerDevices | UnusedDevices):
         return warning(remark.sentence(), _BATCH_HINT, name=trial.name, is_remark=True)
     return ok(remark.sentence(), name=trial.name)
 
 
 def _failure(error: SamebitsError, trial: Trial) -> Finding:
-    """A failure, or a warning if the strategy is not one that params.yaml asks for."""
+    """A failure; a warning if params.yaml does not name the strategy."""
     finding = of_error(_too_long(error, trial.seconds), name=trial.name)
     if trial.name in {BASELINE.name, "exact", *trial.params.train.strategies}:
         return finding
@@ -289,14 +289,14 @@ def _failure(error: SamebitsError, trial: Trial) -> Finding:
 
 
 def _too_long(error: SamebitsError, seconds: int) -> SamebitsError:
-    """The error of what its alarm has ended; else the error of what another signal has."""
+    """The error that a trial took too long if its alarm ended it; else the error itself."""
     if isinstance(error, WorkerSignalledError) and error.signum == signal.SIGALRM:
         return UserError(f"the model took longer than {seconds} s", hint="look for an endless loop in it")
     return error
 
 
 def _left(out: Path) -> list[Finding]:
-    """The findings that rank 0 of a trial left."""
+    """The findings that rank 0 of a trial has written."""
     file = out / FINDINGS
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     return [Finding(**json.loads(line)) for line in lines]

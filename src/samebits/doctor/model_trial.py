@@ -1,4 +1,4 @@
-"""What one worker does for the doctor: look at the model, and train it for two steps under one strategy."""
+"""One rank of ``doctor --model``: inspect the model, and train it for two steps under one strategy."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from samebits.strategies.placement import Placement
 
 FINDINGS = "findings.jsonl"
-STEPS = 2  # ddp says at the second what it missed in the first
+STEPS = 2  # ddp reports in the second step what was missing in the first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One strategy to try; ``out`` is the folder that rank 0 leaves its findings in.
+    """One strategy to try; ``out`` is the folder for the findings of rank 0.
 
-    The trial of ``single`` also looks at the model itself and at ``checkpoint``.
+    The trial of ``single`` also checks the model itself, and ``checkpoint``.
     """
 
     params: Params
@@ -57,7 +57,7 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """What findings are listed under."""
+        """The name of the findings."""
         return "exact" if self.numerics == "exact" else self.strategy
 
 
@@ -74,13 +74,13 @@ class ModelTrialRank:
         self.model: nn.Module | None = None
 
     def say(self, finding: Finding) -> None:
-        """Leave a finding at once, so that a crash takes none with it."""
+        """Write a finding at once, so that a crash loses none."""
         if self.worker.rank == 0:
             with (self._trial.out / FINDINGS).open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(finding)) + "\n")
 
     def run(self) -> None:
-        """Build the model, look at it if this is ``single``, and train it for a step or two."""
+        """Build the model, check it if this is ``single``, and train it for one or two steps."""
         trial, params = self._trial, self._params
         setup = Setup(params, trial.numerics, self._card, split=self._split, worker=self.worker, rough=True)
         setup.enter_process()
@@ -92,11 +92,11 @@ class ModelTrialRank:
             raise
 
     def _survey(self, setup: Setup) -> None:
-        """Say all that is refused of the user's model, not what came first alone."""
+        """Report everything that ``exact`` refuses of the user's model, and not only the first."""
         refusals = Refusals()
         try:
             setup.survey(setup.load(self._trial.data_dir), refusals)
-        except Exception as error:  # noqa: BLE001 - of a model, which may raise anything
+        except Exception as error:  # noqa: BLE001 - a model may raise anything
             text = (
                 f"what else is refused is not known: the model raised {type(error).__name__}: {first_line(str(error))}"
             )
@@ -123,7 +123,7 @@ class ModelTrialRank:
         for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
             self.say(warning(note.sentence(), note.HINT, name=name, is_remark=True))
         where = f"{counted(self._split.samples, 'sample')} on {devices_of(self._placement)}"
-        if trial.numerics == "exact":  # whose trial step was one
+        if trial.numerics == "exact":  # its trial step was the training
             tried = "the same bits in either order" if isinstance(params.model, UserModel) else "both passes"
             self.say(ok(f"{tried}, of {where}", name=name))
             return
@@ -186,7 +186,7 @@ _TAKES_BOTH = frozenset(
 
 
 class _OneDevice(EagerDispatchMode):
-    """Refuses operations on tensors of two devices as CUDA does, which lets single numbers and indices pass."""
+    """Refuses operations on tensors of two devices, as CUDA does. Scalars and indices may mix, as there."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -199,16 +199,16 @@ class _OneDevice(EagerDispatchMode):
 
 
 def mixes_devices(model: nn.Module, inputs: Tensor) -> str | None:
-    """The line where a forward pass on a GPU would meet a tensor of the CPU, told without a GPU.
+    """The line where a forward pass on a GPU would mix the batch with a CPU tensor, found without a GPU.
 
-    The model is moved to the meta device, which has no values, and loses its weights. None if nothing was found, also
-    where forward cannot be followed because it looks at values.
+    The model moves to the meta device, which has no values, and loses its weights. None if nothing is found, also if
+    forward cannot run there because it reads values.
     """
     try:
         with torch.no_grad(), _OneDevice():
             model.to("meta")(inputs.to("meta"))
     except _MixedDevices as error:
         return place_of(error) or f"an operation {error}"
-    except Exception:  # noqa: BLE001 - forward did run on the CPU, so this is the meta device's own limit
+    except Exception:  # noqa: BLE001 - forward runs on the CPU, so this is a limit of the meta device
         return None
     return None

@@ -1,4 +1,4 @@
-"""The machines of one training beside each other: what each of them lacks, what differs, and how they are joined."""
+"""Checks of all machines of a training: findings on each, differences between them, and their network."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from samebits.doctor.pairs import Backend
     from samebits.host.cluster_environment import Nodes
 
-_SECONDS = 60.0  # that the machines have to come
+_SECONDS = 60.0  # for all machines to connect
 
 
 class Visit(Part):
-    """What one machine found out about itself."""
+    """Facts and findings of one machine."""
 
     facts: NodeFacts
     findings: tuple[Finding, ...]
 
 
 def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Every machine's ``findings`` beside those of the others; node 0 alone gives any. Each machine must call it.
+    """Findings of all machines, on node 0; none on the others. Each machine must call it with its own ``findings``.
 
     Raises:
         UserError: params.yaml is wrong.
-        HostError: the machines do not find each other.
+        HostError: the machines do not connect.
     """
     params = load_params(params_file)
     with Rendezvous(nodes, seconds=_SECONDS) as meeting:
@@ -67,7 +67,7 @@ def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding])
 
 
 def beside(names: Sequence[str], findings: Sequence[Sequence[Finding]]) -> Iterator[Finding]:
-    """The findings of all nodes by check; where not all say the same, with the names of those that do."""
+    """The findings of all nodes by check. A finding of some nodes only gets their names."""
     for name in {finding.name: None for one in findings for finding in one}:
         said: dict[Finding, list[str]] = {}
         for node, one in zip(names, findings, strict=True):
@@ -87,7 +87,7 @@ def _differing(machines: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 
 def _joined(nodes: Nodes, names: Sequence[str], environment: dict[str, str], *, with_gpus: bool) -> Iterator[Finding]:
-    """What the workers of each pair of nodes measure: over gloo, which trainings on GPUs use too, and over NCCL."""
+    """Measurements between each pair of nodes: over gloo, which trainings on GPUs use too, and over NCCL."""
     backends: tuple[Backend, ...] = ("gloo", "nccl") if with_gpus else ("gloo",)
     for backend in backends:
         with scratch_folder() as folder:

@@ -1,4 +1,4 @@
-"""How two machines reach each other: a round trip and an all-reduce between the workers of each pair of nodes."""
+"""The network between two machines: round trips and all-reduces between workers of each pair of nodes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 Backend = Literal["gloo", "nccl"]
 
-PAIR_SECONDS = 15.0  # that two machines have to connect
+PAIR_SECONDS = 15.0  # for two machines to connect
 BYTES = 2**24  # of an all-reduce
 _ROUND_TRIPS, _ALL_REDUCES = 100, 5
 _POLL_SECONDS = 0.05
 
 
 class NodePair(Part):
-    """Two nodes by their numbers, and the medians between them; or the ``problem`` that they have.
+    """Two nodes by rank, and medians of their measurements, or the ``problem`` between them.
 
-    ``bytes_per_second`` are those of an all-reduce's tensor over its time, which for two ranks is the bandwidth of the
-    bus as nccl-tests counts it.
+    ``bytes_per_second`` is the size of an all-reduce's tensor over its time. For two ranks this is the bus bandwidth of
+    nccl-tests.
     """
 
     first: int
@@ -54,7 +54,7 @@ class NodePair(Part):
 
 
 def measure_pairs(backend: Backend, file: Path, reporter: Reporter) -> None:
-    """Run in a worker of each node; node 0's appends each pair to ``file``, a line of JSON."""
+    """Measure all pairs, in one worker of each node. Node 0's appends each pair to ``file``, as a line of JSON."""
 
     def unforeseen(error: BaseException) -> WorkerError:
         return WorkerError(f"{type(error).__name__}: {first_line(str(error))}", hint="see what the other machines say")
@@ -79,7 +79,7 @@ def _measure_pairs(backend: Backend, file: Path) -> None:
             with file.open("a", encoding="utf-8") as stream:
                 stream.write(store.get(key).decode() + "\n")
     store.add("left", 1)
-    if rank == 0:  # whose launcher keeps the store
+    if rank == 0:  # its launcher runs the store
         _wait(lambda: store.add("left", 0) == count, "a node has not left")
 
 
@@ -94,12 +94,13 @@ def _wait(done: Callable[[], bool], otherwise: str) -> None:
 def _measure(store: Store, rank: int, pair: NodePair) -> NodePair:
     device = torch.device("cuda", 0) if pair.backend == "nccl" else torch.device("cpu")
     limit = datetime.timedelta(seconds=PAIR_SECONDS)
-    if pair.backend == "gloo" and (problem := _unreachable(store, rank)):  # which takes it more than a minute to see
+    # Before gloo, which takes more than a minute to fail.
+    if pair.backend == "gloo" and (problem := _unreachable(store, rank)):
         return pair.model_copy(update={"problem": problem})
     try:
         dist.init_process_group(pair.backend, store=store, rank=rank, world_size=2, timeout=limit)
         times = list(_times(device, rank))
-    except RuntimeError as error:  # PyTorch's, for all that a network may do
+    except RuntimeError as error:  # all that PyTorch raises for errors of the network
         return pair.model_copy(update={"problem": first_line(str(error))})
     finally:
         if dist.is_initialized():
@@ -109,7 +110,7 @@ def _measure(store: Store, rank: int, pair: NodePair) -> NodePair:
 
 
 def _unreachable(store: Store, rank: int) -> str:
-    """Why one of the two does not reach a port of the other that the kernel chose; empty if both do."""
+    """Why one node does not reach an ephemeral port of the other; empty if both do."""
     ip = own_ip(os.environ.get("GLOO_SOCKET_IFNAME"), os.environ["MASTER_ADDR"])
     for listening in (1, 0):
         if rank == listening:
@@ -124,7 +125,7 @@ def _unreachable(store: Store, rank: int) -> str:
 
 
 def _times(device: torch.device, rank: int) -> Iterator[float]:
-    """Seconds of each round trip, then of each all-reduce; one of either goes before, which opens connections."""
+    """Seconds of each round trip, then of each all-reduce, without a first one of each, which opens connections."""
     ball, gradients = torch.zeros(1, device=device), torch.zeros(BYTES // 4, device=device)
 
     def round_trip() -> None:

@@ -1,4 +1,4 @@
-"""The working directory: git, DVC, params.yaml, and logs that MLflow does not have yet."""
+"""Checks of the working directory: git, DVC, params.yaml, and logs without delivery to MLflow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from samebits.tracking.delivery import Delivery
 
 @check("git")
 def git() -> Finding:
-    """Whether a result can name the commit that it comes from."""
+    """Whether a result can name its commit."""
     state = git_state()
     if state.commit is None:
         return warning(f"results cannot name their commit: {state.problem}", _why_no_commit())
@@ -31,7 +31,7 @@ def git() -> Finding:
 
 
 def _why_no_commit() -> str:
-    """What to do where git names no commit, by whether it knows this folder as soon as its owner does not matter."""
+    """Hint for a folder without a commit. It differs if git refuses the folder only because of its owner."""
     if shutil.which("git") is None:
         return "install git"
     if not _is_repository() and _is_repository("-c", "safe.directory=*"):
@@ -71,18 +71,18 @@ def dvc(folder: Path = Path()) -> Finding:
 
 @check("params")
 def params(path: Path) -> Finding:
-    """Whether the file of parameters is right; ``load_params`` raises what is wrong with it."""
+    """Whether the parameters are valid. ``load_params`` raises errors."""
     checked = load_params(path)
     try:
         require_every_key(checked, str(path))
-    except UserError as error:  # a script takes the default
+    except UserError as error:  # scripts take the default
         return warning(f"{error.message}: `dvc repro` fails, and a script by hand runs", error.hint)
     return ok(f"{path}: {checked.model.name} on {checked.data.task}, global batch {checked.train.global_batch_size}")
 
 
 @check("logs")
 def logs() -> Finding:
-    """Whether MLflow has all that was logged here."""
+    """Whether all logs are delivered to MLflow."""
     deliveries = {log: Delivery(log) for log in all_logs()}
     if strange := sorted(set(LOGS.glob("*.jsonl")) - deliveries.keys()):
         return warning(f"{strange[0].name} is not a file, and no log", f"move it away: {strange[0]}")

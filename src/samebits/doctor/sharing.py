@@ -1,4 +1,4 @@
-"""What other users of this host, or of its network, could change: the clone, DVC's cache, a server without a login."""
+"""Checks of what other users of this host could change: the clone, and DVC's cache."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from samebits.errors import few
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # code that PyTorch loads
-_PEOPLE = range(1000, 2**32)  # as distributions number them
-_PLACES = (Path("/home"), Path("/proc"))  # whose folders are people's
-_DVC_CACHE = "/var/tmp/dvc"  # noqa: S108 - DVC's own, which is looked at
+_COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")  # folders of code that PyTorch loads
+_PEOPLE = range(1000, 2**32)  # user ids of people, in all distributions
+_PLACES = (Path("/home"), Path("/proc"))  # owners of their entries are users of this host
+_DVC_CACHE = "/var/tmp/dvc"  # noqa: S108 - DVC's own default, read only
 
 
 @check("clone")
 def clone(folder: Path = Path(), environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether nobody else can change what is run here: the clone, the environment, and code that was compiled."""
+    """Whether nobody else can change code that runs here: the clone, the environment, and compiled kernels."""
     named = [Path(environ[name]) for name in _COMPILED if environ.get(name)]
     roots = [folder, *named, *([Path(sys.prefix)] if sys.prefix != sys.base_prefix else [])]
     found, hints = list[Path](), list[str]()
@@ -51,7 +51,7 @@ def clone(folder: Path = Path(), environ: Mapping[str, str] = os.environ) -> Fin
 
 @check("dvc cache")
 def dvc_cache(folder: Path = Path(), environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether nobody else can put a pickle where DVC reads one."""
+    """Whether nobody else can write a pickle that DVC reads."""
     if importlib.util.find_spec("dvc") is None:
         return skipped("DVC is not installed")
     cache = Path(environ.get("DVC_SITE_CACHE_DIR") or _configured(folder) or _DVC_CACHE)
@@ -64,33 +64,33 @@ def dvc_cache(folder: Path = Path(), environ: Mapping[str, str] = os.environ) ->
 
 
 def _configured(folder: Path) -> str:
-    """What DVC's settings say, be they of this clone, of the user or of the host."""
+    """The folder from DVC's settings of this clone, the user or the host."""
     command = [sys.executable, "-P", "-m", "dvc", "config", "core.site_cache_dir"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether nobody else even gets into it."""
+    """Whether nobody else can enter a folder."""
     return folder.is_dir() and folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o077
 
 
 def _has_other_users(cache: Path) -> bool:
-    """Whether somebody else has an account, a home, a process, or a part of DVC's cache; none of these knows of all."""
+    """Whether another user has an account, a home, a process, or part of DVC's cache. None of them shows all users."""
     places = (*_PLACES, Path.home().parent, cache / "repo")
     uids = {account.pw_uid for account in pwd.getpwall() if account.pw_uid != 65534}  # nobody
     for path in (path for place in places if place.is_dir() for path in place.iterdir()):
-        with suppress(OSError):  # a process that has ended
+        with suppress(OSError):  # the process has ended
             uids.add(path.lstat().st_uid)
     return bool({uid for uid in uids if uid in _PEOPLE} - {os.getuid()})
 
 
 def _written_by_others(root: Path) -> list[Path]:
-    """What somebody else can change, from a root that may be missing on."""
+    """Files and folders below a root that another user can change. The root may be missing."""
     found = []
     for name, _, files in os.walk(root):
         folder = Path(name)
         for path in (folder, *(folder / file for file in files)):
-            with suppress(OSError):  # it went away
+            with suppress(OSError):  # the file is gone
                 entry = path.lstat()
                 if not stat.S_ISLNK(entry.st_mode) and _is_open(entry):
                     found.append(path)
@@ -103,7 +103,7 @@ def _is_open(found: os.stat_result) -> bool:
 
 
 def _is_own_group(found: os.stat_result) -> bool:
-    """Whether the group is its owner's alone, as distributions make one for each user."""
+    """Whether the owner is the group's only member. Distributions make such a group for each user."""
     try:
         owner, group = pwd.getpwuid(found.st_uid).pw_name, grp.getgrgid(found.st_gid)
     except KeyError:

@@ -1,4 +1,4 @@
-"""Python, the installed packages against the lock, and torch against the driver."""
+"""Checks of Python, of installed packages against the lock, and of torch against the driver."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from samebits.host import DriverFacts, TorchBuild
 
-SHOWN = 5  # packages that are named, the rest is counted
+SHOWN = 5  # packages that are listed by name; the rest is counted
 CUDA_SECONDS = 120.0
 
 
 @check("python")
 def python() -> Finding:
-    """Whether the interpreter is one that the locks are for."""
+    """Whether the locks are for this version of Python."""
     version = platform.python_version()
     try:
         accepts = metadata.metadata("samebits")["Requires-Python"]
@@ -42,14 +42,14 @@ def python() -> Finding:
 
 
 def read_lock(path: Path) -> list[Requirement]:
-    """The pins of a lock that this platform is to have. Raises InvalidRequirement: a line is not a pin."""
+    """The pins of a lock for this platform. Raises InvalidRequirement: a line is not a pin."""
     lines = path.read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line.removesuffix("\\").strip()) for line in lines if line[:1].isalnum()]
     return [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
 
 
 def which_lock(build: TorchBuild, folder: Path = Path()) -> str:
-    """``cpu`` or ``gpu``: what ``make`` left a stamp of, else what the build of torch says."""
+    """``cpu`` or ``gpu``, by the stamp of ``make``, else by the build of torch."""
     stamps = sorted(folder.glob(".venv/.installed-*"))
     if len(stamps) == 1:
         return stamps[0].name.removeprefix(".installed-")
@@ -58,7 +58,7 @@ def which_lock(build: TorchBuild, folder: Path = Path()) -> str:
 
 @check("locks")
 def locks(build: TorchBuild, folder: Path = Path()) -> Finding:
-    """Whether what is installed is what the lock pins."""
+    """Whether the installed packages are those of the lock."""
     which = which_lock(build, folder)
     path = folder / f"requirements.{which}.lock"
     if not path.exists():
@@ -71,7 +71,7 @@ def locks(build: TorchBuild, folder: Path = Path()) -> Finding:
     if not wrong:
         return ok(f"{len(pins)} packages are as {path.name} pins them")
     inside = Path(sys.prefix).resolve() == (folder / ".venv").resolve()
-    # A stamp that is newer than the lock would make `make` do nothing.
+    # With a stamp newer than the lock, `make` would do nothing.
     again = f"rm -f .venv/.installed-*; make .venv TORCH={which}"
     return failed(
         f"not as {path.name} pins them: {few(wrong, SHOWN)}",
@@ -83,13 +83,13 @@ def _difference(pin: Requirement) -> str | None:
     version = installed(pin.name)
     if version is None:
         return f"{pin.name} is missing"
-    # A pin without a local part takes any build: 2.13.0+cu130 is what `torch==2.13.0` installs.
+    # A pin without a local version accepts any build: `torch==2.13.0` may install 2.13.0+cu130.
     return None if pin.specifier.contains(version, prereleases=True) else f"{pin.name} {version} for {pin.specifier}"
 
 
 @check("torch")
 def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
-    """Whether this build of torch can use the GPUs that the driver shows."""
+    """Whether this build of torch can use the driver's GPUs."""
     version, cuda, gpus = build.version, build.cuda, len(driver.gpus)
     if version is None:
         return failed("not installed", "make .venv")
@@ -107,7 +107,7 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
     return ok(f"{version} for CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda or 'an unknown one'}")
 
 
-# In a process of its own: it starts CUDA, and a broken driver may hang or end whoever asks.
+# Runs in another process, because it starts CUDA, and a broken driver may hang or kill the process.
 PROBE = """
 import json, torch
 if torch.cuda.is_available():
@@ -126,7 +126,7 @@ print(json.dumps(answers))
 
 @check("cuda")
 def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether every visible GPU multiplies two matrices."""
+    """Whether every visible GPU can multiply two matrices."""
     if not gpus:
         return skipped("no GPU that this torch can use")
     try:

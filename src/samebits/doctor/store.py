@@ -1,4 +1,4 @@
-"""MLflow's store: whether a server answers MLflow's client, or whether a file can be read and written."""
+"""Check of MLflow's store: a server must answer MLflow's client, a file must be readable and writable."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOCAL = "unset MLFLOW_TRACKING_URI to use the local mlflow.db"
 
 @check("mlflow")
 def store(uri: str, environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether runs can be recorded in the store in use; a server is asked by a process of its own."""
+    """Whether runs can be recorded in the store. A server is asked by another process."""
     scheme = uri.partition(":")[0]
     if (file := file_of(uri)) is not None:
         return _file(file)
@@ -48,19 +48,19 @@ def store(uri: str, environ: Mapping[str, str] = os.environ) -> Finding:
 
 
 def ask(uri: str) -> Finding:
-    """What MLflow's own client hears from a server; its credentials are used and never shown."""
+    """A server's answer to MLflow's client. The login is used and never shown."""
     from urllib3.exceptions import ResponseError
 
     parts = address_parts(uri)
     host = parts.netloc.rpartition("@")[2]
     shown = f"{parts.scheme}://{host}{parts.path.rstrip('/')}"
     try:
-        connect(uri).search_experiments(max_results=1)  # /health would say 200 also where the API refuses
-    except Exception as error:  # noqa: BLE001 - MLflow's own wrap those of urllib3, whose cause is the first one's
+        connect(uri).search_experiments(max_results=1)  # /health answers 200 even if the API refuses
+    except Exception as error:  # noqa: BLE001 - MLflow's errors wrap urllib3's, whose innermost cause counts
         cause: BaseException = error
         while cause.__cause__ or cause.__context__:
             cause = cause.__cause__ or cause.__context__ or cause
-        status = error.get_http_status_code()  # type: ignore[attr-defined] # 500 also where the server gave none
+        status = error.get_http_status_code()  # type: ignore[attr-defined] # 500 if the server gave none
     else:
         return _answers(shown, parts)
     if isinstance(cause, SamebitsError):
@@ -70,7 +70,7 @@ def ask(uri: str) -> Finding:
     if isinstance(cause, OSError):
         reason = cause.strerror or f"no answer within {REQUEST_SECONDS} s"
         return failed(f"{shown} does not answer: {reason}", f"start the server, or {_LOCAL}")
-    # MLflow's server tells this refusal from others in its text alone, see mlflow.server.security_utils.
+    # Only its text distinguishes this refusal of MLflow's server, see mlflow.server.security_utils.
     if status == 403 and "invalid host header" in str(cause).lower():
         text = f"{shown} refuses the name that it was called by (403 Invalid Host header), though its /health is fine"
         return failed(text, f"start the server with --allowed-hosts {host}, or MLFLOW_SERVER_ALLOWED_HOSTS={host}")
@@ -83,7 +83,7 @@ def ask(uri: str) -> Finding:
 
 
 def _answers(shown: str, parts: SplitResult, environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether it asks who one is, too; on this host's loopback it need not."""
+    """Whether a server that answers requires a login, which it need not on this host's loopback interface."""
     from requests.utils import get_netrc_auth
 
     names = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_TOKEN")
@@ -101,7 +101,7 @@ def _file(path: Path) -> Finding:
         return failed(f"{path.name} cannot be made in its folder", "check the folder's owner")
     if not os.access(path, os.R_OK | os.W_OK):
         return failed(f"{path.name} cannot be read and written", "check the file's owner")
-    try:  # by SQLite, read-only: MLflow's client would make or migrate what it looks at
+    try:  # by SQLite, read-only: MLflow's client would create or migrate the file
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
     except sqlite3.Error as error:
