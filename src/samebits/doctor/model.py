@@ -70,6 +70,10 @@ def model_findings(
             yield of_error(error, name="data")
             return
         yield finding
+        # In exact one device is enough: what it refuses there, it refuses everywhere.
+        wanted: list[tuple[StrategyName, NumericsName]] = [(strategy, "fast") for strategy in STRATEGIES]
+        if "exact" in params.train.numerics:
+            wanted.insert(0, (BASELINE.name, "exact"))
         trials = [
             Trial(
                 params=params,
@@ -80,21 +84,13 @@ def model_findings(
                 checkpoint=checkpoint,
                 seconds=seconds,
             )
-            for strategy, numerics in _wanted(params)
+            for strategy, numerics in wanted
         ]
         told: set[str] = set()
         for finding in _after_the_import(trials):
             if not (finding.is_remark and finding.text in told):
                 yield finding
             told.add(finding.text)
-
-
-def _wanted(params: Params) -> Iterator[tuple[StrategyName, NumericsName]]:
-    """``exact`` on one device, if configured, because it refuses the same on all; then every strategy in ``fast``."""
-    if "exact" in params.train.numerics:
-        yield BASELINE.name, "exact"
-    for strategy in STRATEGIES:
-        yield strategy, "fast"
 
 
 def _after_the_import(trials: Sequence[Trial]) -> Iterator[Finding]:

@@ -62,7 +62,10 @@ def nodes_findings(params_file: Path, nodes: Nodes, findings: Iterable[Finding])
         text = f"whoever reaches {meeting.address} can speak for a machine: {SECRET} is not set"
         yield warning(text, "give all machines the same random text by it", name="secret")
     yield from beside(names, [visit.findings for visit in visits])
-    yield from _differing(machines)
+    errors = list(disagreements(machines))
+    yield from (of_error(error, name="the same") for error in errors)
+    if not errors:
+        yield ok("commit, changes on top of it, params, image, torch and CUDA", name="the same")
     yield from joined
 
 
@@ -77,13 +80,6 @@ def beside(names: Sequence[str], findings: Sequence[Sequence[Finding]]) -> Itera
         for finding, nodes in said.items():
             whose = "" if len(nodes) == len(names) else f"{', '.join(nodes)}: "
             yield replace(finding, text=whose + finding.text)
-
-
-def _differing(machines: Sequence[NodeFacts]) -> Iterator[Finding]:
-    errors = list(disagreements(machines))
-    yield from (of_error(error, name="the same") for error in errors)
-    if not errors:
-        yield ok("commit, changes on top of it, params, image, torch and CUDA", name="the same")
 
 
 def _joined(nodes: Nodes, names: Sequence[str], environment: dict[str, str], *, with_gpus: bool) -> Iterator[Finding]:
