@@ -80,10 +80,10 @@ class MemoryTrialRank:
             self._train()
         except Exception as error:
             if is_out_of_memory(error):
-                self._say_full()
+                self._report_full()
             raise
 
-    def _say_full(self) -> None:
+    def _report_full(self) -> None:
         (self._attempt.out / FULL).touch()
 
     def _train(self) -> None:
@@ -93,7 +93,7 @@ class MemoryTrialRank:
         setup.enter_process()
         samples = attempt.split.samples
         data = setup.load(attempt.case.data_dir, at_least=samples)
-        rooms = self._gpu_rooms() if worker.cuda_devices else [self._limited()]
+        rooms = self._gpu_rooms() if worker.cuda_devices else [self._limit_memory()]
         reset_peak(worker)
         self.model = setup.build()
         trainable = setup.trainable(setup.place(self.model), setup.batches(data))
@@ -102,11 +102,11 @@ class MemoryTrialRank:
         trainable.mean_losses(torch.stack([trainable.step(step, rate) for step in range(STEPS)]))  # waits for them
         peaks = [torch.cuda.max_memory_reserved(index) for index in worker.cuda_devices] or [private_peak()]
         if peaks[0] > rooms[0] and not worker.cuda_devices:  # on a GPU the allocator itself raises
-            self._say_full()
+            self._report_full()
         if attempt.measured:
-            self._leave(measure_memory(trainable, samples), peaks, rooms)
+            self._write_measurement(measure_memory(trainable, samples), peaks, rooms)
 
-    def _leave(self, memory: Memory | None, peaks: list[int], rooms: list[int]) -> None:
+    def _write_measurement(self, memory: Memory | None, peaks: list[int], rooms: list[int]) -> None:
         """Write the measurement with the figures of all ranks."""
         figures = torch.tensor([peaks, rooms], device=self.worker.device)
         everyone = self.worker.ranks.all_gather(figures).transpose(0, 1).flatten(1)  # (2, devices)
@@ -128,7 +128,7 @@ class MemoryTrialRank:
             torch.cuda.set_per_process_memory_fraction(min(1.0, limit / total), index)
         return [min(limit, total) for total in totals]
 
-    def _limited(self) -> int:
+    def _limit_memory(self) -> int:
         """Limit this process's memory on a CPU, and return the limit in bytes.
 
         The kernel refuses further allocations, so that an attempt fails as if memory had run out, and no other process

@@ -87,13 +87,13 @@ def model_findings(
             for strategy, numerics in wanted
         ]
         told: set[str] = set()
-        for finding in _after_the_import(trials):
+        for finding in _try_after_import(trials):
             if not (finding.is_remark and finding.text in told):
                 yield finding
             told.add(finding.text)
 
 
-def _after_the_import(trials: Sequence[Trial]) -> Iterator[Finding]:
+def _try_after_import(trials: Sequence[Trial]) -> Iterator[Finding]:
     """Findings of the trials, in a fork of this process that imports the factory once for all of them.
 
     An import may take seconds. If it starts threads or CUDA in the fork, no trial can be forked from there, and each
@@ -215,7 +215,7 @@ def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Find
     return spare, ok(f"{batch} samples of {data.task}, {made} for this: {why}", name="data")
 
 
-def _two_ranks_if_possible(trial: Trial) -> tuple[Placement, BatchSplit]:
+def _place_with_two_ranks(trial: Trial) -> tuple[Placement, BatchSplit]:
     """Placement of a training, with two ranks also on a host with one device, if the batch allows it."""
     placement, split = _placed(trial)
     alone = placement.has_ranks and placement.world_size == 1 and split.over(ranks=2).even
@@ -250,9 +250,9 @@ def _try(trial: Trial) -> tuple[list[Finding], bool]:
     """Findings of one trial, a failure last, and whether ``exact`` refused the model."""
     findings: list[Finding] = []
     try:
-        placement, split = _two_ranks_if_possible(trial)
-        findings = [_of_remark(note, trial) for note in placement.notes]
-        remarks = [_of_remark(label, trial) for label in placement.labels]
+        placement, split = _place_with_two_ranks(trial)
+        findings = [_remark_finding(note, trial) for note in placement.notes]
+        remarks = [_remark_finding(label, trial) for label in placement.labels]
         if any(isinstance(label, Fallback) for label in placement.labels):  # it would run as ``single``
             return findings + remarks, False
         trial = replace(trial, params=_small(trial.params, placement, split))
@@ -260,15 +260,15 @@ def _try(trial: Trial) -> tuple[list[Finding], bool]:
         rank = partial(ModelTrialRank, trial, placement, split)
         launch(partial(run_trial, rank, placement, seconds=trial.seconds), placement.world_size)
     except RefusedError as error:
-        left = _left(trial.out)
+        left = _written_findings(trial.out)
         known = any(finding.status == "failed" and error.why in finding.text for finding in left)
         return [*findings, *left, *([] if known else [_failure(error, trial)])], True
     except SamebitsError as error:
-        return [*findings, *_left(trial.out), _failure(error, trial)], False
-    return findings + _left(trial.out) + remarks, False
+        return [*findings, *_written_findings(trial.out), _failure(error, trial)], False
+    return findings + _written_findings(trial.out) + remarks, False
 
 
-def _of_remark(remark: Label | Note, trial: Trial) -> Finding:
+def _remark_finding(remark: Label | Note, trial: Trial) -> Finding:
     """A remark of a placement: a warning if another batch would use more devices."""
     if isinstance(remark, FewerDevices | UnusedDevices):
         return warning(remark.sentence(), _BATCH_HINT, name=trial.name, is_remark=True)
@@ -291,7 +291,7 @@ def _too_long(error: SamebitsError, seconds: int) -> SamebitsError:
     return error
 
 
-def _left(out: Path) -> list[Finding]:
+def _written_findings(out: Path) -> list[Finding]:
     """The findings that rank 0 of a trial has written."""
     file = out / FINDINGS
     lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []

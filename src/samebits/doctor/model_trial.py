@@ -109,18 +109,17 @@ class ModelTrialRank:
         alone = name == BASELINE.name
         self.model = model = setup.build()
         if alone:
-            self._look(model)
+            self._inspect(model)
         setup.place(model)
         batches = setup.batches(setup.load(trial.data_dir))
         before = state(model)
 
-        def look_at_what_was_written() -> None:
+        def check_written() -> None:
             if alone and (names := written(before, state(model))):
                 text = f"forward writes {few(names)}: under dp into copies that are thrown away, by ranks into one each"
                 self.say(warning(text, "return it from forward, or update it outside forward", name="model"))
 
-        look = look_at_what_was_written
-        for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=look):
+        for note in setup.try_step(model, batches, self._placement, wants_ranks=False, before_restore=check_written):
             self.say(warning(note.sentence(), note.HINT, name=name, is_remark=True))
         where = f"{counted(self._split.samples, 'sample')} on {devices_of(self._placement)}"
         if trial.numerics == "exact":  # its trial step was the training
@@ -141,7 +140,7 @@ class ModelTrialRank:
             hint = "make it with device=x.device, or keep a constant with register_buffer"
             self.say(warning(text, hint, name="model"))
 
-    def _look(self, model: nn.Module) -> None:
+    def _inspect(self, model: nn.Module) -> None:
         count = sum(p.numel() for p in model.parameters())
         self.say(ok(f"{self._params.model.name}, {count:,} parameters", name="model"))
         if len(shape := self._card.input_shape) == 3 and shape[-1] in _CHANNELS and shape[0] not in _CHANNELS:
@@ -179,7 +178,7 @@ class _MixedDevices(Exception):  # noqa: N818 - it never leaves this module
 
 
 _ATEN = torch.ops.aten
-_TAKES_BOTH = frozenset(
+_MAY_MIX_DEVICES = frozenset(
     {_ATEN._to_copy, _ATEN.copy_, _ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_,
      _ATEN._pack_padded_sequence}
 )  # fmt: skip
@@ -191,7 +190,7 @@ class _OneDevice(EagerDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func.overloadpacket not in _TAKES_BOTH:
+        if func.overloadpacket not in _MAY_MIX_DEVICES:
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             if any(t.is_meta for t in tensors) and any(not t.is_meta and t.dim() for t in tensors):
                 raise _MixedDevices(func.name())

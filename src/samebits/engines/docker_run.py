@@ -32,8 +32,8 @@ MOUNTS = "SAMEBITS_MOUNTS"
 """Variable, or else a line of ``.env``, with further files and folders to mount, separated by colons."""
 
 _EXPERIMENTS = ".dvc/tmp/exps"  # folder of clones in which DVC runs queued experiments
-_SYSTEM = [Path(f"/{name}") for name in ("bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")]
-_USED = [
+_SYSTEM_FOLDERS = [Path(f"/{name}") for name in ("bin", "dev", "etc", "lib", "lib64", "proc", "sbin", "sys", "usr")]
+_IMAGE_FOLDERS = [
     Path(f"/{name}") for name in ("", "home", "home/samebits", "opt", "opt/samebits", "opt/src", "run", "tmp", "var")
 ]
 
@@ -43,7 +43,7 @@ OWNER = "samebits.owner"
 TRUST = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "MLFLOW_TRACKING_SERVER_CERT_PATH", "MLFLOW_TRACKING_CLIENT_CERT_PATH")
 """Variables with certificate files, which are mounted at their own paths."""
 
-_PASSED = (
+_PASSED_PREFIXES = (
     "SAMEBITS_", "MLFLOW_", "DVC_", "GIT_AUTHOR_", "GIT_COMMITTER_", "NCCL_", "GLOO_", "CUDA_", "CUBLAS_", "PYTORCH_",
     "TORCH", "TRITON_", "ATEN_", "MKL_", "OMP_", "PET_",
 )  # fmt: skip
@@ -116,15 +116,15 @@ def create_arguments(client: DockerClient, image: Image, command: ContainerComma
         "security_opt": ["no-new-privileges:true", *(["label=disable"] if "selinux" in engine else [])],
         "shm_size": _shared_memory(command.environ),
         "ulimits": [limit for limit in limits if command.gpus and not (rootless and limit.name == "memlock")],
-        "network_mode": "host" if command.several_nodes or _is_here(command.tracking_uri) else "bridge",
+        "network_mode": "host" if command.several_nodes or _is_loopback_server(command.tracking_uri) else "bridge",
         "devices": [f"{_INFINIBAND}:{_INFINIBAND}:rwm"] if command.several_nodes and _INFINIBAND.exists() else [],
-        "device_requests": [_gpus_of(client)] if command.gpus else [],
+        "device_requests": [_required_gpus(client)] if command.gpus else [],
         "stdin_open": command.interactive,
         "tty": command.interactive,
     }
 
 
-def _gpus_of(client: DockerClient) -> DeviceRequest:
+def _required_gpus(client: DockerClient) -> DeviceRequest:
     """Request for this process's GPUs. Raises HostError: the engine does not offer them."""
     request = gpu_request(client)
     if request is None:
@@ -142,7 +142,7 @@ def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:
         **({"SAMEBITS_CONTAINER_TOOLKIT": toolkit} if toolkit else {}),
         "SAMEBITS_IMAGE": next(iter(image.tags), str(image.id)),
         GPUS: str(command.gpus),
-        **_choice_inside(command),
+        **_visible_inside(command),
         **({} if command.gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}),  # if NVIDIA's runtime is the default
         "MLFLOW_TRACKING_URI": command.tracking_uri,
         "TINI_KILL_PROCESS_GROUP": "1",  # a signal also reaches child processes, as Ctrl-C on a terminal does
@@ -150,7 +150,7 @@ def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:
     }
 
 
-def _choice_inside(command: ContainerCommand) -> dict[str, str]:
+def _visible_inside(command: ContainerCommand) -> dict[str, str]:
     """CUDA_VISIBLE_DEVICES by UUID if GPUs are requested by name, because their indices may differ inside."""
     if command.gpus and VISIBLE in command.environ and allowed_gpus() is not None:
         return {VISIBLE: ",".join(visible_uuids(command.environ))}
@@ -159,7 +159,7 @@ def _choice_inside(command: ContainerCommand) -> dict[str, str]:
 
 def _is_passed(name: str, value: str, mounts: Sequence[Path]) -> bool:
     """Whether a container gets a variable. A path counts only if it is mounted."""
-    if name in _NOT_INSIDE or not (name.startswith(_PASSED) or name in _PASSED_NAMES):
+    if name in _NOT_INSIDE or not (name.startswith(_PASSED_PREFIXES) or name in _PASSED_NAMES):
         return False
     path = Path(value)
     return not path.is_absolute() or is_seen(path, mounts)
@@ -177,7 +177,7 @@ def _shared_memory(environ: Mapping[str, str]) -> int:
         raise UserError(f"SAMEBITS_SHM_SIZE: got {size!r}, accepts bytes, or k, m or g of them", hint="16g") from None
 
 
-def _is_here(tracking_uri: str) -> bool:
+def _is_loopback_server(tracking_uri: str) -> bool:
     """Whether a server is on this host's loopback interface."""
     name = address_parts(tracking_uri).hostname or ""
     try:
@@ -203,9 +203,9 @@ def mounts_of(
         HostError: a path is one at which the image has its own files.
     """
     project = _project(cwd)
-    paths = [*_git_folders(project), *_store(tracking_uri), *_caches(project), *_named_by_the_user(project, environ)]
+    paths = [*_git_folders(project), *_store_folder(tracking_uri), *_caches(project), *_user_mounts(project, environ)]
     for path in paths:
-        if path.resolve() in _USED or is_seen(path.resolve(), _SYSTEM):
+        if path.resolve() in _IMAGE_FOLDERS or is_seen(path.resolve(), _SYSTEM_FOLDERS):
             hint = "keep the repository, its data and MLflow's store in folders of their own"
             raise HostError(f"{path} cannot be mounted: the image has its own", hint=hint)
     unique = sorted({path.resolve() for path in [*paths, *certificates]})
@@ -233,7 +233,7 @@ def _git_folders(project: Path) -> list[Path]:
     return [Path(line) for line in done.stdout.splitlines()]
 
 
-def _store(tracking_uri: str) -> list[Path]:
+def _store_folder(tracking_uri: str) -> list[Path]:
     """The folder of a file store of MLflow."""
     if (file := file_of(tracking_uri)) is not None:
         return [file.parent]
@@ -252,9 +252,9 @@ def _caches(project: Path) -> Iterator[Path]:
                 yield folder
 
 
-def _named_by_the_user(project: Path, environ: Mapping[str, str]) -> Iterator[Path]:
+def _user_mounts(project: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     """The entries of SAMEBITS_MOUNTS in the environment, else in ``.env``."""
-    value = environ[MOUNTS] if MOUNTS in environ else _line_of_env_file(project / ".env", MOUNTS)
+    value = environ[MOUNTS] if MOUNTS in environ else _env_file_value(project / ".env", MOUNTS)
     for entry in filter(None, value.split(os.pathsep)):
         path = project / entry
         if not path.exists():
@@ -262,7 +262,7 @@ def _named_by_the_user(project: Path, environ: Mapping[str, str]) -> Iterator[Pa
         yield path
 
 
-def _line_of_env_file(file: Path, name: str) -> str:
+def _env_file_value(file: Path, name: str) -> str:
     """The value of the last line ``name=value``; empty if the file or the line is missing."""
     with suppress(OSError):
         for line in reversed(file.read_text(encoding="utf-8", errors="replace").splitlines()):

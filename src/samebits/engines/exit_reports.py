@@ -48,15 +48,15 @@ def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
         yield
     except WithHint as error:
         report = ExitReport(exit_code=error.exit_code, message=error.message, hint=error.hint)
-        if not _leave(report, folder, node) and node:
+        if not _write_report(report, folder, node) and node:
             sys.stderr.write(f"node {node} ({socket.gethostname()}): {error}\n")
         if node:
             raise SystemExit(error.exit_code) from None
         raise
-    _leave(ExitReport(exit_code=0), folder, node)
+    _write_report(ExitReport(exit_code=0), folder, node)
 
 
-def _leave(report: ExitReport, folder: Path, node: int) -> bool:
+def _write_report(report: ExitReport, folder: Path, node: int) -> bool:
     """Write a report. False if nobody can read it: the disk is full, or the folder is not shared."""
     if not folder.is_dir():
         return False

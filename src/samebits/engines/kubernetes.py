@@ -37,9 +37,9 @@ _INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"  # t
 _NODE = "node"  # name of the job and of the container in Kubeflow's runtimes
 _MANAGER = "samebits/launch"  # owner of the runtime patches; must have a slash
 _SHARED = "shared-memory"
-_OF_MLFLOW = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
-_SECRET = re.compile(r"(PASSWORD|TOKEN|SECRET|KEY)$", re.IGNORECASE)
-_ELSEWHERE = "keep it in a Secret of the cluster that `secret` in [kubernetes] names, and not here"
+_MLFLOW = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+_SECRET_NAME = re.compile(r"(PASSWORD|TOKEN|SECRET|KEY)$", re.IGNORECASE)
+_HIDE_HINT = "keep it in a Secret of the cluster that `secret` in [kubernetes] names, and not here"
 _DIGEST_HINT = (
     "`docker buildx imagetools inspect NAME`, or after a push `docker inspect --format '{{index .RepoDigests 0}}' NAME`"
 )
@@ -121,8 +121,8 @@ class _Pods:
             image=settings.image,
             command=self._command(),
             workingDir=REPOSITORY,
-            env=_env({**meeting, **self.variables}),
-            **_given(resources=self._resources()),
+            env=_env_entries({**meeting, **self.variables}),
+            **_without_empty(resources=self._resources()),
         )
         spec = {
             "completionMode": "Indexed",  # gives each pod an index and a host name
@@ -131,7 +131,7 @@ class _Pods:
             # When one pod fails, all others write a checkpoint and end. A replacement of that pod alone would find no
             # others, or be the second with its index. A restart of the Job continues from the checkpoint.
             "backoffLimit": 0,
-            **_given(activeDeadlineSeconds=settings.active_deadline_seconds),
+            **_without_empty(activeDeadlineSeconds=settings.active_deadline_seconds),
             "template": {
                 "metadata": {"labels": self._labels()},
                 "spec": {**self._pod(), "restartPolicy": "Never", "subdomain": name, "containers": [container]},
@@ -159,23 +159,23 @@ class _Pods:
         trainer = {
             "image": settings.image,
             "command": command,
-            "env": _env(self.variables),
+            "env": _env_entries(self.variables),
             "numNodes": self.nodes,
-            **_given(numProcPerNode=settings.gpus_per_node, resourcesPerNode=self._resources()),
+            **_without_empty(numProcPerNode=settings.gpus_per_node, resourcesPerNode=self._resources()),
         }
         pod = {"metadata": {"labels": self._labels()}, "spec": {**self._pod(), "containers": [self._container()]}}
         job = {"name": _NODE, "template": {"spec": {"template": pod}}}
         patch = {"manager": _MANAGER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
         spec = {
             "runtimeRef": {"name": settings.runtime},
-            **_given(activeDeadlineSeconds=settings.active_deadline_seconds),
+            **_without_empty(activeDeadlineSeconds=settings.active_deadline_seconds),
             "trainer": trainer,
             "runtimePatches": [patch],
         }
         return self._document("trainer.kubeflow.org/v1alpha1", "TrainJob", spec)
 
     def _document(self, version: str, kind: str, spec: Manifest) -> Manifest:
-        metadata = {"name": self.name, **_given(namespace=self.settings.namespace), "labels": self._labels()}
+        metadata = {"name": self.name, **_without_empty(namespace=self.settings.namespace), "labels": self._labels()}
         return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
     def _labels(self) -> dict[str, str]:
@@ -202,7 +202,7 @@ class _Pods:
         return {
             # One pod on each machine, as with Slurm: two pods would share its cores and links.
             "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [each_elsewhere]}},
-            **_given(
+            **_without_empty(
                 nodeSelector=settings.node_selector,
                 tolerations=[{"key": key, "operator": "Exists"} for key in settings.tolerations],
                 serviceAccountName=settings.service_account,
@@ -216,7 +216,7 @@ class _Pods:
         """The container of a pod, with the few rights that clusters with pod security allow."""
         security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         mounts = [
-            {"name": "repository", "mountPath": REPOSITORY, **_given(subPath=self.settings.subpath)},
+            {"name": "repository", "mountPath": REPOSITORY, **_without_empty(subPath=self.settings.subpath)},
             {"name": _SHARED, "mountPath": "/dev/shm"},  # noqa: S108 - the pod's own
         ]
         return {"name": _NODE, **own, "securityContext": security, "volumeMounts": mounts}
@@ -224,7 +224,7 @@ class _Pods:
     def _resources(self) -> Manifest:
         """Limits equal to requests, because timings of a pod that borrows cores mean nothing."""
         settings = self.settings
-        asked = _given(
+        asked = _without_empty(
             cpu=settings.cpus_per_node and str(settings.cpus_per_node),
             memory=settings.memory_per_node,
             **{"nvidia.com/gpu": settings.gpus_per_node and str(settings.gpus_per_node)},
@@ -232,12 +232,12 @@ class _Pods:
         return {"limits": asked, "requests": asked} if asked else {}
 
 
-def _given(**values: Any) -> Manifest:
+def _without_empty(**values: Any) -> Manifest:
     """The values that are set. A manifest leaves out all others."""
     return {name: value for name, value in values.items() if value}
 
 
-def _env(variables: Mapping[str, Any]) -> list[Manifest]:
+def _env_entries(variables: Mapping[str, Any]) -> list[Manifest]:
     """Variables in the form of a container spec: each has a text, or a source."""
     return [
         {"name": name, "value": value} if isinstance(value, str) else {"name": name, "valueFrom": value}
@@ -260,25 +260,25 @@ def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, An
     for name, value in settings.env.items():
         if name in ours or name.startswith("PET_"):
             raise UserError(f"{FILE}: kubernetes.env.{name}: the launch sets it itself", hint="take it out")
-        if _SECRET.search(name) or without_password(value) != value:
-            raise UserError(f"{FILE}: kubernetes.env.{name}: everybody could read it", hint=_ELSEWHERE)
+        if _SECRET_NAME.search(name) or without_password(value) != value:
+            raise UserError(f"{FILE}: kubernetes.env.{name}: everybody could read it", hint=_HIDE_HINT)
     plain = dict(settings.env)
     if uri := environ.get("MLFLOW_TRACKING_URI"):
-        plain["MLFLOW_TRACKING_URI"] = _reachable(uri)
+        plain["MLFLOW_TRACKING_URI"] = _checked_address(uri)
     secret = {
         name: {"secretKeyRef": {"name": settings.secret, "key": name, "optional": name != "MLFLOW_TRACKING_URI"}}
-        for name in (*_OF_MLFLOW, SECRET)
+        for name in (*_MLFLOW, SECRET)
         if settings.secret and name not in plain
     }
     return {**ours, **plain, **secret}
 
 
-def _reachable(uri: str) -> str:
+def _checked_address(uri: str) -> str:
     """Check that an address of MLflow may be printed and works in a pod."""
     parts = address_parts(uri)
     if parts.scheme in ("", "file", "sqlite") or is_loopback(parts.hostname or ""):
         hint = "name a server that pods reach, or unset it: runs then go to mlflow.db on the claim"
         raise UserError(f"MLFLOW_TRACKING_URI: {uri} is on this machine, where no pod reaches it", hint=hint)
     if "@" in parts.netloc or without_password(uri) != uri:
-        raise UserError("MLFLOW_TRACKING_URI has a name or a password in it: everybody could read it", hint=_ELSEWHERE)
+        raise UserError("MLFLOW_TRACKING_URI has a name or a password in it: everybody could read it", hint=_HIDE_HINT)
     return uri

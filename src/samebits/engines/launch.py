@@ -25,7 +25,7 @@ Engine = Literal["slurm", "kubernetes"]
 
 LAUNCHER = "SAMEBITS_LAUNCHER"
 SCRIPT = "pipeline/train.py"
-_PRINTED = "samebits launch --dry-run kubernetes --strategy ddp ... | kubectl apply -f -"
+_DRY_RUN_HINT = "samebits launch --dry-run kubernetes --strategy ddp ... | kubectl apply -f -"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def launcher(environ: Mapping[str, str]) -> Launcher:
     """The value of SAMEBITS_LAUNCHER, local if unset. Raises UserError: it is another value."""
     value = environ.get(LAUNCHER) or "local"
     if value == "kubernetes":
-        raise UserError(f"{LAUNCHER}: got 'kubernetes', for which no stage waits", hint=_PRINTED)
+        raise UserError(f"{LAUNCHER}: got 'kubernetes', for which no stage waits", hint=_DRY_RUN_HINT)
     if value not in get_args(Launcher):
         raise UserError(f"{LAUNCHER}: got {value!r}, accepts local or slurm", hint=f"unset {LAUNCHER}")
     return cast("Launcher", value)
@@ -115,7 +115,7 @@ def launch(
         environ = {**environ, "SAMEBITS_NODES": str(nodes)}
     if engine == "kubernetes":
         if not dry_run:
-            raise UserError("kubernetes: what is to be started is printed, and nobody waits for it", hint=_PRINTED)
+            raise UserError("kubernetes: what is to be started is printed, and nobody waits for it", hint=_DRY_RUN_HINT)
         return _manifests(training, kind, environ)
     return _on_slurm([SCRIPT, *training.arguments], environ, dry_run=dry_run)
 

@@ -80,7 +80,7 @@ class SlurmJob:
             # pyxis takes a name for a file, and not for an image of a registry, if it begins with a slash or a dot.
             name = image.resolve() if image.is_file() else slurm.container_image
             options += [f"--container-image={name}", f"--container-mounts={here}:{here}", f"--container-workdir={here}"]
-        return ["srun", *options, *self._resources(), *self._inside()]
+        return ["srun", *options, *self._resource_options(), *self._in_image()]
 
     def sbatch(self) -> list[str]:
         """``sbatch`` of the same ``srun``, which waits for the end of the job."""
@@ -92,14 +92,14 @@ class SlurmJob:
         output = [f"--output={self.folder}/stdout", f"--error={self.folder}/stderr", "--open-mode=append"]
         shape = [f"--nodes={self.cluster.nodes}", "--ntasks-per-node=1", f"--job-name={self.name}", "--requeue"]
         wrapped = f"exec {shlex.join(self.srun())}"
-        return ["sbatch", "--wait", *shape, *options, *output, *self._resources(), f"--wrap={wrapped}"]
+        return ["sbatch", "--wait", *shape, *options, *output, *self._resource_options(), f"--wrap={wrapped}"]
 
-    def _resources(self) -> list[str]:
+    def _resource_options(self) -> list[str]:
         slurm = self.cluster.slurm
         asked = {"gpus-per-node": slurm.gpus_per_node, "cpus-per-task": slurm.cpus_per_task}
         return [*(f"--{name}={value}" for name, value in asked.items() if value), *slurm.arguments]
 
-    def _inside(self) -> list[str]:
+    def _in_image(self) -> list[str]:
         slurm = self.cluster.slurm
         if slurm.apptainer_image:
             here = str(Path.cwd())  # --nv prints a warning if there is no driver, and goes on
@@ -128,7 +128,7 @@ def run_on_slurm(job: SlurmJob) -> None:
             raise Interrupted(signum) from None
         finally:
             running.cancel()
-    _raise_cause(job.folder, code, running.last_words())
+    _raise_cause(job.folder, code, running.last_message())
 
 
 def image_variables(slurm: Slurm) -> dict[str, str]:
@@ -144,7 +144,7 @@ def image_variables(slurm: Slurm) -> dict[str, str]:
     return told
 
 
-def _raise_cause(folder: Path, code: int | None, last_words: str) -> None:
+def _raise_cause(folder: Path, code: int | None, last_message: str) -> None:
     """Raise the error of the exit reports, else one from Slurm's output. Node 0 has already printed its own."""
     endings = read_endings(folder)
     if first := endings.get(0):
@@ -154,11 +154,11 @@ def _raise_cause(folder: Path, code: int | None, last_words: str) -> None:
     if 0 in endings:
         return
     if not has_begun(folder):
-        text = f"the command has begun on no machine, and the job ended with {code}: {last_words}"
+        text = f"the command has begun on no machine, and the job ended with {code}: {last_message}"
         raise HostError(
             text, hint=f"see {folder}, `sinfo`, and whether the machines have this folder and {sys.executable}"
         )
-    text = f"the job ended with {code} and without a word: {last_words}"
+    text = f"the job ended with {code} and without a word: {last_message}"
     raise WorkerError(text, hint=f"see {folder}, `sacct`, and what the machines' own logs say")
 
 
@@ -209,7 +209,7 @@ class _Running:
             raise HostError(f"{self.job.submission()[0]} is not here", hint=hint) from None
 
     @property
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the command runs."""
         return self._process is not None and self._process.poll() is None
 
@@ -228,12 +228,12 @@ class _Running:
         assert self._process, "it was started"
         deadline = time.monotonic() + seconds
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
-            self.look()
+            self.show_output()
             time.sleep(_POLL_SECONDS)
-        self.look()
+        self.show_output()
         return code
 
-    def look(self) -> None:
+    def show_output(self) -> None:
         """Copy the job's new output to this process's streams."""
         for file, to in self._shown.items():
             with suppress(FileNotFoundError), file.open("rb") as stream:
@@ -251,7 +251,7 @@ class _Running:
 
     def cancel(self) -> None:
         """Cancel the job or step, and end the command that waits for it."""
-        if self.goes_on:
+        if self.is_running:
             if number := self.number():
                 _slurm("scancel", number)
                 self.wait(_STOP_SECONDS)
@@ -261,7 +261,7 @@ class _Running:
         """The command's own messages."""
         return self._said.read_text(encoding="utf-8", errors="replace")
 
-    def last_words(self) -> str:
+    def last_message(self) -> str:
         """The last line of the error."""
         return last_line(self.said())
 
@@ -287,19 +287,19 @@ class _Batch(_Running):
         for name in shown:  # a network file system caches for a while that a file is missing
             (job.folder / name).touch()
         super().__init__(job, "sbatch", stdout=True, shown=shown)
-        self._told = False
+        self._number_shown = False
 
     def number(self) -> str | None:
         """The job's number as Slurm writes it, such as 17; None before it has one."""
         match = re.search(r"Submitted batch job (\d+)", self.said())
         return match and match[1]
 
-    def look(self) -> None:
+    def show_output(self) -> None:
         """Copy new output, after the job's number."""
-        if not self._told and (number := self.number()):
-            self._told = True
+        if not self._number_shown and (number := self.number()):
+            self._number_shown = True
             sys.stderr.write(f"job {number} of {self.job.cluster.nodes} machines, as {self.job.name}\n")
-        super().look()
+        super().show_output()
 
     def wait(self, seconds: float = math.inf) -> int | None:
         """As above. Raises HostError: Slurm did not accept the job."""
@@ -319,15 +319,15 @@ class _Batch(_Running):
 
     def cancel(self) -> None:
         """As above. A job without a number may still be in the queue, and is cancelled by its name."""
-        if self.goes_on and not self.number():
+        if self.is_running and not self.number():
             self.kill()
             _slurm("scancel", f"--name={self.job.name}")
         super().cancel()
 
-    def last_words(self) -> str:
+    def last_message(self) -> str:
         """The last line of the job's stderr, else of the output of ``sbatch``."""
         written = (self.job.folder / "stderr").read_text(encoding="utf-8", errors="replace")
-        return last_line(written) if written.strip() else super().last_words()
+        return last_line(written) if written.strip() else super().last_message()
 
 
 def _slurm(*command: str) -> str:

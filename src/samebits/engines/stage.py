@@ -124,14 +124,14 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
     """
     first = Path(arguments[0]).stem == FIRST_STAGE
     if environ.get(INSIDE):
-        _look_around(environ, say=first)
+        _check_inside(environ, say=first)
         return
     runtime = requested_runtime(environ)
     if runtime == "host":
         return
     try:
         place = find_place(environ=environ)
-        command = _among_nodes(command_for(place, ["python", *arguments]), environ)
+        command = _with_nodes(command_for(place, ["python", *arguments]), environ)
     except HostError as error:
         if runtime == "container":
             raise
@@ -143,7 +143,7 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
     raise SystemExit(run_inside(place, command))
 
 
-def _among_nodes(command: ContainerCommand, environ: Mapping[str, str]) -> ContainerCommand:
+def _with_nodes(command: ContainerCommand, environ: Mapping[str, str]) -> ContainerCommand:
     """The command with torchrun's variables for its machines, if there are several: an image lacks Slurm's commands."""
     nodes = find_nodes(environ=environ)
     if nodes.several:
@@ -151,7 +151,7 @@ def _among_nodes(command: ContainerCommand, environ: Mapping[str, str]) -> Conta
     return replace(command, several_nodes=any(one.partition("=")[0] == "--nodes" for one in command.argv))
 
 
-def _look_around(environ: Mapping[str, str], *, say: bool) -> None:
+def _check_inside(environ: Mapping[str, str], *, say: bool) -> None:
     """Inside the image, require the host's GPUs, and warn if the image is not that for the locks."""
     name, given = environ.get("SAMEBITS_IMAGE", "the image"), environ.get(GPUS)
     usable = count_present() if torch_build().cuda else 0

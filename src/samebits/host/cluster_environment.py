@@ -20,7 +20,7 @@ START = "SAMEBITS_START_SECONDS"
 """Variable with the seconds in which all machines start. On Kubernetes they start one after the other."""
 SECRET = "SAMEBITS_SECRET"  # noqa: S105 - the name of the variable
 """Variable with a text that all machines of a training share, and that nobody else on their network knows."""
-_AUTO = {"auto", "cpu", "gpu", "cuda"}  # torchrun's values for all devices
+_ALL_DEVICES = {"auto", "cpu", "gpu", "cuda"}  # torchrun's values for all devices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def _from_options(count: int | None, rank: int | None, master: str | None) -> No
         hint = "as in --nodes 2 --node-rank 0 --master 10.0.0.1, with the same --nodes and --master on each machine"
         raise UserError("--nodes, --node-rank and --master are given together or not at all", hint=hint)
     host, port = _host_and_port(master or "", "--master")
-    return _checked(Nodes(count=count, rank=rank, master=host, port=port), "--nodes", "--node-rank", "--master")
+    return _validated(Nodes(count=count, rank=rank, master=host, port=port), "--nodes", "--node-rank", "--master")
 
 
 def _from_agent(environ: Mapping[str, str]) -> Nodes:
@@ -111,7 +111,7 @@ def _from_agent(environ: Mapping[str, str]) -> Nodes:
         port=_number(environ, "MASTER_PORT", str(DEFAULT_PORT)),
         served=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
-    return _checked(nodes, "GROUP_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+    return _validated(nodes, "GROUP_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
 
 
 def _from_torchrun(environ: Mapping[str, str]) -> Nodes:
@@ -128,9 +128,9 @@ def _from_torchrun(environ: Mapping[str, str]) -> Nodes:
         rank=_number(environ, "PET_NODE_RANK", "0"),
         master=environ.get("PET_MASTER_ADDR", ""),
         port=_number(environ, "PET_MASTER_PORT", str(DEFAULT_PORT)),
-        num_devices="auto" if devices in _AUTO else devices,
+        num_devices="auto" if devices in _ALL_DEVICES else devices,
     )
-    return _checked(nodes, "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
+    return _validated(nodes, "PET_NNODES", "PET_NODE_RANK", "PET_MASTER_ADDR")
 
 
 def _from_slurm(environ: Mapping[str, str]) -> Nodes:
@@ -151,7 +151,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Nodes:
         # One port for each job, below the kernel's ephemeral ports.
         port=_number(environ, "PET_MASTER_PORT", str(20000 + _number(environ, "SLURM_JOB_ID", "0") % 10000)),
     )
-    return _checked(nodes, "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_STEP_NODELIST")
+    return _validated(nodes, "SLURM_STEP_NUM_NODES", "SLURM_NODEID", "SLURM_STEP_NODELIST")
 
 
 def _first_host(names: str) -> str:
@@ -182,7 +182,7 @@ def _host_and_port(master: str, name: str) -> tuple[str, int]:
     return host, port
 
 
-def _checked(nodes: Nodes, count: str, rank: str, master: str) -> Nodes:
+def _validated(nodes: Nodes, count: str, rank: str, master: str) -> Nodes:
     """The same nodes if they are valid. Errors name the variables or options ``count``, ``rank`` and ``master``."""
     if nodes.count < 1:
         raise UserError(f"{count}: got {nodes.count}, accepts 1 or more", hint="count the machines")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)  # as on a host without a GPU
-_NONE = ("", "-1", "NoDevFiles")  # values of the variable that hide all GPUs
+_HIDES_ALL = ("", "-1", "NoDevFiles")  # values of the variable that hide all GPUs
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
     if build.cuda is None:
         return 0
     with nvml() as problem:
-        if problem and problem.value not in _NO_DRIVER and environ.get(VISIBLE) not in _NONE:
+        if problem and problem.value not in _NO_DRIVER and environ.get(VISIBLE) not in _HIDES_ALL:
             hint = f"see what nvidia-smi says; a restart of the host or container may help; {VISIBLE}= uses the CPU"
             raise HostError(f"the NVIDIA driver here does not answer: {text_of(problem)}", hint=hint)
         count = 0 if problem else len(readable(environ))
@@ -234,7 +234,7 @@ def caution(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
     if gpus and setting is None and not any(gpu.slices or gpu.slices is None for gpu in gpus):
         text = f"the {counted(len(gpus), 'GPU')} here can be used in slices alone (MIG), and there are none"
         return f"{text}: trainings run on the CPU", "make some with nvidia-smi mig -cgi ... -C, or turn MIG off"
-    if gpus and not devices and setting not in (None, *_NONE):
+    if gpus and not devices and setting not in (None, *_HIDES_ALL):
         text = f"{VISIBLE} is {setting}, which names no GPU of the {len(gpus)} here: trainings run on the CPU"
         return text, "see nvidia-smi -L for indices and UUIDs"
     if any(part is not None for _, part in devices):

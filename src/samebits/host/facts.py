@@ -20,7 +20,7 @@ from samebits.host.software import installed, torch_build
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_TOLD = ("image", "image_id", "image_digest", "image_base", "container_toolkit")
+_IMAGE_FACTS = ("image", "image_id", "image_digest", "image_base", "container_toolkit")
 _INSTRUCTION_SETS = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16", "amx_tile",
                      "asimd", "sve", "sve2")  # fmt: skip
 
@@ -143,7 +143,7 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
         gpus = _with_multiprocessors(gpus)
     inside = bool(environ.get("SAMEBITS_CONTAINER"))
 
-    def told(name: str) -> str | None:
+    def from_environment(name: str) -> str | None:
         """A fact from the container's environment; an empty variable counts as unknown."""
         return (environ.get(f"SAMEBITS_{name}") or None) if inside else None
 
@@ -159,5 +159,5 @@ def host_facts(environ: Mapping[str, str] = os.environ) -> HostFacts:
         numpy=installed("numpy"),
         libc=" ".join(platform.libc_ver()).strip() or None,
         in_container=inside,
-        **{name: told(name.upper()) for name in _TOLD},
+        **{name: from_environment(name.upper()) for name in _IMAGE_FACTS},
     )
