@@ -112,20 +112,16 @@ def _resolve(name: str, patience: float) -> str:
 
     An unknown name is looked up again for ``patience`` seconds.
     """
-    deadline, waiting = time.monotonic() + patience, Waiting()
-    while True:
-        lookup = _Lookup(name)
-        problem = lookup.problem()
-        # One thread at a time, because workers are forked soon.
-        while problem and lookup.is_alive() and time.monotonic() < deadline:
-            waiting.say(f"waiting: {problem}")
-            problem = lookup.problem()
-        if not problem:
-            return lookup.addresses[0]
+    deadline, waiting, lookup = time.monotonic() + patience, Waiting(), _Lookup(name)
+    while problem := lookup.problem():
         if time.monotonic() >= deadline:
             raise HostError(problem, hint="give its address, or write it into /etc/hosts")
+        goes_on = lookup.is_alive()
         waiting.say(f"waiting: {problem}")
-        time.sleep(_AGAIN_SECONDS)
+        if not goes_on:  # one thread at a time, because workers are forked soon
+            time.sleep(_AGAIN_SECONDS)
+            lookup = _Lookup(name)
+    return lookup.addresses[0]
 
 
 class _Lookup(threading.Thread):
