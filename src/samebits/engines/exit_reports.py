@@ -34,7 +34,7 @@ class ExitReport(Record):
 def ending_told(environ: Mapping[str, str]) -> Iterator[None]:
     """Write an exit report for the block, on a machine of a cluster.
 
-    Only node 0 prints its error, and a node whose report nobody can read.
+    Node 0 prints its error. Another node prints its error only if nobody can read its report.
     """
     if not environ.get(FOLDER):
         yield
