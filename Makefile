@@ -85,7 +85,7 @@ rehearse:  ## trainings on CUDA tensors without a GPU; needs a C compiler, and s
 	@$(MAKE) --no-print-directory test-rehearsal
 
 faults: $(STAMP)  ## kill, damage and fill up whatever can be, for MINUTES=10; ONLY=kills/17 does one of them again
-	@$(RUN) PYTHONPATH=tools exec python -m faults --minutes $(or $(MINUTES),10) --seed $(or $(SEED),0) \
+	@$(RUN) PYTHONPATH=tools:tests exec python -m faults --minutes $(or $(MINUTES),10) --seed $(or $(SEED),0) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT))
 
 screenshots: $(STAMP)  ## the guide's pictures, from a real MLflow server and Chromium

@@ -141,7 +141,7 @@ def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
     if group.select is None:
         seed = str(int(time.time()) // 86400)  # of the day, so that each night sees other faults
         options = ("--minutes", "10", "--seed", seed, "--out", str(report))
-        tests = ["env", "PYTHONPATH=tools", python, "-m", "faults", *options]
+        tests = ["env", "PYTHONPATH=tools:tests", python, "-m", "faults", *options]
     else:
         traced = ["-m", "coverage", "run"] if coverage else []
         tests = [python, *traced, "-m", "pytest", f"--junitxml={report}", *group.select]

@@ -28,7 +28,7 @@ from faults.damage import Damage
 from faults.inputs import Inputs
 from faults.kills import Kills
 from faults.pipelines import Pipelines
-from faults.subject import Broken, described, expect, marked
+from faults.subject import Broken, expect_none, marked
 from faults.tracking import Tracking
 from faults.writes import Writes
 from samebits.files import write_json
@@ -93,12 +93,10 @@ def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bo
             result.seconds, result.figures = time.monotonic() - started, area.figures()
             click.echo(line_of(kind.NAME, result))
         result = results["processes"] = Result("campaigns whose senders all ended")
-        attempt(
-            result,
-            Case("senders end when there is nothing left to deliver", partial(check_all_ended, folder.name)),
-            "processes",
-            f"MINUTES={minutes:g} SEED={seed}",
-        )
+        living = partial(marked, folder.name, whole=False)
+        ended = partial(expect_none, living, LINGER_SECONDS + GIVE_UP_SECONDS + 10)
+        case = Case("senders end when there is nothing left to deliver", ended)
+        attempt(result, case, "processes", f"MINUTES={minutes:g} SEED={seed}")
     finally:
         if keep:
             click.echo(f"kept: {folder}")
@@ -138,14 +136,6 @@ def broken(result: Result, name: str, what: str, seen: str, again: str) -> None:
     again = f"make faults {again}"
     result.failures.append({"case": name, "what": what, "seen": seen, "again": again})
     click.echo(f"BROKEN {name}: {what}\n    {seen.strip()}\n    again: {again}", err=True)
-
-
-def check_all_ended(mark: str) -> None:
-    """Nobody whom the campaign started is alive, once senders had their time."""
-    deadline = time.monotonic() + LINGER_SECONDS + GIVE_UP_SECONDS + 10
-    while left := marked(mark, whole=False):
-        expect(time.monotonic() < deadline, "orphans", "\n    ".join(described(pid) for pid in left))
-        time.sleep(0.5)
 
 
 def too_few(results: dict[str, Result]) -> list[str]:

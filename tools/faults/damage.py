@@ -187,9 +187,8 @@ class Damage(Area):
         child.wait(60)
         check_end(child, {0} if subject.name == "checkpoint" else {0, 2})
         if child.code == 2:
-            stderr = child.stderr.read_text(encoding="utf-8")
-            errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
-            expect(len(errors) == 1 and subject.path in errors[0], "not one error that names the file", stderr)
+            errors = child.errors()
+            expect(len(errors) == 1 and subject.path in errors[0], "not one error that names the file", child.err())
         else:
             after = f"continued after step {_STEPS_KEPT[subject.name == 'checkpoint']};"
             expect(after in child.printed(), f"not {after}", child.printed())

@@ -9,14 +9,12 @@ import pickle
 import re
 import resource
 import shutil
-import signal
 import unicodedata
-from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.subject import Broken, Child, Sandbox, check_end, expect, marked
+from faults.subject import Broken, Child, Sandbox, check_end, expect, kill, marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,9 +102,7 @@ class Bench(Sandbox):
 
     def close(self) -> None:
         """End what a broken promise left running, and delete everything."""
-        for pid in {*marked(self.mark), *(pid for child in self._children for pid in child.session())}:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill({*marked(self.mark), *(pid for child in self._children for pid in child.session())})
         shutil.rmtree(self.outside.parent, ignore_errors=True)
 
     def check_around(self) -> None:
@@ -129,14 +125,13 @@ def check_refusal(child: Child, codes: set[int], names: tuple[str, ...] = ()) ->
 
     That line, or what it refers to above it, has to hold one of ``names``, if there are any.
     """
-    text = child.stderr.read_text(encoding="utf-8", errors="replace")
+    text, errors = child.err(), child.errors()
     if child.code is not None and child.code < 0:
         raise Broken(f"killed by signal {-child.code}: {text[-500:]}")
     check_end(child, codes)
-    for stream in (text, child.stdout.read_text(encoding="utf-8", errors="replace")):
+    for stream in (text, child.out()):
         control = {c for c in stream if unicodedata.category(c) == "Cc"} - _PASSING
         expect(not control, "control characters are printed", f"{sorted(control)!r} in {stream[-500:]!r}")
-    errors = [line for line in text.split("\n") if line.startswith("error: ")]
     if len(errors) == 2 and errors[1].endswith(_OF_A_STAGE):
         text = text.removesuffix(f"{errors.pop()}\n")
     if child.code not in (2, 3):

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import subprocess
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
 from faults.inputs_bench import Bench
 from faults.inputs_params import SMALL_RUN
-from faults.subject import ROOT, expect
+from faults.subject import ROOT, commit, expect
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 RUN, DP, OTHER = "runs/single-fast", "runs/dp-fast", "runs/other"
-_GIT = {f"GIT_{who}_{what}": "nobody" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
 _MODEL = """
 import torch
 
@@ -48,10 +45,7 @@ def make_template(folder: Path) -> Path:
         (work / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, work / name)
     shutil.copytree(ROOT / "pipeline", work / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
-    git = partial(subprocess.run, cwd=work, env={**os.environ, **_GIT}, check=True, capture_output=True)
-    git(["git", "init", "--quiet"])
-    git(["git", "add", "params.yaml", "model.py", "pipeline", "dvc.lock", "dvc.yaml", ".dvc/config"])
-    git(["git", "commit", "--quiet", "--message", "all"])
+    commit(work, "params.yaml", "model.py", "pipeline", "dvc.lock", "dvc.yaml", ".dvc/config")
     child = bench.call(partial(_write_log, work))
     child = child if child.code else bench.samebits("track", "sync", seconds=120)
     expect(child.code == 0, "the log that is to be damaged cannot be delivered", child.printed())

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
 import sqlite3
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from faults.area import Area, Case, Missed
 from faults.mlflow_store import status_of
-from faults.subject import NUMERICS, PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, marked, training
+from faults.subject import NUMERICS, PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, kill, marked, training
 from samebits.records.log import LOGS
 
 if TYPE_CHECKING:
@@ -75,16 +73,13 @@ class Kills(Area):
         def run() -> None:
             shutil.rmtree(self._checkpoints, ignore_errors=True)  # of a case that broke off
             child = self._start(arguments, tracked=tracked)
-            deadline = time.monotonic() + moment
-            while time.monotonic() < deadline and child.poll() is None:
-                time.sleep(0.002)
-            running = child.poll() is None
+            running = child.go_on(moment)
             named, hit = self._disturb(child, target, rank, place[1], signum)
             child.wait(TIMEOUT_SECONDS + 10 if named and target == "stopped rank" else 60)
             check_end(child, {0, *_codes(target, signum)})
             done = child.code == 0
-            said = child.stderr.read_text(encoding="utf-8")
-            expect(done or _is_told(named, said), "rank and step are not named, as they should be", (named, said))
+            told = done or _is_told(named, child.err())
+            expect(told, "rank and step are not named, as they should be", (named, child.err()))
             again = self._start(arguments, tracked=tracked)
             again.wait(60)
             check_end(again, {0})
@@ -116,27 +111,24 @@ class Kills(Area):
             case "tree":
                 child.kill_tree()
             case "launcher":
-                child.kill()
+                kill([child.pid])
             case "rank" | "stopped rank":
                 if workers:
                     rank %= len(workers)
-                    with suppress(ProcessLookupError):
-                        os.kill(workers[rank], signal.SIGKILL if target == "rank" else signal.SIGSTOP)
+                    kill([workers[rank]], signal.SIGKILL if target == "rank" else signal.SIGSTOP)
                     how = "ended by SIGKILL" if target == "rank" else "stopped, as by SIGSTOP or SIGTTOU"
                     return f"the worker of rank {one_of(rank, len(workers), ranks)} was {how}", True
                 return "", False
             case "sender":
                 senders = marked(self._sandbox.mark)
-                for pid in senders:
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+                kill(senders)
                 return "", bool(senders)
             case "once":
-                child.kill(signum)
+                kill([child.pid], signum)
             case "twice":
-                child.kill(signum)
+                kill([child.pid], signum)
                 time.sleep(0.05)
-                child.kill(signum)
+                kill([child.pid], signum)
         return "", True
 
     def _bits(self, arguments: tuple[str, ...]) -> dict[str, bytes]:

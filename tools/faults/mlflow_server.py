@@ -17,7 +17,8 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, ClassVar
 
-from faults.subject import MARK, PATIENCE
+from faults.subject import MARK
+from patience import patient
 from ports import free_port
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Server:
 
     def wait(self, seconds: float = 90) -> None:
         """Wait until it answers."""
-        deadline = time.monotonic() + seconds * PATIENCE
+        deadline = time.monotonic() + patient(seconds)
         while not self.answers():
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the server does not answer: {self._folder / 'server.log'}")

@@ -6,20 +6,32 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from ruamel.yaml import YAML
 
+from conftest import copy_sources
 from faults.area import Area, Case
 from faults.mlflow_store import Store, check_run, empty_store
-from faults.subject import MARK, ROOT, SENDER, Child, command_of, described, expect, fork, marked, unfinished_in
+from faults.subject import (
+    PARAMS,
+    ROOT,
+    SENDER,
+    Child,
+    Sandbox,
+    command_of,
+    commit,
+    end_marked,
+    expect,
+    expect_none,
+    kill,
+    marked,
+)
 from samebits.records.log import LOGS, StartEvent, start_of
 
 if TYPE_CHECKING:
@@ -34,63 +46,39 @@ LIMIT = 240.0
 LATEST = 0.5  # of an undisturbed pipeline's time: a training or two further on than the kill before
 STRATEGIES = ["single", "dp", "ddp"]
 NUMERICS = [["exact"], ["exact", "fast"]]
-DATA = {"task": "vectors", "num_samples": 1024, "test_samples": 64, "kwargs": {"features": 32}}
 TRAIN = {"strategies": STRATEGIES, "num_devices": 2, "oversubscribe": True, "global_batch_size": 64, "epochs": 4,
          "repeats": 1, "checkpoint_every_steps": 8, "timeout_s": 20}  # fmt: skip
-LEFT_OUT = ("tests/", "benchmarks/", "docs/", "tools/", ".github/")
+LEFT_OUT = ("params.yaml", "tests/", "benchmarks/", "docs/", "tools/", ".github/")
 TORCH_CACHE = "torchinductor_"  # one folder for each user, which torch makes and keeps
 
 
-class Repository:
+class Repository(Sandbox):
     """A git repository with the sources and the pipeline of this one, and commands that run in it."""
 
     def __init__(self, folder: Path, mark: str, numerics: Sequence[str]) -> None:
-        self.folder, self.temporary, self.mark = folder / "repository", folder / "tmp", mark
-        self._output = folder / "output"
-        for path in (self.folder, self.temporary, self._output):
-            path.mkdir(parents=True)
-        self._commands = 0
-        self.environ = {
-            **os.environ,
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(self.folder / "src"),
-            "TMPDIR": str(self.temporary),
-            "SAMEBITS_RUNTIME": "host",
-            MARK: mark,
-        }
-        for name in ("AUTHOR", "COMMITTER"):
-            self.environ |= {f"GIT_{name}_NAME": "faults", f"GIT_{name}_EMAIL": "faults@localhost"}
-        self._fill(numerics)
-
-    def _fill(self, numerics: Sequence[str]) -> None:
-        listed = subprocess.run(
-            ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
-        )
-        for name in listed.stdout.split("\0"):
-            if name and name != "dvc.lock" and not name.startswith(LEFT_OUT) and (ROOT / name).is_file():
-                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / name, self.folder / name)
         params = YAML().load((ROOT / "params.yaml").read_text(encoding="utf-8"))
-        params["data"] |= DATA
+        params["data"] |= PARAMS["data"]
         params["model"] |= {"name": "mlp", "kwargs": {"hidden": [32]}, "source": None}
         params["train"] |= {**TRAIN, "numerics": list(numerics)}
-        YAML().dump(params, self.folder / "params.yaml")
-        for command in (("init", "--quiet"), ("add", "--all"), ("commit", "--quiet", "--message", "all")):
-            subprocess.run(["git", *command], cwd=self.folder, env=self.environ, check=True)
+        super().__init__(folder, params)
+        self.mark = mark
+        copy_sources(self.folder, but=LEFT_OUT)
+        commit(self.folder, "--all")
 
-    def start(self, *command: str) -> Child:
-        """Start a command in a session of its own."""
-        self._commands += 1
-        return fork(self.folder, self._output / str(self._commands), partial(self._become, command))
+    @property
+    def environ(self) -> dict[str, str]:
+        """With the sources that are here, and the commands of the campaign's own environment."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**super().environ, "PATH": path, "PYTHONPATH": str(self.folder / "src")}
 
-    def _become(self, command: tuple[str, ...]) -> NoReturn:
-        os.environ["PATH"] = self.environ["PATH"]
-        os.execvpe(command[0], command, self.environ)  # noqa: S606
+    def begin(self, *command: str) -> Child:
+        """Start a command."""
+        return self.start(partial(os.execvp, command[0], command))
 
-    def __call__(self, *command: str, seconds: float = LIMIT) -> Child:
+    def run(self, *command: str) -> Child:
         """Run a command to its end, which must be a good one."""
-        child = self.start(*command)
-        child.wait(seconds)
+        child = self.begin(*command)
+        child.wait(LIMIT)
         expect(child.code == 0, f"{' '.join(command)} ends with {child.code}", child.printed()[-1500:])
         expect_no_traceback(child)
         return child
@@ -106,22 +94,9 @@ class Repository:
             if out["path"].endswith("model.safetensors")
         }
 
-    def processes(self, *, senders: bool = True) -> list[int]:
-        """Living processes that were started from here."""
-        return [pid for pid in marked(self.mark) if senders or SENDER not in command_of(pid)]
-
-    def kill_all(self) -> None:
-        """Leave no process behind."""
-        while found := self.processes():
-            for pid in found:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
-
     def leftovers(self) -> list[str]:
-        """What lies in the temporary folder, and what is unfinished in the working folder."""
-        temporary = (path for path in self.temporary.iterdir() if not path.name.startswith(TORCH_CACHE))
-        return [str(path) for path in (*temporary, *unfinished_in(self.folder))]
+        """Without the cache that torch makes for a user and keeps."""
+        return [path for path in super().leftovers() if f"/{TORCH_CACHE}" not in path]
 
 
 def stage_of(child: Child) -> int | None:
@@ -205,10 +180,10 @@ class Pipelines(Area):
         repository = self._make("undisturbed", NUMERICS[0])
         started = time.monotonic()
         try:
-            repository("dvc", "repro")
+            repository.run("dvc", "repro")
         finally:
             self._seconds = time.monotonic() - started
-            repository.kill_all()
+            end_marked(repository.mark)
         weights = repository.locked_weights()
         expect(set(weights) == {f"runs/{strategy}-exact/model.safetensors" for strategy in STRATEGIES}, "no weights")
         expect(len(set(weights.values())) == 1, "an undisturbed pipeline has other weights by strategy", weights)
@@ -225,7 +200,7 @@ class Pipelines(Area):
 
     def _leave(self) -> None:
         if self._repository is not None:
-            self._repository.kill_all()
+            end_marked(self._repository.mark)
             shutil.rmtree(self._repository.folder.parent, ignore_errors=True)
         self._repository, self._number = None, -1
 
@@ -234,31 +209,28 @@ class Pipelines(Area):
     def _harm(self, target: Target, part: float, choose: random.Random) -> bool:
         """Start the pipeline and kill somebody; False if it has ended before that."""
         assert self._repository
-        child = self._repository.start("dvc", "repro")
+        child = self._repository.begin("dvc", "repro")
         second = None
         if target == "two":
             time.sleep(choose.uniform(0, 3))
-            second = self._repository.start("dvc", "repro")
-        deadline = time.monotonic() + part * self._seconds
-        while time.monotonic() < deadline and child.poll() is None:
-            time.sleep(0.01)
-        ended = child.poll() is not None
+            second = self._repository.begin("dvc", "repro")
+        running = child.go_on(part * self._seconds)
         self._kill(child, target)
         if second is not None:
             self._end_second(second)
         child.wait(LIMIT if target == "stage" else 30)
         self._check_ended(child)
-        self._killed += not ended
+        self._killed += running
         if child.code == 0:
             self._finish()
-        return not ended and child.code != 0
+        return running and child.code != 0
 
     def _let_both_end(self, later: float) -> None:
         """Start the pipeline, and so many seconds later once more; one of them does the work."""
         assert self._repository
-        first = self._repository.start("dvc", "repro")
+        first = self._repository.begin("dvc", "repro")
         time.sleep(later)
-        second = self._repository.start("dvc", "repro")
+        second = self._repository.begin("dvc", "repro")
         for child in (first, second):
             child.wait(LIMIT)
         one, other = sorted((first, second), key=lambda child: child.code != 0)
@@ -285,17 +257,16 @@ class Pipelines(Area):
     def _kill(self, child: Child, target: Target) -> None:
         assert self._repository
         if target == "dvc":
-            child.kill()
+            kill([child.pid])
         elif target == "stage":
             deadline = time.monotonic() + 20
             while (stage := stage_of(child)) is None and child.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.005)
-            with suppress(ProcessLookupError):
-                os.kill(stage or child.pid, signal.SIGKILL)
+            kill([stage or child.pid])
         else:
             child.kill_tree()
             if target == "all":
-                self._repository.kill_all()
+                end_marked(self._repository.mark)
 
     def _check_ended(self, child: Child) -> None:
         """It was killed, or it ended well, or its stage was killed, which it says."""
@@ -333,27 +304,21 @@ class Pipelines(Area):
         self._finished += 1
 
     def _check_finished(self, repository: Repository) -> None:
-        child = repository.start("dvc", "repro")
+        child = repository.begin("dvc", "repro")
         child.wait(LIMIT)
         if child.code != 0 and self._mended(child.printed()):
-            child = repository.start("dvc", "repro")
+            child = repository.begin("dvc", "repro")
             child.wait(LIMIT)
         expect(child.code == 0, f"dvc repro ends with {child.code}", child.printed()[-1500:])
         expect_no_traceback(child)
-        self._expect_alone(repository)
+        expect_none(lambda: [pid for pid in marked(repository.mark) if SENDER not in command_of(pid)], 30)
         expect(repository.locked_weights() == self._weights, "other weights", repository.locked_weights())
-        stale = set(json.loads(repository("dvc", "status", "--json").stdout.read_text(encoding="utf-8"))) - {"host"}
+        stale = set(json.loads(repository.run("dvc", "status", "--json").out())) - {"host"}
         expect(not stale, "dvc status is not clean", stale)
-        repository("samebits", "track", "sync")
-        repository.kill_all()
+        repository.run("samebits", "track", "sync")
+        end_marked(repository.mark)
         self._check_store(repository)
         expect(repository.leftovers() == [], "leftovers", repository.leftovers())
-
-    def _expect_alone(self, repository: Repository) -> None:
-        deadline = time.monotonic() + 30
-        while left := repository.processes(senders=False):
-            expect(time.monotonic() < deadline, "orphans", [described(pid) for pid in left])
-            time.sleep(0.05)
 
     def _check_store(self, repository: Repository) -> None:
         store = Store(repository.folder / "mlflow.db")

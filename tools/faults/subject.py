@@ -6,6 +6,7 @@ import fcntl
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,24 +15,23 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
 import forked
 import samebits.cli
+from patience import patient
 from samebits.errors import exit_on_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILES = {"model.safetensors", "losses.csv", "timing.json", "run.json"}
 MARK = "SAMEBITS_FAULTS"
 """Variable by which every process that a campaign started is known."""
 SENDER = b"samebits.tracking.sender"
-PATIENCE = float(os.environ.get("SAMEBITS_TEST_PATIENCE", "1"))
-"""By which limits are multiplied, on a host that is slow."""
 _SECOND_LOOK_SECONDS = 1.0
 PARAMS: dict[str, Any] = {
     "data": {"task": "vectors", "num_samples": 1024, "test_samples": 64, "kwargs": {"features": 32}},
@@ -87,7 +87,7 @@ class Child:
 
     def wait(self, seconds: float) -> int:
         """The exit code. Raises Broken after so many seconds, and then nothing of it is left."""
-        seconds *= PATIENCE
+        seconds = patient(seconds)
         deadline = time.monotonic() + seconds
         while (code := self.poll()) is None:
             if time.monotonic() > deadline:
@@ -96,17 +96,17 @@ class Child:
             time.sleep(0.005)
         return code
 
-    def kill(self, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to the script alone."""
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signum)
+    def go_on(self, seconds: float) -> bool:
+        """Wait for so long, or until it has ended; whether it still runs."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and self.poll() is None:
+            time.sleep(0.002)
+        return self.poll() is None
 
-    def kill_tree(self, signum: int = signal.SIGKILL) -> None:
-        """Send a signal to all processes of its session."""
-        for pid in self.session():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signum)
-        if signum == signal.SIGKILL and self.code is None:
+    def kill_tree(self) -> None:
+        """Kill all processes of its session."""
+        kill(self.session())
+        if self.code is None:
             _, status = os.waitpid(self.pid, 0)
             self.code = os.waitstatus_to_exitcode(status)
 
@@ -122,9 +122,21 @@ class Child:
         """Living processes of its session."""
         return [pid for pid, state, session in _processes() if session == self.pid and state not in "ZX"]
 
+    def out(self) -> str:
+        """What it printed on stdout."""
+        return self.stdout.read_text(encoding="utf-8", errors="replace")
+
+    def err(self) -> str:
+        """What it printed on stderr."""
+        return self.stderr.read_text(encoding="utf-8", errors="replace")
+
     def printed(self) -> str:
         """All that was printed, errors last."""
-        return self.stdout.read_text(encoding="utf-8") + self.stderr.read_text(encoding="utf-8")
+        return self.out() + self.err()
+
+    def errors(self) -> list[str]:
+        """The lines of stderr by which the kit's programs say why they fail."""
+        return [line for line in self.err().split("\n") if line.startswith("error: ")]
 
 
 def _processes() -> list[tuple[int, str, int]]:
@@ -149,6 +161,28 @@ def marked(mark: str, *, whole: bool = True) -> list[int]:
     return found
 
 
+def kill(pids: Iterable[int], signum: int = signal.SIGKILL) -> None:
+    """Send a signal to those of these processes that still live."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def end_marked(mark: str) -> None:
+    """Leave no process behind that has this mark."""
+    while found := marked(mark):
+        kill(found)
+        time.sleep(0.01)
+
+
+def expect_none(living: Callable[[], list[int]], seconds: float) -> None:
+    """Raise Broken if there are processes, and they do not end within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while left := living():
+        expect(time.monotonic() < deadline, "orphans", "\n    ".join(map(described, left)))
+        time.sleep(0.02)
+
+
 def command_of(pid: int) -> bytes:
     """The command line of a process, empty if it has ended."""
     with suppress(OSError):
@@ -165,22 +199,6 @@ def described(pid: int) -> str:
         told += [line for line in (folder / "status").read_text().splitlines() if line.startswith(("State", "PPid"))]
         told += [f"{file.name} {file.readlink()}" for file in (folder / "fd").iterdir()]
     return ", ".join(told)
-
-
-def fork(folder: Path, output: Path, become: Callable[[], NoReturn]) -> Child:
-    """Start a process in a session of its own, which works in ``folder`` and prints to two files beside ``output``."""
-    stdout, stderr = output.with_suffix(".out"), output.with_suffix(".err")
-    stdout.touch()
-    stderr.touch()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.setsid()
-            forked.settle(folder, stdout, stderr)
-            become()
-        finally:
-            os._exit(127)
-    return Child(pid, stdout, stderr)
 
 
 def _main(program: str | Callable[[], object], arguments: tuple[str, ...]) -> Callable[[], object]:
@@ -211,6 +229,11 @@ class Sandbox:
         """Write ``params.yaml``."""
         YAML().dump(params, self.folder / "params.yaml")
 
+    @property
+    def environ(self) -> dict[str, str]:
+        """What the environment of all that is started here has besides the campaign's own."""
+        return {"TMPDIR": str(self.temporary), MARK: self.mark, "SAMEBITS_RUNTIME": "host"}
+
     def start(
         self,
         program: str | Callable[[], object],
@@ -222,13 +245,24 @@ class Sandbox:
 
         def work() -> None:
             tempfile.tempdir = None  # the campaign's own, which a fork inherits
-            os.environ.update({"TMPDIR": str(self.temporary), MARK: self.mark, "SAMEBITS_RUNTIME": "host", **environ})
+            os.environ.update({**self.environ, **environ})
             if armed:
                 armed()
             _main(program, arguments)()
 
         self._started += 1
-        return fork(self.folder, self._output / str(self._started), partial(forked.run, work))
+        stdout, stderr = (self._output / f"{self._started}.{stream}" for stream in ("out", "err"))
+        stdout.touch()
+        stderr.touch()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                forked.settle(self.folder, stdout, stderr)
+                forked.run(work)
+            finally:
+                os._exit(127)
+        return Child(pid, stdout, stderr)
 
     def __call__(
         self, program: str, *arguments: str, seconds: float = 60, environ: Mapping[str, str] = MappingProxyType({})
@@ -250,6 +284,13 @@ class Sandbox:
 
     def _lying(self) -> list[str]:
         return [str(path) for path in (*self.temporary.iterdir(), *unfinished_in(self.folder)) if not _in_use(path)]
+
+
+def commit(folder: Path, *what: str) -> None:
+    """Make a folder a git repository whose one commit has these files."""
+    who = {f"GIT_{who}_{part}": "faults" for who in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
+    for command in (("init", "--quiet"), ("add", *what), ("commit", "--quiet", "--message", "all")):
+        subprocess.run(["git", *command], cwd=folder, env={**os.environ, **who}, check=True, capture_output=True)
 
 
 def unfinished_in(folder: Path) -> list[Path]:
@@ -276,10 +317,7 @@ def _in_use(path: Path) -> bool:
 
 def check_end(child: Child, codes: set[int]) -> None:
     """A script ended as it may: one of these exit codes, no traceback, nobody of its session alive."""
-    printed = child.stderr.read_text(encoding="utf-8")
+    printed = child.err()
     expect("Traceback" not in printed, "a traceback", printed[max(0, printed.find("Traceback") - 500) :][:3000])
     expect(child.code in codes, f"exit code {child.code} in place of {sorted(codes)}", printed[-500:])
-    deadline = time.monotonic() + 15
-    while left := child.session():
-        expect(time.monotonic() < deadline, "orphans", left)
-        time.sleep(0.01)
+    expect_none(child.session, 15)

@@ -15,7 +15,7 @@ import click
 from faults.area import Area, Case
 from faults.mlflow_server import Proxy, Server
 from faults.mlflow_store import Store, check_run, status_of
-from faults.subject import NUMERICS, Broken, check_end, expect, training
+from faults.subject import NUMERICS, Broken, check_end, expect, kill, training
 from faults.tracking_subject import (
     DELIVERY_LIMIT,
     TRAINING_LIMIT,
@@ -253,9 +253,9 @@ class Tracking(Area):
                 trainings = Trainings(subject, arguments)
                 for moment in moments:
                     trainings.go_on(moment)
-                    subject.kill_senders()
+                    kill(subject.senders())
                 trainings.finish()
-                subject.kill_senders()
+                kill(subject.senders())
                 subject.sync()
                 subject.check(Store(database) if local else self._shared.store)
 
@@ -269,10 +269,8 @@ class Tracking(Area):
         def work(folder: Path) -> None:
             with self._subject(folder) as subject:
                 child = subject.start(arguments)
-                moment = time.monotonic() + 0.1 + part * self._shared.untracked(arguments).seconds
-                while time.monotonic() < moment and child.poll() is None:
-                    time.sleep(0.005)
-                child.kill(signum)
+                child.go_on(0.1 + part * self._shared.untracked(arguments).seconds)
+                kill([child.pid], signum)
                 child.wait(TRAINING_LIMIT)
                 check_end(child, {0, code})
                 for log in subject.logs():

@@ -5,9 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
-import os
 import shutil
-import signal
 import subprocess
 import time
 from contextlib import contextmanager, suppress
@@ -18,7 +16,20 @@ from typing import TYPE_CHECKING
 
 from faults.mlflow_server import Server
 from faults.mlflow_store import Store, Totals, check_run, empty_store, events_of, status_of
-from faults.subject import PARAMS, PATIENCE, SENDER, Child, Sandbox, check_end, command_of, expect, marked, training
+from faults.subject import (
+    PARAMS,
+    SENDER,
+    Child,
+    Sandbox,
+    check_end,
+    command_of,
+    end_marked,
+    expect,
+    kill,
+    marked,
+    training,
+)
+from patience import patient
 from samebits.records.log import LOGS, ResultEvent, RunLog, StartEvent
 from samebits.records.run import RECORD, Run, RunRecord, read_run
 from slowed import slow_model
@@ -75,7 +86,7 @@ class Subject:
         alone = self._shared.untracked(tracked.arguments).seconds
         if self._harm is not None:
             self._shared.totals.times_as_long.setdefault(self._harm, []).append(spent / alone)
-        expect(spent < SLOWER_AT_MOST * alone + 10 * PATIENCE, f"a training of {alone:.1f} s took {spent:.1f} s")
+        expect(spent < SLOWER_AT_MOST * alone + patient(10), f"a training of {alone:.1f} s took {spent:.1f} s")
 
     def logs(self) -> list[Path]:
         """Logs of the trainings, the oldest first."""
@@ -85,17 +96,9 @@ class Subject:
         """Living processes that deliver."""
         return [pid for pid in marked(self.box.mark) if SENDER in command_of(pid)]
 
-    def kill_senders(self) -> int:
-        """End them all without a word; how many there were."""
-        found = self.senders()
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return len(found)
-
     def wait_for_delivery(self, seconds: float = DELIVERY_LIMIT) -> None:
         """Until the sender has delivered everything, or has ended, or so many seconds have passed."""
-        deadline = time.monotonic() + seconds * PATIENCE
+        deadline = time.monotonic() + patient(seconds)
         while time.monotonic() < deadline and self.senders():
             states = [log.with_suffix(".state.json") for log in self.logs()]
             with suppress(OSError, ValueError):
@@ -132,11 +135,7 @@ class Subject:
         for tracked in self._trainings:
             if tracked.child.poll() is None:
                 tracked.child.kill_tree()
-        while marks := marked(self.box.mark):
-            for pid in marks:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
+        end_marked(self.box.mark)
 
 
 @dataclass(frozen=True)
@@ -219,12 +218,8 @@ class Shared:
         box = Sandbox(self._folder / "pattern", PARAMS)
         box.mark = f"{self.mark}-pattern"
         arguments = (*training("ddp", 2, "exact"), "--data-dir", str(self.data))
-        check_end(
-            box("train", *arguments, environ={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}),
-            {0},
-        )
-        for pid in marked(box.mark):
-            os.kill(pid, signal.SIGKILL)
+        check_end(box("train", *arguments, environ={"MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}), {0})
+        kill(marked(box.mark))
         (log,) = (box.folder / LOGS).glob("*.jsonl")
         return Pattern(log, box.folder / "runs/ddp-exact")
 
@@ -348,5 +343,5 @@ class Pattern:
 def expect_one_line(child: Child) -> None:
     """A command that failed says why in one line that begins with ``error:``, its last one."""
     if child.code:
-        last = child.stderr.read_text(encoding="utf-8").splitlines()[-1:]
+        last = child.err().splitlines()[-1:]
         expect(last != [] and last[0].startswith("error: "), "no line that says what is wrong", child.printed())

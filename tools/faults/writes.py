@@ -10,14 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults.area import Area, Case
-from faults.subject import PARAMS, RUN_FILES, Broken, Child, Sandbox, check_end, expect
+from faults.subject import PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, expect_none
 from samebits.errors import UserError
 from samebits.hashes import sha256
 from samebits.params import parse_params
@@ -361,7 +360,10 @@ class Writes(Area):
         hit = next((one for one in operations if one.number == operation.number and one.outcome), None)
         expect(hit is not None, "the operation did not come, of this many", len(operations))
         if fault.error == _POWER_LOSS:
-            _wait_for_all(child)
+            try:
+                expect_none(child.session, 10)
+            finally:
+                child.kill_tree()
             disk.replay(operations)
             disk.lose_power(self.random(number), keep_names=fault is CONTENTS_LOSS)
             written = _written_checkpoints(operations)
@@ -381,8 +383,7 @@ class Writes(Area):
         passing = not fault.onward
         of_state = stage.trains and passing and ".samebits" in operation.path.parts
         check_end(child, {0} if of_state else {0, 3})  # neither a log nor a checkpoint ends a training
-        stderr = child.stderr.read_text(encoding="utf-8")
-        errors = [line for line in stderr.splitlines() if line.startswith("error: ")]
+        stderr, errors = child.err(), child.errors()
         expect(len(errors) == (child.code == 3), "not one error line for a failure, or one without it", stderr)
         full = fault.error == errno.ENOSPC and passing
         expect(not errors or not full or "no space" in errors[0], "the disk was full, and that is not said", errors)
@@ -517,13 +518,3 @@ def _numbered(event: Any) -> list[str]:
     import numpy as np
 
     return [f"{step},{np.float32(loss)!s}" for step, loss in enumerate(event.losses, start=event.first_step)]
-
-
-def _wait_for_all(child: Child) -> None:
-    """No process of a session is alive, after the power was lost."""
-    deadline = time.monotonic() + 10
-    while left := child.session():
-        if time.monotonic() > deadline:
-            child.kill_tree()
-            raise Broken(f"alive after the loss of power: {left}")
-        time.sleep(0.002)
