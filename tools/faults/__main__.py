@@ -1,6 +1,6 @@
 """``python -m faults``: see ``campaign``."""
 
-from faults.writes import preload
+from faults.disk import preload
 
 if __name__ == "__main__":
     preload()  # before torch is imported: it starts Python again

@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import io
 import operator
-import os
 import shutil
-import sys
-import traceback
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import click
+
 from faults.area import Area, Case
-from faults.subject import PARAMS, Child, Sandbox, check_end, expect
-from faults.writes import POWER_LOSS, SINGLE, arm, read_trace, without_sender
+from faults.disk import POWER_LOSS, arm, read_trace
+from faults.mlflow_store import events_of
+from faults.subject import PARAMS, Sandbox, check_end, expect
+from faults.writes import SINGLE, without_sender
 from samebits.errors import UserError
 
 if TYPE_CHECKING:
@@ -159,23 +160,24 @@ class Damage(Area):
     # -- cases -----------------------------------------------------------------------------------------------------
 
     def _read_batch(self, number: int, subject: Subject, harms: list[Harm]) -> None:
-        folder = self.folder / str(number)
-        shutil.copytree(subject.folder, folder / "there")
+        sandbox = Sandbox(self.folder / str(number), self._params)
+        there = sandbox.folder / "there"
+        shutil.copytree(subject.folder, there)
 
-        def work() -> Iterator[str]:
-            path, read = folder / "there" / subject.path, subject.reader(folder / "there")
+        def work() -> None:
+            path, read = there / subject.path, subject.reader(there)
             content = path.read_bytes()
             for harm in harms:
                 path.write_bytes(harm.of(content))
                 if wrong := _wrong(subject, read, path):
-                    yield f"{harm}: {wrong}"
+                    click.echo(f"{harm}: {wrong}")
 
-        child = _in_child(work, folder)
+        child = sandbox.start(work)  # reading may end a process, or take for ever
         child.wait(60)
         expect(child.code == 0, "reading ended the process", child.printed()[-2000:])
         told = child.printed().splitlines()
         expect(not told, f"{len(told)} of {len(harms)} did not hold", "\n    ".join(told[:5]))
-        shutil.rmtree(folder)
+        shutil.rmtree(sandbox.folder.parent)
 
     def _through_stage(self, number: int, subject: Subject, harm: Harm) -> None:
         sandbox = Sandbox(self.folder / str(number), self._params)
@@ -253,40 +255,10 @@ def _tensors(split: Literal["train", "test"], folder: Path) -> Callable[[], list
 
 def _events(folder: Path) -> Callable[[], list[Any]]:
     """What the log of a folder tells, as the sender reads it: up to the last line feed."""
-    from samebits.records.log import parse_event
-
     (log,) = folder.glob("*.jsonl")
-
-    def read() -> list[Any]:
-        data = log.read_bytes()
-        return [parse_event(line, log) for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True)]
-
-    return read
+    return lambda: list(events_of(log))
 
 
 def _is_beginning(value: list[Any], undamaged: list[Any]) -> bool:
     """A log that ends early is one whose writer was killed."""
     return value == undamaged[: len(value)]
-
-
-def _in_child(work: Callable[[], Iterator[str]], folder: Path) -> Child:
-    """Print what ``work`` gives, in a process of its own: reading may end it, or take for ever."""
-    stdout, stderr = folder / "out", folder / "err"
-    stdout.touch()
-    stderr.touch()
-    pid = os.fork()
-    if pid:
-        return Child(pid, stdout, stderr)
-    code = 1
-    try:
-        os.setsid()
-        for number, path in enumerate((stdout, stderr), start=1):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), number)
-        for line in work():
-            sys.stdout.write(f"{line}\n")
-        sys.stdout.flush()
-        code = 0
-    except BaseException:  # noqa: BLE001 - what a fresh interpreter would print and end with
-        traceback.print_exc()
-        sys.stderr.flush()
-    os._exit(code)

@@ -20,6 +20,8 @@ from samebits.records.provenance import Provenance, provenance_of
 from samebits.records.run import FILES, WEIGHTS, Run, read_run
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from samebits.records.log import Event
 
 
@@ -165,10 +167,11 @@ def _check_models(store: Store, stored: Stored, run_dir: Path | None) -> None:
         expect(models[0].metrics.count("loss") == 1, "the loss is not linked with the logged model", models)
 
 
-def events_of(log: Path) -> list[Event]:
+def events_of(log: Path) -> Iterator[Event]:
     """The whole lines of a log."""
     text = log.read_bytes()
-    return [parse_event(line, log) for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True)]
+    for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
+        yield parse_event(line, log)
 
 
 def status_of(log: Path) -> str:

@@ -32,7 +32,9 @@ from faults.subject import (
     kill,
     marked,
 )
+from same_bits import exact_bits
 from samebits.records.log import LOGS, StartEvent, start_of
+from samebits.results.lock import read_lock
 
 if TYPE_CHECKING:
     import random
@@ -85,14 +87,8 @@ class Repository(Sandbox):
 
     def locked_weights(self) -> dict[str, str]:
         """Hash of the weights of every exact run, from ``dvc.lock``."""
-        lock = YAML(typ="safe").load((self.folder / "dvc.lock").read_text(encoding="utf-8"))
-        return {
-            out["path"]: out["md5"]
-            for name, stage in lock["stages"].items()
-            if name.endswith("-exact")
-            for out in stage["outs"]
-            if out["path"].endswith("model.safetensors")
-        }
+        bits = exact_bits(read_lock(self.folder))
+        return {path: md5 for path, md5 in bits.items() if path.endswith("model.safetensors")}
 
     def leftovers(self) -> list[str]:
         """Without the cache that torch makes for a user and keeps."""

@@ -26,7 +26,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-/* Their order is that of KINDS in writes.py. */
+/* Their order is that of KINDS in disk.py. */
 enum kind { CREATE, OPEN, WRITE, FSYNC, RENAME, MKDIR, UNLINK, RMDIR, TRUNCATE, LINK, SYMLINK, CHMOD };
 static const char *const names[] = {"create", "open",  "write",    "fsync", "rename",  "mkdir",
                                     "unlink", "rmdir", "truncate", "link",  "symlink", "chmod"};

@@ -5,257 +5,25 @@ from __future__ import annotations
 import copy
 import ctypes
 import errno
-import os
 import shutil
-import subprocess
-import sys
-import tempfile
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from faults.area import Area, Case
+from faults.disk import CONTENTS_LOSS, FAULTS, LOST, NO_FAULT, Disk, Fault, Operation, arm, read_trace
+from faults.mlflow_store import events_of
 from faults.subject import PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, expect_none
 from samebits.errors import UserError
 from samebits.hashes import sha256
 from samebits.params import parse_params
 
 if TYPE_CHECKING:
-    import random
-
     from samebits.records.log import Event
 
-_LIBRARY = "SAMEBITS_FAULTS_SHIM"
-_SOURCE = Path(__file__).with_name("shim.c")
-KINDS = (
-    "create",
-    "open",
-    "write",
-    "fsync",
-    "rename",
-    "mkdir",
-    "unlink",
-    "rmdir",
-    "truncate",
-    "link",
-    "symlink",
-    "chmod",
-)
-"""Of operations, in the order of the shim's own list."""
-_POWER_LOSS = -1  # in place of an errno
 _STEPS = 16
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens to one operation, and from then on to all of some kinds."""
-
-    name: str
-    error: int
-    onward: frozenset[str] = frozenset()
-
-
-NO_FAULT = Fault("nothing", 0)
-POWER_LOSS = Fault("power loss", _POWER_LOSS)
-CONTENTS_LOSS = Fault("power loss, but names are kept", _POWER_LOSS)
-FAULTS = (
-    Fault("ENOSPC", errno.ENOSPC, frozenset({"create", "write", "fsync", "mkdir", "link", "symlink"})),
-    Fault("EIO", errno.EIO),
-    Fault("EROFS", errno.EROFS, frozenset(KINDS)),
-    Fault("EMFILE", errno.EMFILE),
-    POWER_LOSS,
-    CONTENTS_LOSS,
-)
-"""A disk stays full, and a file system that was found damaged stays read-only."""
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One line of a trace: ``outcome`` is 0 or an errno, ``other`` the new name, ``content`` what an fsync kept."""
-
-    number: int
-    kind: str
-    outcome: int
-    path: Path
-    other: Path
-    content: bytes | None = None
-
-    def __str__(self) -> str:
-        """For a message."""
-        return f"{self.kind} of {'/'.join(self.path.parts[-2:])}"
-
-
-# -- the shim ------------------------------------------------------------------------------------------------------
-
-
-def preload() -> None:
-    """Have this process run with the shim, which is built now; call it before anything heavy is imported.
-
-    Python is started again, unless it runs with the shim already.
-    """
-    if library := os.environ.pop(_LIBRARY, None):
-        # It stays mapped, and programs that are started from here get none.
-        others = [name for name in os.environ.pop("LD_PRELOAD", "").split(":") if name not in ("", library)]
-        if others:
-            os.environ["LD_PRELOAD"] = ":".join(others)
-        shutil.rmtree(Path(library).parent)
-        return
-    library = str(Path(tempfile.mkdtemp(prefix="faults-shim-")) / "shim.so")
-    try:
-        command = ["cc", "-shared", "-fPIC", "-O2", "-o", library, str(_SOURCE), "-ldl"]
-        subprocess.run(command, check=True, stderr=subprocess.PIPE, encoding="utf-8")
-    except (OSError, subprocess.CalledProcessError) as error:
-        shutil.rmtree(Path(library).parent)
-        said = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
-        sys.exit(f"error: {_SOURCE.name} cannot be built: {said}. hint: install a C compiler that is called cc")
-    os.environ[_LIBRARY] = library
-    os.environ["LD_PRELOAD"] = ":".join(filter(None, [library, os.environ.get("LD_PRELOAD")]))
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606
-
-
-def arm(folder: Path, trace: Path, number: int = -1, fault: Fault = NO_FAULT) -> None:
-    """Trace operations under ``folder`` in this process and those forked from it, and have one of them fail."""
-    kinds = sum(1 << KINDS.index(kind) for kind in fault.onward)
-    # Paths as the kernel names them: TMPDIR may be a link.
-    problem = ctypes.CDLL(None).faults_arm(
-        os.fsencode(folder.resolve()), number, fault.error, kinds, os.fsencode(trace)
-    )
-    if problem:
-        raise OSError(problem, f"the shim cannot be armed: {os.strerror(problem)}")
-
-
-def read_trace(trace: Path) -> list[Operation]:
-    """The operations that were tried, in their order."""
-    operations = []
-    for line in trace.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
-        number, kind, outcome, first, second = line.split("\t")
-        kept = Path(f"{trace}.{number}")
-        content = kept.read_bytes() if kind == "fsync" and kept.exists() else None
-        path, other = (Path(os.path.normpath(name)) for name in (first, second))
-        operations.append(Operation(int(number), kind, int(outcome), path, other, content))
-    return operations
-
-
-# -- what a disk holds after the power was lost ----------------------------------------------------------------------
-
-
-@dataclass
-class Node:
-    """A file or a folder: as programs see it, and as it was at its last fsync."""
-
-    entries: dict[str, Node] | None = None  # of a folder
-    content: bytes = b""  # of a file, at its last fsync
-    dirty: bool = False
-    kept: dict[str, Node] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, path: Path) -> Node:
-        """What lies there, all of it on the disk."""
-        if path.is_dir():
-            entries = {child.name: cls.of(child) for child in path.iterdir()}
-            return cls(entries=entries, kept=dict(entries))
-        return cls(content=path.read_bytes())
-
-
-class Disk:
-    """A folder on a disk, which is told the operations on it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder.resolve()
-        self._root = Node.of(folder)
-
-    def replay(self, operations: list[Operation]) -> None:
-        """Make the operations that succeeded."""
-        for operation in operations:
-            if operation.outcome == 0 and operation.path.is_relative_to(self._folder):
-                self._make(operation)
-
-    def names(self) -> set[str]:
-        """All paths, as programs see them."""
-        return set(_names(self._root, ""))
-
-    def lose_power(self, choices: random.Random, *, keep_names: bool) -> None:
-        """Put into the folder what the disk holds.
-
-        Files whose last content was not brought to the disk go back to what they held before; with ``keep_names``
-        renames are on the disk before contents are, which then may also be empty, cut short or zeros.
-        """
-        files, folders = dict[Path, bytes](), list[Path]()
-        self._collect(self._root, self._folder, choices, keep_names, files, folders)
-        for path in self._folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for path in folders:
-            path.mkdir()
-        for path, content in files.items():
-            path.write_bytes(content)
-
-    def _collect(
-        self,
-        node: Node,
-        path: Path,
-        choices: random.Random,
-        keep_names: bool,
-        files: dict[Path, bytes],
-        folders: list[Path],
-    ) -> None:
-        entries = (node.entries or {}) if keep_names else node.kept
-        for name, child in entries.items():
-            here = path / name
-            if child.entries is not None:
-                folders.append(here)
-                self._collect(child, here, choices, keep_names, files, folders)
-            elif keep_names and child.dirty:
-                seen = here.read_bytes()
-                files[here] = choices.choice([child.content, b"", seen[: len(seen) // 2], bytes(len(seen))])
-            else:
-                files[here] = child.content
-
-    def _make(self, operation: Operation) -> None:
-        match operation.kind:
-            case "create":
-                self._entries(operation.path)[operation.path.name] = Node(dirty=True)
-            case "mkdir":
-                self._entries(operation.path)[operation.path.name] = Node(entries={})
-            case "unlink" | "rmdir":
-                del self._entries(operation.path)[operation.path.name]
-            case "rename":
-                moved = self._entries(operation.path).pop(operation.path.name)
-                self._entries(operation.other)[operation.other.name] = moved
-            case "open" | "write" | "truncate":
-                if node := self._find(operation.path):
-                    node.dirty = True
-            case "fsync":
-                if node := self._find(operation.path):
-                    node.kept = dict(node.entries or {})
-                    node.content, node.dirty = operation.content or b"", False
-            case "link" | "symlink":
-                raise AssertionError(f"{operation}: no file of the kit is a link")
-
-    def _entries(self, path: Path) -> dict[str, Node]:
-        node = self._find(path.parent)
-        expect(node is not None and node.entries is not None, "the trace lacks what made a folder", path.parent)
-        assert node is not None
-        assert node.entries is not None
-        return node.entries
-
-    def _find(self, path: Path) -> Node | None:
-        """None for a file without a name, which was unlinked while it was open."""
-        node: Node | None = self._root
-        for name in path.relative_to(self._folder).parts:
-            node = (node.entries or {}).get(name) if node else None
-        return node
-
-
-def _names(node: Node, path: str) -> list[str]:
-    found = []
-    for name, child in (node.entries or {}).items():
-        found += [path + name, *_names(child, f"{path}{name}/")]
-    return found
-
-
-# -- the area ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -299,7 +67,7 @@ class Writes(Area):
     def __init__(self, folder: Path, seed: int) -> None:
         super().__init__(folder, seed)
         if not hasattr(ctypes.CDLL(None), "faults_arm"):
-            raise RuntimeError("call faults.writes.preload first: a process gets a shim only when it starts")
+            raise RuntimeError("call faults.disk.preload first: a process gets a shim only when it starts")
         import samebits.tracking.sender  # noqa: F401 - every training that is forked from here would import it
 
         self._params = small_params()
@@ -359,7 +127,7 @@ class Writes(Area):
         operations = read_trace(trace)
         hit = next((one for one in operations if one.number == operation.number and one.outcome), None)
         expect(hit is not None, "the operation did not come, of this many", len(operations))
-        if fault.error == _POWER_LOSS:
+        if fault.error == LOST:
             try:
                 expect_none(child.session, 10)
             finally:
@@ -502,14 +270,10 @@ def _step(checkpoint: Path) -> int:
 
 def _events(log: Path) -> list[Event]:
     """What a log tells, as far as it can be read."""
-    from samebits.records.log import parse_event
-
-    data, events = log.read_bytes(), []
-    try:
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            events.append(parse_event(line, log))
-    except UserError:
-        pass
+    events = []
+    with suppress(UserError):
+        for event in events_of(log):
+            events.append(event)
     return events
 
 
