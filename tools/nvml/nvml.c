@@ -273,29 +273,6 @@ int nvmlDeviceGetName(Device *device, char *name, unsigned size)
     return error ? error : put(name, size, device->name);
 }
 
-int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory)
-{
-    int error = asked("nvmlDeviceGetMemoryInfo", device, MEMORY);
-    if (error)
-        return error;
-    memory->total = device->memory, memory->used = device->used, memory->free = device->memory - device->used;
-    return SUCCESS;
-}
-
-/* A number of a whole GPU, which NVML does not tell of a slice. */
-#define OF_A_GPU(FUNCTION, TYPE, QUESTION, FIELD)                                                                      \
-    int FUNCTION(Device *device, TYPE *answer)                                                                         \
-    {                                                                                                                  \
-        int error = asked(#FUNCTION, device, QUESTION);                                                                \
-        if (error || device->gpu)                                                                                      \
-            return error ? error : NOT_SUPPORTED;                                                                      \
-        *answer = device->FIELD;                                                                                       \
-        return SUCCESS;                                                                                                \
-    }
-OF_A_GPU(nvmlDeviceGetNumGpuCores, unsigned, CORES, cores)
-OF_A_GPU(nvmlDeviceGetPowerUsage, unsigned, POWER, milliwatts)
-OF_A_GPU(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, REASONS, reasons)
-
 /* What a counter has reached that rises by so much a second. */
 static unsigned long long reached(unsigned long long per_second)
 {
@@ -312,36 +289,43 @@ static unsigned long long reached(unsigned long long per_second)
     return (unsigned long long)((double)per_second * seconds);
 }
 
-int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *millijoules)
-{
-    int error = asked("nvmlDeviceGetTotalEnergyConsumption", device, ENERGY);
-    if (error || device->gpu)
-        return error ? error : NOT_SUPPORTED;
-    *millijoules = reached(device->milliwatts);
-    return SUCCESS;
-}
-
-int nvmlDeviceGetMaxClockInfo(Device *device, int type, unsigned *megahertz)
-{
-    int error = asked("nvmlDeviceGetMaxClockInfo", device, MAX_CLOCK);
-    (void)type;
-    if (error || device->gpu)
-        return error ? error : NOT_SUPPORTED;
-    *megahertz = device->max_megahertz;
-    return SUCCESS;
-}
-
+/* A function that answers one question about a device, or NOT_SUPPORTED where SUPPORTED is false: a MIG slice lacks most
+   figures of its GPU. Its parameters behind the device come last. */
+#define ANSWERS(FUNCTION, QUESTION, SUPPORTED, ANSWER, ...)                                                            \
+    int FUNCTION(Device *device, __VA_ARGS__)                                                                          \
+    {                                                                                                                  \
+        int error = asked(#FUNCTION, device, QUESTION);                                                                \
+        if (error || !(SUPPORTED))                                                                                     \
+            return error ? error : NOT_SUPPORTED;                                                                      \
+        ANSWER;                                                                                                        \
+        return SUCCESS;                                                                                                \
+    }
+#define UNUSED __attribute__((unused))
+ANSWERS(nvmlDeviceGetMemoryInfo, MEMORY, 1,
+        *memory = ((Memory){device->memory, device->memory - device->used, device->used}), Memory *memory)
+ANSWERS(nvmlDeviceGetCudaComputeCapability, CAPABILITY, 1,
+        (*major = device->major, *minor = device->minor), int *major, int *minor)
+ANSWERS(nvmlDeviceGetNumGpuCores, CORES, !device->gpu, *cores = device->cores, unsigned *cores)
+ANSWERS(nvmlDeviceGetPowerUsage, POWER, !device->gpu, *milliwatts = device->milliwatts, unsigned *milliwatts)
+ANSWERS(nvmlDeviceGetCurrentClocksEventReasons, REASONS, !device->gpu,
+        *reasons = device->reasons, unsigned long long *reasons)
+ANSWERS(nvmlDeviceGetTotalEnergyConsumption, ENERGY, !device->gpu,
+        *millijoules = reached(device->milliwatts), unsigned long long *millijoules)
+ANSWERS(nvmlDeviceGetMaxClockInfo, MAX_CLOCK, !device->gpu,
+        *megahertz = device->max_megahertz, UNUSED int type, unsigned *megahertz)
+ANSWERS(nvmlDeviceGetClockInfo, CLOCK, !device->gpu,
+        *megahertz = device->megahertz, UNUSED int type, unsigned *megahertz)
+ANSWERS(nvmlDeviceGetTemperature, TEMPERATURE, !device->gpu && !sensor,
+        *celsius = device->celsius, int sensor, unsigned *celsius)
 /* The real one takes 20 ms, over which it counts. */
-int nvmlDeviceGetPcieThroughput(Device *device, int direction, unsigned *kilobytes)
-{
-    int error = asked("nvmlDeviceGetPcieThroughput", device, THROUGHPUT);
-    (void)direction;
-    if (error || device->gpu)
-        return error ? error : NOT_SUPPORTED;
-    usleep(20000);
-    *kilobytes = (unsigned)(device->pcie / 1000);
-    return SUCCESS;
-}
+ANSWERS(nvmlDeviceGetPcieThroughput, THROUGHPUT, !device->gpu,
+        (usleep(20000), *kilobytes = (unsigned)(device->pcie / 1000)), UNUSED int direction, unsigned *kilobytes)
+/* "on MIG-enabled GPUs" it is not supported */
+ANSWERS(nvmlDeviceGetUtilizationRates, UTILIZATION, !device->gpu && !device->mig_mode,
+        rates->gpu = rates->memory = device->utilization, Utilization *rates)
+/* nor MIG before Ampere */
+ANSWERS(nvmlDeviceGetMigMode, MIG, !device->gpu && device->major >= 8,
+        *current = *pending = (unsigned)device->mig_mode, unsigned *current, unsigned *pending)
 
 int nvmlDeviceGetFieldValues(Device *device, int number, Field *fields)
 {
@@ -370,43 +354,6 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *number, Pr
     return SUCCESS;
 }
 
-int nvmlDeviceGetUtilizationRates(Device *device, Utilization *rates)
-{
-    int error = asked("nvmlDeviceGetUtilizationRates", device, UTILIZATION);
-    if (error || device->gpu || device->mig_mode)
-        return error ? error : NOT_SUPPORTED; /* "on MIG-enabled GPUs" it is not */
-    rates->gpu = rates->memory = device->utilization;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *celsius)
-{
-    int error = asked("nvmlDeviceGetTemperature", device, TEMPERATURE);
-    if (error || device->gpu || sensor)
-        return error ? error : NOT_SUPPORTED;
-    *celsius = device->celsius;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetClockInfo(Device *device, int type, unsigned *megahertz)
-{
-    int error = asked("nvmlDeviceGetClockInfo", device, CLOCK);
-    (void)type;
-    if (error || device->gpu)
-        return error ? error : NOT_SUPPORTED;
-    *megahertz = device->megahertz;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetCudaComputeCapability(Device *device, int *major, int *minor)
-{
-    int error = asked("nvmlDeviceGetCudaComputeCapability", device, CAPABILITY);
-    if (error)
-        return error;
-    *major = device->major, *minor = device->minor;
-    return SUCCESS;
-}
-
 int nvmlDeviceGetP2PStatus(Device *one, Device *other, int capability, unsigned *status)
 {
     int error = asked("nvmlDeviceGetP2PStatus", one, P2P);
@@ -426,15 +373,6 @@ int nvmlDeviceGetNvLinkState(Device *device, unsigned link, unsigned *active)
     if (link >= MAX_LINKS)
         return INVALID_ARGUMENT;
     *active = link < device->links;
-    return SUCCESS;
-}
-
-int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending)
-{
-    int error = asked("nvmlDeviceGetMigMode", device, MIG);
-    if (error || device->gpu || device->major < 8)
-        return error ? error : NOT_SUPPORTED; /* older than Ampere */
-    *current = *pending = (unsigned)device->mig_mode;
     return SUCCESS;
 }
 
