@@ -123,10 +123,7 @@ class Damage(Area):
     def _train(self) -> Sandbox:
         sandbox = Sandbox(self.folder / "whole", self._params)
         check_end(sandbox("prepare"), {0})
-        armed = partial(_armed, sandbox, "trace")
-        child = sandbox.start("train", *_TRAIN, armed=armed)
-        child.wait(60)
-        check_end(child, {0})
+        check_end(sandbox("train", *_TRAIN, armed=partial(_armed, sandbox)), {0})
         return sandbox
 
     def _interrupt(self) -> Sandbox:
@@ -136,9 +133,7 @@ class Damage(Area):
         synced = next(one for one in operations if one.kind == "fsync" and one.number > renamed.number)
         sandbox = Sandbox(self.folder / "stopped", self._params)
         shutil.copytree(self._whole.folder / "data", sandbox.folder / "data")
-        child = sandbox.start("train", *_TRAIN, armed=partial(_armed, sandbox, "trace", synced.number + 1))
-        child.wait(60)
-        child.kill_tree()
+        sandbox("train", *_TRAIN, armed=partial(_armed, sandbox, synced.number + 1)).kill_tree()
         shutil.rmtree(sandbox.folder / ".samebits" / "runs")
         return sandbox
 
@@ -172,8 +167,7 @@ class Damage(Area):
                 if wrong := _wrong(subject, read, path):
                     click.echo(f"{harm}: {wrong}")
 
-        child = sandbox.start(work)  # reading may end a process, or take for ever
-        child.wait(60)
+        child = sandbox(work)  # reading may end a process, or take for ever
         expect(child.code == 0, "reading ended the process", child.printed()[-2000:])
         told = child.printed().splitlines()
         expect(not told, f"{len(told)} of {len(harms)} did not hold", "\n    ".join(told[:5]))
@@ -185,8 +179,7 @@ class Damage(Area):
         origin = self._stopped if subject.name == "checkpoint" else self._whole
         path = sandbox.folder / subject.folder.relative_to(origin.folder) / subject.path
         path.write_bytes(harm.of(path.read_bytes()))
-        child = sandbox.start("train", *_TRAIN, armed=without_sender)
-        child.wait(60)
+        child = sandbox("train", *_TRAIN, armed=without_sender)
         check_end(child, {0} if subject.name == "checkpoint" else {0, 2})
         if child.code == 2:
             errors = child.errors()
@@ -202,9 +195,9 @@ class Damage(Area):
         shutil.rmtree(sandbox.folder.parent)
 
 
-def _armed(sandbox: Sandbox, trace: str, number: int = -1) -> None:
+def _armed(sandbox: Sandbox, number: int = -1) -> None:
     without_sender()
-    arm(sandbox.folder, sandbox.folder.parent / trace, number, POWER_LOSS)
+    arm(sandbox.folder, sandbox.folder.parent / "trace", number, POWER_LOSS)
 
 
 def _harm(index: int, size: int, choices: random.Random) -> Harm:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, ClassVar
 from faults import inputs_commands, inputs_records
 from faults.area import Area, Case
 from faults.inputs_arrays import spoil_arrays
-from faults.inputs_bench import REFUSED, Attempt, Bench
+from faults.inputs_bench import REFUSED, Attempt, Bench, make_template
 from faults.inputs_checkpoints import checkpoints
 from faults.inputs_params import SMALL_RUN, spoil_params
-from faults.inputs_template import make_template
 from faults.subject import Broken
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ class Inputs(Area):
         from samebits.params import load_params
 
         what = spoil_params(rng, bench, runs=False)
-        return Attempt(what, partial(bench.call, lambda: load_params("params.yaml")), REFUSED)
+        return Attempt(what, partial(bench, lambda: load_params("params.yaml")), REFUSED)
 
     def _tracked(self, rng: random.Random, bench: Bench) -> Attempt:
         assert self._template is not None
@@ -100,11 +99,11 @@ class Inputs(Area):
 
 def _staged(rng: random.Random, bench: Bench) -> Attempt:
     what, stage = spoil_params(rng, bench, runs=True), rng.choice(STAGES)
-    return Attempt(f"{stage[0]}: {what}", partial(bench.stage, *stage), REFUSED)
+    return Attempt(f"{stage[0]}: {what}", partial(bench, *stage), REFUSED)
 
 
 def _prepared(rng: random.Random, bench: Bench) -> Attempt:
     what = spoil_arrays(rng, bench)
     stage = rng.choice(("prepare", "prepare", "prepare", "host"))
     files = ("x.npy", "y.npy", "s.npy", "x.safetensors")  # unless YAML does not take the name
-    return Attempt(what, partial(bench.stage, stage), REFUSED, (*files, "data.", "params.yaml"))
+    return Attempt(what, partial(bench, stage), REFUSED, (*files, "data.", "params.yaml"))

@@ -1,4 +1,4 @@
-"""Where bad input is tried: a sandbox beside a folder that must not change, and what every refusal has to look like."""
+"""Where bad input is tried: in a finished pipeline beside a folder that must not change; what a refusal looks like."""
 
 from __future__ import annotations
 
@@ -9,21 +9,32 @@ import pickle
 import re
 import resource
 import shutil
+import sqlite3
 import unicodedata
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from faults.subject import Broken, Child, Sandbox, check_end, expect, kill, marked
+from faults.inputs_params import SMALL_RUN
+from faults.subject import ROOT, Broken, Child, Sandbox, check_end, commit, expect, kill, marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-SECONDS = 20.0
 LONGEST = 1500  # characters of an error's line
 _MEMORY = 6 << 30  # bytes more than the campaign has: what input blows up fails there, and not on the host
 _OF_A_STAGE = "failed. hint: see its message above"  # the end of a second error, by the command that ran the stage
 _PASSING = {"\n", "\r", "\t"}  # a progress bar goes back to its line's begin
+RUN, DP, OTHER = "runs/single-fast", "runs/dp-fast", "runs/other"
+_MODEL = """
+import torch
+
+
+def factory(**kwargs):
+    return torch.nn.Linear(16, 10)
+"""
 REFUSED = {0, 2, 3}
 """Exit codes of input that is wrong, or is right by chance."""
 VERDICT = {0, 1, 2, 3}
@@ -55,6 +66,8 @@ class _Touch:
 class Bench(Sandbox):
     """A sandbox with the files of ``template``; ``outside`` lies beside it, and code in a file touches ``canary``."""
 
+    LIMIT = 20.0
+
     def __init__(self, folder: Path, params: dict[str, Any], template: Path | None = None) -> None:
         super().__init__(folder, params)
         if template is not None:
@@ -75,23 +88,16 @@ class Bench(Sandbox):
         """The object of such a pickle, for formats that hold one."""
         return _Touch(self.canary)
 
-    def stage(self, name: str, *arguments: str, seconds: float = SECONDS) -> Child:
-        """Run a stage to its end."""
-        return self._ended(self.start(name, *arguments, armed=_limit), seconds)
-
-    def samebits(
-        self, *arguments: str, seconds: float = SECONDS, environ: Mapping[str, str] = MappingProxyType({})
+    def start(
+        self,
+        program: str | Callable[[], object],
+        *arguments: str,
+        armed: Callable[[], object] | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
-        """Run the command line to its end."""
-        return self._ended(self.start("samebits", *arguments, armed=_limit, environ=environ), seconds)
-
-    def call(self, function: Callable[[], object], *, seconds: float = SECONDS) -> Child:
-        """Call a function as the kit's programs do, in a process of its own."""
-        return self._ended(self.start(function, armed=_limit), seconds)
-
-    def _ended(self, child: Child, seconds: float) -> Child:
+        """With a bound on memory."""
+        child = super().start(program, *arguments, armed=armed or _limit, environ=environ)
         self._children.append(child)
-        child.wait(seconds)
         return child
 
     def check(self, child: Child, codes: set[int] = REFUSED, names: tuple[str, ...] = ()) -> None:
@@ -166,3 +172,65 @@ def _state(folder: Path) -> dict[str, tuple[int, int, str]]:
         digest = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
         found[str(path.relative_to(folder))] = (status.st_mode, status.st_mtime_ns, digest)
     return found
+
+
+def make_template(folder: Path) -> Path:
+    """Run a small pipeline once, by its own stages, with its run in MLflow's store and its log beside it."""
+    bench = Bench(folder, SMALL_RUN)
+    work = bench.folder
+    (work / "model.py").write_text(_MODEL, encoding="utf-8")
+    for name, *arguments in (
+        ("prepare",),
+        ("host",),
+        ("train", "--strategy", "single", "--no-tracking"),
+        ("train", "--strategy", "dp", "--no-tracking"),
+        ("evaluate",),
+        ("compare", "--no-tracking"),
+    ):
+        child = bench(name, *arguments, seconds=120)
+        expect(child.code == 0, f"the pipeline that is to be damaged fails: {name}", child.printed())
+    shutil.copytree(work / RUN, work / OTHER)
+    for name in ("dvc.lock", "dvc.yaml", ".dvc/config"):
+        (work / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, work / name)
+    shutil.copytree(ROOT / "pipeline", work / "pipeline", ignore=shutil.ignore_patterns("__pycache__"))
+    commit(work, "params.yaml", "model.py", "pipeline", "dvc.lock", "dvc.yaml", ".dvc/config")
+    child = bench(partial(_write_log, work))
+    child = child if child.code else bench("samebits", "track", "sync", seconds=120)
+    expect(child.code == 0, "the log that is to be damaged cannot be delivered", child.printed())
+    return work
+
+
+def _write_log(work: Path) -> None:
+    """The log of the run, and what it was made from."""
+    from samebits.records.log import LOGS, RunLog
+    from samebits.records.provenance import note_provenance
+    from samebits.records.run import read_run
+    from samebits.tracking.recorder import events
+
+    run = read_run(work / RUN)
+    log = RunLog(LOGS / f"{run.record.run}.jsonl")
+    note_provenance(log.path)
+    for event in events(run):
+        log.append(event)
+    log.close()
+
+
+def own_store(bench: Bench, template: Path) -> str:
+    """Let the store of a copied template have its artifacts in the copy, and give the id of its run."""
+    with closing(sqlite3.connect(bench.folder / "mlflow.db")) as database:
+        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
+            move = f"UPDATE {table} SET {column} = replace({column}, ?, ?)"  # noqa: S608 - names of our own
+            database.execute(move, (str(template), str(bench.folder)))
+        database.commit()
+        ((run_id,),) = database.execute("SELECT run_uuid FROM runs")
+    return str(run_id)
+
+
+def forget_delivery(bench: Bench) -> None:
+    """Let the log be as if nothing of it had been delivered, and the store empty but for its tables."""
+    for state in (bench.folder / ".samebits/runs").glob("*.state.json"):
+        state.unlink()
+    with closing(sqlite3.connect(bench.folder / "mlflow.db")) as database:
+        database.execute("UPDATE runs SET lifecycle_stage = 'deleted'")
+        database.commit()

@@ -7,10 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from faults.inputs_bench import Attempt
+from faults.inputs_bench import RUN, Attempt
 from faults.inputs_commands import argument
 from faults.inputs_records import tensors
-from faults.inputs_template import RUN
 from faults.inputs_values import damaged, not_a_file
 from faults.subject import expect
 from samebits.host import host_facts
@@ -54,7 +53,7 @@ def shown(rng: random.Random, bench: Bench) -> Attempt:
         case _:
             how = not_a_file(rng, path, bench.outside)
     name = path.name if rng.random() < 0.8 else argument(rng, bench)
-    command = partial(bench.samebits, "doctor", "--checkpoint", name)
+    command = partial(bench, "samebits", "doctor", "--checkpoint", name)
     return Attempt(f"doctor --checkpoint {name[:60]!r}: {how}", command, {0, 2, 3})
 
 
@@ -82,7 +81,7 @@ def left(rng: random.Random, bench: Bench) -> Attempt:
 
 
 def _trained(bench: Bench, good: bytes) -> Child:
-    child = bench.stage("train", "--strategy", "single", "--no-tracking")
+    child = bench("train", "--strategy", "single", "--no-tracking")
     if child.code == 0:
         expect("it is set aside" in child.err(), "a checkpoint that is none was not looked at", child.err())
         expect((bench.folder / RUN / "model.safetensors").read_bytes() == good, "wrong bits")

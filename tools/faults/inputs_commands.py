@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from faults.inputs_bench import VERDICT, Attempt
-from faults.inputs_template import RUN
+from faults.inputs_bench import RUN, VERDICT, Attempt
 from faults.inputs_values import TEXTS, damaged, not_a_file, paths, spoil_json
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def commands(rng: random.Random, bench: Bench) -> Attempt:
             ("compare", "--no-tracking", "--out-dir", _writable(text, bench)), ("prepare", text), ("train",),
             (*_TRAIN, "--numerics", text), ("host", f"--{text[:50]}"),
         ))  # fmt: skip
-        return Attempt(f"{' '.join(line)[:120]!r}", partial(bench.stage, *line), {0, 2, 3})
+        return Attempt(f"{' '.join(line)[:120]!r}", partial(bench, *line), {0, 2, 3})
     line = rng.choice((
         ("compare", text, RUN), ("compare", RUN, text), ("compare", "a" * 32, RUN), ("compare", RUN), (text,),
         ("--debug", text),
@@ -85,7 +84,7 @@ def commands(rng: random.Random, bench: Bench) -> Attempt:
         else {}
     )
     shown = f"{' '.join(line)[:120]!r} {environ or ''}"
-    return Attempt(shown, partial(bench.samebits, *line, environ=environ), VERDICT)
+    return Attempt(shown, partial(bench, "samebits", *line, environ=environ), VERDICT)
 
 
 def _address(rng: random.Random, bench: Bench) -> str:
@@ -112,11 +111,11 @@ def archives(rng: random.Random, bench: Bench) -> Attempt:
              "sha256": hashlib.sha256(data).hexdigest()}  # fmt: skip
     record.write_text(json.dumps(facts), encoding="utf-8")
     if rng.random() < 0.3:
-        command = partial(bench.samebits, "container", "load", file.name)
+        command = partial(bench, "samebits", "container", "load", file.name)
         return Attempt(f"an archive of {len(data)} bytes", command, {0, 2, 3})
     record.write_text(json.dumps({**facts, "sha256": "0" * 64}), encoding="utf-8")  # so that no engine is asked
     what = spoil_json(rng, record, bench.outside) if rng.random() < 0.8 else not_a_file(rng, file, bench.outside)
-    return Attempt(f"archive: {what}", partial(bench.call, partial(_load, file.name)), {2, 3}, (file.name,))
+    return Attempt(f"archive: {what}", partial(bench, partial(_load, file.name)), {2, 3}, (file.name,))
 
 
 def _load(name: str) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ruamel.yaml import YAML
 
-from faults.inputs_bench import VERDICT, Attempt
-from faults.inputs_template import DP, OTHER, RUN, forget_delivery, own_store
+from faults.inputs_bench import DP, OTHER, RUN, VERDICT, Attempt, forget_delivery, own_store
 from faults.inputs_values import changed, damaged, json_of, not_a_file, places, spoil_json, value
 from samebits.hashes import sha256
 from samebits.records.card import card_for, read_card
@@ -60,7 +59,7 @@ def stages(rng: random.Random, bench: Bench) -> Attempt:
         codes = {2, 3}  # they are not what card or record say, so nothing may be computed from them
     else:
         codes = {0, 2, 3}
-    return Attempt(what, partial(bench.stage, *stage), codes, _names_of(path))
+    return Attempt(what, partial(bench, *stage), codes, _names_of(path))
 
 
 def _bytes(path: Path) -> bytes | None:
@@ -149,17 +148,17 @@ def commands(rng: random.Random, bench: Bench) -> Attempt:
         path = bench.folder / OTHER / name
         what = spoil(rng, path, bench)
         more = rng.choice(((), ("--json",), ("--require", "bitwise"), ("--require", "tolerance")))
-        command = partial(bench.samebits, "compare", *rng.sample((RUN, OTHER), 2), *more)
+        command = partial(bench, "samebits", "compare", *rng.sample((RUN, OTHER), 2), *more)
         return Attempt(what, command, VERDICT, _names_of(path))
     if kind == "report":
         path = bench.folder / "reports/comparison.json"
         what, options = spoil(rng, path, bench), rng.choice(((), ("--out-dir", "again")))
-        return Attempt(what, partial(bench.samebits, "report", *options), {0, 2, 3}, (path.name,))
+        return Attempt(what, partial(bench, "samebits", "report", *options), {0, 2, 3}, (path.name,))
     what = _lock(rng, bench)
     params = {"train": {"numerics": ["exact"], "strategies": ["single"]}}
     bench.write_params(params)
     quick = rng.choice(((), ("--quick",)))
-    return Attempt(what, partial(bench.samebits, "verify", *quick, seconds=AGAIN_SECONDS), VERDICT, ("dvc.lock",))
+    return Attempt(what, partial(bench, "samebits", "verify", *quick, seconds=AGAIN_SECONDS), VERDICT, ("dvc.lock",))
 
 
 def _lock(rng: random.Random, bench: Bench) -> str:
@@ -204,7 +203,7 @@ def tracking(rng: random.Random, bench: Bench, template: Path) -> Attempt:
         )
         what = f"artifact {spoil(rng, folder / name, bench)}"
         reader = rng.choice((("reproduce", run_id, "--yes"), ("compare", RUN, run_id)))
-        return Attempt(what, partial(bench.samebits, *reader, seconds=AGAIN_SECONDS), VERDICT, (name, run_id))
+        return Attempt(what, partial(bench, "samebits", *reader, seconds=AGAIN_SECONDS), VERDICT, (name, run_id))
     (log,) = (bench.folder / ".samebits/runs").glob("*.jsonl")
     if kind == "state":
         what = spoil(rng, log.with_suffix(".state.json"), bench)
@@ -212,7 +211,7 @@ def tracking(rng: random.Random, bench: Bench, template: Path) -> Attempt:
         forget_delivery(bench)
         what = _log(rng, log, bench) if kind == "log" else spoil(rng, provenance_of(log), bench)
     command = rng.choice((("track", "sync"), ("track", "sync"), ("doctor",)))
-    return Attempt(what, partial(bench.samebits, *command), {0, 2, 3}, (log.stem,))
+    return Attempt(what, partial(bench, "samebits", *command), {0, 2, 3}, (log.stem,))
 
 
 def _log(rng: random.Random, log: Path, bench: Bench) -> str:

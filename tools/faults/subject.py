@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ruamel.yaml import YAML
 
@@ -216,6 +216,8 @@ def _main(program: str | Callable[[], object], arguments: tuple[str, ...]) -> Ca
 class Sandbox:
     """A folder with params and data, a temporary folder of its own, and what is left in both."""
 
+    LIMIT: ClassVar[float] = 60.0  # seconds of a program
+
     def __init__(self, folder: Path, params: dict[str, Any] = PARAMS) -> None:
         self.folder, self.temporary = folder / "repository", folder / "tmp"
         self._output = folder / "output"
@@ -265,11 +267,16 @@ class Sandbox:
         return Child(pid, stdout, stderr)
 
     def __call__(
-        self, program: str, *arguments: str, seconds: float = 60, environ: Mapping[str, str] = MappingProxyType({})
+        self,
+        program: str | Callable[[], object],
+        *arguments: str,
+        armed: Callable[[], object] | None = None,
+        environ: Mapping[str, str] = MappingProxyType({}),
+        seconds: float | None = None,
     ) -> Child:
-        """Run it to its end."""
-        child = self.start(program, *arguments, environ=environ)
-        child.wait(seconds)
+        """Run it to its end. Raises Broken after so many seconds."""
+        child = self.start(program, *arguments, armed=armed, environ=environ)
+        child.wait(seconds or self.LIMIT)
         return child
 
     def leftovers(self) -> list[str]:

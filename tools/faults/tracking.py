@@ -340,9 +340,7 @@ class Tracking(Area):
                     shutil.copy(provenance_of(pattern.log), provenance_of(subject.box.folder / LOGS / f"{key}.jsonl"))
                     state = (first + index) % STATE_BYTES if index % 3 else None
                     tears.append(Tear(key, text, _place(text, part, where), state, completed=index % 4 != 1))
-                done = subject.box.start(partial(deliver_torn, tears))
-                done.wait(DELIVERY_LIMIT)
-                check_end(done, {0})
+                check_end(subject.box(partial(deliver_torn, tears), seconds=DELIVERY_LIMIT), {0})
                 subject.sync()
                 self._check_torn(Store(folder / "repository/mlflow.db"), subject, tears)
 

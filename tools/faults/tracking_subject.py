@@ -108,8 +108,8 @@ class Subject:
 
     def sync(self, codes: Sequence[int] = (0,), uri: str | None = None) -> Child:
         """Run ``samebits track sync``."""
-        child = self.box.start("samebits", "track", "sync", environ={"MLFLOW_TRACKING_URI": uri or self.uri})
-        child.wait(DELIVERY_LIMIT)
+        store = {"MLFLOW_TRACKING_URI": uri or self.uri}
+        child = self.box("samebits", "track", "sync", environ=store, seconds=DELIVERY_LIMIT)
         check_end(child, set(codes))
         return child
 

@@ -93,8 +93,7 @@ class Writes(Area):
         """The operations of a stage that nothing happens to, whose results are the reference."""
         sandbox = self._sandbox(stage, f"{stage.name}-{stage.out.partition('/')[2]}")
         disk, trace = Disk(sandbox.folder), sandbox.folder.parent / "trace"
-        child = sandbox.start(stage.name, *stage.arguments, armed=partial(_arm, sandbox.folder, trace))
-        child.wait(60)
+        child = sandbox(stage.name, *stage.arguments, armed=partial(_arm, sandbox.folder, trace))
         check_end(child, {0})
         operations = read_trace(trace)
         disk.replay(operations)
@@ -122,8 +121,7 @@ class Writes(Area):
         sandbox = self._sandbox(stage, str(number))
         disk, trace = Disk(sandbox.folder), sandbox.folder.parent / "trace"
         armed = partial(_arm, sandbox.folder, trace, operation.number, fault)
-        child = sandbox.start(stage.name, *stage.arguments, armed=armed)
-        child.wait(60)
+        child = sandbox(stage.name, *stage.arguments, armed=armed)
         operations = read_trace(trace)
         hit = next((one for one in operations if one.number == operation.number and one.outcome), None)
         expect(hit is not None, "the operation did not come, of this many", len(operations))
@@ -165,8 +163,7 @@ class Writes(Area):
     def _check_again(self, sandbox: Sandbox, stage: Stage) -> None:
         """The same stage, without a fault, gives what it always gives, and leaves nothing else."""
         newest = _newest_checkpoint(sandbox)
-        child = sandbox.start(stage.name, *stage.arguments, armed=without_sender)
-        child.wait(60)
+        child = sandbox(stage.name, *stage.arguments, armed=without_sender)
         check_end(child, {0})
         self._check_bits(sandbox, stage)
         resumed = [line for line in child.printed().splitlines() if "continued after step" in line]
