@@ -9,7 +9,6 @@ from faults import inputs_commands, inputs_records
 from faults.area import Area, Case
 from faults.inputs_arrays import spoil_arrays
 from faults.inputs_bench import REFUSED, Attempt, Bench, make_template
-from faults.inputs_checkpoints import checkpoints
 from faults.inputs_params import SMALL_RUN, spoil_params
 from faults.subject import Broken
 
@@ -48,7 +47,7 @@ class Inputs(Area):
             "records, commands": inputs_records.commands,
             "archives": inputs_commands.archives,
             "tracking": self._tracked,
-            "checkpoints": checkpoints,
+            "checkpoints": inputs_records.checkpoints,
         }
 
     def case(self, number: int) -> Case:
