@@ -137,15 +137,15 @@ def check_run(store: Store, log: Path, run_dir: Path | None, totals: Totals | No
     totals.running += sum(run.status == "RUNNING" for run in found)
     expect(len(found) == 1, f"{start.run} is in MLflow {len(found)} times", [(run.run_id, run.status) for run in found])
     (stored,) = found
-    _check_losses(stored, _logged(log), totals)
+    _check_losses(stored, losses_of(log), totals)
     params = {name: str(value) for name, value in flatten(start.params.model_dump(mode="json")).items()}
     expect(stored.params == params, "other params", set(stored.params.items()) ^ set(params.items()))
     tags = {"samebits.run": start.run, "strategy": start.strategy, "numerics": start.numerics}
     if run_dir is not None:
         run = read_run(run_dir)
-        loss = {step: float(numpy.float32(value)) for step, value in stored.metrics.get("loss", ())}
-        losses = {step: float(numpy.float32(value)) for step, value in enumerate(run.losses, 1)}
-        expect(_same(loss, losses), "other losses than losses.csv's, as single precision")
+        loss = numpy.array(stored.metrics.get("loss", ()), numpy.float32)
+        losses = numpy.array([*enumerate(run.losses, 1)], numpy.float32)
+        expect(numpy.array_equal(loss, losses, equal_nan=True), "other losses than losses.csv's, as single precision")
         tags |= _tags_of(run, log)
         for name in FILES:
             expect(store.artifact(stored, name) == (run_dir / name).read_bytes(), f"artifact {name} is another")
@@ -179,7 +179,7 @@ def status_of(log: Path) -> str:
     return next((event.status for event in events_of(log) if isinstance(event, EndEvent)), "FAILED")
 
 
-def _logged(log: Path) -> dict[int, float]:
+def losses_of(log: Path) -> dict[int, float]:
     """Every loss of a log, by step."""
     losses: dict[int, float] = {}
     for event in events_of(log):
@@ -200,16 +200,11 @@ def _check_losses(stored: Stored, logged: dict[int, float], totals: Totals) -> N
     expect(not lost, f"{lost} losses of {len(logged)} are not in MLflow", sorted(set(logged) - set(steps))[:9])
     expect(not doubled, f"{doubled} losses are in MLflow twice")
     expect(sorted(steps) == list(range(1, len(steps) + 1)), "steps are not 1 to N", steps[:9])
-    expect(_same(dict(points), logged), "other losses than the log's")
+    same = numpy.array_equal(points, sorted(logged.items()), equal_nan=True)
+    expect(same, "other losses than the log's")
     for name, values in stored.metrics.items():
         if not name.startswith("system/"):
             expect(len({step for step, _ in values}) == len(values), f"metric {name} is there twice", values[:9])
-
-
-def _same(first: dict[int, float], second: dict[int, float]) -> bool:
-    return first.keys() == second.keys() and all(
-        first[step] == second[step] or (math.isnan(first[step]) and math.isnan(second[step])) for step in first
-    )
 
 
 def _tags_of(run: Run, log: Path) -> dict[str, str]:
