@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F
 
-from common import MLP, VECTORS, Variant, few, interleave, ratio_of, result_of, show, some, verdict
+from common import MLP, VECTORS, Variant, few, interleave, judged, result_of, some
 from samebits.data.prepare import prepare
 from samebits.params import parse_params
 from samebits.records.card import read_card
@@ -211,11 +211,7 @@ def against(
                 clock=clock,
             )
             seconds = result_of(partial(work, task), placement.world_size)
-        over = {}
-        for loop in loops:
-            ratio = ratio_of(seconds["kit"], seconds[loop])
-            over[loop] = {"ratio": ratio, "verdict": verdict(ratio)}
-            show(f"{name}, kit over {loop}", ratio)
+        over = {loop: judged(f"{name}, kit over {loop}", seconds["kit"], seconds[loop]) for loop in loops}
         middle = {key: 1e3 * statistics.median(values) / steps for key, values in seconds.items()}
         results[name] = {"over": over, "ms_per_step": middle, "steps_per_slice": steps}
     return results

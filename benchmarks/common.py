@@ -20,7 +20,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, TypeVar
 
 import click
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from samebits.training.worker import Worker
     from samebits.workers.rank import Reporter
 
+T = TypeVar("T")
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers, machines and what runs on them end too
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -93,10 +94,8 @@ def ratio_of(above: Sequence[float], below: Sequence[float]) -> Ratio:
     while tail + math.comb(count, k + 1) * 0.5**count <= 0.025 and k + 1 < count // 2:
         k += 1
         tail += math.comb(count, k) * 0.5**count
-    middle = count // 2
-    median = values[middle] if count % 2 else (values[middle - 1] + values[middle]) / 2
     return {
-        "median": median,
+        "median": statistics.median(values),
         "interval": (values[k], values[count - 1 - k]),
         "range": (values[0], values[-1]),
         "rounds": count,
@@ -128,6 +127,15 @@ def in_turn(names: Sequence[str], number: int) -> list[str]:
     """The names in the order of a round; who begins changes from round to round."""
     turn = number % len(names)
     return [*names[turn:], *names[:turn]]
+
+
+def in_turns(things: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
+    """What each thing gives in each round; who begins changes from round to round."""
+    found: dict[str, list[T]] = {name: [] for name in things}
+    for number in range(rounds):
+        for name in in_turn([*things], number):
+            found[name].append(things[name]())
+    return found
 
 
 def interleave(
@@ -166,6 +174,20 @@ def show(name: str, ratio: Ratio) -> None:
     )
 
 
+class Judged(TypedDict):
+    """A ratio, and what its interval allows to say."""
+
+    ratio: Ratio
+    verdict: str
+
+
+def judged(name: str, above: Sequence[float], below: Sequence[float]) -> Judged:
+    """Compare paired slices, and print that in one line."""
+    ratio = ratio_of(above, below)
+    show(name, ratio)
+    return {"ratio": ratio, "verdict": verdict(ratio)}
+
+
 def show_middle(name: str, values: Middle, unit: str = "s") -> None:
     """Print a median in one line."""
     least, most = values["range"]
@@ -180,6 +202,21 @@ def run(*command: str, folder: Path, environ: Mapping[str, str] = os.environ) ->
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
     return seconds
+
+
+def stage(name: str, *arguments: str, folder: Path, environ: Mapping[str, str] = os.environ) -> float:
+    """Run a stage of the pipeline in ``folder`` and return its wall seconds."""
+    return run(sys.executable, str(ROOT / f"pipeline/{name}.py"), *arguments, folder=folder, environ=environ)
+
+
+def wait_for(what: Callable[[], Any], seconds: float, failure: Callable[[], str]) -> Any:
+    """What ``what`` gives once that is true; ends this program with ``failure`` after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        if time.monotonic() > deadline:
+            raise SystemExit(failure())
+        time.sleep(0.1)
+    return found
 
 
 def result_of(work: Callable[[Reporter], Any], workers: int = 1) -> Any:

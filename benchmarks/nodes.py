@@ -27,15 +27,15 @@ from common import (
     FEWEST_ROUNDS,
     ROOT,
     few,
-    in_turn,
+    in_turns,
     leave_out,
     middle_of,
     ratio_of,
-    run,
     save,
     show,
     show_middle,
     some,
+    stage,
     with_out_dir,
 )
 from samebits.records.run import read_run
@@ -148,22 +148,18 @@ def main(rounds: int, out_dir: Path) -> None:
         YAML().dump({"train": {"epochs": EPOCHS, "repeats": 4}}, folder / "slices.yaml")
         lost = {"epochs": 100_000, "repeats": 1, "timeout_s": TIMEOUT_S, "checkpoint_every_steps": 20}
         YAML().dump({"train": lost}, folder / "long.yaml")
-        run(sys.executable, f"{ROOT}/pipeline/prepare.py", folder=folder)
-        steps: dict[str, list[float]] = {"one": [], "two": []}
-        around: dict[str, list[float]] = {"one": [], "two": []}
+        stage("prepare", folder=folder)
         with machines(2, folder / "machines") as nodes:
             trainings = {
                 "one": lambda: on_one(folder, "params.yaml"),
                 "two": lambda: on_two(folder, "params.yaml", nodes),
             }
-            for number in range(-1, rounds):
-                for which in in_turn([*trainings], max(number, 0)):
-                    trained, seconds = trainings[which]()
-                    if number >= 0:
-                        steps[which].append(trained.timing.step_time_ms)
-                        around[which].append(seconds - trained.timing.training_seconds)
+            in_turns(trainings, 1)  # which warms caches
+            trained = in_turns(trainings, rounds)
             slowed = {rate: slow_link(folder, nodes, rate) for rate in RATES[: few(None, 1)]}
         ends = {name: [seconds_to_end(folder, fault) for _ in range(rounds)] for name, fault in some(FAULTS).items()}
+    steps = {which: [run.timing.step_time_ms for run, _ in each] for which, each in trained.items()}
+    around = {which: [wall - run.timing.training_seconds for run, wall in each] for which, each in trained.items()}
     ratio = ratio_of(steps["two"], steps["one"])
     middles = {name: middle_of(values) for name, values in around.items()}
     extra = middle_of([two - one for one, two in zip(around["one"], around["two"], strict=True)])

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -86,11 +86,6 @@ def busy_cores(count: int) -> Iterator[None]:
             os.kill(pid, signal.SIGKILL)
 
 
-def nothing_around() -> AbstractContextManager[None]:
-    """A host that does nothing else."""
-    return nullcontext()
-
-
 # -- the table -------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +97,7 @@ class Case:
     batch: int = 512
     train: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
-    around: Callable[[], AbstractContextManager[None]] = nothing_around
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
 
 
 @dataclass(frozen=True)
@@ -115,10 +110,10 @@ class Planting:
 
 
 def _without(**changes: Any) -> Callable[[Case], Case]:
-    """The same training without what was planted."""
+    """The same training without what was planted in the model, or around it."""
 
     def follow(case: Case) -> Case:
-        return Case(case.strategy, case.batch, case.train, {**case.model, **changes})
+        return replace(case, model={**case.model, **changes}, around=nullcontext)
 
     return follow
 
@@ -146,7 +141,7 @@ PLANTINGS: dict[str, Planting] = {
             Case(batch=128 * k, train={"grad_accum_steps": k}, model={"hidden": 512}, around=always_sync)
             for k in (2, 4, 8)
         ),
-        follow=lambda case: Case(case.strategy, case.batch, case.train, case.model),
+        follow=_without(),
     ),
     "buffers": Planting(
         "buffers", tuple(Case(batch=4096, model={"buffer_floats": floats}) for floats in (2**22, 2**23, 2**24))
@@ -164,7 +159,7 @@ PLANTINGS: dict[str, Planting] = {
     "slow input": Planting(
         "data",
         tuple(Case(batch=2048, around=partial(slow_input, s)) for s in (0.006, 0.012, 0.024)),
-        follow=lambda case: Case(case.strategy, case.batch, case.train, case.model),
+        follow=_without(),
     ),
     "reads of the device": Planting(
         "device_reads",
@@ -174,7 +169,7 @@ PLANTINGS: dict[str, Planting] = {
     "busy host": Planting(
         "busy_host",
         tuple(Case(batch=1024, around=partial(busy_cores, count)) for count in (1, 2, 4)),
-        follow=lambda case: Case(case.strategy, case.batch, case.train, case.model),
+        follow=_without(),
     ),
     "too many threads": Planting(
         "own_threads",

@@ -8,7 +8,6 @@ Each is trained by the pipeline's own scripts, under ``single``.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import click
 from ruamel.yaml import YAML
 
-from common import BATCH, LEARNING_RATE, ROOT, few, run, save, some, with_out_dir
+from common import BATCH, LEARNING_RATE, ROOT, few, save, some, stage, with_out_dir
 from samebits.records.run import Evaluation, read_run
 
 CASES = {
@@ -37,15 +36,11 @@ def measure(task: str, model: str, folder: Path) -> dict[str, Any]:
     params["data"]["num_samples"] = SAMPLES
     params["train"]["global_batch_size"], params["train"]["optimizer"]["lr"] = BATCH, LEARNING_RATE
     YAML().dump(params, folder / "params.yaml")
-
-    def stage(name: str, *arguments: str) -> None:
-        run(sys.executable, str(ROOT / "pipeline" / f"{name}.py"), *arguments, folder=folder)
-
-    stage("prepare")
+    stage("prepare", folder=folder)
     losses: dict[str, float] = {}
     for numerics in NUMERICS:
-        stage("train", "--strategy", "single", "--numerics", numerics, "--no-tracking")
-        stage("evaluate", f"runs/single-{numerics}", "--out-dir", "evaluation")
+        stage("train", "--strategy", "single", "--numerics", numerics, "--no-tracking", folder=folder)
+        stage("evaluate", f"runs/single-{numerics}", "--out-dir", "evaluation", folder=folder)
         evaluation = Evaluation.read(folder / f"evaluation/single-{numerics}.json", made_by="evaluate.py")
         losses[numerics] = evaluation.eval_loss
     exact = read_run(folder / "runs/single-exact")

@@ -8,10 +8,7 @@ again with a mistake. The tolerance is the one that ``samebits compare`` uses.
 
 from __future__ import annotations
 
-import copy
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,7 @@ from typing import Any
 import click
 from safetensors.numpy import load_file, save_file
 
-from common import BATCH, LEARNING_RATE, MLP, ROOT, VECTORS, few, save, some, with_out_dir
+from common import BATCH, LEARNING_RATE, MLP, VECTORS, few, save, some, stage, with_out_dir
 from samebits.records.card import card_for, read_card
 from samebits.records.run import read_run, relative_difference
 from samebits.results.verdict import Tolerance, compare_runs
@@ -42,13 +39,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def with_changes(raw: dict[str, Any], **train: Any) -> dict[str, Any]:
-    """A copy of the parameters with other settings of ``train``."""
-    changed = copy.deepcopy(raw)
-    changed["train"].update(train)
-    return changed
-
-
 class Case:
     """The trainings of one case, in a folder of their own."""
 
@@ -58,8 +48,7 @@ class Case:
 
     def _stage(self, name: str, raw: dict[str, Any], *arguments: str) -> None:
         (self.folder / "params.yaml").write_text(json.dumps(raw))
-        command = [sys.executable, str(ROOT / "pipeline" / f"{name}.py"), *arguments]
-        subprocess.run(command, cwd=self.folder, check=True, capture_output=True)
+        stage(name, *arguments, folder=self.folder)
 
     def train(self, name: str, strategy: str, raw: dict[str, Any], *arguments: str) -> None:
         """Train into ``name``."""
@@ -84,14 +73,12 @@ class Case:
         for workers in few((2, 4), (2,)):
             self.train(f"ddp, {workers} workers", "ddp", self.raw, "--num-devices", str(workers))
         optimizer = {"name": "sgd", "momentum": 0.9, "weight_decay": 0.0, "lr": 0.1, **self.raw["train"]["optimizer"]}
-        self.train(
-            "learning rate 1% higher",
-            "single",
-            with_changes(self.raw, optimizer={**optimizer, "lr": 1.01 * optimizer["lr"]}),
-        )
-        self.train(
-            "weight decay of 0.0001", "single", with_changes(self.raw, optimizer={**optimizer, "weight_decay": 1e-4})
-        )
+        for name, mistake in (
+            ("learning rate 1% higher", {"lr": 1.01 * optimizer["lr"]}),
+            ("weight decay of 0.0001", {"weight_decay": 1e-4}),
+        ):
+            train = {**self.raw["train"], "optimizer": {**optimizer, **mistake}}
+            self.train(name, "single", {**self.raw, "train": train})
         split = self.folder / "data" / "train.safetensors"
         tensors = load_file(split)
         for tensor in tensors.values():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import psutil
 
-from common import few, ratio_of, save, show, verdict, with_out_dir
+from common import ROOT, few, judged, save, wait_for, with_out_dir
 from samebits.records.log import LossesEvent, parse_event
 from tracking import DELIVERY_SECONDS, PYTHON, WAYS, Bench, stores, wait_for_delivery
 
@@ -41,13 +41,12 @@ class Segment:
 
 def wait_for_log(folder: Path) -> Path:
     """The log of the training, once that has made a step."""
-    deadline = time.monotonic() + DELIVERY_SECONDS
-    while time.monotonic() < deadline:
-        for log in (folder / ".samebits/runs").glob("*.jsonl"):
-            if segments_of(log):
-                return log
-        time.sleep(0.1)
-    raise SystemExit(f"nothing trains in {folder}")
+
+    def found() -> Path | None:
+        return next(filter(segments_of, (folder / ".samebits/runs").glob("*.jsonl")), None)
+
+    log: Path = wait_for(found, DELIVERY_SECONDS, lambda: f"nothing trains in {folder}")
+    return log
 
 
 def segments_of(log: Path) -> list[Segment]:
@@ -77,10 +76,9 @@ def beside(bench: Bench, epochs: int, way: str) -> dict[str, Any]:
         for began, ended in itertools.pairwise(turns[1:])
     ]
     pairs = [(off, on) for off, on in zip(per_step[::2], per_step[1::2], strict=False) if off and on]
-    ratio = ratio_of([on for _, on in pairs], [off for off, _ in pairs])
-    show(f"a step with the sender beside it, {way}", ratio)
+    over = judged(f"a step with the sender beside it, {way}", [on for _, on in pairs], [off for off, _ in pairs])
     print(f"CPU seconds of the sender's first {READY_SECONDS:.0f} s, {way}: {start_seconds:.2f}")
-    return {"ratio": ratio, "verdict": verdict(ratio), "start_cpu_seconds": start_seconds}
+    return {**over, "start_cpu_seconds": start_seconds}
 
 
 def seconds_per_step(segments: list[Segment], began: float, ended: float) -> list[float]:
@@ -96,7 +94,8 @@ def train_in_turns(bench: Bench, epochs: int, way: str) -> tuple[list[Segment], 
     began, and the CPU seconds that the sender had used by the end of the first.
     """
     folder, arguments, environ = bench.command(epochs, way)
-    command = subprocess.Popen([PYTHON, *arguments], cwd=folder, env=environ, stdout=subprocess.DEVNULL)
+    training = [PYTHON, f"{ROOT}/pipeline/train.py", *arguments]
+    command = subprocess.Popen(training, cwd=folder, env=environ, stdout=subprocess.DEVNULL)
     log = wait_for_log(folder)
     turns, sender, start_seconds = [time.time()], sender_of(folder), 0.0
     while command.poll() is None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import click
 from ruamel.yaml import YAML
 
-from common import ROOT, few, in_turn, middle_of, run, save, show_middle, with_out_dir
+from common import ROOT, few, in_turns, middle_of, run, save, show_middle, stage, with_out_dir
 from samebits.params import parse_params
 from samebits.records.run import read_run
 from samebits.strategies.placement import Devices
@@ -56,8 +56,7 @@ def seconds_of_launch(function: Callable[[Reporter], None]) -> float:
 
 def training_overhead(folder: Path) -> float:
     """The seconds of a training's command that are not training."""
-    train = ("--strategy", "single", "--no-tracking", "--params", "small.yaml")
-    seconds = run(PYTHON, f"{ROOT}/pipeline/train.py", *train, folder=folder)
+    seconds = stage("train", "--strategy", "single", "--no-tracking", "--params", "small.yaml", folder=folder)
     return seconds - read_run(folder / "runs/single-fast").timing.training_seconds
 
 
@@ -70,22 +69,18 @@ def main(rounds: int, out_dir: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         YAML().dump(PARAMS, folder / "small.yaml")
-        run(PYTHON, f"{ROOT}/pipeline/prepare.py", "--params", "small.yaml", folder=folder)
-        host = (PYTHON, f"{ROOT}/pipeline/host.py", "--params", f"{ROOT}/params.yaml")
+        stage("prepare", "--params", "small.yaml", folder=folder)
         things: dict[str, Callable[[], float]] = {
             "import torch": lambda: run(PYTHON, "-c", "import torch", folder=folder),
             "samebits --help": lambda: run(str(Path(PYTHON).with_name("samebits")), "--help", folder=folder),
-            "pipeline/host.py": lambda: run(*host, folder=folder),
+            "pipeline/host.py": lambda: stage("host", "--params", f"{ROOT}/params.yaml", folder=folder),
             "launch of 2 workers that end at once": lambda: seconds_of_launch(nothing),
             "launch of 2 workers that join a process group": lambda: seconds_of_launch(partial(join, placement)),
             "pipeline/train.py --strategy single, less its training": lambda: training_overhead(folder),
         }
         for measure in things.values():
             measure()
-        seconds: dict[str, list[float]] = {name: [] for name in things}
-        for number in range(rounds):
-            for name in in_turn([*things], number):
-                seconds[name].append(things[name]())
+        seconds = in_turns(things, rounds)
     middles = {name: middle_of(values) for name, values in seconds.items()}
     for name, middle in middles.items():
         show_middle(name, middle)

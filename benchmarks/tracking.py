@@ -22,6 +22,7 @@ import tempfile
 import time
 import urllib.request
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,17 +33,16 @@ from common import (
     BATCH,
     LEARNING_RATE,
     MLP,
-    ROOT,
     VECTORS,
     few,
-    in_turn,
+    in_turns,
+    judged,
     middle_of,
-    ratio_of,
     run,
     save,
-    show,
     show_middle,
-    verdict,
+    stage,
+    wait_for,
     with_out_dir,
 )
 from samebits.records.log import RunLog
@@ -78,7 +78,7 @@ def server(folder: Path, store: Path) -> Iterator[str]:
             start_new_session=True,
         )
     try:
-        wait_for_answer(f"{address}/api/2.0/mlflow/experiments/search?max_results=1")
+        wait_for(partial(answers, address), DELIVERY_SECONDS, lambda: f"{address} does not answer")
         yield address
     finally:
         with suppress(ProcessLookupError):
@@ -88,26 +88,18 @@ def server(folder: Path, store: Path) -> Iterator[str]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def wait_for_answer(url: str) -> None:
-    deadline = time.monotonic() + DELIVERY_SECONDS
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise SystemExit(f"{url} does not answer") from None
-            time.sleep(0.2)
+def answers(address: str) -> bool:
+    url = f"{address}/api/2.0/mlflow/experiments/search?max_results=1"
+    with suppress(OSError), urllib.request.urlopen(url, timeout=5):
+        return True
+    return False
 
 
 def wait_for_delivery(folder: Path) -> None:
     """Until MLflow has everything that the training logged."""
     (log,) = (folder / ".samebits/runs").glob("*.jsonl")
-    deadline = time.monotonic() + DELIVERY_SECONDS
-    while not Delivery(log).done:
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{log} was not delivered:\n{log.with_suffix('.sender.log').read_text()}")
-        time.sleep(0.2)
+    said = log.with_suffix(".sender.log")
+    wait_for(lambda: Delivery(log).done, DELIVERY_SECONDS, lambda: f"{log} was not delivered:\n{said.read_text()}")
     if refused := Delivery(log).state.refused:
         raise SystemExit(f"MLflow refused {log}: {refused}")
 
@@ -126,7 +118,7 @@ class Bench:
         self._count = 0
 
     def command(self, epochs: int, way: str) -> tuple[Path, list[str], dict[str, str]]:
-        """A new repository, the command that trains in it, and its environment."""
+        """A new repository, the arguments of the training in it, and its environment."""
         self._count += 1
         folder = self.folder / f"{self._count}-{way}"
         folder.mkdir()
@@ -135,13 +127,13 @@ class Bench:
         arguments = ["--strategy", "single", "--data-dir", str(self.folder / "data")]
         arguments += ["--no-tracking"] if way == "off" else []
         environ = {**os.environ, "MLFLOW_TRACKING_URI": self._address if way == "server" else ""}
-        return folder, [f"{ROOT}/pipeline/train.py", *arguments], environ
+        return folder, arguments, environ
 
     def train(self, epochs: int, way: str) -> tuple[float, ...]:
         """Train in a new repository; the seconds of each of ``KINDS``."""
         folder, arguments, environ = self.command(epochs, way)
         cpu = children_seconds()
-        wall = run(PYTHON, *arguments, folder=folder, environ=environ)
+        wall = stage("train", *arguments, folder=folder, environ=environ)
         cpu = children_seconds() - cpu
         if way != "off":
             wait_for_delivery(folder)
@@ -159,19 +151,14 @@ def write_params(folder: Path, epochs: int) -> None:
 
 def measure(bench: Bench, epochs: int, rounds: int) -> dict[str, Any]:
     """Paired ratios of all seconds to those without tracking."""
-    by_kind: dict[str, dict[str, list[float]]] = {kind: {way: [] for way in WAYS} for kind in KINDS}
-    for number in range(rounds):
-        for way in in_turn(WAYS, number):
-            for kind, spent in zip(KINDS, bench.train(epochs, way), strict=True):
-                by_kind[kind][way].append(spent)
+    trained = in_turns({way: partial(bench.train, epochs, way) for way in WAYS}, rounds)
     record: dict[str, Any] = {"epochs": epochs}
-    for kind, seconds in by_kind.items():
-        over = {way: ratio_of(seconds[way], seconds["off"]) for way in WAYS[1:]}
-        for way, ratio in over.items():
-            show(f"{kind} of {statistics.median(seconds['off']):.1f} s, {way} over off", ratio)
+    for number, kind in enumerate(KINDS):
+        seconds = {way: [spent[number] for spent in trainings] for way, trainings in trained.items()}
+        what = f"{kind} of {statistics.median(seconds['off']):.1f} s"
         record[kind] = {
             "seconds": {way: middle_of(values) for way, values in seconds.items()},
-            "over_off": {way: {"ratio": ratio, "verdict": verdict(ratio)} for way, ratio in over.items()},
+            "over_off": {way: judged(f"{what}, {way} over off", seconds[way], seconds["off"]) for way in WAYS[1:]},
         }
     return record
 
@@ -197,7 +184,7 @@ def stores() -> Iterator[tuple[Bench, float]]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still be in there
         folder = Path(name)
         write_params(folder, 1)
-        run(PYTHON, f"{ROOT}/pipeline/prepare.py", folder=folder)
+        stage("prepare", folder=folder)
         store = folder / "empty.db"
         code = f"from samebits.tracking.store import connect; connect('sqlite:///{store}')"
         run(PYTHON, "-c", code, folder=folder)

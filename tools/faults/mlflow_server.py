@@ -17,8 +17,8 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, ClassVar
 
+from conftest import wait_for
 from faults.subject import MARK
-from patience import patient
 from ports import free_port
 
 if TYPE_CHECKING:
@@ -57,13 +57,9 @@ class Server:
             return True
         return False
 
-    def wait(self, seconds: float = 90) -> None:
+    def wait(self) -> None:
         """Wait until it answers."""
-        deadline = time.monotonic() + patient(seconds)
-        while not self.answers():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"the server does not answer: {self._folder / 'server.log'}")
-            time.sleep(0.05)
+        wait_for(self.answers, seconds=90)
 
     def ensure(self) -> None:
         """Start it again if it does not answer."""
