@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from samebits.results.plots import svg_of
+from pages import between, picture, row, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,17 +35,6 @@ as the median over the rounds with a 95% interval of that median; where the inte
 Other figures are medians with their range. Each section names the commit that was measured, and which of the files that
 it measures have changed since.
 """
-
-
-def row(*cells: str) -> str:
-    """One row of a table."""
-    return f"| {' | '.join(cells)} |"
-
-
-def table(*head: str) -> Iterator[str]:
-    """The first two lines of a table."""
-    yield row(*head)
-    yield row(*("---" for _ in head))
 
 
 def ratio(entry: dict[str, Any]) -> str:
@@ -450,10 +440,8 @@ QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {
 def quoted(text: str) -> str:
     """A page with the tables between its markers as they are now."""
     for marker, (name, tables) in QUOTES.items():
-        before, rest = text.split(f"<!-- {marker} -->\n")
-        _, after = rest.split(f"<!-- /{marker} -->\n")
-        lines = "\n".join(tables(results()[name][QUOTED_HOST]))
-        text = f"{before}<!-- {marker} -->\n{lines}\n<!-- /{marker} -->\n{after}"
+        lines = "".join(f"{line}\n" for line in tables(results()[name][QUOTED_HOST]))
+        text = between(f"<!-- {marker} -->\n", f"<!-- /{marker} -->\n", lines, text)
     return text
 
 
@@ -491,23 +479,16 @@ def plot_repro(axes: Axes, result: Result) -> None:
     axes.set(xlabel="seconds")
 
 
-PLOTS: dict[str, Callable[[Axes, Result], None]] = {"loop": plot_loops, "repro": plot_repro}
+PLOTS = {"loop": plot_loops, "repro": plot_repro}
 
 
 def draw() -> None:
     """Write the plots as SVG, the same bytes for the same results."""
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     IMAGES.mkdir(exist_ok=True)
     for name, plot in PLOTS.items():
         for host, result in results()[name].items():
-            with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-                figure = Figure(figsize=(7, 4), layout="constrained")
-                FigureCanvasAgg(figure)
-                plot(figure.add_subplot(), result)
-                (IMAGES / f"{name}-{host}.svg").write_text(svg_of(figure), encoding="utf-8")
+            drawn = picture(name, (7, 4), partial(plot, result=result))
+            (IMAGES / f"{name}-{host}.svg").write_text(drawn, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ sys.path.append(str(Path(__file__).resolve().parent))  # Python leaves it out un
 
 import reference_pages
 from count_imports import closure, files_of
+from pages import between
 from samebits.params import Params
 from samebits.records.run import run_name
 from stage_scripts import stages
@@ -123,19 +124,13 @@ def _made() -> list[str]:
 def gitignore() -> str:
     """With what the stages write between its two marks."""
     kept = [f"/{name}{'' if '.' in name else '/'}" for name in _made()]
-    return _between("# what the stages write", "# end", "\n".join(kept) + "\n", (ROOT / ".gitignore").read_text())
+    return between("# what the stages write\n", "# end\n", "\n".join(kept) + "\n", (ROOT / ".gitignore").read_text())
 
 
 def makefile() -> str:
     """With what the stages write in the place where ``make clean`` is told."""
     text = (ROOT / "Makefile").read_text()
     return re.sub(r"^MADE := .*$", f"MADE := {' '.join(_made())}", text, flags=re.MULTILINE)
-
-
-def _between(begin: str, end: str, text: str, whole: str) -> str:
-    before, _, rest = whole.partition(f"{begin}\n")
-    _, _, after = rest.partition(f"{end}\n")
-    return f"{before}{begin}\n{text}{end}\n{after}"
 
 
 FILES: dict[str, Callable[[], str]] = {

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nvml
+from pages import between
 
 ROOT = Path(__file__).resolve().parent.parent
 GUIDE = ROOT / "docs/guides/doctor.md"
-MARKS = ("<!-- hosts -->\n", "<!-- /hosts -->")
 
 ASK = """
 import json, os, sys
@@ -94,9 +94,7 @@ def section() -> str:
 
 def filled(text: str) -> str:
     """The guide with the section as it is now."""
-    before, rest = text.split(MARKS[0])
-    _, after = rest.split(MARKS[1])
-    return f"{before}{MARKS[0]}{section()}{MARKS[1]}{after}"
+    return between("<!-- hosts -->\n", "<!-- /hosts -->\n", section(), text)
 
 
 if __name__ == "__main__":

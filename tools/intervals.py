@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pages import row, table
 from samebits.params.schema import Train
 from samebits.records.statistics import NARROW, RESAMPLES, paired_ratio, resampled_medians
 
@@ -194,30 +195,21 @@ def prolonged(host: Host, *, trials: int) -> tuple[float, float, float]:
     return *_judged(found), sum(counts) / trials
 
 
-def table(trials: int, counts: Sequence[int] = (PLANNED, 4, 8)) -> Iterator[str]:
+def table_planned(trials: int, counts: Sequence[int] = (PLANNED, 4, 8)) -> Iterator[str]:
     """Coverage and half width of each estimator, by host and repeats."""
-    yield from _head("host", "repeats", *ESTIMATORS)
+    yield from table("host", "repeats", *ESTIMATORS)
     for host in HOSTS:
         for repeats in counts:
             cells = [coverage(host, one, repeats=repeats, trials=trials) for one in ESTIMATORS.values()]
-            yield _row(host.name, str(repeats), *(f"{held:.0%}, ±{width:.1%}" for held, width in cells))
+            yield row(host.name, str(repeats), *(f"{held:.0%}, ±{width:.1%}" for held, width in cells))
 
 
 def table_prolonged(trials: int) -> Iterator[str]:
     """What prolonging does to coverage, by host."""
-    yield from _head("host", "coverage", "half width", "mean of repeats")
+    yield from table("host", "coverage", "half width", "mean of repeats")
     for host in HOSTS:
         held, width, repeats = prolonged(host, trials=trials)
-        yield _row(host.name, f"{held:.0%}", f"±{width:.1%}", f"{repeats:.1f}")
-
-
-def _head(*columns: str) -> Iterator[str]:
-    yield _row(*columns)
-    yield "|" + " --- |" * len(columns)
-
-
-def _row(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
+        yield row(host.name, f"{held:.0%}", f"±{width:.1%}", f"{repeats:.1f}")
 
 
 def main() -> None:
@@ -228,7 +220,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, nargs="+", default=(PLANNED, 4, 8), help="of a measurement")
     arguments = parser.parse_args()
     trials = arguments.trials
-    for line in table_prolonged(trials) if arguments.prolonged else table(trials, arguments.repeats):
+    for line in table_prolonged(trials) if arguments.prolonged else table_planned(trials, arguments.repeats):
         print(line, flush=True)
 
 

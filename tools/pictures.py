@@ -6,16 +6,11 @@ them again and compares the bytes.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
-from samebits.results.plots import svg_of
+from pages import between, picture, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,8 +98,6 @@ _STYLE: Any = {
     "axes.spines.right": False,
     "font.family": "sans-serif",
     "font.size": 10,
-    "svg.fonttype": "none",  # text stays text
-    "figure.constrained_layout.use": True,
 }
 
 
@@ -195,11 +188,7 @@ PICTURES: dict[str, tuple[Callable[[Axes], None], tuple[float, float]]] = {
 def draw(name: str) -> str:
     """One picture as SVG, the same bytes each time."""
     plot, size = PICTURES[name]
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure = Figure(figsize=size)
-        FigureCanvasAgg(figure)
-        plot(figure.add_subplot())
-        return svg_of(figure)
+    return picture(name, size, plot, **_STYLE)
 
 
 def table() -> str:
@@ -207,19 +196,18 @@ def table() -> str:
     tables = []
     for strategy, counts in (("dp", (1, 2, 4, 8)), ("ddp", (2, 4, 8))):
         names = list(STEPS[strategy](PCIE, 2))
-        lines = ["| ms | " + " | ".join(names) + " | step | speed-up |", "| --- |" + " ---: |" * (len(names) + 2)]
+        lines = [row("ms", *names, "step", "speed-up"), row("---", *["---:"] * (len(names) + 2))]
         for devices in counts:
             phases = STEPS[strategy](PCIE, devices)
-            cells = [f"{phases[name]:.1f}" for name in names] + [f"{sum(phases.values()):.1f}"]
-            lines.append(f"| {strategy}, {devices} | " + " | ".join(cells) + f" | {speedup(phases, PCIE):.2f}x |")
+            cells = (f"{value:.1f}" for value in [*(phases[name] for name in names), sum(phases.values())])
+            lines.append(row(f"{strategy}, {devices}", *cells, f"{speedup(phases, PCIE):.2f}x"))
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
 
 
 def page(text: str) -> str:
     """The page's text with the table that the model gives."""
-    marked = re.compile(r"(<!-- example -->\n).*?(<!-- /example -->)", re.DOTALL)
-    return marked.sub(lambda match: f"{match[1]}\n{table()}\n\n{match[2]}", text)
+    return between("<!-- example -->\n", "<!-- /example -->", f"\n{table()}\n\n", text)
 
 
 if __name__ == "__main__":

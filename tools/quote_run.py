@@ -12,6 +12,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+from pages import between
 from samebits.records.run import read_run
 from samebits.results.comparison import MADE_BY, Comparison
 from samebits.results.table import markdown
@@ -25,9 +26,7 @@ README, GUIDE = ROOT / "README.md", ROOT / "docs/guides/first-run.md"
 
 def replace(path: Path, before: str, after: str, text: str) -> None:
     """Put ``text`` between two marks, of which the first occurs once."""
-    head, rest = path.read_text(encoding="utf-8").split(before)
-    _, tail = rest.split(after, maxsplit=1)
-    path.write_text(f"{head}{before}{text}{after}{tail}", encoding="utf-8")
+    path.write_text(between(before, after, text, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def quote_comparison(comparison: Comparison) -> None:
