@@ -173,35 +173,22 @@ class Disk:
         Files whose last content was not brought to the disk go back to what they held before; with ``keep_names``
         renames are on the disk before contents are, which then may also be empty, cut short or zeros.
         """
-        files, folders = dict[Path, bytes](), list[Path]()
-        self._collect(self._root, self._folder, choices, keep_names, files, folders)
-        for path in self._folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for path in folders:
-            path.mkdir()
-        for path, content in files.items():
-            path.write_bytes(content)
+        before = self._folder.rename(self._folder.with_name("before"))
+        self._put(self._root, self._folder, before, choices if keep_names else None)
+        shutil.rmtree(before)
 
-    def _collect(
-        self,
-        node: Node,
-        path: Path,
-        choices: random.Random,
-        keep_names: bool,
-        files: dict[Path, bytes],
-        folders: list[Path],
-    ) -> None:
-        entries = (node.entries or {}) if keep_names else node.kept
-        for name, child in entries.items():
-            here = path / name
+    def _put(self, node: Node, folder: Path, before: Path, choices: random.Random | None) -> None:
+        """Make ``folder`` what the disk holds of a node; with ``choices`` under the names that programs see."""
+        folder.mkdir()
+        for name, child in ((node.entries or {}) if choices else node.kept).items():
             if child.entries is not None:
-                folders.append(here)
-                self._collect(child, here, choices, keep_names, files, folders)
-            elif keep_names and child.dirty:
-                seen = here.read_bytes()
-                files[here] = choices.choice([child.content, b"", seen[: len(seen) // 2], bytes(len(seen))])
-            else:
-                files[here] = child.content
+                self._put(child, folder / name, before / name, choices)
+                continue
+            content = child.content
+            if choices and child.dirty:
+                seen = (before / name).read_bytes()
+                content = choices.choice([content, b"", seen[: len(seen) // 2], bytes(len(seen))])
+            (folder / name).write_bytes(content)
 
     def _make(self, operation: Operation) -> None:
         match operation.kind:

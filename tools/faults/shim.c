@@ -138,9 +138,12 @@ static void end(const struct operation *op, long result, int fd) {
     errno = saved;
 }
 
-/* Make one operation, whose paths are in op, unless it is the one to fail. */
-#define MAKE(kind_, fd_, call)                                                                                         \
+/* Make one operation, unless it is the one to fail; name_it writes its paths into op. */
+#define MAKE(kind_, fd_, name_it, call)                                                                                \
     do {                                                                                                               \
+        if (!shared) return call;                                                                                      \
+        struct operation op = {0};                                                                                     \
+        name_it;                                                                                                       \
         int verdict = begin(&op, kind_);                                                                               \
         if (verdict == PASSED_BY) return call;                                                                         \
         if (verdict > 0) {                                                                                             \
@@ -151,31 +154,10 @@ static void end(const struct operation *op, long result, int fd) {
         end(&op, result, fd_);                                                                                         \
         return result;                                                                                                 \
     } while (0)
-
-#define ON_PATH(kind, folder_, path_, call)                                                                            \
-    do {                                                                                                               \
-        if (!shared) return call;                                                                                      \
-        struct operation op = {0};                                                                                     \
-        name_of(folder_, path_, op.path);                                                                              \
-        MAKE(kind, -1, call);                                                                                          \
-    } while (0)
-
+#define ON_PATH(kind, folder_, path_, call) MAKE(kind, -1, name_of(folder_, path_, op.path), call)
 #define ON_PATHS(kind, folder_, path_, to_folder_, to_, call)                                                          \
-    do {                                                                                                               \
-        if (!shared) return call;                                                                                      \
-        struct operation op = {0};                                                                                     \
-        name_of(folder_, path_, op.path);                                                                              \
-        name_of(to_folder_, to_, op.other);                                                                            \
-        MAKE(kind, -1, call);                                                                                          \
-    } while (0)
-
-#define ON_FD(kind, fd_, call)                                                                                         \
-    do {                                                                                                               \
-        if (!shared) return call;                                                                                      \
-        struct operation op = {0};                                                                                     \
-        name_of_fd(fd_, op.path);                                                                                      \
-        MAKE(kind, fd_, call);                                                                                         \
-    } while (0)
+    MAKE(kind, -1, (name_of(folder_, path_, op.path), name_of(to_folder_, to_, op.other)), call)
+#define ON_FD(kind, fd, call) MAKE(kind, fd, name_of_fd(fd, op.path), call)
 
 /* -- opening ------------------------------------------------------------------------------------------------------ */
 
@@ -185,38 +167,23 @@ static enum kind opening(int folder, const char *path, int flags) {
     return flags & O_CREAT && syscall(SYS_faccessat, folder, path, F_OK) ? CREATE : OPEN;
 }
 
-#define MODE                                                                                                           \
-    mode_t mode = 0;                                                                                                   \
-    if (flags & (O_CREAT | __O_TMPFILE)) {                                                                             \
-        va_list rest;                                                                                                  \
-        va_start(rest, flags);                                                                                         \
-        mode = va_arg(rest, mode_t);                                                                                   \
-        va_end(rest);                                                                                                  \
+/* A function that opens; its parameters are path, flags and perhaps the folder, its arguments those and the mode. */
+#define OPENS(name, folder_, parameters, arguments)                                                                    \
+    int name parameters {                                                                                              \
+        mode_t mode = 0;                                                                                               \
+        if (flags & (O_CREAT | __O_TMPFILE)) {                                                                         \
+            va_list rest;                                                                                              \
+            va_start(rest, flags);                                                                                     \
+            mode = va_arg(rest, mode_t);                                                                               \
+            va_end(rest);                                                                                              \
+        }                                                                                                              \
+        if (!writes(flags) || !shared) return REAL(name) arguments;                                                    \
+        ON_PATH(opening(folder_, path, flags), folder_, path, REAL(name) arguments);                                   \
     }
-
-int open(const char *path, int flags, ...) {
-    MODE
-    if (!writes(flags) || !shared) return REAL(open)(path, flags, mode);
-    ON_PATH(opening(AT_FDCWD, path, flags), AT_FDCWD, path, REAL(open)(path, flags, mode));
-}
-
-int open64(const char *path, int flags, ...) {
-    MODE
-    if (!writes(flags) || !shared) return REAL(open64)(path, flags, mode);
-    ON_PATH(opening(AT_FDCWD, path, flags), AT_FDCWD, path, REAL(open64)(path, flags, mode));
-}
-
-int openat(int folder, const char *path, int flags, ...) {
-    MODE
-    if (!writes(flags) || !shared) return REAL(openat)(folder, path, flags, mode);
-    ON_PATH(opening(folder, path, flags), folder, path, REAL(openat)(folder, path, flags, mode));
-}
-
-int openat64(int folder, const char *path, int flags, ...) {
-    MODE
-    if (!writes(flags) || !shared) return REAL(openat64)(folder, path, flags, mode);
-    ON_PATH(opening(folder, path, flags), folder, path, REAL(openat64)(folder, path, flags, mode));
-}
+OPENS(open, AT_FDCWD, (const char *path, int flags, ...), (path, flags, mode))
+OPENS(open64, AT_FDCWD, (const char *path, int flags, ...), (path, flags, mode))
+OPENS(openat, folder, (int folder, const char *path, int flags, ...), (folder, path, flags, mode))
+OPENS(openat64, folder, (int folder, const char *path, int flags, ...), (folder, path, flags, mode))
 
 int creat(const char *path, mode_t mode) { return open(path, O_CREAT | O_WRONLY | O_TRUNC, mode); }
 

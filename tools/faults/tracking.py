@@ -7,6 +7,7 @@ import signal
 import statistics
 import time
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -113,12 +114,8 @@ class Tracking(Area):
 
     def figures(self) -> dict[str, Any]:
         """What the totals say, and how many times as long as untracked trainings took by what was done, as medians."""
-        totals = self._shared.totals
-        return {
-            **{name: getattr(totals, name) for name in ("runs", "losses", "lost", "doubled", "running")},
-            "times_as_long": self._medians(),
-            "restarts_in_one": self._lived_through,
-        }
+        medians = {"times_as_long": self._medians()}
+        return {**asdict(self._shared.totals), **medians, "restarts_in_one": self._lived_through}
 
     def _medians(self) -> dict[str, float]:
         times = self._shared.totals.times_as_long
