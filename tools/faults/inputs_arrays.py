@@ -25,28 +25,18 @@ _VALUES = (float("nan"), float("inf"), 1e39, -1.0, 2.0**62, 2.0**31, 255.0, 256.
 _SHAPES = (
     (), (0,), (ROWS,), (0, 8), (ROWS, 0), (ROWS, 0, 5), (ROWS + 1, 8), (1, 8), (ROWS, *(1,) * 31), (ROWS, 1),
 )  # fmt: skip
+_OTHER_SHAPES = (
+    "1099511627776, 8", "4611686018427387904, 4611686018427387904", "-320, 8", "-1,", "320.0, 8", "True, 8",
+    "320L, 8L", "1," * 70, "9" * 5000 + ",", "0, 4611686018427387904",
+)  # fmt: skip
+_OTHER_TYPES = (
+    "'|O'", "'V9999999999'", "'|V0'", "'<U0'", "[('a', '<f4'), ('a', '<f4')]", "[]", "None", "('<f4', (-1,))",
+)  # fmt: skip
 _HEADERS = (
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776, 8), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (4611686018427387904, 4611686018427387904), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (-320, 8), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (-1,), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (320.0, 8), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (True, 8), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (320L, 8L), }",
-    "{'descr': '<f4', 'fortran_order': 'x', 'shape': (320, 8), }",
-    "{'descr': '<f4', 'fortran_order': True, 'shape': (320, 8), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "1," * 70 + "), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (" + "9" * 5000 + ",), }",
-    "{'descr': '<f4', 'fortran_order': False, 'shape': (0, 4611686018427387904), }",
-    "{'descr': '|O', 'fortran_order': False, 'shape': (320, 8), }",
-    "{'descr': 'V9999999999', 'fortran_order': False, 'shape': (320, 8), }",
-    "{'descr': '|V0', 'fortran_order': False, 'shape': (320, 8), }",
-    "{'descr': '<U0', 'fortran_order': False, 'shape': (320, 8), }",
-    "{'descr': [('a', '<f4'), ('a', '<f4')], 'fortran_order': False, 'shape': (320, 8), }",
-    "{'descr': [], 'fortran_order': False, 'shape': (320, 8), }",
+    *(f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}" for shape in _OTHER_SHAPES),
+    *(f"{{'descr': {descr}, 'fortran_order': False, 'shape': (320, 8), }}" for descr in _OTHER_TYPES),
+    *(f"{{'descr': '<f4', 'fortran_order': {order}, 'shape': (320, 8), }}" for order in ("'x'", "True")),
     "{'descr': [('\\x1b[31m', '<f4', (2, 2))], 'fortran_order': False, 'shape': (320, 2), }",
-    "{'descr': None, 'fortran_order': False, 'shape': (320, 8), }",
-    "{'descr': ('<f4', (-1,)), 'fortran_order': False, 'shape': (320, 8), }",
     "{'shape': (320, 8)}",
     "{'descr': '<f4', 'fortran_order': False, 'shape': (320, 8), 'x': 1}",
     "[]", "", "{", "\0" * 50, "{[]: 1}", "{1: 2, 'a': 3}", "(" * 5000, "-" * 9000, "[" * 150 + "]" * 150,

@@ -85,17 +85,29 @@ class _Spoiler(BaseHTTPRequestHandler):
     _LENGTH: ClassVar[str] = "Content-Length"
 
     def _pass_on(self) -> None:
-        body = self._body()
-        harm = self.server.next_harm(self.path)
-        if harm in ("403 before", "500 before"):
-            self._refuse(int(harm[:3]))
+        body, harm = self._body(), self.server.next_harm(self.path)
+        status, _, when = harm.partition(" ")
+        if when == "before":
+            self._send(int(status), b"<html>no</html>")
             return
         connection = http.client.HTTPConnection("127.0.0.1", self.server.upstream, timeout=60)
         try:
             headers = {name: value for name, value in self.headers.items() if name.lower() != "transfer-encoding"}
             connection.request(self.command, self.path, body, {**headers, self._LENGTH: str(len(body))})
             answer = connection.getresponse()
-            self._answer(harm, answer, answer.read())
+            content = answer.read()
+            if when == "after":
+                self._send(int(status), b"<html>no</html>")
+            elif harm == "silence":
+                self.close_connection = True
+            else:
+                time.sleep(self.server.delay if harm == "slow" else 0)
+                kept = [
+                    (name, value) for name, value in answer.getheaders() if name.lower() in ("content-type", "etag")
+                ]
+                sent = {"cut": content[: len(content) // 2], "double": content * 2}.get(harm, content)
+                self._send(answer.status, sent, kept, promised=len(content))
+                self.close_connection = self.close_connection or harm == "cut"
         except OSError:
             self.close_connection = True
         finally:
@@ -113,24 +125,8 @@ class _Spoiler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def _refuse(self, status: int) -> None:
-        self._send(status, [], b"<html>no</html>")
-
-    def _answer(self, harm: str, answer: http.client.HTTPResponse, body: bytes) -> None:
-        if harm in ("403 after", "500 after"):
-            self._refuse(int(harm[:3]))
-            return
-        if harm == "silence":
-            self.close_connection = True
-            return
-        time.sleep(self.server.delay if harm == "slow" else 0)
-        headers = [(name, value) for name, value in answer.getheaders() if name.lower() in ("content-type", "etag")]
-        sent = {"cut": body[: len(body) // 2], "double": body * 2}.get(harm, body)
-        self._send(answer.status, headers, sent, promised=len(body))
-        self.close_connection = self.close_connection or harm == "cut"
-
     def _send(
-        self, status: int, headers: Sequence[tuple[str, str]], body: bytes, *, promised: int | None = None
+        self, status: int, body: bytes, headers: Sequence[tuple[str, str]] = (), promised: int | None = None
     ) -> None:
         self.send_response(status)
         for name, value in headers:
