@@ -1,4 +1,4 @@
-"""A kind of fault, as a numbered list of cases: the same seed and number give the same case."""
+"""An area is one kind of fault: a numbered list of cases. The same seed and number give the same case."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Missed(Exception):  # noqa: N818 - no error
-    """All held, and nobody was harmed: what the fault was meant for had ended before it."""
+    """Every promise held, but the fault came too late: its target had already ended."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One fault: what is done, and a function that does it, which raises ``Broken`` if a promise was not kept.
+    """One case: a description, and a function that tries it and raises ``Broken`` if a promise was not kept.
 
-    ``faults`` is how many of the area's unit it is; none if the function raises ``Missed``.
+    It counts as ``faults`` of the area's unit, or as none if the function raises ``Missed``.
     """
 
     what: str
@@ -29,12 +29,12 @@ class Case:
 
 
 class Area(ABC):
-    """Cases of one kind. ``folder`` is empty and the area's own; ``total`` is None where cases never end."""
+    """Cases of one kind. ``folder`` is empty and the area's own. ``total`` is None if there is no last case."""
 
     NAME: ClassVar[str]
     UNIT: ClassVar[str]
-    WEIGHT: ClassVar[float] = 1.0  # its share of a campaign's time
-    IN_AN_HOUR: ClassVar[int]  # faults that a campaign of an hour tries at least
+    WEIGHT: ClassVar[float] = 1.0  # share of a campaign's time
+    IN_AN_HOUR: ClassVar[int]  # least number of faults in a campaign of an hour
     total: int | None = None
 
     def __init__(self, folder: Path, seed: int) -> None:
@@ -42,22 +42,22 @@ class Area(ABC):
 
     @abstractmethod
     def case(self, number: int) -> Case:
-        """The case of a number, from 0."""
+        """The case with this number, from 0."""
 
     def final(self) -> Iterator[Case]:
-        """What is checked once, after all cases."""
+        """Cases that are tried once, after all others."""
         yield from ()
 
     def figures(self) -> dict[str, Any]:
-        """What was measured beside the count of cases, by its name."""
+        """Measured figures by name, besides the counts."""
         return {}
 
     def random(self, number: int) -> random.Random:
-        """The choices of one case."""
+        """Random generator of one case."""
         return random.Random(f"{self._seed} {self.NAME} {number}")  # noqa: S311 - no secret
 
     def order(self) -> Iterator[int]:
-        """The numbers in the order in which they are tried: all kinds early, so that a short campaign sees each."""
+        """Case numbers in a random order, so that a short campaign meets every kind early."""
         number = 0
         if self.total is not None:
             numbers = list(range(self.total))

@@ -41,7 +41,7 @@ AREAS = {area.NAME: area for area in (Kills, Writes, Damage, Inputs, Tracking, P
 
 @dataclass
 class Result:
-    """What one area showed."""
+    """Counts and failures of one area."""
 
     unit: str
     tried: int = 0
@@ -84,7 +84,7 @@ def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bo
             result.of = area.total
             numbers = [int(number)] if number else area.order()
             for index in numbers:
-                late = time.monotonic() - started > share * kind.WEIGHT  # with what is undisturbed, on a slow host
+                late = time.monotonic() - started > share * kind.WEIGHT  # the undisturbed runs alone may take that long
                 if late and not number and result.tried + result.missed:
                     break
                 attempt(result, area.case(index), f"{kind.NAME}/{index}", f"ONLY={kind.NAME}/{index} SEED={seed}")
@@ -113,7 +113,7 @@ def main(minutes: float, seed: int, only: str | None, out: Path | None, keep: bo
 
 
 def attempt(result: Result, case: Case, name: str, again: str) -> None:
-    """Run one case, and tell at once what broke; ``again`` are the settings by which ``make faults`` repeats it."""
+    """Run one case and print a failure at once. ``again`` are the settings of ``make faults`` that repeat it."""
     try:
         case.run()
     except Missed:
@@ -121,7 +121,7 @@ def attempt(result: Result, case: Case, name: str, again: str) -> None:
         return
     except Broken as error:
         seen = str(error)
-    except Exception:  # noqa: BLE001 - a fault of the campaign's own, or of the kit: it is looked at all the same
+    except Exception:  # noqa: BLE001 - a bug of the campaign or of the kit, to be looked at in either case
         seen = traceback.format_exc()
     else:
         result.tried += case.faults
@@ -132,14 +132,14 @@ def attempt(result: Result, case: Case, name: str, again: str) -> None:
 
 
 def broken(result: Result, name: str, what: str, seen: str, again: str) -> None:
-    """Tell of a promise that was not kept, and keep that for the end."""
+    """Print a broken promise and record it."""
     again = f"make faults {again}"
     result.failures.append({"case": name, "what": what, "seen": seen, "again": again})
     click.echo(f"BROKEN {name}: {what}\n    {seen.strip()}\n    again: {again}", err=True)
 
 
 def too_few(results: dict[str, Result]) -> list[str]:
-    """Of which areas an hour has tried less than it should."""
+    """One line for each area with too few faults for a campaign of an hour."""
     return [
         f"{name}: {results[name].tried} {area.UNIT} tried, expected at least {area.IN_AN_HOUR}"
         for name, area in AREAS.items()
@@ -148,7 +148,7 @@ def too_few(results: dict[str, Result]) -> list[str]:
 
 
 def line_of(name: str, result: Result) -> str:
-    """One line of the summary."""
+    """The summary line of an area."""
     of = f" of {result.of}" if result.of is not None else ""
     missed = f", {result.missed} came too late" if result.missed else ""
     return f"{name}: {result.tried}{of} {result.unit} tried, {result.held} held{missed}, {result.seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Every byte of the files that a stage reads is damaged, and every length is cut to."""
+"""Files that a stage reads, with every byte flipped in turn and cut to every length."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-BATCH = 500  # damages that one process reads
-SAMPLES = 40  # damages of each file that go through a whole stage
+BATCH = 500  # harms that one process tries
+SAMPLES = 40  # harms of each file that a whole stage meets
 _TRAIN = ("--strategy", "single", "--numerics", "exact")
-_STEPS_KEPT = [8, 4]  # of the checkpoints that the interrupted training leaves
+_STEPS_KEPT = [8, 4]  # steps of the checkpoints that the interrupted training leaves
 
 
 def tiny_params() -> dict[str, Any]:
-    """A training of 16 steps, whose files are as short as they can be."""
+    """Parameters of a training of 16 steps with files as short as possible."""
     params = copy.deepcopy(PARAMS)
     params["data"] |= {"num_samples": 64, "test_samples": 16, "kwargs": {"features": 8}}
     params["model"]["kwargs"]["hidden"] = [8]
@@ -42,10 +42,10 @@ def tiny_params() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Subject:
-    """A file of a folder, ``path`` within it.
+    """A file to damage: ``path`` in ``folder``.
 
-    ``reader`` makes, for a folder, a function that gives what a user of the file gets of it, which is ``value``, or
-    for a damaged file what ``harmless`` accepts: a value, beside ``value``.
+    ``reader`` takes a folder and returns a function that reads the file as the kit does. The undamaged file reads as
+    ``value``. What a damaged file reads as has to pass ``harmless``, which compares it with ``value``.
     """
 
     name: str
@@ -57,19 +57,19 @@ class Subject:
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return (self.folder / self.path).stat().st_size
 
 
 @dataclass(frozen=True)
 class Harm:
-    """One bit of one byte flipped, or with ``bit`` None all from a byte on cut off."""
+    """One flipped bit of one byte, or with ``bit`` None a file cut off at that byte."""
 
     byte: int
     bit: int | None
 
     def of(self, content: bytes) -> bytes:
-        """The damaged content."""
+        """The contents with this harm."""
         if self.bit is None:
             return content[: self.byte]
         return content[: self.byte] + bytes([content[self.byte] ^ 1 << self.bit]) + content[self.byte + 1 :]
@@ -80,7 +80,7 @@ class Harm:
 
 
 class Damage(Area):
-    """All bytes and lengths of each file, read in batches, and a sample of them through the stage that reads it."""
+    """Every harm of each file, read in batches, and a sample of them given to the stage that reads the file."""
 
     NAME = "damage"
     UNIT = "damaged files"
@@ -93,19 +93,19 @@ class Damage(Area):
         self._whole = self._train()
         self._stopped = self._interrupt()
         self._subjects = self._make_subjects()
-        # Files whose length varies with the times that they hold come last, so that the numbers before stay.
+        # Files that hold times vary in length. They come last, so that earlier numbers stay the same.
         self._batches = [(subject, start) for subject in self._subjects for start in range(0, 2 * subject.size, BATCH)]
         self._samples = [subject for subject in self._subjects if subject.name != "log" for _ in range(SAMPLES)]
         self.total = sum(2 * subject.size for subject in self._subjects) + len(self._samples)
 
     def order(self) -> Iterator[int]:
-        """Of cases, which are fewer than the damages that ``total`` counts."""
+        """Numbers of cases. ``total`` counts harms, of which a case has many."""
         numbers = list(range(len(self._batches) + len(self._samples)))
         self.random(-1).shuffle(numbers)
         yield from numbers
 
     def case(self, number: int) -> Case:
-        """A batch of damages to one file, or one that a stage is given."""
+        """A batch of harms to one file, or one harm that a stage meets."""
         choices = self.random(number)
         if number < len(self._samples):
             subject = self._samples[number]
@@ -127,7 +127,7 @@ class Damage(Area):
         return sandbox
 
     def _interrupt(self) -> Sandbox:
-        """A training that ended when its second checkpoint was on the disk."""
+        """A training that was killed once its second checkpoint was on the disk."""
         operations = read_trace(self._whole.folder.parent / "trace")
         renamed = [one for one in operations if one.kind == "rename" and one.path.name == "unfinished"][1]
         synced = next(one for one in operations if one.kind == "fsync" and one.number > renamed.number)
@@ -167,7 +167,7 @@ class Damage(Area):
                 if wrong := _wrong(subject, read, path):
                     click.echo(f"{harm}: {wrong}")
 
-        child = sandbox(work)  # reading may end a process, or take for ever
+        child = sandbox(work)  # in a process of its own: reading may crash it, or hang
         expect(child.code == 0, "reading ended the process", child.printed()[-2000:])
         told = child.printed().splitlines()
         expect(not told, f"{len(told)} of {len(harms)} did not hold", "\n    ".join(told[:5]))
@@ -201,23 +201,23 @@ def _armed(sandbox: Sandbox, number: int = -1) -> None:
 
 
 def _harm(index: int, size: int, choices: random.Random) -> Harm:
-    """Of a file's bytes and lengths, the one of a number."""
+    """The harm with this number, first those of bytes, then those of lengths."""
     return Harm(index, choices.randrange(8)) if index < size else Harm(index - size, None)
 
 
 def _wrong(subject: Subject, read: Callable[[], Any], path: Path) -> str | None:
-    """What is wrong with how a damaged file is read; None if nothing is."""
+    """What is wrong with how a damaged file reads. None if nothing is."""
     try:
         value = read()
     except UserError as error:
         return None if str(path) in str(error) else f"an error that does not name the file: {error}"
-    except Exception as error:  # noqa: BLE001 - each is a traceback for the user
+    except Exception as error:  # noqa: BLE001 - each would be a traceback for the user
         return f"{type(error).__name__}: {str(error)[:200]}".replace("\n", " ")
     return None if subject.harmless(value, subject.value) else f"it was read as {str(value)[:200]}"
 
 
 def _steps(folder: Path) -> Callable[[], list[int]]:
-    """Steps of the checkpoints that a training would go on from, where each damaged one is named; locked once."""
+    """Reader of the steps that a training can resume from. It checks that each damaged checkpoint is named."""
     from samebits.training.checkpoints import Checkpoints
 
     checkpoints = Checkpoints(folder.name, 0, folder.parent)
@@ -247,11 +247,11 @@ def _tensors(split: Literal["train", "test"], folder: Path) -> Callable[[], list
 
 
 def _events(folder: Path) -> Callable[[], list[Any]]:
-    """What the log of a folder tells, as the sender reads it: up to the last line feed."""
+    """Reader of a log's events, up to the last line feed as the sender reads them."""
     (log,) = folder.glob("*.jsonl")
     return lambda: list(events_of(log))
 
 
 def _is_beginning(value: list[Any], undamaged: list[Any]) -> bool:
-    """A log that ends early is one whose writer was killed."""
+    """Whether a log only ends early, as that of a killed writer does."""
     return value == undamaged[: len(value)]

@@ -1,4 +1,4 @@
-"""A disk whose operations fail, one or all from one on, and what it holds after the power was lost."""
+"""Faults of a disk: operations that fail, and the contents after a loss of power."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ KINDS = (
     "symlink",
     "chmod",
 )
-"""Of operations, in the order of the shim's own list."""
+"""Kinds of operations, in the order of the list in shim.c."""
 LOST = -1  # in place of an errno
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one operation, and from then on to all of some kinds."""
+    """An error of one operation, and of every later operation of the kinds ``onward``."""
 
     name: str
     error: int
@@ -58,12 +58,12 @@ FAULTS = (
     POWER_LOSS,
     CONTENTS_LOSS,
 )
-"""A disk stays full, and a file system that was found damaged stays read-only."""
+"""A full disk stays full. A damaged file system stays read-only."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One line of a trace: ``outcome`` is 0 or an errno, ``other`` the new name, ``content`` what an fsync kept."""
+    """One line of a trace. ``outcome`` is 0 or an errno, ``other`` the new name, ``content`` that of an fsync."""
 
     number: int
     kind: str
@@ -73,7 +73,7 @@ class Operation:
     content: bytes | None = None
 
     def __str__(self) -> str:
-        """For a message."""
+        """Kind and path, for a message."""
         return f"{self.kind} of {'/'.join(self.path.parts[-2:])}"
 
 
@@ -81,12 +81,12 @@ class Operation:
 
 
 def preload() -> None:
-    """Have this process run with the shim, which is built now; call it before anything heavy is imported.
+    """Build the shim and start Python again with it. Call it before anything heavy is imported.
 
-    Python is started again, unless it runs with the shim already.
+    In the process that was started again it only tidies up.
     """
     if library := os.environ.pop(_LIBRARY, None):
-        # It stays mapped, and programs that are started from here get none.
+        # The library stays mapped here, and programs that this process starts are without it.
         others = [name for name in os.environ.pop("LD_PRELOAD", "").split(":") if name not in ("", library)]
         if others:
             os.environ["LD_PRELOAD"] = ":".join(others)
@@ -107,9 +107,9 @@ def preload() -> None:
 
 
 def arm(folder: Path, trace: Path, number: int = -1, fault: Fault = NO_FAULT) -> None:
-    """Trace operations under ``folder`` in this process and those forked from it, and have one of them fail."""
+    """Trace the operations of this process and its forks under ``folder``, and let one of them fail."""
     kinds = sum(1 << KINDS.index(kind) for kind in fault.onward)
-    # Paths as the kernel names them: TMPDIR may be a link.
+    # The kernel's name of the path: TMPDIR may be a link.
     problem = ctypes.CDLL(None).faults_arm(
         os.fsencode(folder.resolve()), number, fault.error, kinds, os.fsencode(trace)
     )
@@ -118,7 +118,7 @@ def arm(folder: Path, trace: Path, number: int = -1, fault: Fault = NO_FAULT) ->
 
 
 def read_trace(trace: Path) -> list[Operation]:
-    """The operations that were tried, in their order."""
+    """The traced operations in their order."""
     operations = []
     for line in trace.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
         number, kind, outcome, first, second = line.split("\t")
@@ -134,7 +134,7 @@ def read_trace(trace: Path) -> list[Operation]:
 
 @dataclass
 class Node:
-    """A file or a folder: as programs see it, and as it was at its last fsync."""
+    """A file or a folder as programs see it, and as its last fsync left it."""
 
     entries: dict[str, Node] | None = None  # of a folder
     content: bytes = b""  # of a file, at its last fsync
@@ -143,7 +143,7 @@ class Node:
 
     @classmethod
     def of(cls, path: Path) -> Node:
-        """What lies there, all of it on the disk."""
+        """The node of a path whose contents are all on the disk."""
         if path.is_dir():
             entries = {child.name: cls.of(child) for child in path.iterdir()}
             return cls(entries=entries, kept=dict(entries))
@@ -151,34 +151,34 @@ class Node:
 
 
 class Disk:
-    """A folder on a disk, which is told the operations on it."""
+    """A model of a folder on a disk. It follows the operations of a trace."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
         self._root = Node.of(folder)
 
     def replay(self, operations: list[Operation]) -> None:
-        """Make the operations that succeeded."""
+        """Apply the operations that succeeded."""
         for operation in operations:
             if operation.outcome == 0 and operation.path.is_relative_to(self._folder):
                 self._make(operation)
 
     def names(self) -> set[str]:
-        """All paths, as programs see them."""
+        """All relative paths that programs see."""
         return set(_names(self._root, ""))
 
     def lose_power(self, choices: random.Random, *, keep_names: bool) -> None:
-        """Put into the folder what the disk holds.
+        """Replace the folder by what the disk holds.
 
-        Files whose last content was not brought to the disk go back to what they held before; with ``keep_names``
-        renames are on the disk before contents are, which then may also be empty, cut short or zeros.
+        A file without an fsync goes back to its contents before. With ``keep_names`` renames reach the disk before
+        contents, so that a file may also be empty, cut short or zeros.
         """
         before = self._folder.rename(self._folder.with_name("before"))
         self._put(self._root, self._folder, before, choices if keep_names else None)
         shutil.rmtree(before)
 
     def _put(self, node: Node, folder: Path, before: Path, choices: random.Random | None) -> None:
-        """Make ``folder`` what the disk holds of a node; with ``choices`` under the names that programs see."""
+        """Write what the disk holds of a node into ``folder``. With ``choices`` names are those that programs see."""
         folder.mkdir()
         for name, child in ((node.entries or {}) if choices else node.kept).items():
             if child.entries is not None:
@@ -219,7 +219,7 @@ class Disk:
         return node.entries
 
     def _find(self, path: Path) -> Node | None:
-        """None for a file without a name, which was unlinked while it was open."""
+        """The node of a path. None for a file that was unlinked while it was open."""
         node: Node | None = self._root
         for name in path.relative_to(self._folder).parts:
             node = (node.entries or {}).get(name) if node else None

@@ -1,4 +1,4 @@
-"""Processes that are killed, stopped or asked to end, at random moments of a training."""
+"""Processes of a training that are killed, stopped or interrupted at random moments."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ TARGETS: list[Target] = [
     "tree", "tree", "tree", "tree", "launcher", "launcher", "launcher", "rank", "rank", "rank",
     "sender", "stopped rank", "once", "twice",
 ]  # fmt: skip
-TIMEOUT_SECONDS = 4  # of a collective, so that a stopped rank costs little
+TIMEOUT_SECONDS = 4  # of a collective: short, so that a stopped rank costs little time
 STEPS = PARAMS["data"]["num_samples"] // PARAMS["train"]["global_batch_size"] * PARAMS["train"]["epochs"]
-EARLIEST_SECONDS = 0.1  # Python's own start has no handlers yet
+EARLIEST_SECONDS = 0.1  # Python has no signal handlers before
 
 
 class Kills(Area):
-    """Each case disturbs one training, and then lets it go on: the bits must be those of an undisturbed one."""
+    """Each case disturbs a training and resumes it. The bits must be those of an undisturbed training."""
 
     NAME = "kills"
     UNIT = "kills"
@@ -57,7 +57,7 @@ class Kills(Area):
                 self._references[arguments] = self._bits(arguments)
 
     def case(self, number: int) -> Case:
-        """Somebody is killed at some moment."""
+        """One target at a random moment."""
         choose = self.random(number)
         place = choose.choice(PLACES)
         arguments = training(*place, choose.choice(NUMERICS))
@@ -70,7 +70,7 @@ class Kills(Area):
             what = f"{signum.name} {what}"
 
         def run() -> None:
-            shutil.rmtree(self._checkpoints, ignore_errors=True)  # of a case that broke off
+            shutil.rmtree(self._checkpoints, ignore_errors=True)  # from a broken case
             child = self._start(arguments, tracked=tracked)
             running = child.go_on(moment)
             named, hit = self._disturb(child, target, rank, place[1], signum)
@@ -92,7 +92,7 @@ class Kills(Area):
         return Case(what, run)
 
     def final(self) -> Iterator[Case]:
-        """MLflow has every step of every tracked training once, and no run that goes on."""
+        """MLflow has each step of each tracked training once, and no run is left RUNNING."""
         yield Case("delivery of the trainings that were disturbed", self._check_delivery, faults=0)
 
     def _start(self, arguments: tuple[str, ...], *, tracked: bool) -> Child:
@@ -101,9 +101,9 @@ class Kills(Area):
         return self._sandbox.start("train", *arguments, "--no-tracking")
 
     def _disturb(self, child: Child, target: Target, rank: int, ranks: int, signum: signal.Signals) -> tuple[str, bool]:
-        """Do it; what the training then has to say of a rank that it happened to, and whether there was anybody.
+        """Disturb the target. Returns the message that has to name a disturbed rank, and whether there was a target.
 
-        That is a pattern: the first workers of ``ranks`` may have ended before.
+        The message is a pattern: other workers of ``ranks`` may have ended before.
         """
         workers = child.workers()
         match target:
@@ -131,7 +131,7 @@ class Kills(Area):
         return "", True
 
     def _bits(self, arguments: tuple[str, ...]) -> dict[str, bytes]:
-        """Weights and losses of the run that was just made."""
+        """Weights and losses of the last run."""
         folder = self._sandbox.folder / "runs" / f"{arguments[1]}-{arguments[3]}"
         expect({file.name for file in folder.iterdir()} == RUN_FILES, "files of the run", sorted(folder.iterdir()))
         return {name: (folder / name).read_bytes() for name in ("model.safetensors", "losses.csv")}
@@ -144,21 +144,21 @@ class Kills(Area):
         expect(self._store.running() == 0, "runs are left RUNNING in MLflow", self._store.running())
         finished = 0
         for log in (self._sandbox.folder / LOGS).glob("*.jsonl"):
-            check_run(self._store, log, None)  # its files may be gone: a later run has the same folder
+            check_run(self._store, log, None)  # no files: a later run may have replaced them
             if status_of(log) == "FINISHED":
                 finished += 1
                 expect(len(losses_of(log)) == STEPS, "losses are lost of a finished run", log.name)
-        # More than ended with exit code 0 where one was killed between its last event and its exit.
+        # Logs may have more, of trainings that were killed between their last event and their exit.
         expect(self._finished <= finished, "finished runs", f"{finished} in logs, {self._finished} ended well")
 
 
 def one_of(position: int, living: int, ranks: int) -> str:
-    """A pattern for the ranks that may stand at a position among those that live, of so many at first."""
+    """Pattern of the ranks that can be at this position among the living ones of ``ranks``."""
     return f"(?:{'|'.join(map(str, range(position, position + 1 + max(0, ranks - living))))})"
 
 
 def _is_told(named: str, said: str) -> bool:
-    """Whether a message names the rank that it should, if any, and where that was: a step that there is, or a phase."""
+    """Whether a message names the expected rank, if any, with a valid step or a phase."""
     if not named:
         return True
     line = re.search(rf"{named}(?: at step (\d+)\b| while it \w+| in the timed slices| after its work)", said)
@@ -166,13 +166,13 @@ def _is_told(named: str, said: str) -> bool:
 
 
 def _codes(target: Target, signum: signal.Signals) -> set[int]:
-    """How a training that was disturbed may end."""
+    """Exit codes with which a disturbed training may end."""
     match target:
         case "tree" | "launcher":
             return {-signal.SIGKILL}
         case "rank" | "stopped rank":
             return {4}
         case "once" | "twice":
-            # Python itself, for as long as it has no handler.
+            # The negative code is Python's before it has a handler.
             return {128 + signum, *([-signal.SIGTERM] if signum == signal.SIGTERM else [])}
     return set()

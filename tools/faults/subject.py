@@ -1,4 +1,4 @@
-"""What a campaign does harm to: stage scripts in forks of this process, which has imported torch for all of them."""
+"""Stage scripts under test. Each runs in a fork of this process, which has imported torch once for all of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILES = {"model.safetensors", "losses.csv", "timing.json", "run.json"}
 MARK = "SAMEBITS_FAULTS"
-"""Variable by which every process that a campaign started is known."""
+"""Environment variable that marks every process of a campaign."""
 SENDER = b"samebits.tracking.sender"
 _SECOND_LOOK_SECONDS = 1.0
 PARAMS: dict[str, Any] = {
@@ -47,7 +47,7 @@ PARAMS: dict[str, Any] = {
         "timeout_s": 10,
     },
 }
-"""A training of 32 steps with eight checkpoints, whose dropout and optimizer have a state to lose."""
+"""Parameters of a training of 32 steps and eight checkpoints. Its dropout and its optimizer have state to lose."""
 
 
 NUMERICS = ("fast", "exact")
@@ -59,7 +59,7 @@ def training(strategy: str, devices: int, numerics: str) -> tuple[str, ...]:
 
 
 class Broken(Exception):  # noqa: N818 - a promise is
-    """A promise was not kept; the text says which, and shows what was seen."""
+    """A promise was not kept. The text names the promise and quotes what happened."""
 
 
 def expect(held: bool, what: str, seen: object = "") -> None:
@@ -70,7 +70,7 @@ def expect(held: bool, what: str, seen: object = "") -> None:
 
 @dataclass
 class Child:
-    """A script in a session of its own, with what it prints in two files."""
+    """A script that runs in its own session and prints into two files."""
 
     pid: int
     stdout: Path
@@ -78,7 +78,7 @@ class Child:
     code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal. None while it runs."""
         if self.code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -86,7 +86,7 @@ class Child:
         return self.code
 
     def wait(self, seconds: float) -> int:
-        """The exit code. Raises Broken after so many seconds, and then nothing of it is left."""
+        """Wait for the exit code. Raises Broken after so many seconds, once the whole session is killed."""
         seconds = patient(seconds)
         deadline = time.monotonic() + seconds
         while (code := self.poll()) is None:
@@ -97,7 +97,7 @@ class Child:
         return code
 
     def go_on(self, seconds: float) -> bool:
-        """Wait for so long, or until it has ended; whether it still runs."""
+        """Wait for so many seconds or for its end, and return whether it still runs."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and self.poll() is None:
             time.sleep(0.002)
@@ -111,7 +111,7 @@ class Child:
             self.code = os.waitstatus_to_exitcode(status)
 
     def workers(self) -> list[int]:
-        """Process ids of its workers, by rank; its sender is a child, too, and whoever stopped it would leave it so."""
+        """Process ids of its workers by rank. Its sender is a child too, but a stopped sender would stay stopped."""
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
         with suppress(FileNotFoundError, ProcessLookupError):
             pids = [int(pid) for pid in children.read_text(encoding="utf-8").split()]
@@ -135,7 +135,7 @@ class Child:
         return self.out() + self.err()
 
     def errors(self) -> list[str]:
-        """The lines of stderr by which the kit's programs say why they fail."""
+        """Error lines on stderr: each says why a program of the kit failed."""
         return [line for line in self.err().split("\n") if line.startswith("error: ")]
 
 
@@ -151,7 +151,7 @@ def _processes() -> list[tuple[int, str, int]]:
 
 
 def marked(mark: str, *, whole: bool = True) -> list[int]:
-    """Living processes that were started, by exec, with this mark; if it is not ``whole``, with one that begins so."""
+    """Living processes that were started by exec with this mark, or unless ``whole`` with a mark that begins so."""
     wanted, found = f"{MARK}={mark}".encode(), []
     for pid, state, _ in _processes():
         with suppress(OSError):
@@ -162,21 +162,21 @@ def marked(mark: str, *, whole: bool = True) -> list[int]:
 
 
 def kill(pids: Iterable[int], signum: int = signal.SIGKILL) -> None:
-    """Send a signal to those of these processes that still live."""
+    """Send a signal to the processes, except those that have ended."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signum)
 
 
 def end_marked(mark: str) -> None:
-    """Leave no process behind that has this mark."""
+    """Kill every process with this mark."""
     while found := marked(mark):
         kill(found)
         time.sleep(0.01)
 
 
 def expect_none(living: Callable[[], list[int]], seconds: float) -> None:
-    """Raise Broken if there are processes, and they do not end within so many seconds."""
+    """Raise Broken unless all ``living`` processes end within so many seconds."""
     deadline = time.monotonic() + seconds
     while left := living():
         expect(time.monotonic() < deadline, "orphans", "\n    ".join(map(described, left)))
@@ -184,14 +184,14 @@ def expect_none(living: Callable[[], list[int]], seconds: float) -> None:
 
 
 def command_of(pid: int) -> bytes:
-    """The command line of a process, empty if it has ended."""
+    """The command line of a process. Empty if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
 
 
 def described(pid: int) -> str:
-    """A process as a report names it: its command line, where it works, its parent, and what it waits for."""
+    """Description of a process for a report: command line, folder, state, parent, open files."""
     told = [f"{pid}: {command_of(pid).replace(bytes(1), b' ').decode(errors='replace').strip()}"]
     with suppress(OSError):
         folder = Path(f"/proc/{pid}")
@@ -202,7 +202,7 @@ def described(pid: int) -> str:
 
 
 def _main(program: str | Callable[[], object], arguments: tuple[str, ...]) -> Callable[[], object]:
-    """What a fork calls; a function of ours reports errors as the kit's programs do."""
+    """The callable that a fork runs. Functions of the campaign report errors as the kit's programs do."""
     if not isinstance(program, str):
         return exit_on_error()(program)
     if program == "samebits":
@@ -214,7 +214,7 @@ def _main(program: str | Callable[[], object], arguments: tuple[str, ...]) -> Ca
 
 
 class Sandbox:
-    """A folder with params and data, a temporary folder of its own, and what is left in both."""
+    """A working folder with ``params.yaml`` and a temporary folder, in which programs of the kit run."""
 
     LIMIT: ClassVar[float] = 60.0  # seconds of a program
 
@@ -233,7 +233,7 @@ class Sandbox:
 
     @property
     def environ(self) -> dict[str, str]:
-        """What the environment of all that is started here has besides the campaign's own."""
+        """Variables that every program gets besides the campaign's own."""
         return {"TMPDIR": str(self.temporary), MARK: self.mark, "SAMEBITS_RUNTIME": "host"}
 
     def start(
@@ -243,7 +243,7 @@ class Sandbox:
         armed: Callable[[], object] | None = None,
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
-        """Start a stage, the command ``samebits``, or a function; ``armed`` is called in its process first."""
+        """Start a stage, the command ``samebits`` or a function. Its process calls ``armed`` first."""
 
         def work() -> None:
             tempfile.tempdir = None  # the campaign's own, which a fork inherits
@@ -274,15 +274,15 @@ class Sandbox:
         environ: Mapping[str, str] = MappingProxyType({}),
         seconds: float | None = None,
     ) -> Child:
-        """Run it to its end. Raises Broken after so many seconds."""
+        """Run a program to its end. Raises Broken after so many seconds."""
         child = self.start(program, *arguments, armed=armed, environ=environ)
         child.wait(seconds or self.LIMIT)
         return child
 
     def leftovers(self) -> list[str]:
-        """What lies in the temporary folder, and what is unfinished in the working folder, and is nobody's.
+        """Files in the temporary folder and unfinished files in the working folder that nobody has locked.
 
-        That is still there on a second look: a sender may have been about to take it, or to remove it.
+        They are still there at a second look: a sender may have been about to lock or to remove them.
         """
         if first := self._lying():
             time.sleep(_SECOND_LOOK_SECONDS)
@@ -294,21 +294,21 @@ class Sandbox:
 
 
 def commit(folder: Path, *what: str) -> None:
-    """Make a folder a git repository whose one commit has these files."""
+    """Make a folder a git repository with one commit of these files."""
     who = {f"GIT_{who}_{part}": "faults" for who in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
     for command in (("init", "--quiet"), ("add", *what), ("commit", "--quiet", "--message", "all")):
         subprocess.run(["git", *command], cwd=folder, env={**os.environ, **who}, check=True, capture_output=True)
 
 
 def unfinished_in(folder: Path) -> list[Path]:
-    """What writers leave under a folder that do not come to their end."""
-    # os.walk takes it that a sender may remove what it is about to look into.
+    """Unfinished files under a folder, which a killed writer leaves."""
+    # os.walk goes on where a sender removes a folder before it is listed.
     paths = (Path(above) / name for above, folders, files in os.walk(folder) for name in (*folders, *files))
     return [path for path in paths if path.name.endswith(".samebits.tmp") or path.name == "unfinished"]
 
 
 def _in_use(path: Path) -> bool:
-    """Whether somebody has a lock on it, as a sender has that is still at work."""
+    """Whether a process, such as a sender at work, has locked it."""
     try:
         fd = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -323,7 +323,7 @@ def _in_use(path: Path) -> bool:
 
 
 def check_end(child: Child, codes: set[int]) -> None:
-    """A script ended as it may: one of these exit codes, no traceback, nobody of its session alive."""
+    """Raise Broken unless a script ended with one of these exit codes, no traceback, and no living process."""
     printed = child.err()
     expect("Traceback" not in printed, "a traceback", printed[max(0, printed.find("Traceback") - 500) :][:3000])
     expect(child.code in codes, f"exit code {child.code} in place of {sorted(codes)}", printed[-500:])

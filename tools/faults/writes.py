@@ -1,4 +1,4 @@
-"""Every write to the disk fails in turn: with each error that a disk has, and with the loss of power."""
+"""Every operation on the disk fails in turn, with each error of a disk and with a loss of power."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _STEPS = 16
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage whose operations fail, the folder that it writes, and what it needs there from stages before it."""
+    """A stage under test, the folder that it writes, and the outputs of earlier stages that it needs."""
 
     name: str
     out: str
@@ -37,7 +37,7 @@ class Stage:
 
     @property
     def trains(self) -> bool:
-        """Whether it has checkpoints and a log."""
+        """Whether the stage writes checkpoints and a log."""
         return self.name == "train"
 
 
@@ -51,14 +51,14 @@ STAGES = (HOST, PREPARE, SINGLE, DDP, EVALUATE, COMPARE)
 
 
 def small_params() -> dict[str, Any]:
-    """A training of 16 steps, the third of whose checkpoints deletes the first."""
+    """Parameters of a training of 16 steps. Its third checkpoint deletes the first."""
     params = copy.deepcopy(PARAMS)
     params["train"] |= {"epochs": 1, "strategies": ["single", "ddp"], "numerics": ["exact"]}
-    return parse_params(params).model_dump(mode="json")  # DVC follows every key, and its stages want them all
+    return parse_params(params).model_dump(mode="json")  # stages need every key, because DVC tracks them
 
 
 class Writes(Area):
-    """Each operation of each stage with each fault; ``ddp``, whose operations are the same, with one of the faults."""
+    """Each operation of each stage with each fault. ``ddp`` has the operations of ``single``: one fault for each."""
 
     NAME = "writes"
     UNIT = "write faults"
@@ -72,7 +72,7 @@ class Writes(Area):
 
         self._params = small_params()
         self._reference: dict[Stage, dict[str, bytes]] = {}
-        self._made = folder / "made"  # by all stages, when nothing happens to them
+        self._made = folder / "made"  # outputs of all stages without a fault
         self._made.mkdir()
         self._cases: list[tuple[Stage, Operation, Fault]] = []
         for stage in STAGES:
@@ -90,7 +90,7 @@ class Writes(Area):
         return Case(what, partial(self._try, number, stage, operation, fault))
 
     def _observe(self, stage: Stage) -> list[Operation]:
-        """The operations of a stage that nothing happens to, whose results are the reference."""
+        """The operations of a stage without a fault. Its results become the reference."""
         sandbox = self._sandbox(stage, f"{stage.name}-{stage.out.partition('/')[2]}")
         disk, trace = Disk(sandbox.folder), sandbox.folder.parent / "trace"
         child = sandbox(stage.name, *stage.arguments, armed=partial(_arm, sandbox.folder, trace))
@@ -140,15 +140,15 @@ class Writes(Area):
             self._check_log(sandbox, whole=False)
         else:
             self._check_failed(sandbox, stage, child, operation, fault)
-        shutil.rmtree(sandbox.folder / ".samebits" / "runs", ignore_errors=True)  # so that one log is left to look at
+        shutil.rmtree(sandbox.folder / ".samebits" / "runs", ignore_errors=True)  # so that one log is left to check
         self._check_again(sandbox, stage)
         shutil.rmtree(sandbox.folder.parent)
 
     def _check_failed(self, sandbox: Sandbox, stage: Stage, child: Child, operation: Operation, fault: Fault) -> None:
-        """What must hold after an error of the disk, of one operation alone or of all that came after it."""
+        """Promises after a disk error, whether one operation failed or all later ones too."""
         passing = not fault.onward
         of_state = stage.trains and passing and ".samebits" in operation.path.parts
-        check_end(child, {0} if of_state else {0, 3})  # neither a log nor a checkpoint ends a training
+        check_end(child, {0} if of_state else {0, 3})  # a training goes on without its log or a checkpoint
         stderr, errors = child.err(), child.errors()
         expect(len(errors) == (child.code == 3), "not one error line for a failure, or one without it", stderr)
         full = fault.error == errno.ENOSPC and passing
@@ -161,7 +161,7 @@ class Writes(Area):
             self._check_log(sandbox, whole=passing and child.code == 0)
 
     def _check_again(self, sandbox: Sandbox, stage: Stage) -> None:
-        """The same stage, without a fault, gives what it always gives, and leaves nothing else."""
+        """The same stage without a fault gives the reference results and leaves no other file."""
         newest = _newest_checkpoint(sandbox)
         child = sandbox(stage.name, *stage.arguments, armed=without_sender)
         check_end(child, {0})
@@ -179,7 +179,7 @@ class Writes(Area):
             self._check_log(sandbox, whole=True)
 
     def _check_nothing_lost(self, sandbox: Sandbox, stage: Stage, operations: list[Operation]) -> None:
-        """A training whose checkpoints are gone has left its results."""
+        """A training that deleted its checkpoints has its results on the disk."""
         deleted = any(one.kind == "rmdir" and one.path.parent.name == "resume" for one in operations)
         if deleted and not _newest_checkpoint(sandbox):
             expect(_files(sandbox, stage).keys() >= RUN_FILES, "neither checkpoints nor results", stage.out)
@@ -191,7 +191,7 @@ class Writes(Area):
             expect(results.get(name) == content, "wrong bits", name)
 
     def _check_log(self, sandbox: Sandbox, *, whole: bool) -> None:
-        """No log tells a loss twice or wrongly; ``whole`` if there must be one that tells all."""
+        """A log has no loss twice and no wrong loss. If ``whole``, one log has all of them."""
         logs = sorted((sandbox.folder / ".samebits" / "runs").glob("*.jsonl"))
         expect(len(logs) == 1 or not whole, "not one log", logs)
         lines = self._reference[SINGLE]["losses.csv"].decode().splitlines()[1:]
@@ -209,7 +209,7 @@ class Writes(Area):
 
 
 def without_sender() -> None:
-    """Nobody delivers the log, which is written all the same."""
+    """Write logs without a sender that delivers them."""
     from samebits.tracking import sender
 
     sender.start_sender = lambda log: None  # noqa: ARG005
@@ -229,20 +229,20 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _files(sandbox: Sandbox, stage: Stage) -> dict[str, Path]:
-    """The files in the folder that a stage writes, by name; params.yaml is the sandbox's own."""
+    """Files of a stage's output folder by name, without params.yaml, which the sandbox wrote."""
     folder = sandbox.folder / stage.out
     files = [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
     return {path.name: path for path in files if path.name != "params.yaml"}
 
 
 def _results(sandbox: Sandbox, stage: Stage) -> dict[str, bytes]:
-    """Files whose bytes are a function of what the stage reads."""
+    """Contents of the files that the stage's inputs determine."""
     names = ("model.safetensors", "losses.csv") if stage.trains else None
     return {name: path.read_bytes() for name, path in _files(sandbox, stage).items() if names is None or name in names}
 
 
 def _written_checkpoints(operations: list[Operation]) -> set[int]:
-    """Steps of the checkpoints whose file and name were brought to the disk, and that were not deleted since."""
+    """Steps of the checkpoints whose contents and name are on the disk and that were not deleted."""
     named, written = set[Path](), set[Path]()
     for operation in (one for one in operations if one.outcome == 0):
         if operation.kind == "rename" and operation.path.name == "unfinished":
@@ -256,7 +256,7 @@ def _written_checkpoints(operations: list[Operation]) -> set[int]:
 
 
 def _newest_checkpoint(sandbox: Sandbox) -> int:
-    """Step of the newest checkpoint that is whole, by the hash in its name; 0 for none."""
+    """Step of the newest whole checkpoint, by the hash in its name. 0 for none."""
     found = (sandbox.folder / ".samebits" / "resume").glob("*/*-*.safetensors")
     return max((_step(path) for path in found if path.stem.endswith(f"-{sha256(path)}")), default=0)
 
@@ -266,7 +266,7 @@ def _step(checkpoint: Path) -> int:
 
 
 def _events(log: Path) -> list[Event]:
-    """What a log tells, as far as it can be read."""
+    """Events of a log up to its first unreadable line."""
     events = []
     with suppress(UserError):
         for event in events_of(log):
@@ -275,7 +275,7 @@ def _events(log: Path) -> list[Event]:
 
 
 def _numbered(event: Any) -> list[str]:
-    """Losses as they stand in losses.csv."""
+    """Losses as lines of losses.csv."""
     import numpy as np
 
     return [f"{step},{np.float32(loss)!s}" for step, loss in enumerate(event.losses, start=event.first_step)]
