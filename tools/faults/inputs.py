@@ -1,4 +1,4 @@
-"""Bad input of every kind: each is refused in one line, at once, and changes nothing outside of its folder."""
+"""Bad input of every kind. Each is refused at once and in one line, and changes nothing outside its folder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STAGES = (
 
 
 class Inputs(Area):
-    """Parameters, arrays, records, logs, archives, checkpoints and command lines that are wrong."""
+    """Wrong parameters, arrays, records, logs, archives, checkpoints and command lines."""
 
     NAME: ClassVar[str] = "inputs"
     UNIT: ClassVar[str] = "bad inputs"
@@ -51,7 +51,7 @@ class Inputs(Area):
         }
 
     def case(self, number: int) -> Case:
-        """The kinds take turns."""
+        """One bad input; the kinds take turns."""
         kinds = list(self._kinds)
         kind = kinds[number % len(kinds)]
         return Case(f"{kind}, bad input {number}", lambda: self._try(number, kind))
@@ -73,7 +73,7 @@ class Inputs(Area):
             bench.close()
 
     def _prepared(self) -> Path:
-        """The pipeline to damage, and what every case would import for itself."""
+        """Make the pipeline to damage, and import once what every case needs."""
         import docker  # noqa: F401
         import matplotlib.pyplot  # noqa: F401
         import mlflow.entities  # noqa: F401
@@ -104,5 +104,5 @@ def _staged(rng: random.Random, bench: Bench) -> Attempt:
 def _prepared(rng: random.Random, bench: Bench) -> Attempt:
     what = spoil_arrays(rng, bench)
     stage = rng.choice(("prepare", "prepare", "prepare", "host"))
-    files = ("x.npy", "y.npy", "s.npy", "x.safetensors")  # unless YAML does not take the name
+    files = ("x.npy", "y.npy", "s.npy", "x.safetensors")  # "data." and params.yaml: YAML may refuse the file's name
     return Attempt(what, partial(bench, stage), REFUSED, (*files, "data.", "params.yaml"))

@@ -1,4 +1,4 @@
-"""A user's own arrays that are damaged, dangerous, or not what the parameters say."""
+"""A user's own arrays that are damaged, dangerous or unlike the parameters."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _HEADERS = (
 
 
 def spoil_arrays(rng: random.Random, bench: Bench) -> str:
-    """Write a ``file`` task with arrays and parameters, one of which is wrong, and say which."""
+    """Write arrays and parameters of a ``file`` task. One of them is wrong; return a description of it."""
     x = np.linspace(-1, 1, ROWS * 8, dtype=np.float32).reshape(ROWS, 8)
     y = np.arange(ROWS) % 5
     split = (np.arange(ROWS) >= 256).astype(np.int64)
@@ -103,7 +103,7 @@ def _npy_bytes(rng: random.Random, bench: Bench, kwargs: dict[str, Any]) -> str:
         kwargs["inputs"] = "x.safetensors:t"
     path = bench.folder / name
     data = path.read_bytes()
-    head = rng.randrange(200)  # where the header ends
+    head = rng.randrange(200)  # about the end of the header
     path.write_bytes(rng.choice((damaged(rng, data), damaged(rng, data[:head]) + data[head:], data[:head])))
     return f"{name}: damaged within {head} bytes"
 

@@ -1,4 +1,4 @@
-"""Where bad input is tried: in a finished pipeline beside a folder that must not change; what a refusal looks like."""
+"""The bench for bad input: a finished pipeline, a folder beside it that must not change, and checks of a refusal."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from faults.subject import ROOT, Broken, Child, Sandbox, check_end, commit, expe
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-LONGEST = 1500  # characters of an error's line
-_MEMORY = 6 << 30  # bytes more than the campaign has: what input blows up fails there, and not on the host
-_OF_A_STAGE = "failed. hint: see its message above"  # the end of a second error, by the command that ran the stage
-_PASSING = {"\n", "\r", "\t"}  # a progress bar goes back to its line's begin
+LONGEST = 1500  # characters of an error line
+_MEMORY = (
+    6 << 30
+)  # bytes on top of the campaign's own, so that a program that grows without end fails before the host does
+_OF_A_STAGE = "failed. hint: see its message above"  # end of a second error line, by the command that ran the stage
+_PASSING = {"\n", "\r", "\t"}  # progress bars return to the start of their line
 RUN, DP, OTHER = "runs/single-fast", "runs/dp-fast", "runs/other"
 _MODEL = """
 import torch
@@ -36,15 +38,15 @@ def factory(**kwargs):
     return torch.nn.Linear(16, 10)
 """
 REFUSED = {0, 2, 3}
-"""Exit codes of input that is wrong, or is right by chance."""
+"""Exit codes for wrong input, or for input that is right by chance."""
 VERDICT = {0, 1, 2, 3}
-"""Those of a command that may also give a bad verdict."""
+"""Exit codes of a command that can also give a bad verdict."""
 
 
 class Attempt(NamedTuple):
-    """What is wrong, and a function that shows it to a program.
+    """A description of a bad input, and a function that gives it to a program.
 
-    ``codes`` are the exit codes that this may end with. A refusal has to name one of ``names``, if there are any.
+    The program has to end with one of ``codes``. A refusal has to contain one of ``names``, if there are any.
     """
 
     what: str
@@ -54,7 +56,7 @@ class Attempt(NamedTuple):
 
 
 class _Touch:
-    """An object whose unpickling makes a file."""
+    """An object that makes a file when it is unpickled."""
 
     def __init__(self, file: Path) -> None:
         self._file = str(file)
@@ -64,7 +66,7 @@ class _Touch:
 
 
 class Bench(Sandbox):
-    """A sandbox with the files of ``template``; ``outside`` lies beside it, and code in a file touches ``canary``."""
+    """A sandbox with the files of ``template``. ``outside`` lies beside it. Code in a bad input makes ``canary``."""
 
     LIMIT = 20.0
 
@@ -81,11 +83,11 @@ class Bench(Sandbox):
         self._around = _names(folder), _names(folder.parent)
 
     def pickle(self) -> bytes:
-        """A pickle that makes ``canary`` when it is read."""
+        """A pickle that makes ``canary`` when it is loaded."""
         return pickle.dumps([_Touch(self.canary)])
 
     def pickle_of(self) -> object:
-        """The object of such a pickle, for formats that hold one."""
+        """An object for formats that pickle it: loading them makes ``canary``."""
         return _Touch(self.canary)
 
     def start(
@@ -95,24 +97,24 @@ class Bench(Sandbox):
         armed: Callable[[], object] | None = None,
         environ: Mapping[str, str] = MappingProxyType({}),
     ) -> Child:
-        """With a bound on memory."""
+        """Start a program with a bound on its memory."""
         child = super().start(program, *arguments, armed=armed or _limit, environ=environ)
         self._children.append(child)
         return child
 
     def check(self, child: Child, codes: set[int] = REFUSED, names: tuple[str, ...] = ()) -> None:
-        """Raise Broken unless it ended as bad input has to, and left everything else alone."""
+        """Raise Broken unless the program refused the input as it should and changed nothing else."""
         check_refusal(child, codes, names)
         self.check_around()
         expect(not (left := marked(self.mark)), "processes are left", left)
 
     def close(self) -> None:
-        """End what a broken promise left running, and delete everything."""
+        """Kill what is left running and delete all files."""
         kill({*marked(self.mark), *(pid for child in self._children for pid in child.session())})
         shutil.rmtree(self.outside.parent, ignore_errors=True)
 
     def check_around(self) -> None:
-        """Raise Broken if anything outside of the working folder changed, or a pickle was executed."""
+        """Raise Broken if anything outside the working folder changed, or if code in a file was executed."""
         touched = [Path(above) for above, _, files in os.walk(self.folder) if "canary" in files]
         expect(not self.canary.exists() and not touched, "code in a file was executed", touched)
         expect(_state(self.outside) == self._before, "written outside of the working folder", self.outside)
@@ -127,9 +129,9 @@ class Bench(Sandbox):
 
 
 def check_refusal(child: Child, codes: set[int], names: tuple[str, ...] = ()) -> None:
-    """Raise Broken unless a program ended with one of ``codes``, and if that is a refusal's, with one fit line.
+    """Raise Broken unless a program ended with one of ``codes``, and a refusal with one sound error line.
 
-    That line, or what it refers to above it, has to hold one of ``names``, if there are any.
+    Its output has to contain one of ``names``, if there are any.
     """
     text, errors = child.err(), child.errors()
     if child.code is not None and child.code < 0:
@@ -144,7 +146,7 @@ def check_refusal(child: Child, codes: set[int], names: tuple[str, ...] = ()) ->
         expect(not errors, f"exit code {child.code}, and an error", errors)
         return
     if child.code == 2 and re.match(r"Usage: .*\n(?s:.*)\n\nError: .", text):
-        return  # click's own refusal of a command line, which may list what it accepts
+        return  # click's refusal of a command line, which may list the accepted values
     expect(len(errors) == 1, "expected one line of an error", text[-1000:])
     expect(text.endswith(f"{errors[0]}\n"), "expected the error as the last line", text[-1000:])
     expect(len(errors[0]) <= LONGEST, f"{len(errors[0])} characters in one line", errors[0][:200])
@@ -154,7 +156,6 @@ def check_refusal(child: Child, codes: set[int], names: tuple[str, ...] = ()) ->
 
 
 def _limit() -> None:
-    """Bound memory."""
     pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
     limit = pages * os.sysconf("SC_PAGE_SIZE") + _MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
@@ -165,7 +166,7 @@ def _names(folder: Path) -> set[str]:
 
 
 def _state(folder: Path) -> dict[str, tuple[int, int, str]]:
-    """Mode, time of change and bytes of all below a folder."""
+    """Mode, modification time and hash of every path in a folder."""
     found = {}
     for path in sorted([folder, *folder.rglob("*")]):
         status = path.lstat()
@@ -175,7 +176,7 @@ def _state(folder: Path) -> dict[str, tuple[int, int, str]]:
 
 
 def make_template(folder: Path) -> Path:
-    """Run a small pipeline once, by its own stages, with its run in MLflow's store and its log beside it."""
+    """Run the stages of a small pipeline, and deliver one of its runs to an MLflow store."""
     bench = Bench(folder, SMALL_RUN)
     work = bench.folder
     (work / "model.py").write_text(_MODEL, encoding="utf-8")
@@ -202,7 +203,7 @@ def make_template(folder: Path) -> Path:
 
 
 def _write_log(work: Path) -> None:
-    """The log of the run, and what it was made from."""
+    """Write the log of the run and its provenance."""
     from samebits.records.log import LOGS, RunLog
     from samebits.records.provenance import note_provenance
     from samebits.records.run import read_run
@@ -217,10 +218,10 @@ def _write_log(work: Path) -> None:
 
 
 def own_store(bench: Bench, template: Path) -> str:
-    """Let the store of a copied template have its artifacts in the copy, and give the id of its run."""
+    """Move the artifact paths of a copied store into the copy. Returns the id of its run."""
     with closing(sqlite3.connect(bench.folder / "mlflow.db")) as database:
         for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
-            move = f"UPDATE {table} SET {column} = replace({column}, ?, ?)"  # noqa: S608 - names of our own
+            move = f"UPDATE {table} SET {column} = replace({column}, ?, ?)"  # noqa: S608 - fixed names
             database.execute(move, (str(template), str(bench.folder)))
         database.commit()
         ((run_id,),) = database.execute("SELECT run_uuid FROM runs")
@@ -228,7 +229,7 @@ def own_store(bench: Bench, template: Path) -> str:
 
 
 def forget_delivery(bench: Bench) -> None:
-    """Let the log be as if nothing of it had been delivered, and the store empty but for its tables."""
+    """Undo the delivery of the log: no state file, and no run in the store."""
     for state in (bench.folder / ".samebits/runs").glob("*.state.json"):
         state.unlink()
     with closing(sqlite3.connect(bench.folder / "mlflow.db")) as database:

@@ -1,4 +1,4 @@
-"""Command lines that are wrong, and files for them that are something else."""
+"""Wrong command lines, and image archives that hold no image."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _TRAIN = ("train", "--strategy", "single", "--no-tracking")
 
 
 def argument(rng: random.Random, bench: Bench) -> str:
-    """A text that a command line can hold."""
+    """A hostile text that fits into a command line."""
     text = rng.choice((*paths(bench.outside), *TEXTS)).replace("\0", "\x01")
     return text.encode("utf-8", "replace").decode() or "x" if rng.random() < 0.9 else "bytes-\udcff\udcfe"
 
 
 def commands(rng: random.Random, bench: Bench) -> Attempt:
-    """Run a command line with something that is wrong."""
+    """Run a wrong command line."""
     text, number = argument(rng, bench), rng.choice(_NUMBERS)
     stage = rng.random() < 0.4
     line: tuple[str, ...]
@@ -88,7 +88,7 @@ def commands(rng: random.Random, bench: Bench) -> Attempt:
 
 
 def _address(rng: random.Random, bench: Bench) -> str:
-    """A store that is none, on this host."""
+    """An address of no store. It leads to no other host."""
     return rng.choice(("sqlite:///nowhere/x.db", "x://y", "http://[", "file:./x", "sqlite:////dev/null", "databricks",
     "\x1b[31m",
                        f"sqlite:///{bench.folder}/params.yaml", "http://127.0.0.1:x",
@@ -96,14 +96,14 @@ def _address(rng: random.Random, bench: Bench) -> str:
 
 
 def _writable(text: str, bench: Bench) -> str:
-    """A folder to write that is not one of this host's own, where the user may well want to write."""
+    """A folder to write to. It never leads to a real folder of this host, where writing would be allowed."""
     return (
         text if len(text) > 250 or ("/" not in text and ".." not in text) else f"{bench.folder}/params.yaml/{text[:20]}"
     )
 
 
 def archives(rng: random.Random, bench: Bench) -> Attempt:
-    """Load an image from a file that holds none; where no engine answers, up to the point at which it is asked."""
+    """Load an image from an archive without one. Without an engine, loading ends where it is asked."""
     file, record = bench.folder / "image.tar", bench.folder / "image.tar.json"
     data = _archive(rng, bench)
     file.write_bytes(data)

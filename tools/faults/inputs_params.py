@@ -1,4 +1,4 @@
-"""Files of parameters that are wrong: by their values, by their YAML, and by what lies in their place."""
+"""Wrong files of parameters: wrong values, wrong YAML, or no file at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL_RUN: dict[str, Any] = parse_params(
         "data": {"num_samples": 256, "test_samples": 64, "kwargs": {"features": 16}},
         "model": {"kwargs": {"hidden": [16]}},
         "train": {
-            "strategies": ["single", "dp"],  # which has labels and reasons
+            "strategies": ["single", "dp"],  # dp has labels and reasons in the results
             "numerics": ["fast"],
             "num_devices": 1,
             "global_batch_size": 64,
@@ -30,7 +30,7 @@ SMALL_RUN: dict[str, Any] = parse_params(
         },
     }
 ).model_dump(mode="json")
-"""A training of four steps, with every key."""
+"""Parameters of a training of four steps, with every key."""
 
 _TASKS = (*TASKS, "file")
 _MODELS = (*MODELS, "os:system", "no.such:factory", "subprocess:call")
@@ -47,7 +47,7 @@ _LONG = {
     "timeout_s",
     "hidden",
 }
-"""Keys that only say how much there is to do, so that a large number is not wrong."""
+"""Keys of the amount of work: a large number is valid, and takes long."""
 
 _LAUGHS = "a: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"b{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
@@ -142,7 +142,7 @@ _YAML = (
 
 
 def spoil_params(rng: random.Random, bench: Bench, *, runs: bool) -> str:
-    """Write a wrong ``params.yaml``, and say what is wrong; one that ``runs`` asks for little work if it is right."""
+    """Write a wrong ``params.yaml`` and describe it. If it ``runs`` and is valid by chance, it asks for little work."""
     path = bench.folder / "params.yaml"
     choice = rng.random()
     if choice < 0.05:
@@ -167,7 +167,7 @@ def spoil_params(rng: random.Random, bench: Bench, *, runs: bool) -> str:
 
 
 def _variant(rng: random.Random, bench: Bench) -> dict[str, Any]:
-    """Parameters with another task or model, perhaps one that does not fit the other."""
+    """Parameters with another task or model, which may not fit each other."""
     tree: dict[str, Any] = json.loads(json.dumps(SMALL_RUN))
     if rng.random() < 0.4:
         task = rng.choice(_TASKS)
@@ -182,7 +182,7 @@ def _variant(rng: random.Random, bench: Bench) -> dict[str, Any]:
 
 
 def yaml_of(tree: Any) -> bytes:
-    """Flow style, which YAML has in common with JSON but for what is not finite, and that no key may be long."""
+    """A tree as YAML in flow style: JSON, except for numbers that are not finite."""
     text = json.dumps(tree)
     for name, yaml in (("-Infinity", "-.inf"), ("Infinity", ".inf"), ("NaN", ".nan")):
         text = text.replace(f": {name}", f": {yaml}").replace(f"[{name}", f"[{yaml}")

@@ -1,4 +1,4 @@
-"""What the kit itself writes, damaged or crafted: cards, records, weights, checkpoints, logs, deliveries, locks."""
+"""Damaged or crafted files of the kit: cards, records, weights, checkpoints, logs, states, dvc.lock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from faults.inputs_bench import Bench
     from faults.subject import Child
 
-AGAIN_SECONDS = 60.0  # of a command that may train again
+AGAIN_SECONDS = 60.0  # for a command that may train again
 _TRAIN = ("train", "--strategy", "single", "--no-tracking", "--steps", "2")
 _CSV = (
     b"", b"step,loss\n", b"step,loss\n1,\n", b"step,loss\n1,nan\n2,inf\n3,-inf\n4,1\n",
@@ -47,7 +47,7 @@ _CSV = (
 
 
 def stages(rng: random.Random, bench: Bench) -> Attempt:
-    """Damage one file of the pipeline, and run a stage that reads it."""
+    """Damage one file of the pipeline and run a stage that reads it."""
     file, stage = rng.choice(
         (
             ("data/card.json", _TRAIN), ("data/card.json", ("evaluate",)), (f"{RUN}/run.json", ("evaluate",)),
@@ -66,7 +66,7 @@ def stages(rng: random.Random, bench: Bench) -> Attempt:
     before = _bytes(path)
     what = spoil(rng, path, bench)
     if path.suffix == ".safetensors" and _bytes(path) != before and not _is_recorded(path, bench):
-        codes = {2, 3}  # they are not what card or record say, so nothing may be computed from them
+        codes = {2, 3}  # neither card nor record has their hash, so nothing may be computed from them
     else:
         codes = {0, 2, 3}
     return Attempt(what, partial(bench, *stage), codes, _names_of(path))
@@ -77,18 +77,18 @@ def _bytes(path: Path) -> bytes | None:
 
 
 def _is_recorded(path: Path, bench: Bench) -> bool:
-    """Whether the card or the record says that a file has just these bytes."""
+    """Whether the card or the record has the hash of a file."""
     digest = hashlib.sha256(_bytes(path) or b"").hexdigest()
     return any(digest in (bench.folder / name).read_text("utf-8") for name in ("data/card.json", f"{RUN}/run.json"))
 
 
 def _names_of(path: Path) -> tuple[str, ...]:
-    """What an error may call a file by: itself, or its run's folder where it does not fit what else is there."""
+    """Names by which an error may refer to a file: its own, or its run's if it contradicts the run's other files."""
     return (path.name, path.parent.name) if path.parent.parent.name == "runs" else (path.name,)
 
 
 def _remembered(bench: Bench) -> None:
-    """Let the host's stage have hashes to remember."""
+    """Give the stage host a file with remembered hashes."""
     np.save(bench.folder / "x.npy", np.zeros((320, 8), np.float32))
     tree = YAML(typ="safe").load((bench.folder / "params.yaml").read_text(encoding="utf-8"))
     tree["data"] |= {"task": "file", "kwargs": {"inputs": "x.npy", "targets": "x.npy"}}
@@ -99,7 +99,7 @@ def _remembered(bench: Bench) -> None:
 
 
 def spoil(rng: random.Random, path: Path, bench: Bench) -> str:
-    """Damage a file by what it is, and say how."""
+    """Damage a file in a way that suits its format, and describe it."""
     if path.suffix == ".json":
         return spoil_json(rng, path, bench.outside)
     if rng.random() < 0.2:
@@ -118,7 +118,7 @@ def spoil(rng: random.Random, path: Path, bench: Bench) -> str:
 
 
 def tensors(rng: random.Random, data: bytes, bench: Bench) -> bytes:
-    """A safetensors file with another header, or something else in its place."""
+    """A safetensors file with a wrong header, or other bytes."""
     if rng.random() < 0.3:
         return rng.choice((bench.pickle(), b"PK\x03\x04" + bench.pickle(), b"", damaged(rng, data)))
     (length,) = struct.unpack("<Q", data[:8])
@@ -136,7 +136,7 @@ def tensors(rng: random.Random, data: bytes, bench: Bench) -> bytes:
 
 
 def rehash(path: Path, bench: Bench) -> None:
-    """Let card and record say that a damaged file is theirs, so that its bytes themselves are looked at."""
+    """Write the hash of a damaged file into card and record, so that the reader gets as far as its contents."""
     if path.parent.name == "data":
         card = path.with_name("card.json")
         changes: dict[str, Any] = {"data": card_for(path, read_card(card)).model_dump(mode="json")}
@@ -149,7 +149,7 @@ def rehash(path: Path, bench: Bench) -> None:
 
 
 def commands(rng: random.Random, bench: Bench) -> Attempt:
-    """Damage a run, a comparison or the lock, and run a command that reads it."""
+    """Damage a run, a comparison or dvc.lock, and run a command that reads it."""
     kind = rng.choice(("compare", "compare", "report", "report", "verify"))
     if kind == "compare":
         name = rng.choice(("run.json", "timing.json", "losses.csv", "model.safetensors"))
@@ -170,7 +170,7 @@ def commands(rng: random.Random, bench: Bench) -> Attempt:
 
 
 def _lock(rng: random.Random, bench: Bench) -> str:
-    """Damage ``dvc.lock``, mostly where it speaks of the run."""
+    """Damage ``dvc.lock``, mostly the entry of the run."""
     path = bench.folder / "dvc.lock"
     choice = rng.random()
     if choice < 0.15:
@@ -193,7 +193,7 @@ def _lock(rng: random.Random, bench: Bench) -> str:
 
 
 def tracking(rng: random.Random, bench: Bench, template: Path) -> Attempt:
-    """Damage a log, what it was made from, how far it was delivered, or the artifacts of a run."""
+    """Damage a log, its provenance, its delivery state or an artifact of a run."""
     run_id = own_store(bench, template)
     kind = rng.choice(("log", "log", "state", "provenance", "artifact", "artifact"))
     if kind == "artifact":
@@ -247,12 +247,12 @@ def _log(rng: random.Random, log: Path, bench: Bench) -> str:
 
 
 def _signed(line: bytes) -> bytes:
-    """A line with the checksum that samebits would have given it, so that what it says is looked at."""
+    """A line of a log with a right checksum, so that the reader gets as far as its contents."""
     try:
         tree = json.loads(line)
     except (ValueError, RecursionError):
         tree = None
-    if isinstance(tree, dict):  # as the log writes it
+    if isinstance(tree, dict):  # in the format of the log
         tree.pop("crc32", None)
         line = json.dumps(tree, separators=(",", ":")).encode() + b"\n"
     text = line.rpartition(b',"crc32":')[0] or line.rstrip()[:-1]
@@ -260,12 +260,12 @@ def _signed(line: bytes) -> bytes:
 
 
 def checkpoints(rng: random.Random, bench: Bench) -> Attempt:
-    """One of the two."""
+    """Give a bad checkpoint to the doctor or to a training."""
     return rng.choice((shown, left))(rng, bench)
 
 
 def shown(rng: random.Random, bench: Bench) -> Attempt:
-    """Show the doctor a checkpoint that is something else."""
+    """Give the doctor a file that is no checkpoint."""
     path = bench.folder / "checkpoint.safetensors"
     good = (bench.folder / RUN / "model.safetensors").read_bytes()
     how = rng.choice(("pickle", "torch.save", "tensors", "tensors", "bytes", "no file"))
@@ -287,7 +287,7 @@ def shown(rng: random.Random, bench: Bench) -> Attempt:
 
 
 def left(rng: random.Random, bench: Bench) -> Attempt:
-    """Leave something under the name of a whole checkpoint: the training sets it aside, and its bits are the same."""
+    """Leave a bad checkpoint with a right hash in its name. The training sets it aside and has the same bits."""
     params = load_params(bench.folder / "params.yaml")
     placement, _ = place("single", params, "fast", this_machine())
     card = read_card(bench.folder / "data/card.json")

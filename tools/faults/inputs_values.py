@@ -1,4 +1,4 @@
-"""What is put in the place of good input: values, bytes and things that are no file."""
+"""Replacements for good input: values, bytes, and paths that are no regular file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ NUMBERS = (
     0.5, -0.0, 5e-324, 1e-300, 1e308, -1e308, 1.5, float("nan"), float("inf"), float("-inf"),
 )  # fmt: skip
 SMALL = (0, 1, -1, 3, 0.5, -0.0, 1.5, float("nan"), float("inf"))
-"""Numbers that make no training long."""
+"""Numbers that cannot make a training long."""
 
 
 def paths(outside: Path) -> tuple[str, ...]:
-    """Paths that lead elsewhere."""
+    """Paths out of the working folder, and other bad ones."""
     near = f"../{outside.name}"
     return (
         "../../etc/passwd", "/etc/passwd", str(outside), f"{outside}/passwd", f"{near}/passwd", f"{near}/array.npy",
@@ -38,7 +38,7 @@ def paths(outside: Path) -> tuple[str, ...]:
 
 
 def value(rng: random.Random, outside: Path, numbers: tuple[float, ...] = NUMBERS) -> Any:
-    """A value that nobody asked for."""
+    """A random value of any type."""
     match rng.randrange(9):
         case 0 | 1:
             return rng.choice(numbers)
@@ -57,7 +57,7 @@ def value(rng: random.Random, outside: Path, numbers: tuple[float, ...] = NUMBER
 
 
 def nested(depth: int, *, mapping: bool) -> Any:
-    """Lists in lists, or mappings in mappings."""
+    """A list in a list and so on, or a mapping in a mapping."""
     inner: Any = 1
     for _ in range(depth):
         inner = {"a": inner} if mapping else [inner]
@@ -65,13 +65,13 @@ def nested(depth: int, *, mapping: bool) -> Any:
 
 
 def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Paths to all values of a tree, and to itself."""
+    """Paths to all values of a tree and to the tree itself."""
     keys = tree.items() if isinstance(tree, dict) else enumerate(tree[:3]) if isinstance(tree, list) else ()
     return [path, *(place for key, child in keys for place in places(child, (*path, key)))]
 
 
 def changed(rng: random.Random, tree: Any, place: tuple[Any, ...], new: Any) -> Any:
-    """A copy of a tree with another value at a place, or none, or one more key beside it."""
+    """A copy of a tree with a value replaced, removed, or added beside a place."""
     if not place:
         return new
     tree = copy.deepcopy(tree)
@@ -92,7 +92,7 @@ def changed(rng: random.Random, tree: Any, place: tuple[Any, ...], new: Any) -> 
 
 
 def json_of(rng: random.Random, text: str, outside: Path) -> bytes:
-    """A JSON file that is damaged: one or two of its values, or its text."""
+    """JSON with one or two wrong values, or a damaged text."""
     if rng.random() < 0.7:
         tree = json.loads(text)
         for _ in range(rng.choice((1, 1, 2))):
@@ -102,7 +102,7 @@ def json_of(rng: random.Random, text: str, outside: Path) -> bytes:
 
 
 def damaged(rng: random.Random, data: bytes) -> bytes:
-    """Bytes that are cut, flipped, encoded in another way, or somebody else's."""
+    """Bytes that are cut, flipped, encoded differently, or replaced."""
     size = max(len(data), 1)
     match rng.randrange(12):
         case 0:
@@ -140,7 +140,7 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
 
 
 def not_a_file(rng: random.Random, path: Path, outside: Path) -> str:
-    """Put something else in the place of a file, and say what."""
+    """Replace a file by something that is none, and describe it."""
     path.unlink(missing_ok=True)
     kind = rng.choice(("nothing", "folder", "pipe", "dangling link", "loop", "link outside", "link to a device"))
     match kind:
@@ -160,7 +160,7 @@ def not_a_file(rng: random.Random, path: Path, outside: Path) -> str:
 
 
 def spoil_json(rng: random.Random, path: Path, outside: Path) -> str:
-    """Damage a JSON file in its place, and say how."""
+    """Damage a JSON file and describe it."""
     if rng.random() < 0.15:
         return f"{path.name}: {not_a_file(rng, path, outside)}"
     data = json_of(rng, path.read_text(encoding="utf-8"), outside)

@@ -1,4 +1,4 @@
-"""A real MLflow server that can be killed, and a proxy before it that spoils its answers."""
+"""An MLflow server that can be killed, and a proxy that spoils its answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SHARE_OF_CREATIONS = 0.7
 
 
 class Server:
-    """An MLflow server on loopback, which can be killed and started again on the same port."""
+    """An MLflow server on loopback. It can be killed and started again on its port."""
 
     def __init__(self, folder: Path, store: Path, mark: str) -> None:
         self._folder, self._store, self._mark = folder, store, mark
@@ -41,7 +41,7 @@ class Server:
         atexit.register(self.kill)
 
     def start(self) -> None:
-        """Start it, and do not wait."""
+        """Start it without waiting."""
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self._store}",
                    "--artifacts-destination", str(self.artifacts), "--host", "127.0.0.1", "--port", str(self.port),
                    "--workers", "1"]  # fmt: skip
@@ -69,7 +69,7 @@ class Server:
             self.wait()
 
     def kill(self) -> None:
-        """End all of its processes without a word."""
+        """Kill all of its processes."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ class Server:
 
 
 class _Spoiler(BaseHTTPRequestHandler):
-    """Passes a request on, and its answer back in the way that the server's ``harm`` says."""
+    """Handler that forwards a request, and returns the answer with the harm that the server chooses."""
 
     protocol_version = "HTTP/1.1"
     server: _SpoilingServer
@@ -140,7 +140,7 @@ class _Spoiler(BaseHTTPRequestHandler):
 
 
 class _SpoilingServer(ThreadingHTTPServer):
-    """Harms a share of the answers, until SIGUSR1 heals it."""
+    """Server that harms a share of the answers until it gets SIGUSR1."""
 
     daemon_threads = True
 
@@ -151,20 +151,20 @@ class _SpoilingServer(ThreadingHTTPServer):
         signal.signal(signal.SIGUSR1, self.heal)
 
     def heal(self, *_: object) -> None:
-        """Harm no answer from now on."""
+        """Harm no more answers."""
         self._share = 0.0
 
     def next_harm(self, path: str) -> str:
-        """What is done to the next answer, an empty text for nothing; often where asking again makes a second one."""
+        """Harm of the next answer, empty for none. Likelier for a request whose repetition could create a second thing."""
         share = max(self._share, SHARE_OF_CREATIONS) if self._share and path.endswith("/create") else self._share
         return self._random.choice(self._harms) if self._random.random() < share else ""
 
     def handle_error(self, *_: object) -> None:
-        """A client that has hung up is no error here."""
+        """Ignore clients that hang up."""
 
 
 class Proxy:
-    """A spoiling server in a process of its own."""
+    """The spoiling server in a process of its own."""
 
     def __init__(self, upstream: int, harms: Sequence[str], share: float, delay: float, seed: str) -> None:
         self.port = free_port()
@@ -173,7 +173,7 @@ class Proxy:
         self._pid = 0
 
     def start(self) -> None:
-        """Start it, and wait until it listens."""
+        """Start it and wait until it listens."""
         ready, told = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
@@ -190,11 +190,11 @@ class Proxy:
                 raise RuntimeError("the proxy did not start")
 
     def heal(self) -> None:
-        """Have it pass all on as it is."""
+        """Forward all later answers as they are."""
         os.kill(self._pid, signal.SIGUSR1)
 
     def stop(self) -> None:
-        """End it."""
+        """Kill it."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)

@@ -1,4 +1,4 @@
-"""What an MLflow store has of a training, read past MLflow, beside what the training logged."""
+"""Comparison of an MLflow store, read without MLflow, with what a training logged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Stored:
-    """One run of a store, read past MLflow."""
+    """One run of a store."""
 
     run_id: str
     status: str
@@ -39,7 +39,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class StoredModel:
-    """One logged model of a store: its status as MLflow numbers it, and the metrics that are linked with it."""
+    """One logged model of a store, with MLflow's number of its status and its linked metrics."""
 
     model_id: str
     status: int
@@ -51,13 +51,13 @@ _READY, _FAILED = 2, 3
 
 
 class Store:
-    """An SQLite store of MLflow; ``artifacts`` is where a server puts those of ``mlflow-artifacts:``."""
+    """An SQLite store of MLflow. ``artifacts`` is a server's folder for ``mlflow-artifacts:``."""
 
     def __init__(self, database: Path, artifacts: Path | None = None) -> None:
         self.database, self._artifacts = database, artifacts
 
     def runs(self, key: str) -> list[Stored]:
-        """The runs with this key that were not deleted."""
+        """Active runs with this key."""
         with closing(sqlite3.connect(self.database, timeout=30)) as database:
             found = database.execute(
                 "SELECT run_uuid, status, artifact_uri FROM runs JOIN tags USING (run_uuid)"
@@ -67,7 +67,7 @@ class Store:
             return [self._read(database, *row) for row in found]
 
     def running(self) -> int:
-        """How many runs say that they go on."""
+        """Number of runs with status RUNNING."""
         with closing(sqlite3.connect(self.database, timeout=30)) as database:
             (count,) = database.execute("SELECT count(*) FROM runs WHERE status = 'RUNNING'").fetchone()
             return int(count)
@@ -83,7 +83,7 @@ class Store:
         return Stored(run_id, status, artifacts, pairs("params"), pairs("tags"), metrics)
 
     def models(self, run: Stored) -> list[StoredModel]:
-        """The logged models that a run is the source of."""
+        """Active logged models of a run."""
         with closing(sqlite3.connect(self.database, timeout=30)) as database:
             found = database.execute(
                 "SELECT model_id, status, artifact_location FROM logged_models"
@@ -97,7 +97,7 @@ class Store:
             ]
 
     def artifact(self, run: Stored | StoredModel, name: str) -> bytes | None:
-        """The bytes of one of the files of a run or a model, None if there is none."""
+        """Contents of an artifact of a run or a model. None if it is missing."""
         scheme, _, rest = run.artifacts.partition(":")
         folder = Path(rest) if scheme == "file" else Path(f"{self._artifacts}{rest}")
         file = Path("/" + str(folder / name).lstrip("/"))
@@ -105,7 +105,7 @@ class Store:
 
 
 def empty_store(folder: Path) -> Path:
-    """A fresh SQLite store, whose first use takes seconds."""
+    """Make an empty SQLite store. MLflow's first use of one takes seconds, so cases copy it."""
     file = folder / "empty.db"
     code = f"from samebits.tracking.store import connect; connect('sqlite:///{file}')"
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=folder, check=True, capture_output=True)
@@ -114,21 +114,21 @@ def empty_store(folder: Path) -> Path:
 
 @dataclass
 class Totals:
-    """What all cases have seen together."""
+    """Totals over all cases."""
 
     runs: int = 0
     losses: int = 0
     lost: int = 0
     doubled: int = 0
     running: int = 0
-    times_as_long: dict[str, list[float]] = field(default_factory=dict)  # as untracked, by what was done to the server
+    times_as_long: dict[str, list[float]] = field(default_factory=dict)  # ratios to untracked trainings, by harm
 
 
 def check_run(store: Store, log: Path, run_dir: Path | None, totals: Totals | None = None) -> None:
-    """What a store has of one training is what its log, and its files if it has ended well, say."""
+    """Raise Broken unless a store has what a training's log says, and its files if it ended well."""
     totals = totals or Totals()
     start = start_of(log)
-    if not isinstance(start, StartEvent):  # it was stopped before it had begun
+    if not isinstance(start, StartEvent):  # stopped before its first event
         return
     status = status_of(log)
     found = store.runs(start.run)
@@ -156,7 +156,7 @@ def check_run(store: Store, log: Path, run_dir: Path | None, totals: Totals | No
 
 
 def _check_models(store: Store, stored: Stored, run_dir: Path | None) -> None:
-    """A run that ended well has one logged model with its weights; no other waits for what will not come."""
+    """A run that ended well has one logged model with its weights. No logged model is left pending."""
     models = store.models(stored)
     expect(len(models) <= 1, f"the run has {len(models)} logged models", models)
     expect(all(model.status in (_READY, _FAILED) for model in models), "a logged model is still pending", models)
@@ -168,19 +168,19 @@ def _check_models(store: Store, stored: Stored, run_dir: Path | None) -> None:
 
 
 def events_of(log: Path) -> Iterator[Event]:
-    """The whole lines of a log."""
+    """Events of the complete lines of a log."""
     text = log.read_bytes()
     for line in text[: text.rfind(b"\n") + 1].splitlines(keepends=True):
         yield parse_event(line, log)
 
 
 def status_of(log: Path) -> str:
-    """How a training ended by its own word; without one, it has failed."""
+    """Status of a training by its end event. FAILED without one."""
     return next((event.status for event in events_of(log) if isinstance(event, EndEvent)), "FAILED")
 
 
 def losses_of(log: Path) -> dict[int, float]:
-    """Every loss of a log, by step."""
+    """Losses of a log by step."""
     losses: dict[int, float] = {}
     for event in events_of(log):
         if isinstance(event, LossesEvent):

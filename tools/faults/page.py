@@ -1,4 +1,4 @@
-"""Put the figures of campaigns into the page of promises: the whole one, then those of one part (ONLY=writes).
+"""Write the figures of campaigns into docs/concepts/reliability.md: the whole one first, then ONLY=writes.
 
 python tools/faults/page.py benchmarks/results/HOST/faults.json benchmarks/results/HOST/faults-writes.json
 """
@@ -20,7 +20,7 @@ _BEGIN, _END = "<!-- faults -->\n", "<!-- /faults -->"
 
 
 def tables(campaigns: list[dict[str, Any]]) -> str:
-    """The figures in Markdown, a table for each campaign, with the host that they were taken on."""
+    """The figures in Markdown: host and table of each campaign."""
     return "\n".join(map(_table, campaigns))
 
 
@@ -31,7 +31,7 @@ def _table(campaign: dict[str, Any]) -> str:
         for name, area in campaign["areas"].items()
     ]
     head = ["| faults | tried | held | time |", "| --- | --- | --- | --- |"]
-    kinds = [name for name in campaign["areas"] if name != "processes"]  # those are counted in every campaign
+    kinds = [name for name in campaign["areas"] if name != "processes"]  # every campaign has these
     only = f"ONLY={kinds[0]} " if len(kinds) == 1 else ""
     told = f"`make faults {only}MINUTES={campaign['minutes']:g} SEED={campaign['seed']}` on {host['cpu']['model']}, "
     commit = f"commit {campaign['git']['commit'][:12]}{', with changes' if campaign['git']['dirty'] else ''}"
@@ -53,7 +53,7 @@ def _of(area: dict[str, Any]) -> str:
 
 
 def quoted(page: str) -> str:
-    """The figures that a page has."""
+    """The figures in a page."""
     return page.partition(_BEGIN)[2].partition(_END)[0]
 
 

@@ -1,4 +1,4 @@
-"""``dvc repro`` in a copy of this repository, killed at random moments, and then run again."""
+"""``dvc repro`` in a copy of this repository: killed at random moments and run again."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
 Target = Literal["dvc", "tree", "all", "stage", "two", "both"]
 
 TARGETS: list[Target] = ["dvc", "dvc", "dvc", "tree", "tree", "all", "stage", "stage", "stage", "two", "both"]
-OF_ONE_REPOSITORY = 5  # kills, of which the last lets the pipeline end
+OF_ONE_REPOSITORY = 5  # kills; after the last the pipeline runs to its end
 LIMIT = 240.0
-LATEST = 0.5  # of an undisturbed pipeline's time: a training or two further on than the kill before
+LATEST = 0.5  # share of an undisturbed pipeline's time: a training or two beyond the kill before
 STRATEGIES = ["single", "dp", "ddp"]
 NUMERICS = [["exact"], ["exact", "fast"]]
 TRAIN = {"strategies": STRATEGIES, "num_devices": 2, "oversubscribe": True, "global_batch_size": 64, "epochs": 4,
          "repeats": 1, "checkpoint_every_steps": 8, "timeout_s": 20}  # fmt: skip
 LEFT_OUT = ("params.yaml", "tests/", "benchmarks/", "docs/", "tools/", ".github/")
-TORCH_CACHE = "torchinductor_"  # one folder for each user, which torch makes and keeps
+TORCH_CACHE = "torchinductor_"  # torch makes and keeps one folder for each user
 
 
 class Repository(Sandbox):
-    """A git repository with the sources and the pipeline of this one, and commands that run in it."""
+    """A git repository with the sources and the pipeline of this one."""
 
     def __init__(self, folder: Path, mark: str, numerics: Sequence[str]) -> None:
         params = YAML().load((ROOT / "params.yaml").read_text(encoding="utf-8"))
@@ -69,7 +69,7 @@ class Repository(Sandbox):
 
     @property
     def environ(self) -> dict[str, str]:
-        """With the sources that are here, and the commands of the campaign's own environment."""
+        """Also the repository's own sources, and the commands of this Python environment."""
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         return {**super().environ, "PATH": path, "PYTHONPATH": str(self.folder / "src")}
 
@@ -78,7 +78,7 @@ class Repository(Sandbox):
         return self.start(partial(os.execvp, command[0], command))
 
     def run(self, *command: str) -> Child:
-        """Run a command to its end, which must be a good one."""
+        """Run a command to its end. Raises Broken unless it succeeds."""
         child = self.begin(*command)
         child.wait(LIMIT)
         expect(child.code == 0, f"{' '.join(command)} ends with {child.code}", child.printed()[-1500:])
@@ -86,30 +86,30 @@ class Repository(Sandbox):
         return child
 
     def locked_weights(self) -> dict[str, str]:
-        """Hash of the weights of every exact run, from ``dvc.lock``."""
+        """MD5 of the weights of every exact run in ``dvc.lock``."""
         bits = exact_bits(read_lock(self.folder))
         return {path: md5 for path, md5 in bits.items() if path.endswith("model.safetensors")}
 
     def leftovers(self) -> list[str]:
-        """Without the cache that torch makes for a user and keeps."""
+        """Leftovers except torch's cache."""
         return [path for path in super().leftovers() if f"/{TORCH_CACHE}" not in path]
 
 
 def stage_of(child: Child) -> int | None:
-    """The process of the stage that ``dvc repro`` runs now, not one of its workers."""
+    """Process id of the stage that ``dvc repro`` runs now, not of its workers."""
     found = [pid for pid in child.session() if b"\0pipeline/" in command_of(pid)]
     return min(found, default=None)
 
 
 def expect_no_traceback(child: Child) -> None:
-    """Neither DVC nor a stage printed one."""
+    """Raise Broken if DVC or a stage printed a traceback."""
     printed = child.printed()
     at = printed.find("Traceback (most recent call last)")
     expect(at < 0, "a traceback", printed[max(0, at - 300) : at + 2000])
 
 
 class Pipelines(Area):
-    """After each kill ``dvc repro`` goes on, and where it is let end, nothing shows that anything had happened."""
+    """``dvc repro`` goes on after each kill. A pipeline that ends leaves no trace of the kills."""
 
     NAME = "pipelines"
     UNIT = "killed pipelines"
@@ -124,7 +124,7 @@ class Pipelines(Area):
         self._killed = self._finished = self._torn_rwlocks = self._torn_locks = self._busy = self._two = 0
 
     def case(self, number: int) -> Case:
-        """A kill of somebody at some moment; the last of a repository lets the pipeline end."""
+        """One kill at a random moment. After the last kill of a repository the pipeline runs to its end."""
         choose = self.random(number)
         target, part = choose.choice(TARGETS), LATEST * choose.random()
         last = number % OF_ONE_REPOSITORY == OF_ONE_REPOSITORY - 1
@@ -148,7 +148,7 @@ class Pipelines(Area):
         return Case(f"{shown} {whom} after {part:.0%} of it{', and on to the end' if last else ''}", run)
 
     def final(self) -> Iterator[Case]:
-        """The last pipeline is let end."""
+        """The last pipeline runs to its end."""
         yield Case("the last pipeline goes on to its end", self._end, 0)
 
     def _end(self) -> None:
@@ -172,7 +172,7 @@ class Pipelines(Area):
 
     @cached_property
     def _weights(self) -> dict[str, str]:
-        """Of an undisturbed pipeline."""
+        """Weights of an undisturbed pipeline."""
         repository = self._make("undisturbed", NUMERICS[0])
         started = time.monotonic()
         try:
@@ -187,8 +187,8 @@ class Pipelines(Area):
         return weights
 
     def _enter(self, number: int) -> None:
-        """Go on in the repository of that number, or make it."""
-        self._weights  # noqa: B018 - before any harm is done
+        """Take the repository with this number, and make it if needed."""
+        self._weights  # noqa: B018 - made before any kill
         if number != self._number:
             self._leave()
             self._repository = self._make(str(number), NUMERICS[number % len(NUMERICS)])
@@ -203,7 +203,7 @@ class Pipelines(Area):
     # -- harm --
 
     def _harm(self, target: Target, part: float, choose: random.Random) -> bool:
-        """Start the pipeline and kill somebody; False if it has ended before that."""
+        """Start the pipeline and kill the target. False if the pipeline ended before."""
         assert self._repository
         child = self._repository.begin("dvc", "repro")
         second = None
@@ -222,7 +222,7 @@ class Pipelines(Area):
         return running and child.code != 0
 
     def _let_both_end(self, later: float) -> None:
-        """Start the pipeline, and so many seconds later once more; one of them does the work."""
+        """Start the pipeline twice, so many seconds apart. One of the two does the work."""
         assert self._repository
         first = self._repository.begin("dvc", "repro")
         time.sleep(later)
@@ -238,7 +238,7 @@ class Pipelines(Area):
     def _end_second(self, second: Child) -> None:
         refused = second.poll() not in (None, 0)
         second.kill_tree()
-        second.wait(30)  # DVC takes the locks of whatever has its number still, a zombie too, for held
+        second.wait(30)  # DVC takes a lock for held while its process id exists, also as a zombie
         self._check_second(second, refused=refused)
 
     def _check_second(self, second: Child, *, refused: bool | None = None) -> None:
@@ -265,7 +265,7 @@ class Pipelines(Area):
                 end_marked(self._repository.mark)
 
     def _check_ended(self, child: Child) -> None:
-        """It was killed, or it ended well, or its stage was killed, which it says."""
+        """Raise Broken unless it was killed, succeeded, or says that its stage was killed."""
         expect_no_traceback(child)
         if child.code in (0, -signal.SIGKILL):
             return
@@ -274,9 +274,9 @@ class Pipelines(Area):
         expect(stage_killed or self._mended(printed), f"dvc repro ends with {child.code}", printed[-1500:])
 
     def _mended(self, printed: str) -> bool:
-        """Whether DVC was killed while it wrote its rwlock or dvc.lock, which it never does whole; it is removed then.
+        """Remove a torn rwlock or dvc.lock, and return whether there was one.
 
-        The guide on troubleshooting says so, and the doctor.
+        DVC does not write them atomically. The doctor and the troubleshooting guide tell a user to remove them.
         """
         assert self._repository
         if "Unable to read RWLock-file" in printed:
@@ -328,7 +328,7 @@ class Pipelines(Area):
 
 
 def _runs_by_key(folder: Path) -> dict[str, Path]:
-    """Folders of runs by the key of the training that wrote them."""
+    """Folders of runs by the run's key."""
     found: dict[str, Any] = {}
     for file in folder.glob("runs/*/run.json"):
         found[json.loads(file.read_text(encoding="utf-8"))["run"]] = file.parent

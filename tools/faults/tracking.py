@@ -1,4 +1,4 @@
-"""An MLflow server that is killed, absent, slow, full or wrong, a sender that is killed, and files torn on the way."""
+"""Faults of tracking: a server that is killed, absent, slow, full or wrong, killed senders, and torn files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 PLACES = (("single", 1), ("dp", 1), ("ddp", 1), ("ddp", 2), ("ddp", 4))
 TRAININGS = [training(*place, numerics) for place in PLACES for numerics in NUMERICS]
 TIMES_AS_LONG_AT_MOST = 2.0
-"""The median of trainings beside a server to which one thing is done; the sender shares the host's cores with them."""
+"""Bound of the median ratio to untracked trainings, by harm. The sender shares the host's cores with the training."""
 HARMS: dict[str, tuple[str, ...]] = {
     "cut": ("cut", "silence"),
     "slow": ("slow",),
@@ -54,17 +54,17 @@ HARMS: dict[str, tuple[str, ...]] = {
 }
 KINDS = ("restarts", "torn", "restarts", "proxy", "restarts", "sender", "restarts", "stopped", "restarts", "full",
          "restarts", "proxy", "restarts", "absent")  # fmt: skip
-TEARS = 24  # of one case
+TEARS = 24  # logs of one case
 RESTARTS_IN_ONE = 20
-STATE_BYTES = 240  # of a state file, about
+STATE_BYTES = 240  # about the size of a state file
 SLOW_SECONDS = 2.0
 RESTARTED = "killed and started again"
 Work = tuple[str, int, "Callable[[Path], None]"]
-"""What is done, how many restarts that is, and what does it in a folder."""
+"""A description, its number of server restarts, and a function that does it in a folder."""
 
 
 class Tracking(Area):
-    """What MLflow has after ``samebits track sync`` is what was trained, whatever happened before."""
+    """After ``samebits track sync`` MLflow has what was trained, whatever happened before."""
 
     NAME = "tracking"
     UNIT = "server restarts"
@@ -79,8 +79,8 @@ class Tracking(Area):
         self._filled = self._lived_through = 0
 
     def case(self, number: int) -> Case:
-        """One disturbance of deliveries, by its kind."""
-        number += self._seed  # so that short campaigns of other seeds see other kinds
+        """One disturbed delivery; the kinds take turns."""
+        number += self._seed  # so that short campaigns with other seeds meet other kinds
         kind = KINDS[number % len(KINDS)]
         if kind == "full" and not self._mounts:
             kind = "sender"
@@ -107,13 +107,13 @@ class Tracking(Area):
         return Case(what, run, restarts)
 
     def final(self) -> Iterator[Case]:
-        """One training that lives through many restarts, the totals, and the server's end."""
+        """One training with many restarts of the server, and the totals."""
         yield Case(f"the server is killed and started again {RESTARTS_IN_ONE} times in one training", self._long,
                    RESTARTS_IN_ONE)  # fmt: skip
         yield Case("totals of all cases", self._total, 0)
 
     def figures(self) -> dict[str, Any]:
-        """What the totals say, and how many times as long as untracked trainings took by what was done, as medians."""
+        """Totals, and by harm the median ratio of a training's time to that of an untracked one."""
         medians = {"times_as_long": self._medians()}
         return {**asdict(self._shared.totals), **medians, "restarts_in_one": self._lived_through}
 
@@ -224,7 +224,7 @@ class Tracking(Area):
 
         def work(folder: Path) -> None:
             server = self._shared.server
-            proxy = Proxy(server.port, ("",), 0.0, 0.0, "")  # nobody listens there before it is started
+            proxy = Proxy(server.port, ("",), 0.0, 0.0, "")  # refuses connections until it is started
             try:
                 with self._subject(folder, "absent", proxy.uri) as subject:
                     subject.finish(subject.start(arguments))
@@ -272,7 +272,7 @@ class Tracking(Area):
                 check_end(child, {0, code})
                 for log in subject.logs():
                     expect(status_of(log) in ("FINISHED", status), f"{log.name} ends with {status_of(log)}")
-                subject.finish(subject.start(arguments))  # it goes on from the checkpoint
+                subject.finish(subject.start(arguments))  # resumes from the checkpoint
                 if patient:
                     subject.wait_for_delivery()
                 subject.sync()
@@ -307,7 +307,7 @@ class Tracking(Area):
 
     @contextmanager
     def _store_on(self, disk: Path, what: str) -> Iterator[tuple[str, Store]]:
-        """A store of its own on a small disk, by itself or behind a server; or beside it, for artifacts alone."""
+        """Address of a store on a small disk, perhaps behind a server. For ``artifacts`` the store is elsewhere."""
         database = (disk.parent if what == "artifacts" else disk) / "mlflow.db"
         shutil.copy(self._shared.empty_store, database)
         if what != "server":
@@ -356,7 +356,7 @@ class Tracking(Area):
 
 
 def _place(text: bytes, part: float, where: str) -> int:
-    """Any byte of a log, or one beside the end of a line."""
+    """Number of bytes of a log: any, or one at the end of a line."""
     if where == "any":
         return int(part * (len(text) + 1))
     ends = [index + offset for index, byte in enumerate(text) if byte == ord("\n") for offset in (0, 1)]

@@ -1,4 +1,4 @@
-"""Tracked trainings, their local logs, and what is done to those."""
+"""Tracked trainings and their local logs."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-EPOCHS = 16  # 256 steps: some seconds, in which the log grows several times
+EPOCHS = 16  # 256 steps: the log grows several times within some seconds
 SLOW_EPOCHS = 64
 TRAINING_LIMIT = 90.0
 DELIVERY_LIMIT = 90.0
-SLOWER_AT_MOST = 6.0  # a sender and a server start beside the training, on a host that may be busy with both
+SLOWER_AT_MOST = 6.0  # ratio: a sender and a server start beside the training
 
 
 @dataclass(frozen=True)
 class Tracked:
-    """A training that was started, with these arguments, at this moment."""
+    """A training that was started."""
 
     child: Child
     arguments: tuple[str, ...]
@@ -59,7 +59,7 @@ class Tracked:
 class Subject:
     """A sandbox whose trainings are tracked by one store.
 
-    ``harm`` names what is done to that, None if trainings are disturbed themselves, so that their times mean nothing.
+    ``harm`` is what happens to the store. None if trainings are disturbed themselves, so that their times mean nothing.
     """
 
     def __init__(self, folder: Path, shared: Shared, uri: str, harm: str | None) -> None:
@@ -68,8 +68,8 @@ class Subject:
         self._trainings: list[Tracked] = []
 
     def start(self, arguments: tuple[str, ...], environ: Mapping[str, str] = MappingProxyType({})) -> Child:
-        """Start a training under a name of its own."""
-        self._shared.untracked(arguments)  # before it, so that it does not run beside
+        """Start a training with an output folder of its own."""
+        self._shared.untracked(arguments)  # first, so that the two do not run side by side
         out = self.box.folder / f"runs/{len(self._trainings)}"
         places = ("--data-dir", str(self._shared.data), "--out-dir", str(out))
         environ = {"MLFLOW_TRACKING_URI": self.uri, **environ}
@@ -78,7 +78,7 @@ class Subject:
         return child
 
     def finish(self, child: Child) -> None:
-        """Wait for a training that nothing has happened to, and see that tracking did not hold it up."""
+        """Wait for an undisturbed training. Raises Broken if tracking held it up."""
         child.wait(TRAINING_LIMIT)
         (tracked,) = (one for one in self._trainings if one.child is child)
         spent = time.monotonic() - tracked.began
@@ -89,15 +89,15 @@ class Subject:
         expect(spent < SLOWER_AT_MOST * alone + patient(10), f"a training of {alone:.1f} s took {spent:.1f} s")
 
     def logs(self) -> list[Path]:
-        """Logs of the trainings, the oldest first."""
+        """Logs of the trainings by name."""
         return sorted((self.box.folder / LOGS).glob("*.jsonl"))
 
     def senders(self) -> list[int]:
-        """Living processes that deliver."""
+        """Process ids of living senders."""
         return [pid for pid in marked(self.box.mark) if SENDER in command_of(pid)]
 
     def wait_for_delivery(self, seconds: float = DELIVERY_LIMIT) -> None:
-        """Until the sender has delivered everything, or has ended, or so many seconds have passed."""
+        """Wait until all is delivered, no sender lives, or so many seconds have passed."""
         deadline = time.monotonic() + patient(seconds)
         while time.monotonic() < deadline and self.senders():
             states = [log.with_suffix(".state.json") for log in self.logs()]
@@ -114,7 +114,7 @@ class Subject:
         return child
 
     def check(self, store: Store) -> None:
-        """What the store has of every training, and the bits of those that ended well."""
+        """Raise Broken unless the store has every training, and those that ended well have the untracked bits."""
         expect(len(self.logs()) > 0, "no training has a log")
         ended = {}
         for tracked in (one for one in self._trainings if one.child.code == 0):
@@ -131,7 +131,7 @@ class Subject:
         expect(self.box.leftovers() == [], "leftovers", self.box.leftovers())
 
     def end(self) -> None:
-        """Leave no process behind."""
+        """Kill all processes."""
         for tracked in self._trainings:
             if tracked.child.poll() is None:
                 tracked.child.kill_tree()
@@ -140,16 +140,16 @@ class Subject:
 
 @dataclass(frozen=True)
 class Untracked:
-    """What a training gives without tracking, and how long it takes."""
+    """Result and seconds of a training without tracking."""
 
     run: Run
     seconds: float
 
 
 class Shared:
-    """What all cases share: data, the results of undisturbed trainings, an empty store, and one server.
+    """Data, untracked results, an empty store and a server, which all cases share.
 
-    ``slow``: trainings are those of a model that can be slowed down. ``totals`` may be another one's.
+    With ``slow`` the model can be slowed down. ``totals`` are those of another instance.
     """
 
     def __init__(self, folder: Path, *, slow: bool = False, totals: Totals | None = None) -> None:
@@ -158,7 +158,7 @@ class Shared:
         self._untracked: dict[tuple[str, ...], Untracked] = {}
 
     def sandbox(self, folder: Path) -> Sandbox:
-        """A sandbox with the params, and the model where that is ours."""
+        """A sandbox with parameters, and with the slow model if it is used."""
         box = Sandbox(folder)
         params = {**PARAMS, "train": {**PARAMS["train"], "epochs": SLOW_EPOCHS if self._slow else EPOCHS}}
         if self._slow:
@@ -173,11 +173,11 @@ class Shared:
         return box
 
     def untracked(self, arguments: tuple[str, ...]) -> Untracked:
-        """The training with these arguments, made at the first use."""
+        """The untracked training with these arguments. It runs at the first use."""
         if arguments not in self._untracked:
             out = self._box.folder / f"runs/{len(self._untracked)}"
             seconds = []
-            for _ in range(2):  # the very first one also warms caches
+            for _ in range(2):  # the first one warms caches
                 started = time.monotonic()
                 check_end(self._box("train", *arguments, "--no-tracking", "--out-dir", str(out), seconds=120), {0})
                 seconds.append(time.monotonic() - started)
@@ -186,17 +186,17 @@ class Shared:
 
     @property
     def data(self) -> Path:
-        """The data of every training."""
+        """Data of every training."""
         return self._box.folder / "data"
 
     @cached_property
     def empty_store(self) -> Path:
-        """A fresh SQLite store."""
+        """An empty SQLite store."""
         return empty_store(self._folder)
 
     @cached_property
     def server(self) -> Server:
-        """The server, which answers."""
+        """The running server."""
         shutil.copy(self.empty_store, self._folder / "server.db")
         server = Server(self._folder, self._folder / "server.db", self.mark)
         server.start()
@@ -209,12 +209,12 @@ class Shared:
         return Store(self._folder / "server.db", self.server.artifacts)
 
     def running(self) -> int:
-        """How many runs of the server's store say that they go on."""
+        """Number of runs with status RUNNING in the server's store."""
         return self.store.running() if "server" in self.__dict__ else 0
 
     @cached_property
     def pattern(self) -> Pattern:
-        """A short training with a log that nobody has delivered."""
+        """A short training whose log was not delivered."""
         box = Sandbox(self._folder / "pattern", PARAMS)
         box.mark = f"{self.mark}-pattern"
         arguments = (*training("ddp", 2, "exact"), "--data-dir", str(self.data))
@@ -224,14 +224,14 @@ class Shared:
         return Pattern(log, box.folder / "runs/ddp-exact")
 
     def end(self) -> None:
-        """End the server if it was started."""
+        """Kill the server if it was started."""
         if "server" in self.__dict__:
             self.server.kill()
 
 
 @contextmanager
 def small_disk(folder: Path, kibibytes: int) -> Iterator[Callable[[int], None]]:
-    """A file system of that size at ``folder``, and a function that gives it another size."""
+    """A file system of so many KiB at ``folder``. Yields a function that resizes it."""
     folder.mkdir(parents=True, exist_ok=True)
     _mount("mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder))
     try:
@@ -254,14 +254,14 @@ def can_mount(folder: Path) -> bool:
 
 
 class Trainings:
-    """Trainings of one subject, of which one goes on at any moment until ``finish``."""
+    """Trainings of one subject, one after another until ``finish``."""
 
     def __init__(self, subject: Subject, arguments: Iterable[tuple[str, ...]]) -> None:
         self._subject, self._arguments = subject, itertools.cycle(arguments)
         self._current = subject.start(next(self._arguments))
 
     def until(self, happened: Callable[[], bool], seconds: float = 120) -> None:
-        """Have trainings go on until something has happened."""
+        """Train until ``happened`` is true."""
         deadline = time.monotonic() + seconds
         while not happened():
             expect(time.monotonic() < deadline, f"what was waited for did not happen within {seconds:g} s")
@@ -270,7 +270,7 @@ class Trainings:
             time.sleep(0.02)
 
     def go_on(self, seconds: float) -> None:
-        """Have trainings go on for so long."""
+        """Train for so many seconds."""
         end = time.monotonic() + seconds
         self.until(lambda: time.monotonic() > end)
 
@@ -279,13 +279,13 @@ class Trainings:
         self._current = self._subject.start(next(self._arguments))
 
     def finish(self) -> None:
-        """Wait for the last one."""
+        """Wait for the last training."""
         self._subject.finish(self._current)
 
 
 @dataclass(frozen=True)
 class Tear:
-    """A log of which a delivery sees ``at`` bytes, and perhaps all later; ``state``: its state is then cut there."""
+    """A log whose first delivery sees ``at`` bytes. ``state`` is the length to which its state file is then cut."""
 
     key: str
     text: bytes
@@ -299,7 +299,7 @@ class Tear:
 
 
 def deliver_torn(tears: Sequence[Tear]) -> None:
-    """Deliver what the torn logs hold while their writer is alive; then tear their states, and write the rest."""
+    """Deliver the torn logs while a writer locks them. Then tear their states and write the rest of the logs."""
     from samebits.tracking.delivery import deliver
 
     for tear in tears:
@@ -317,13 +317,13 @@ def deliver_torn(tears: Sequence[Tear]) -> None:
 
 @dataclass(frozen=True)
 class Pattern:
-    """A tracked training that copies are made of."""
+    """A tracked training that is copied."""
 
     log: Path
     out: Path
 
     def copy(self, key: str, out: Path, uri: str) -> bytes:
-        """The log of a training that differs in its name and its places alone; its files go to ``out``."""
+        """Log of a copy with another key and address. The copy's files go to ``out``."""
         shutil.copytree(self.out, out)
         record = RunRecord.read(out / RECORD, made_by="train")
         record.model_copy(update={"run": key}).write(out / RECORD)
@@ -341,7 +341,7 @@ class Pattern:
 
 
 def expect_one_line(child: Child) -> None:
-    """A command that failed says why in one line that begins with ``error:``, its last one."""
+    """Raise Broken unless the last line of a failed command begins with ``error:``."""
     if child.code:
         last = child.err().splitlines()[-1:]
         expect(last != [] and last[0].startswith("error: "), "no line that says what is wrong", child.printed())
