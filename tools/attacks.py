@@ -1,7 +1,7 @@
-"""Try what somebody else could do to who uses the kit, and print a table: attacker, attempt, and outcome.
+"""Run the tests with the mark ``attack`` and print a table of attacker, attempt and outcome.
 
-An attempt is held, or the doctor warns of it. The attempts are the tests with the mark ``attack``; those with another
-user need root. Exit code 1: one was not held.
+The kit holds against an attempt, or the doctor warns of it. Attempts by another user of the host need root. Exit
+code 1: the kit did not hold against one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOT_HELD, _NOT_TRIED = "NOT HELD", "not tried"
 
 
 def attempts(report: Path) -> list[tuple[str, str, str]]:
-    """Attacker, attempt and outcome of each test in pytest's report, by attacker."""
+    """Attacker, attempt and outcome of each test in pytest's report, sorted by attacker."""
     found = []
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - pytest wrote it
         known = {one.get("name"): one.get("value", "") for one in case.iter("property")}
@@ -33,7 +33,7 @@ def attempts(report: Path) -> list[tuple[str, str, str]]:
 
 
 def table(found: list[tuple[str, str, str]]) -> str:
-    """As Markdown, with the number of each outcome below it."""
+    """The table in Markdown, with the number of each outcome below it."""
     rows = [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in found]
     counts = Counter(outcome for _, _, outcome in found)
     said = ", ".join(f"{count} {outcome}" for outcome, count in counts.most_common())
@@ -42,7 +42,7 @@ def table(found: list[tuple[str, str, str]]) -> str:
 
 
 def main() -> int:
-    """Run the tests; see the module."""
+    """Run the tests and print the table."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder, "report.xml")
         options = ["-q", "-m", "attack", "-n", "2", "--dist", "loadscope", f"--junitxml={report}"]

@@ -1,7 +1,6 @@
-"""Look up what the locks hold in the package index's advisories, by pip-audit.
+"""Look up the locked packages in the advisories of the package index, with pip-audit.
 
-It ends with 1 where a package has a known vulnerability, and with 3 where the index told nothing at all, as an index
-without advisories does.
+Exit code 1: a package has a known vulnerability. Exit code 3: the index gave no answer, as one without advisories.
 """
 
 from __future__ import annotations
@@ -17,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-_PINNED = re.compile(r"^([\w.-]+)==([\w.!]+)", re.MULTILINE)  # of torch's CPU build the public version, which is known
+_PINNED = re.compile(
+    r"^([\w.-]+)==([\w.!]+)", re.MULTILINE
+)  # of torch's CPU build the public version, which the index knows
 
 
 def look_up(pinned: list[str]) -> list[dict[str, Any]]:
-    """What the index tells of packages, each with its ``vulns``; none of those that it does not know."""
+    """Packages that the index knows, each with its ``vulns``."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", encoding="utf-8") as requirements:
         requirements.write("\n".join(pinned))
         requirements.flush()

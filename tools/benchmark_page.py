@@ -1,6 +1,6 @@
 """Write docs/reference/benchmarks.md and its plots from benchmarks/results: ``python tools/benchmark_page.py``.
 
-Tables that other pages quote stand there between markers, and are filled as well. A test compares all with the results.
+Tables that other pages quote are written between markers there. A test compares all of them with the results.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ it measures have changed since.
 
 
 def ratio(entry: dict[str, Any]) -> str:
-    """A ratio with its interval and what that allows to say."""
+    """A ratio with its interval and its verdict."""
     return f"{interval(entry['ratio'])}, {entry['verdict']}"
 
 
@@ -55,7 +55,7 @@ def middle(values: dict[str, Any], digits: int = 2) -> str:
 
 
 def loops(result: Result) -> Iterator[str]:
-    """Ratios to each loop, and every loop's time of a step."""
+    """Ratios to each loop, and the step time of every loop."""
     cases = result["cases"]
     peers = list(next(iter(cases.values()))["over"])
     yield from table("case", *(f"over {peer}" for peer in peers))
@@ -92,7 +92,7 @@ def sender(result: Result) -> Iterator[str]:
 
 
 def rounding(result: Result) -> Iterator[str]:
-    """Verdicts, and the share of the tolerance that was used at most."""
+    """Verdicts, and the largest used share of the tolerance."""
     names = list(next(iter(result["cases"].values())))
     yield from table("case", *names)
     for name, verdicts in result["cases"].items():
@@ -104,14 +104,14 @@ def rounding(result: Result) -> Iterator[str]:
 
 
 def startup(result: Result) -> Iterator[str]:
-    """Seconds of each thing."""
+    """Seconds of each start."""
     yield from table("what", "seconds", "rounds")
     for name, values in result["seconds"].items():
         yield row(name, middle(values), str(values["rounds"]))
 
 
 def memory(result: Result) -> Iterator[str]:
-    """Peaks, and the ratio of the one while the kit trains to the script's."""
+    """Peaks, and the ratio of the kit's peak while it trains to the script's."""
     kinds = list(next(iter(result["cases"].values()))["mib"])
     yield from table("case", *(f"{kind}, MiB" for kind in kinds), "kit, training, over bare")
     for name, case in result["cases"].items():
@@ -119,7 +119,7 @@ def memory(result: Result) -> Iterator[str]:
 
 
 def memory_forecast(result: Result) -> Iterator[str]:
-    """Samples, and how far the forecast was off."""
+    """Numbers of samples, and the error of the forecast."""
     yield from table("case", "forecast", "fits, freed at once", "fits, as usual", "forecast over the first")
     for name, case in result["cases"].items():
         counts = (f"{case[kind]:,}" for kind in ("forecast", "at once", "as usual"))
@@ -134,7 +134,7 @@ def repro(result: Result) -> Iterator[str]:
 
 
 def bits(result: Result) -> Iterator[str]:
-    """Different results of each computation."""
+    """Number of different results of each computation."""
     yield from table("computation", "fast", "exact")
     for name, count in result["different_results"].items():
         yield row(name, str(count["fast"]), str(count["exact"]))
@@ -172,7 +172,7 @@ PARTS = {
     "settled": "windows",
     "step": "optimizer",
 }
-"""The parts of an exact step in words, by the method's name, also by its former one, which older results have."""
+"""Words for the parts of an exact step, by the method's name. Older results have the former names."""
 
 
 def quality(result: Result) -> Iterator[str]:
@@ -185,7 +185,7 @@ def quality(result: Result) -> Iterator[str]:
 
 
 def container(result: Result) -> Iterator[str]:
-    """Seconds of a stage in both places, and how many more in the image."""
+    """Seconds of a stage in both places, and the difference."""
     yield from table("stage", "on the host", "in the image", "more", "rounds")
     for name, taken in result["seconds"].items():
         yield row(
@@ -194,7 +194,7 @@ def container(result: Result) -> Iterator[str]:
 
 
 def nodes(result: Result) -> Iterator[str]:
-    """The ratio of steps and the seconds around them; then each link."""
+    """Ratio of step times and the seconds besides; then each link, then a lost machine."""
     yield from table("what", "two machines", "one machine", "two over one, or more", "rounds")
     steps, other = result["step_ms"], result["other_seconds"]
     rounds = str(result["step_ratio"]["rounds"])
@@ -228,7 +228,7 @@ def scale(result: Result) -> Iterator[str]:
 
 
 def explain(result: Result) -> Iterator[str]:
-    """Each planting with what was named and gained, the confusion matrix, sound trainings, and sums of parts."""
+    """Plantings with their named causes and gains, the confusion matrix, sound trainings, and sums of parts."""
     yield from table("planted", "severity", "named first", "share of a step", "gain predicted", "gain obtained")
     for one in sorted(result["results"], key=lambda one: (one["planting"], one["severity"])):
         named = one["named"] or "nothing"
@@ -258,7 +258,7 @@ def explain(result: Result) -> Iterator[str]:
         yield row(one["model"], one["strategy"], f"{one['step_ms']:.2f}", f"{one['parts_over_plain']:.3f}")
 
 
-# name of the result -> title, what was done, its tables
+# name of the result -> title, method, tables
 SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "loop": (
         "The loop against others",
@@ -363,7 +363,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
 }
 
 
-# name of the result -> the files under src/samebits that it measures; without, all of them and the pipeline
+# name of the result -> measured files under src/samebits; by default all of src and the pipeline
 MEASURES: dict[str, tuple[str, ...]] = {
     "loop": ("numerics/fast.py", "training"),
     "ddp": ("numerics/fast.py", "training"),
@@ -383,7 +383,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
 
 
 def commit_of(result: Result) -> str:
-    """The commit that was measured, and which of the files that it measures have changed since, as git sees it here."""
+    """The measured commit, and which of the measured files have changed since."""
     commit, name = result["git"]["commit"], result["benchmark"]
     at = f"Measured at `{commit[:9]}`" + (", with changes on top" if result["git"]["dirty"] else "")
     if _git("merge-base", "--is-ancestor", commit, "HEAD"):
@@ -422,7 +422,7 @@ def results() -> dict[str, dict[str, Result]]:
 
 
 def cost(result: Result) -> Iterator[str]:
-    """The ratios alone."""
+    """Ratios of an exact step."""
     yield from table("model, batch of 256", "over fast fp32", "over plain float64")
     for name, case in result["cases"].items():
         over = (case["over"][reference]["ratio"] for reference in ("fast", "float64"))
@@ -434,11 +434,11 @@ QUOTES: dict[str, tuple[str, Callable[[Result], Iterator[str]]]] = {
     "cost": ("exact", cost),
     "quality": ("quality", quality),
 }
-"""Marker in a page -> result, and the table."""
+"""Marker in a page -> result and table."""
 
 
 def quoted(text: str) -> str:
-    """A page with the tables between its markers as they are now."""
+    """A page with current tables between its markers."""
     for marker, (name, tables) in QUOTES.items():
         lines = "".join(f"{line}\n" for line in tables(results()[name][QUOTED_HOST]))
         text = between(f"<!-- {marker} -->\n", f"<!-- /{marker} -->\n", lines, text)
@@ -446,7 +446,7 @@ def quoted(text: str) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """The page."""
     parts = [HEAD]
     for name, by_host in results().items():
         if not by_host:

@@ -1,8 +1,8 @@
-"""Run a command within a time, and leave none of its processes behind: ``bounded.py SECONDS COMMAND...``.
+"""Run a command with a time limit and leave none of its processes behind: ``bounded.py SECONDS COMMAND...``.
 
-Its exit code is the command's; 124 if the time was over; 125 if the command ended well, but not soon after it all that
-it had started. What is left is ended, and named on stderr. No package is needed, because this also runs what makes the
-environment. Linux alone.
+The exit code is the command's. 124: the time was over. 125: the command succeeded, but processes that it had started
+did not end soon after it. Those are ended and named on stderr. It needs no package, because it also runs the command
+that makes the environment, and it needs Linux.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
-_TO_END_SECONDS = 20  # for what was asked to end, before it is killed
-_BY_ITSELF_SECONDS = 180  # on a busy host, MLflow's import alone takes one
+_TO_END_SECONDS = 20  # between SIGTERM and SIGKILL
+_BY_ITSELF_SECONDS = 180  # generous: on a busy host the import of MLflow alone takes a minute
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every process below this one whose own parent ends, also in other sessions."""
+    """Become the parent of every orphan among this process's descendants, also in other sessions."""
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
 
 
 def descendants(of: int) -> dict[int, str]:
-    """Each living process below one: its number, and its command line."""
+    """Process id and command line of each living descendant."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
+        with suppress(OSError):  # it has just ended
             state, parent = stat.read_text().rpartition(") ")[2].split()[:2]
             if state != "Z":
                 parents[int(stat.parent.name)] = int(parent)
@@ -45,7 +45,7 @@ def descendants(of: int) -> dict[int, str]:
 
 
 def wait_and_reap(process: subprocess.Popen[bytes], deadline: float) -> int:
-    """Wait for a process, and release every other one that has ended below this one: else it looks alive to others."""
+    """Wait for a process, and reap every other child that has ended: a zombie looks alive to others."""
     while process.poll() is None:
         reap(process.pid)
         if time.monotonic() > deadline:
@@ -55,14 +55,14 @@ def wait_and_reap(process: subprocess.Popen[bytes], deadline: float) -> int:
 
 
 def reap(other_than: int = 0) -> None:
-    """Release what has ended; not a process that somebody else here waits for."""
+    """Reap the children that have ended, except one that somebody else waits for."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != other_than:
             os.waitpid(ended.si_pid, 0)
 
 
 def wait_for(of: int, seconds: float) -> dict[int, str]:
-    """The processes below one that are still there after so many seconds."""
+    """Descendants that are still alive after so many seconds."""
     deadline = time.monotonic() + seconds
     while (left := descendants(of)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -71,7 +71,7 @@ def wait_for(of: int, seconds: float) -> dict[int, str]:
 
 
 def end(of: int) -> None:
-    """End every process below one: by SIGTERM, and after a while by SIGKILL."""
+    """End all descendants by SIGTERM, and after a while by SIGKILL."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         for pid in descendants(of):
             with suppress(ProcessLookupError):
@@ -80,7 +80,7 @@ def end(of: int) -> None:
 
 
 def main(seconds: float, command: list[str]) -> int:
-    """Run it; see the module."""
+    """Run the command and return the exit code."""
     adopt_orphans()
     with subprocess.Popen(command) as process:
         for signum in (signal.SIGTERM, signal.SIGHUP):
@@ -91,7 +91,7 @@ def main(seconds: float, command: list[str]) -> int:
             sys.stderr.write(f"error: not done within {seconds:.0f} s: {' '.join(command)}\n")
             end(os.getpid())
             return 124
-        except KeyboardInterrupt:  # which the command got too
+        except KeyboardInterrupt:  # the command got it too
             code = wait_and_reap(process, time.monotonic() + _TO_END_SECONDS)
     left = wait_for(os.getpid(), 0 if code else _BY_ITSELF_SECONDS)
     end(os.getpid())

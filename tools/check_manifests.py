@@ -1,7 +1,7 @@
-"""Hold manifests of Kubernetes, a list of them as JSON on stdin, against the schemas of every version that is known.
+"""Check Kubernetes manifests, a JSON list on stdin, against the schemas of every known version.
 
-Each of their keys is then misspelt in turn, which the newest schema must not let pass: a schema that takes anything
-proves nothing.
+Then each key is misspelt in turn. The newest schema has to refuse that, because a schema that accepts anything proves
+nothing.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 FREE = {"labels", "matchLabels", "selector", "nodeSelector", "limits", "requests", "annotations"}
-"""Maps whose keys are anybody's."""
+"""Maps with free keys."""
 
 
 def places(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The path of every key that a schema knows."""
+    """The path of every key that a schema defines."""
     if isinstance(tree, dict):
         for key, value in tree.items():
             yield (*path, key)
@@ -31,7 +31,7 @@ def places(tree: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
 
 
 def misspelt(manifest: Any, path: tuple[str | int, ...]) -> Any:
-    """A copy with an s behind that key."""
+    """A copy with an s appended to the key at a path."""
     changed = copy.deepcopy(manifest)
     place = changed
     for step in path[:-1]:
@@ -41,8 +41,8 @@ def misspelt(manifest: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def problem(manifest: Any, version: str) -> str:
-    """What a schema has against a manifest; nothing if it lets it pass."""
-    import kubernetes_validate  # of the lint environment, in which this runs
+    """The error of a schema for a manifest. Empty if it is valid."""
+    import kubernetes_validate  # installed in the lint environment alone, which runs this script
 
     try:
         kubernetes_validate.validate(manifest, version, strict=True)
@@ -52,7 +52,7 @@ def problem(manifest: Any, version: str) -> str:
 
 
 def main() -> int:
-    """Check all; 1 if something is wrong."""
+    """Check all manifests. Returns 1 for a problem."""
     from kubernetes_validate.utils import all_versions
 
     manifests, versions = json.load(sys.stdin), [*dict.fromkeys(all_versions())]

@@ -1,10 +1,10 @@
-"""Count the modules, lines and rooms of a package, and the imports between its rooms, which tell how entangled it is.
+"""Count the modules, lines and rooms of a package, and the imports between rooms, as a measure of its coupling.
 
     python tools/count_imports.py [src/samebits]
 
-A room is a package of the first level, or a module beside those. An arrow leads from one room to another whose code it
-imports, however often. A floor is a place in the longest chain of arrows; rooms that reach each other share theirs.
-What is imported under TYPE_CHECKING is no arrow, and is counted by itself.
+A room is a package or module of the first level. An arrow leads from a room to each room that it imports. A room's
+floor is its position in the longest chain of arrows; rooms that reach each other share a floor. Imports under
+TYPE_CHECKING are no arrows. They are counted separately.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Graph = dict[str, set[str]]
 
 
 def files_of(package: Path) -> dict[str, Path]:
-    """The file of each module by its name, ``samebits.records.card``; of a package it is its ``__init__.py``."""
+    """The file of each module by the module's name, ``samebits.records.card``. A package's is its ``__init__.py``."""
     files = {}
     for file in sorted(package.rglob("*.py")):
         parts = file.relative_to(package.parent).with_suffix("").parts
@@ -31,7 +31,7 @@ def files_of(package: Path) -> dict[str, Path]:
 
 
 def imports(file: Path, modules: Collection[str], *, for_types: bool) -> set[str]:
-    """Which of the modules a file imports anywhere; with ``for_types`` also under TYPE_CHECKING."""
+    """The modules that a file imports anywhere, with ``for_types`` also under TYPE_CHECKING."""
     found: set[str] = set()
 
     def visit(node: ast.AST) -> None:
@@ -53,7 +53,7 @@ def imports(file: Path, modules: Collection[str], *, for_types: bool) -> set[str
 
 
 def closure(script: Path, modules: Mapping[str, Path]) -> set[Path]:
-    """The files of the modules that a script imports, directly or not, with those of their packages."""
+    """Files of all modules that a script imports, directly or indirectly, and of their packages."""
     todo, seen = [script], {script}
     while todo:
         for module in imports(todo.pop(), modules, for_types=False):
@@ -65,12 +65,12 @@ def closure(script: Path, modules: Mapping[str, Path]) -> set[Path]:
 
 
 def room(module: str) -> str:
-    """The room that a module is in; the package's own file is one too."""
+    """The room of a module. The package's ``__init__.py`` is one too."""
     return module.split(".")[1] if "." in module else "__init__"
 
 
 def between_rooms(files: Mapping[str, Path], *, for_types: bool = False) -> set[tuple[str, str]]:
-    """Pairs of modules in two rooms, of which the first imports the second."""
+    """Pairs of modules in different rooms: the first imports the second."""
     return {
         (module, other)
         for module, file in files.items()
@@ -80,12 +80,12 @@ def between_rooms(files: Mapping[str, Path], *, for_types: bool = False) -> set[
 
 
 def arrows(pairs: Collection[tuple[str, str]]) -> set[tuple[str, str]]:
-    """The rooms of pairs of modules."""
+    """The arrows of pairs of modules."""
     return {(room(module), room(other)) for module, other in pairs}
 
 
 def floors(rooms: Collection[str], pairs: Collection[tuple[str, str]]) -> list[set[frozenset[str]]]:
-    """Rooms by floor, from those that import none; those that reach each other are in one set."""
+    """Rooms by floor, from those without imports upwards. Rooms that reach each other are in one set."""
     reached: Graph = {here: {here} for here in rooms}
     while grown := [(a, b) for a, b in pairs if not reached[b] <= reached[a]]:
         for a, b in grown:
@@ -99,7 +99,7 @@ def floors(rooms: Collection[str], pairs: Collection[tuple[str, str]]) -> list[s
 
 
 def count(package: Path) -> str:
-    """The figures as lines of text, and the floors from the top."""
+    """The figures as text, then the floors from the top."""
     files = files_of(package)
     rooms = {room(module) for module in files}
     packages = [file.parent for file in files.values() if file.name == "__init__.py" and file.parent != package]

@@ -1,7 +1,7 @@
-"""List handlers of exceptions that no test reached, from what ``make coverage`` left; exit with 1 if there are any.
+"""List the exception handlers that no test reached, from the data of ``make coverage``. Exit code 1: there are some.
 
-That is each ``except``, and each block under ``suppress``, which must have begun. Whether a test looks at what is said
-then, no line can tell.
+A handler is an ``except`` or a block under ``suppress``; the block must have begun. The data cannot tell whether a
+test checks the message.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def handlers(tree: ast.AST) -> Iterator[tuple[int, int]]:
-    """Of each ``except``, and of each block under ``suppress``, its line and the first of its body."""
+    """The line of each handler and the first line of its body."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) or (isinstance(node, ast.With) and _suppresses(node)):
             yield node.lineno, node.body[0].lineno
@@ -31,7 +31,7 @@ def _suppresses(block: ast.With) -> bool:
 
 
 def main() -> None:
-    """Print path, line and source of each."""
+    """Print path, line and source of each unreached handler."""
     coverage = Coverage()
     coverage.load()
     data = coverage.get_data()

@@ -1,4 +1,4 @@
-"""A fork of a process that has imported torch does what a fresh interpreter would, seconds sooner."""
+"""Run a program in a fork of a process that has imported torch, seconds sooner than in a new interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def settle(folder: Path | str, stdout: Path | str, stderr: Path | str) -> None:
-    """Move this process to a folder; it gets no input, and prints to two files."""
+    """Change to a folder, close the input, and send the output to two files."""
     for number, path in enumerate((stdout, stderr), start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND), number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -21,13 +21,13 @@ def settle(folder: Path | str, stdout: Path | str, stderr: Path | str) -> None:
 
 
 def run(program: Callable[[], object]) -> NoReturn:
-    """Call ``program``, and end this process as an interpreter ends that has nothing else to do."""
+    """Call ``program`` and end this process as an interpreter would."""
     code = 0
     try:
         program()
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # noqa: BLE001 - what a fresh interpreter would print and end with
+    except BaseException:  # noqa: BLE001 - printed as a new interpreter would
         traceback.print_exc()
         code = 1
     sys.stdout.flush()

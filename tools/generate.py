@@ -1,8 +1,8 @@
-"""Write what follows from the code: dvc.yaml, what git ignores, what ``make clean`` removes, pages of the reference.
+"""Write the files that follow from the code: dvc.yaml, .gitignore, ``MADE`` in the Makefile, pages of the reference.
 
     python tools/generate.py
 
-A test says where one of them is stale.
+A test fails where one of them is stale.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-sys.path.append(str(Path(__file__).resolve().parent))  # Python leaves it out under -P
+sys.path.append(str(Path(__file__).resolve().parent))  # under -P Python leaves it out
 
 import reference_pages
 from count_imports import closure, files_of
@@ -32,21 +32,21 @@ SRC = ROOT / "src/samebits"
 _WIDTH = 120
 
 AROUND_A_STAGE = {"stages", "errors", "remarks", "results", "tracking", "engines", "__init__"}
-"""Rooms whose code changes no result of a training: command line, messages, words, delivery, where it runs.
+"""Rooms whose code changes no result of a training: command line, messages, delivery, place of execution.
 
-``host.json`` has the image, and so what it holds is followed too. The shape of remarks, which a record keeps, is
-guarded by tests/records/test_schemas.py.
+DVC follows the image through ``host.json``. tests/records/test_schemas.py guards the shape of the remarks that a
+record keeps.
 """
 
 WORDS = {"results", "remarks", "errors"}
-"""Of these, the rooms whose words are the result of a stage that writes some."""
+"""Those of them whose words are results of a stage that writes words."""
 
 
 # -- dvc.yaml -----------------------------------------------------------------------------------------------------
 
 
 def code_of(stage: str, spec: StageSpec) -> list[str]:
-    """The stage's script, and the rooms whose code can change its result."""
+    """The stage's script and the rooms whose code can change its result."""
     files, script = files_of(SRC), ROOT / "pipeline" / f"{stage}.py"
     around = AROUND_A_STAGE - (WORDS if spec.writes_words else set())
     reached = {file.relative_to(SRC).parts[0] for file in closure(script, files) if file.is_relative_to(SRC)}
@@ -113,22 +113,22 @@ def dvc_yaml() -> str:
     return "\n".join(lines) + "\n"
 
 
-# -- what lists the files of the stages ---------------------------------------------------------------------------
+# -- lists of the files of the stages ---------------------------------------------------------------------------
 
 
 def _made() -> list[str]:
-    """What the stages write, by its name at the root."""
+    """Files and folders at the root that the stages write."""
     return sorted({file.partition("/")[0] for command in stages().values() for file in command.spec.files})
 
 
 def gitignore() -> str:
-    """With what the stages write between its two marks."""
+    """The file with the stages' outputs between its marks."""
     kept = [f"/{name}{'' if '.' in name else '/'}" for name in _made()]
     return between("# what the stages write\n", "# end\n", "\n".join(kept) + "\n", (ROOT / ".gitignore").read_text())
 
 
 def makefile() -> str:
-    """With what the stages write in the place where ``make clean`` is told."""
+    """The file with the stages' outputs in ``MADE``, which ``make clean`` removes."""
     text = (ROOT / "Makefile").read_text()
     return re.sub(r"^MADE := .*$", f"MADE := {' '.join(_made())}", text, flags=re.MULTILINE)
 
@@ -139,7 +139,7 @@ FILES: dict[str, Callable[[], str]] = {
     "Makefile": makefile,
     **{f"docs/reference/{name}": page for name, page in reference_pages.PAGES.items()},
 }
-"""What is written, by its path."""
+"""Text of each written file by its path."""
 
 
 if __name__ == "__main__":

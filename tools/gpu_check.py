@@ -47,25 +47,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 ROOT = Path(__file__).resolve().parent.parent
-_LINES = 60  # of what a failed command said
+_LINES = 60  # last lines of a failed command's output
 _REPORT_SECONDS = 60.0
 _FACTS = "from samebits.host import host_facts; print(host_facts().model_dump_json())"
-_COMMAND = "from samebits.cli import main; main()"  # without an installed script
+_COMMAND = "from samebits.cli import main; main()"  # needs no installed script
 
 
 class Check:
-    """Runs commands, each of which may fail, and keeps what they said."""
+    """Runs commands, which may fail, and records their output."""
 
     def __init__(self, folder: Path, set_here: Collection[str] = (), *, here: bool = False) -> None:
-        """``set_here`` are variables that this process has set for itself; ``here``: nothing has been installed."""
+        """``set_here`` names variables that this process has set. ``here``: the package is not installed."""
         self.folder, self.set_here, self.here = folder, set_here, here
         self.samebits = [sys.executable, "-P", "-c", _COMMAND] if here else ["samebits"]
         self.steps: dict[str, dict[str, Any]] = {}
 
     def run(self, name: str, *command: str, minutes: float, cwd: Path = ROOT, **environ: str) -> str:
-        """Run one command to its end, and return its stdout.
+        """Run one command to its end and return its stdout.
 
-        What it has started ends with it, or it would keep GPUs from the next step.
+        At a time-out its whole session is ended, or it would keep GPUs from the next step.
         """
         click.echo(f"{name} ...", err=True)
         started = time.monotonic()
@@ -94,7 +94,7 @@ class Check:
 
 
 def _end_group(leader: subprocess.Popen[str]) -> None:
-    """End a process and those of its session that it has started; at Ctrl-C, pytest reports what it has done so far."""
+    """End a process and its session. SIGINT comes first: pytest then reports what it has done so far."""
     with suppress(ProcessLookupError):
         leader.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -106,9 +106,9 @@ def _end_group(leader: subprocess.Popen[str]) -> None:
 
 
 def cleaned(text: str) -> str:
-    """A line without passwords, and without what says whose host this is: names of folders, of users, of the host."""
+    """A line without passwords and without the names of folders, the user and the host."""
     folders = {str(ROOT): ".", tempfile.gettempdir(): "TMP", str(Path.home()): "~"}
-    for path in sorted(folders, key=len, reverse=True):  # one may lie in another
+    for path in sorted(folders, key=len, reverse=True):  # longest first: one may lie in another
         text = text.replace(path, folders[path]) if path != "/" else text
     text = re.sub(r"pytest-of-[^/\s]+", "pytest-of-USER", text)
     with suppress(OSError, KeyError):
@@ -118,7 +118,7 @@ def cleaned(text: str) -> str:
 
 
 def host(check: Check) -> None:
-    """What the kit says of the host, with CUDA started; and what NVML says, without."""
+    """Facts of the host: the kit's with CUDA started, and NVML's without."""
     out = check.run("host", sys.executable, "-c", _FACTS, minutes=5)
     check.steps["host"] |= {"driver": driver_facts().model_dump(mode="json")}
     if out:
@@ -126,7 +126,7 @@ def host(check: Check) -> None:
 
 
 def doctor(check: Check) -> None:
-    """Findings, those of the model among them."""
+    """Findings of the doctor, with those of the model."""
     out = check.run("doctor", *check.samebits, "doctor", "--model", "--json", minutes=10, MLFLOW_TRACKING_URI="")
     if out:
         findings = json.loads(out)["findings"]
@@ -136,13 +136,13 @@ def doctor(check: Check) -> None:
 
 
 def tests(check: Check) -> None:
-    """``tests/gpu``, the golden hashes of the CPU among them."""
+    """Results of ``tests/gpu``, which include the CPU's golden hashes."""
     report = check.folder / "tests.xml"
-    without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]  # the latter warns, which is an error here
+    without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]  # the benchmark plugin warns, which is an error here
     command = [sys.executable, "-m", "pytest", "-v", *without, f"--junitxml={report}", "tests/gpu"]
     if find_spec("xdist") and may_share_gpus():
         command += ["-n", str(max(1, min(8, count_cores() // 2))), "--dist", "load"]
-    unset = [f"--unset={name}" for name in sorted(check.set_here)]  # stages have to set them themselves
+    unset = [f"--unset={name}" for name in sorted(check.set_here)]  # so that stages have to set them themselves
     check.run("tests", "env", *unset, *command, minutes=120, OMP_NUM_THREADS="2")
     if report.exists():
         cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314 - pytest wrote it
@@ -152,24 +152,24 @@ def tests(check: Check) -> None:
         step = check.steps["tests"]
         step |= {"tried": len(cases), "skipped": dict(skipped), "failed": failed}
         if count_gpus() and skipped.total() == len(cases):
-            step["exit_code"] = step["exit_code"] or 5  # that nothing ran is no success
+            step["exit_code"] = step["exit_code"] or 5  # a run of nothing is no success
 
 
 def _why(case: ET.Element) -> list[str]:
-    """The end of what pytest says of a failure."""
+    """The last lines of pytest's report of a failure."""
     texts = [part.text or part.get("message") or "" for part in case if part.tag in ("failure", "error")]
     return [cleaned(line) for text in texts for line in text.splitlines()[-_LINES:]]
 
 
 def verify(check: Check) -> None:
-    """The exact runs of ``dvc.lock``, trained again here."""
+    """The exact runs of ``dvc.lock``, trained again."""
     out = check.run("verify", *check.samebits, "verify", minutes=30)
-    if not check.steps["verify"]["exit_code"]:  # else what it said, on stderr too, is kept already
+    if not check.steps["verify"]["exit_code"]:  # a failed command's output is recorded already
         check.steps["verify"]["said"] = [cleaned(line) for line in out.splitlines()]
 
 
 def cost(check: Check) -> None:
-    """What exact costs over fast."""
+    """Cost of exact numerics over fast."""
     command = [sys.executable, "benchmarks/exact.py", "--rounds", "10", "--out-dir", str(check.folder / "results")]
     check.run("cost", *command, minutes=60)
     for file in (check.folder / "results").rglob("exact.json"):
@@ -177,7 +177,7 @@ def cost(check: Check) -> None:
 
 
 def repro(check: Check) -> None:
-    """The pipeline at its defaults, in a clone; without DVC its stages one by one, in an empty folder."""
+    """The pipeline at its defaults in a clone. Without DVC its stages run one by one in an empty folder."""
     if check.here:
         _stages(check)
         return
@@ -185,7 +185,7 @@ def repro(check: Check) -> None:
     check.run("repro", "git", "clone", "--quiet", str(ROOT), str(clone), minutes=5)
     if check.steps["repro"]["exit_code"]:
         return
-    # Its own code, and neither the user's server nor somebody's cluster.
+    # The clone's own code, without the user's server and cluster.
     environ = {"PYTHONPATH": str(clone / "src"), "MLFLOW_TRACKING_URI": "", "SAMEBITS_LAUNCHER": ""}
     check.run("repro", "dvc", "repro", minutes=30, cwd=clone, **environ)
     _figures(check, clone)
@@ -206,7 +206,7 @@ def _stages(check: Check) -> None:
 
 
 def _figures(check: Check, folder: Path) -> None:
-    """What the pipeline has measured in a folder."""
+    """Record the figures of a pipeline that ran in a folder."""
     file = folder / "reports/comparison.json"
     if file.exists():
         rows = Comparison.read(file, made_by="dvc repro").rows
@@ -216,7 +216,7 @@ def _figures(check: Check, folder: Path) -> None:
 
 
 def _has_gpus() -> bool:
-    """Whether there are some, or one that cannot be used: then the steps say how that shows."""
+    """Whether there is a GPU, usable or not. The steps show why one is not."""
     try:
         return count_gpus() > 0
     except HostError:
@@ -248,7 +248,7 @@ def main(only: tuple[str, ...], out: Path, *, here: bool, without_gpu: bool) -> 
         if not without_gpu and not _has_gpus():
             raise HostError(f"no GPU that torch can use: {_why_none()}", hint="see `samebits doctor`")
         set_here = ENVIRONMENT.keys() - os.environ.keys()
-        prepare_environment()  # for all that is started here
+        prepare_environment()  # for all commands
         if here:
             os.environ |= {"SAMEBITS_RUNTIME": "host", "PYTHONPATH": os.pathsep.join(sys.path[1:])}
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -257,13 +257,13 @@ def main(only: tuple[str, ...], out: Path, *, here: bool, without_gpu: bool) -> 
             for name in only or STEPS:
                 try:
                     STEPS[name](check)
-                except Exception as error:  # noqa: BLE001 - a step that breaks must not end the others
+                except Exception as error:  # noqa: BLE001 - a broken step must not end the others
                     step = check.steps.setdefault(name, {"exit_code": 0, "seconds": 0.0})
                     step["exit_code"] = step["exit_code"] or 1
                     step["problem"] = cleaned(f"{type(error).__name__}: {error}")
                 problem = git.problem and cleaned(git.problem)
                 facts = {"commit": git.commit, "git": problem, "dirty": git.dirty, "versions": versions()}
-                # After each, so that a host that dies leaves what there was.
+                # Written after each step, so that a host that dies leaves the steps before.
                 write_json(out, {**facts, "steps": check.steps})
         failed = [name for name, step in check.steps.items() if step["exit_code"]]
         click.echo(f"{out}: {len(check.steps) - len(failed)} of {len(check.steps)} steps went well")

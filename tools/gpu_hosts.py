@@ -1,7 +1,7 @@
 """Write what the doctor says on hosts with GPUs into its guide: ``python tools/gpu_hosts.py``. A test compares them.
 
 The hosts are those of the stand-in for NVML, ``tools/nvml``, some with a fault. The line ``cuda`` is left out, because
-there are no GPUs to multiply matrices.
+it needs real GPUs.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ for environ in json.load(sys.stdin):
     answers.append([checks.as_line(finding).plain for finding in checks.gpu_findings(torch_build(), driver)])
 json.dump(answers, sys.stdout)
 """
-"""What a process does for a list of settings of the environment: the stand-in reads its host anew each time."""
+"""Program that prints the doctor's lines for a list of environments. The stand-in reads its host for each."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A host, as the guide names it: one of the stand-in's, with more lines about it and CUDA_VISIBLE_DEVICES."""
+    """A host of the guide: its title, the stand-in's host, more lines about that, and CUDA_VISIBLE_DEVICES."""
 
     title: str
     host: str
@@ -74,7 +74,7 @@ CASES = (
 
 
 def section() -> str:
-    """All hosts, with the doctor's lines about GPUs."""
+    """The doctor's lines about GPUs on all hosts."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         library = nvml.build(folder)
@@ -93,7 +93,7 @@ def section() -> str:
 
 
 def filled(text: str) -> str:
-    """The guide with the section as it is now."""
+    """The guide with the current section."""
     return between("<!-- hosts -->\n", "<!-- /hosts -->\n", section(), text)
 
 

@@ -32,13 +32,13 @@ TRUTH = 1.5
 CHUNKS = 8
 SLICES = 4
 PLANNED = Train().repeats - 1
-NOISE = 0.01  # of a chunk's time, on every host
-MOST = 12  # repeats that are simulated of a measurement that is prolonged
+NOISE = 0.01  # standard deviation of the logarithm of a chunk's time, on every host
+MOST = 12  # repeats of a prolonged measurement
 
 
 @dataclass(frozen=True)
 class Host:
-    """What disturbs the logarithms of the times of one measurement, which are ``(2, repeats, chunks)``.
+    """A simulated host. ``disturb`` changes the logarithms of the times of a measurement, ``(2, repeats, chunks)``.
 
     The first of the two is the slice of ``single``, the second that of the strategy.
     """
@@ -47,14 +47,14 @@ class Host:
     disturb: Callable[[np.random.Generator, Floats], Floats]
 
     def measure(self, rng: np.random.Generator, repeats: int) -> tuple[Floats, Floats]:
-        """Seconds of both by repeat and chunk, whose undisturbed ratio is ``TRUTH``."""
+        """Seconds of both by repeat and chunk. Their undisturbed ratio is ``TRUTH``."""
         logs = self.disturb(rng, rng.normal(0, NOISE, (2, repeats, CHUNKS)))
         single, strategy = np.exp(logs)
         return TRUTH * single, strategy
 
 
 def _drift(rng: np.random.Generator, logs: Floats) -> Floats:
-    """The host loses a tenth of its speed in each repeat, and wanders besides; turns rotate as the kit's do."""
+    """The host loses a tenth of its speed in each repeat and also wanders. Turns rotate as in the kit."""
     _, repeats, chunks = logs.shape
     turns = repeats * chunks * SLICES
     speed = np.cumsum(rng.normal(0.1 / (chunks * SLICES), 0.004, turns)).reshape(repeats * chunks, SLICES)
@@ -65,21 +65,21 @@ def _drift(rng: np.random.Generator, logs: Floats) -> Floats:
 
 
 def _bursts(rng: np.random.Generator, logs: Floats) -> Floats:
-    """Something else runs now and then; a strategy that waits for two devices meets it twice as often."""
+    """Another program runs now and then. A strategy that waits for two devices meets it twice as often."""
     for part, often in zip(logs, (0.1, 0.2), strict=True):
         part += (rng.random(part.shape) < often) * np.log1p(rng.exponential(0.5, part.shape))
     return logs
 
 
 def _runs(_: np.random.Generator, logs: Floats) -> Floats:
-    """What slows a chunk down lasts: neighbours are correlated by 0.6."""
+    """Slowness lasts: neighbouring chunks are correlated by 0.6."""
     for chunk in range(1, logs.shape[2]):
         logs[:, :, chunk] = 0.6 * logs[:, :, chunk - 1] + 0.8 * logs[:, :, chunk]
     return logs
 
 
 def _luck(rng: np.random.Generator, logs: Floats, *, scale: float) -> Floats:
-    """Each slice has luck of its own, such as where its threads and its memory came to lie."""
+    """Each slice has its own speed, such as by the placement of its threads and memory."""
     logs += rng.normal(0, scale, (2, logs.shape[1], 1))
     return logs
 
@@ -171,7 +171,7 @@ ESTIMATORS: dict[str, Callable[[Floats, Floats], Interval]] = {
 def coverage(
     host: Host, estimator: Callable[[Floats, Floats], Interval], *, repeats: int, trials: int
 ) -> tuple[float, float]:
-    """The share of intervals that hold the truth, and half the middle width over it; each trial has its own seed."""
+    """The share of intervals that hold the truth, and half the median width over it. Each trial has its own seed."""
     found = [estimator(*host.measure(np.random.default_rng(seed), repeats)) for seed in range(trials)]
     return _judged(found)
 
@@ -182,7 +182,7 @@ def _judged(found: Sequence[Interval]) -> tuple[float, float]:
 
 
 def prolonged(host: Host, *, trials: int) -> tuple[float, float, float]:
-    """Of measurements that go on until they are narrow: coverage, half the middle width, and the mean of repeats."""
+    """Coverage, half the median width and mean number of repeats of measurements that go on until they are narrow."""
     found, counts = [], []
     for seed in range(trials):
         above, below = host.measure(np.random.default_rng(seed), MOST)
@@ -205,7 +205,7 @@ def table_planned(trials: int, counts: Sequence[int] = (PLANNED, 4, 8)) -> Itera
 
 
 def table_prolonged(trials: int) -> Iterator[str]:
-    """What prolonging does to coverage, by host."""
+    """Coverage, half width and repeats of prolonged measurements, by host."""
     yield from table("host", "coverage", "half width", "mean of repeats")
     for host in HOSTS:
         held, width, repeats = prolonged(host, trials=trials)

@@ -22,14 +22,14 @@ def table(*head: str) -> Iterator[str]:
 
 
 def between(begin: str, end: str, new: str, page: str) -> str:
-    """A page with a new text between two marks. Raises ValueError: it lacks one, or has the first one twice."""
+    """A page with a new text between two marks. Raises ValueError: a mark is missing, or the first occurs twice."""
     head, rest = page.split(begin)
     _, tail = rest.split(end, maxsplit=1)
     return f"{head}{begin}{new}{end}{tail}"
 
 
 def picture(name: str, size: tuple[float, float], plot: Callable[[Axes], None], **style: Any) -> str:
-    """A plot as SVG, the same bytes each time; ``size`` is in inches, and text stays text."""
+    """A plot as SVG with the same bytes each time. ``size`` is in inches. Text stays text."""
     import matplotlib as mpl
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

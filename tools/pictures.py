@@ -1,7 +1,7 @@
 """Draw docs/concepts/images and write the table of docs/concepts/dp-and-ddp.md: ``python tools/pictures.py``.
 
-Both come from one small model of what a step costs, so that the text, the table and the pictures agree. A test draws
-them again and compares the bytes.
+Both come from one small cost model of a step, so that text, table and pictures agree. A test draws them again and
+compares the bytes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PAGE = ROOT / "docs" / "concepts" / "dp-and-ddp.md"
 class Example:
     """A step on one device, and the host around it. Times in ms, sizes in MB, ``link`` in MB per ms (GB per s).
 
-    ``issue`` is how long Python needs to issue one replica's forward pass; ``link`` is what a device sends to
-    another and receives at once.
+    ``issue`` is the time in which Python issues one replica's forward pass. ``link`` is the rate at which a device
+    sends to another and receives at the same time.
     """
 
     forward: float = 16.0
@@ -52,7 +52,7 @@ NVLINK = replace(PCIE, link=200.0)
 
 
 def dp_phases(host: Example, devices: int) -> dict[str, float]:
-    """The phases of a step of ``nn.DataParallel``, each of which waits for the one before it."""
+    """The phases of a step of ``nn.DataParallel``. Each waits for the one before."""
     away = (devices - 1) / devices
     return {
         "scatter": away * host.inputs / host.link,
@@ -71,7 +71,7 @@ def all_reduce(host: Example, devices: int) -> float:
 
 
 def ddp_phases(host: Example, devices: int) -> dict[str, float]:
-    """The phases of a step of ``DistributedDataParallel``; ``all-reduce`` is what shows beyond the backward pass."""
+    """The phases of a step of ``DistributedDataParallel``. ``all-reduce`` is its part after the backward pass."""
     backward, reduce, buckets = host.backward / devices, all_reduce(host, devices), host.buckets
     ends = max(backward + reduce / buckets, backward / buckets + reduce)
     return {
@@ -83,7 +83,7 @@ def ddp_phases(host: Example, devices: int) -> dict[str, float]:
 
 
 def speedup(phases: dict[str, float], host: Example) -> float:
-    """Against one device."""
+    """Speed-up over one device."""
     return host.single / sum(phases.values())
 
 
@@ -118,11 +118,11 @@ def _lanes(axes: Axes, names: list[str], end: float) -> None:
 
 
 def dp_step(axes: Axes) -> None:
-    """A step under dp on four devices, and where it waits for device 0."""
+    """A step under dp on four devices, with the waits for device 0."""
     devices, phases, now = 4, dp_phases(PCIE, 4), 0.0
     for phase, length in phases.items():
         if phase == "forward":
-            # The threads take turns with Python's lock, so a device works when its thread has issued something.
+            # Threads take turns with Python's lock. A device works once its thread has issued something.
             turn, work = PCIE.issue / ROUNDS, PCIE.forward / devices / ROUNDS
             for index in range(ROUNDS * devices):
                 start = now + index * turn
@@ -192,7 +192,7 @@ def draw(name: str) -> str:
 
 
 def table() -> str:
-    """The example in figures."""
+    """The example's figures as tables."""
     tables = []
     for strategy, counts in (("dp", (1, 2, 4, 8)), ("ddp", (2, 4, 8))):
         names = list(STEPS[strategy](PCIE, 2))
@@ -206,7 +206,7 @@ def table() -> str:
 
 
 def page(text: str) -> str:
-    """The page's text with the table that the model gives."""
+    """The page with the current tables."""
     return between("<!-- example -->\n", "<!-- /example -->", f"\n{table()}\n\n", text)
 
 

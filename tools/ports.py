@@ -6,11 +6,11 @@ import random
 import socket
 
 _BELOW_EPHEMERAL = range(10_000, 32_768)
-"""Linux gives none of these to a client or to a server that asks for any, so none is taken while one's own starts."""
+"""Linux gives none of these to a client, or to a server that asks for any port. So a free one stays free."""
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens at now, by chance another one at every call."""
+    """A random port of loopback at which nobody listens."""
     while True:
         port = random.SystemRandom().choice(_BELOW_EPHEMERAL)
         with socket.socket() as probe:

@@ -2,7 +2,7 @@
 
 python tools/quote_run.py [reports/comparison.json [FOLDER]]
 
-FOLDER is what the guide's training by hand left; with it the guide's lines on that are what its commands print.
+FOLDER has the run of the guide's training by hand. With it the guide also gets the output of those commands.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ README, GUIDE = ROOT / "README.md", ROOT / "docs/guides/first-run.md"
 
 
 def replace(path: Path, before: str, after: str, text: str) -> None:
-    """Put ``text`` between two marks, of which the first occurs once."""
+    """Put ``text`` between two marks of a page."""
     path.write_text(between(before, after, text, path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def quote_comparison(comparison: Comparison) -> None:
-    """The table for the README, the answers for the guide."""
+    """Write the table into the README and the answers into the guide."""
     table = "".join(f"{line}\n" for line in markdown(comparison).splitlines() if line.startswith("|"))
     replace(README, "<!-- result -->\n", "<!-- /result -->", table)
     said = "".join(f"{textwrap.fill(answer, 115)}\n" for answer in answers(comparison))
@@ -38,7 +38,7 @@ def quote_comparison(comparison: Comparison) -> None:
 
 
 def quote_training(folder: Path) -> None:
-    """What the guide's training by hand and its comparison with the pipeline's print."""
+    """Write the output of the guide's training by hand, and of its comparison with the pipeline's run."""
     run = read_run(folder)
     reference = read_run(Path("runs") / run.name)
     same = say_comparison(compare_runs(reference, run), settings_that_differ(reference, run))
@@ -49,7 +49,7 @@ def quote_training(folder: Path) -> None:
 
 
 def main(comparison: str = "reports/comparison.json", folder: str | None = None) -> None:
-    """Fill them."""
+    """Fill both pages."""
     quote_comparison(Comparison.read(Path(comparison), made_by=MADE_BY))
     if folder:
         quote_training(Path(folder))

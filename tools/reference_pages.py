@@ -1,4 +1,4 @@
-"""The pages of docs/reference that the code knows better; tools/generate.py writes them."""
+"""Generated pages of docs/reference, which tools/generate.py writes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def rows(section: type[Section], prefix: str) -> Iterator[str]:
 
 
 def sections_of(annotation: object) -> list[type[Section]]:
-    """The section that a key holds, or those that it chooses between."""
+    """The section of a key, or the sections that it chooses between."""
     members = [get_args(member)[0] if get_origin(member) is Annotated else member for member in get_args(annotation)]
     classes = dict.fromkeys(members or [annotation])
     return [section for section in classes if isinstance(section, type) and issubclass(section, Section)]
@@ -111,7 +111,7 @@ def table(title: str, body: list[str]) -> str:
 
 
 def help_of(command: click.Command, name: str) -> Iterator[str]:
-    """The help of a command and of those below it, as a terminal of 100 columns shows it."""
+    """The help of a command and its subcommands in a terminal of 100 columns."""
     context = click.Context(command, info_name=name, terminal_width=100, **HELP_OPTIONS)
     yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):

@@ -35,10 +35,10 @@ _SLOW = "slow and not container and not rehearsal"
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Tests that run together: what pytest is told, what has to be there, and a limit that only a hang reaches.
+    """Tests that run together: pytest's arguments, what .ci/with brings for them, and a time limit for hangs.
 
-    Nothing to ``select`` is the campaign of faults, which is no test of pytest's. ``gpus_of`` is a host of
-    ``tools/nvml``, whose GPUs are shown though nothing computes on them.
+    Without ``select`` it is the campaign of faults, which is no test of pytest. ``gpus_of`` is a host of
+    ``tools/nvml``. Its GPUs are shown, but nothing computes on them.
     """
 
     about: str
@@ -88,7 +88,7 @@ GROUPS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a group."""
+    """Result of a group."""
 
     group: str
     passed: int = 0
@@ -98,11 +98,11 @@ class Outcome:
 
     @property
     def ran(self) -> bool:
-        """Whether any of its tests was run."""
+        """Whether any of its tests ran."""
         return self.passed + self.failed > 0
 
     def row(self) -> list[str]:
-        """A row of the table."""
+        """Its row of the table."""
         why = "; ".join(f"{count} {reason}" for reason, count in self.skipped.most_common(3))
         more = len(self.skipped) - 3
         return [self.group, str(self.passed), str(self.failed), str(self.skipped.total()), f"{self.seconds:.0f}",
@@ -110,7 +110,7 @@ class Outcome:
 
 
 def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome:
-    """Count what the report says; a session that left none, ended badly, or found no test is a failure."""
+    """Count the results in a report. A session without a report, with a bad exit code or without tests has failed."""
     passed, failed, skipped = 0, 0, Counter[str]()
     if GROUPS[group].select is None:
         areas = json.loads(report.read_text())["areas"].values() if report.exists() else ()
@@ -131,7 +131,7 @@ def read_outcome(group: str, report: Path, code: int, seconds: float) -> Outcome
 
 
 def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
-    """Run one group to its end; with ``coverage``, say which lines it reached, in files beside ``.coverage``."""
+    """Run one group to its end. With ``coverage`` write the reached lines to files beside ``.coverage``."""
     group, report, started = GROUPS[name], folder / name, time.monotonic()
     if group.venv == ".venv-gpu":
         made = subprocess.run(["make", ".venv-gpu/.installed"], cwd=ROOT, check=False)
@@ -139,7 +139,7 @@ def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
             return Outcome(group=name, failed=1, seconds=time.monotonic() - started)
     python = f"{group.venv}/bin/python"
     if group.select is None:
-        seed = str(int(time.time()) // 86400)  # of the day, so that each night sees other faults
+        seed = str(int(time.time()) // 86400)  # the day's number, so that each night tries other faults
         options = ("--minutes", "10", "--seed", seed, "--out", str(report))
         tests = ["env", "PYTHONPATH=tools:tests", python, "-m", "faults", *options]
     else:
@@ -175,7 +175,7 @@ def main(names: tuple[str, ...], *, coverage: bool) -> None:  # noqa: D103 - cli
         click.echo("gpu is left out: no NVIDIA driver answers here")
     if idle := [outcome.group for outcome in outcomes if not outcome.ran]:
         click.echo(f"nothing of {', '.join(idle)} could run here")
-    # A group that was asked for by name has to run; all of them are what this host can run.
+    # A group named on the command line has to run. By default a group may be left out.
     sys.exit(any(outcome.failed or (names and not outcome.ran) for outcome in outcomes))
 
 

@@ -1,7 +1,7 @@
-"""Whether the pipeline that ran last gave the exact bits that git has: ``dvc.lock`` against the commit's.
+"""Compare the exact bits of the last pipeline with those in git: ``dvc.lock`` against the commit's ``dvc.lock``.
 
-What is promised for every host is compared: the data, and weights and losses of the exact runs. Nothing is trained.
-Exit code 1: a difference, by name.
+It compares what is promised on every host: the data, and weights and losses of the exact runs. Nothing is trained.
+Exit code 1: there is a difference, which is named.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXACT = ("/model.safetensors", "/losses.csv")
 
 
 def committed() -> Lock:
-    """The lock of the commit that is checked out."""
+    """The lock in the current commit."""
     text = subprocess.run(["git", "show", f"HEAD:{LOCK}"], capture_output=True, text=True, check=True).stdout
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, LOCK).write_text(text)
@@ -25,14 +25,14 @@ def committed() -> Lock:
 
 
 def exact_bits(lock: Lock) -> dict[str, str]:
-    """MD5 of each file that is the same on every host."""
+    """MD5 of each file that has the same bits on every host."""
     exact = [stage for stage in lock.stages if stage.startswith("train@") and stage.endswith("-exact")]
     bits = {path: md5 for stage in exact for path, md5 in lock.files(stage).items() if path.endswith(_EXACT)}
     return bits | {path: md5 for path, md5 in lock.files("prepare").items() if path.startswith("data/")}
 
 
 def main() -> int:
-    """Compare; see the module."""
+    """Compare the two locks."""
     expected, made = exact_bits(committed()), exact_bits(read_lock())
     different = sorted(path for path in expected.keys() | made.keys() if expected.get(path) != made.get(path))
     for path in different:

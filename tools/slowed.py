@@ -1,4 +1,4 @@
-"""A model whose steps are slow while somebody wants them to be: its training is under way when a fault comes."""
+"""A model whose steps can be slowed down, so that its training is still running when a fault comes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def make(features):
 
 
 def slow_model(folder: Path, features: int = 128) -> dict[str, Any]:
-    """Write the model for task ``vectors`` with so many features, and give the params that name it."""
+    """Write the model for task ``vectors`` with so many features. Returns the params that name it."""
     (folder / "mine.py").write_text(SOURCE, encoding="utf-8")
     return {"name": "mine:make", "source": "mine.py", "kwargs": {"features": features}}
 
 
 @contextmanager
 def slowed(folder: Path) -> Iterator[None]:
-    """Each forward pass of trainings in this folder takes a twentieth of a second."""
+    """Slow each forward pass of trainings in this folder down by a twentieth of a second."""
     flag = folder / "slow"
     flag.touch()
     try:

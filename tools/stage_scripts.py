@@ -1,4 +1,4 @@
-"""The stages of this repository, as their scripts say."""
+"""The stages of this repository, read from their scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @cache
 def stages() -> dict[str, StageCommand]:
-    """The command of each stage by its name, each behind those whose files it reads."""
+    """The command of each stage by its name, in the order of execution."""
     commands = {file.stem: runpy.run_path(str(file))["main"] for file in sorted((ROOT / "pipeline").glob("*.py"))}
     ordered: dict[str, StageCommand] = {}
     while left := [name for name in commands if name not in ordered]:
@@ -30,5 +30,5 @@ def stages() -> dict[str, StageCommand]:
 
 
 def reads_of(read: str, written: str) -> bool:
-    """Whether a dependency holds a file or folder that a stage writes."""
+    """Whether a dependency is or contains a file that a stage writes."""
     return written == read or written.startswith(f"{read}/")

@@ -155,7 +155,7 @@ class _SpoilingServer(ThreadingHTTPServer):
         self._share = 0.0
 
     def next_harm(self, path: str) -> str:
-        """Harm of the next answer, empty for none. Likelier for a request whose repetition could create a second thing."""
+        """Harm of the next answer, empty for none. Likelier where a repeated request could create a second thing."""
         share = max(self._share, SHARE_OF_CREATIONS) if self._share and path.endswith("/create") else self._share
         return self._random.choice(self._harms) if self._random.random() < share else ""
 

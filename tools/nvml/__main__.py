@@ -1,8 +1,8 @@
-"""Run a command as on a host with GPUs that a stand-in for NVML tells of.
+"""Run a command as if on a host with GPUs, which a stand-in for NVML simulates.
 
     PYTHONPATH=tools python -m nvml A make test
 
-``A`` to ``F`` are the hosts of ``tools/nvml/hosts``; the build of torch says that it is for CUDA.
+``A`` to ``F`` are the hosts of ``tools/nvml/hosts``. torch's version file names CUDA.
 """
 
 import os
@@ -14,7 +14,7 @@ import nvml
 
 
 def main() -> None:
-    """Become the command."""
+    """Replace this process by the command."""
     if len(sys.argv) < 3 or sys.argv[1] not in nvml.HOSTS:
         sys.exit(f"usage: python -m nvml {{{','.join(nvml.HOSTS)}}} COMMAND...")
     host, *command = sys.argv[1:]

@@ -1,6 +1,6 @@
-"""Have torch's version file say that torch was built for the CUDA of STAND_IN_CUDA, empty for none.
+"""Let torch's version file say that torch was built for the CUDA version in STAND_IN_CUDA, or for none if it is empty.
 
-samebits reads that file in place of importing torch.
+samebits reads that file instead of importing torch.
 """
 
 import os
