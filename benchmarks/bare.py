@@ -1,7 +1,7 @@
 """The kit's training beside loops written by hand, in the same processes and in turns.
 
-All start from the same weights, feed the same batches in the same order, and must end with the same losses (checked).
-What a loop needs once (its loader, its optimizer, a ``Trainer``) is made outside the time that counts.
+All start from the same weights, feed the same batches in the same order and end with the same losses, which is checked.
+What a loop needs once, such as its loader, its optimizer or a ``Trainer``, is made outside the timed part.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ CASES = some(
 )
 OPTIMIZER: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}
 LAUNCHER = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
-TOLERANCE = 1e-5  # by which losses of the same work may differ
+TOLERANCE = 1e-5  # largest difference between losses of the same work
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a loop is given.
+    """The input of a loop.
 
-    ``order`` lists the rows of ``data`` that this rank feeds, (steps, samples). ``losses`` takes those of the loop's
-    last run under its name.
+    ``order`` has the rows of ``data`` that this rank feeds, (steps, samples). The loop puts the losses of its last run
+    into ``losses`` under its name.
     """
 
     model: nn.Module
@@ -73,11 +73,11 @@ class Setting:
 
 
 Loop = Callable[[Setting, str], Variant]
-"""Makes a loop to time from what it is given and its name."""
+"""Makes a loop to time from its input and its name."""
 
 
 def resetting(model: nn.Module, then: Callable[[], None]) -> Callable[[], None]:
-    """A reset to the weights that ``model`` has now, in the state that PyTorch starts in."""
+    """A function that resets ``model`` to its current weights and PyTorch to its initial state."""
     initial = Snapshot(model)
 
     def reset() -> None:
@@ -89,7 +89,7 @@ def resetting(model: nn.Module, then: Callable[[], None]) -> Callable[[], None]:
 
 
 def bare(wrap: Callable[[nn.Module], nn.Module]) -> Loop:
-    """The least that trains: all data in memory, whole batches by indexing; no schedule, no clock, no tracker."""
+    """The smallest loop: data in memory, whole batches by indexing, no schedule, no clock, no tracker."""
 
     def make(setting: Setting, name: str) -> Variant:
         module = wrap(setting.model)
@@ -114,7 +114,7 @@ def bare(wrap: Callable[[nn.Module], nn.Module]) -> Loop:
 
 
 def kit(trainable: Trainable, steps: int, losses: dict[str, list[float]]) -> Variant:
-    """The kit's own loop, with its schedule, its clock and a tracker that shows nothing."""
+    """The kit's own loop with its schedule, its clock and a silent tracker."""
 
     def run() -> None:
         tracker = Progress("", steps, lambda *_: None, None, shown=False)
@@ -141,22 +141,22 @@ class Task:
 
 
 def work(task: Task, _: Reporter) -> dict[str, list[float]]:
-    """Run in each worker; the seconds of each variant's slices."""
+    """Measure in each worker. Returns the seconds of each variant's slices."""
     card = read_card(task.folder / "card.json")
     worker = make_worker(task.placement, task.params.train)
     setup = Setup(task.params, "fast", card, split=task.split, worker=worker)
     setup.enter_process()
     if worker.world_size == 1:
         for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
-            del os.environ[name]  # else a peer takes itself for one of several and sets its own threads
+            del os.environ[name]  # otherwise a peer sees several workers and sets its own threads
     seconds = measure(task, setup)
-    gc.collect()  # the wrappers must be gone before their process group
+    gc.collect()  # wrappers have to be freed before their process group
     worker.close()
     return seconds
 
 
 def measure(task: Task, setup: Setup) -> dict[str, list[float]]:
-    """Time every loop in turns, once all have shown that they do the same work."""
+    """Check that all loops do the same work, then time them in turns."""
     worker, steps = setup.worker, task.params.total_steps
     model, data = setup.build(), setup.load(task.folder)
     batches = setup.batches(data)
@@ -174,14 +174,14 @@ def measure(task: Task, setup: Setup) -> dict[str, list[float]]:
         apart = float((means[name] - means["kit"]).abs().max())
         assert apart <= TOLERANCE, f"{name} does not do the same work: its losses differ by {apart}"
     assert torch.get_num_threads() == 1, "a loop has set the number of threads"
-    gc.freeze()  # so that collecting before each slice looks at new objects alone
+    gc.freeze()  # later collections skip the objects so far
     return interleave(variants, task.rounds, worker, task.clock)
 
 
 def against(
     strategy: StrategyName, loops: Mapping[str, Loop], rounds: int, clock: Callable[[], float]
 ) -> dict[str, Any]:
-    """Measure every case on two CPU devices at most; print and return the ratio of the kit to each loop."""
+    """Measure every case on at most two CPU devices. Prints and returns the ratios of the kit to each loop."""
     results = {}
     for name, (model, batch, steps) in CASES.items():
         params = parse_params(

@@ -39,7 +39,7 @@ KERNELS: tuple[tuple[str, dict[str, str]], ...] = (
     ("avx2", {"MKL_ENABLE_INSTRUCTIONS": "AVX2"}),
     ("avx512", {"MKL_CBWR": "COMPATIBLE"}),
 )
-NEEDS = {"avx2": "avx2", "avx512": "avx512f"}  # PyTorch takes a kernel that it is told to, and dies of it
+NEEDS = {"avx2": "avx2", "avx512": "avx512f"}  # on a CPU without them PyTorch would crash
 SIZE = 512
 STEPS = 20
 
@@ -85,7 +85,7 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def environments() -> list[dict[str, str]]:
-    """Those that this host can take."""
+    """Environments for which this host has the instruction sets."""
     here = host_facts().cpu.instruction_sets
     kernels = [(isa, mkl) for isa, mkl in KERNELS if isa not in NEEDS or NEEDS[isa] in here]
     return [
@@ -96,7 +96,7 @@ def environments() -> list[dict[str, str]]:
 
 
 def digests() -> dict[str, dict[str, str]]:
-    """Of each operation's result here, in both arithmetics."""
+    """Hashes of each operation's result in both arithmetics."""
     x = numbers("inputs", SIZE, SIZE)
     hashes: dict[str, dict[str, str]] = {}
     for name, operation in OPERATIONS.items():

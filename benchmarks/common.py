@@ -1,7 +1,7 @@
-"""What the benchmarks share: variants in turns, paired ratios and medians with their spread, where results are kept.
+"""Shared parts of the benchmarks: variants in turns, paired ratios, medians with their spread, and files of results.
 
-A shared machine's speed moves by a factor of two within minutes. Variants therefore take turns in short slices,
-ratios are formed within a round, and the median is given with a distribution-free interval of it and the range.
+The speed of a shared machine changes by a factor of two within minutes. Variants therefore take turns in short slices,
+and ratios are formed within a round. A median comes with its distribution-free interval and the range.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from samebits.workers.rank import Reporter
 
 T = TypeVar("T")
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers, machines and what runs on them end too
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and machines end too
 
 ROOT = Path(__file__).resolve().parent.parent
-FEWEST_ROUNDS = 6  # below, not even the range is a 95% interval of the median
+FEWEST_ROUNDS = 6  # with fewer, not even the range is a 95% interval of the median
 RESULTS = ROOT / "benchmarks" / "results"
 
 SMOKE = bool(os.environ.get("SAMEBITS_BENCH_SMOKE"))
-"""Whether scripts only show that they work: each thing once and small, and no figure is kept."""
+"""Whether a script only shows that it works: each thing runs once and small, and no figure is kept."""
 
-# What the cases were from the first measurement on, so that results compare; the defaults of params.yaml may change.
+# Fixed since the first measurement, so that results compare. The defaults of params.yaml may change.
 VECTORS: dict[str, Any] = {"task": "vectors", "kwargs": {"features": 128}}
 MLP: dict[str, Any] = {"name": "mlp", "kwargs": {"hidden": [256, 128]}}
 BATCH, LEARNING_RATE = 256, 0.1
@@ -61,23 +61,23 @@ with_out_dir = click.option(
 
 
 def few(usual: Any, smoke: Any) -> Any:
-    """A size, or the least that still shows that a script works."""
+    """The usual size, or the one for smoke."""
     return smoke if SMOKE else usual
 
 
 def some(cases: dict[str, Any]) -> dict[str, Any]:
-    """The cases, or the first alone."""
+    """All cases, or in smoke the first."""
     return dict(itertools.islice(cases.items(), few(None, 1)))
 
 
 def leave_out(reason: str) -> NoReturn:
-    """End with what says that this machine cannot run the benchmark."""
+    """End with the exit code for a host that cannot run the benchmark."""
     click.echo(f"left out: {reason}", err=True)
     sys.exit(HostError.exit_code)
 
 
 class Ratio(TypedDict):
-    """Median of paired ratios, its 95% interval by order statistics, the range, and how many there are."""
+    """Median of paired ratios, its 95% interval by order statistics, their range and number."""
 
     median: float
     interval: tuple[float, float]
@@ -86,7 +86,7 @@ class Ratio(TypedDict):
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float]) -> Ratio:
-    """Summarise above / below of paired slices."""
+    """Summarise the ratios above / below of paired slices."""
     values = sorted(a / b for a, b in zip(above, below, strict=True))
     count = len(values)
     # The k-th smallest of n values is below the median with probability P(Binomial(n, 1/2) >= k).
@@ -103,7 +103,7 @@ def ratio_of(above: Sequence[float], below: Sequence[float]) -> Ratio:
 
 
 class Middle(TypedDict):
-    """Median and range of so many values."""
+    """Median, range and number of values."""
 
     median: float
     range: tuple[float, float]
@@ -111,26 +111,26 @@ class Middle(TypedDict):
 
 
 def middle_of(values: Sequence[float]) -> Middle:
-    """Summarise values of one thing."""
+    """Summarise the values of one quantity."""
     return {"median": statistics.median(values), "range": (min(values), max(values)), "rounds": len(values)}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """Something to time: ``run`` is timed, unless it returns the seconds that count; ``reset`` before it is not."""
+    """Something to time. ``run`` is timed, or returns its own seconds. ``reset`` comes before and is not timed."""
 
     run: Callable[[], float | None]
     reset: Callable[[], None]
 
 
 def in_turn(names: Sequence[str], number: int) -> list[str]:
-    """The names in the order of a round; who begins changes from round to round."""
+    """The names in the order of a round. Each round begins with the next name."""
     turn = number % len(names)
     return [*names[turn:], *names[:turn]]
 
 
 def in_turns(things: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, list[T]]:
-    """What each thing gives in each round; who begins changes from round to round."""
+    """The results of each thing by round. Each round begins with the next thing."""
     found: dict[str, list[T]] = {name: [] for name in things}
     for number in range(rounds):
         for name in in_turn([*things], number):
@@ -141,13 +141,13 @@ def in_turns(things: Mapping[str, Callable[[], T]], rounds: int) -> dict[str, li
 def interleave(
     variants: Mapping[str, Variant], rounds: int, worker: Worker, clock: Callable[[], float]
 ) -> dict[str, list[float]]:
-    """Seconds of each variant's slice in each round, of the slowest rank; who begins changes from round to round."""
+    """Seconds of the slowest rank for each variant and round. Each round begins with the next variant."""
     names = list(variants)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):
         for name in in_turn(names, number):
             variants[name].reset()
-            gc.collect()  # nobody pays for what another left behind
+            gc.collect()  # so that no variant collects the garbage of another
             worker.ranks.barrier()
             started = clock()
             counted = variants[name].run()
@@ -156,7 +156,7 @@ def interleave(
 
 
 def verdict(ratio: Ratio) -> str:
-    """What the interval allows to say of a ratio to the reference."""
+    """The conclusion that the interval of a ratio allows."""
     low, high = ratio["interval"]
     if ratio["rounds"] < FEWEST_ROUNDS:
         return "too few rounds"
@@ -175,14 +175,14 @@ def show(name: str, ratio: Ratio) -> None:
 
 
 class Judged(TypedDict):
-    """A ratio, and what its interval allows to say."""
+    """A ratio and the conclusion that its interval allows."""
 
     ratio: Ratio
     verdict: str
 
 
 def judged(name: str, above: Sequence[float], below: Sequence[float]) -> Judged:
-    """Compare paired slices, and print that in one line."""
+    """Compare paired slices and print the ratio."""
     ratio = ratio_of(above, below)
     show(name, ratio)
     return {"ratio": ratio, "verdict": verdict(ratio)}
@@ -195,7 +195,7 @@ def show_middle(name: str, values: Middle, unit: str = "s") -> None:
 
 
 def run(*command: str, folder: Path, environ: Mapping[str, str] = os.environ) -> float:
-    """Run a program in ``folder`` and return its wall seconds; its output is shown if it fails."""
+    """Run a program in ``folder`` and return its wall seconds. If it fails, its output is shown."""
     started = time.perf_counter()
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environ, check=False)
     seconds = time.perf_counter() - started
@@ -210,7 +210,7 @@ def stage(name: str, *arguments: str, folder: Path, environ: Mapping[str, str] =
 
 
 def wait_for(what: Callable[[], Any], seconds: float, failure: Callable[[], str]) -> Any:
-    """What ``what`` gives once that is true; ends this program with ``failure`` after so many seconds."""
+    """The result of ``what`` once it is true. After so many seconds the script ends with the text of ``failure``."""
     deadline = time.monotonic() + seconds
     while not (found := what()):
         if time.monotonic() > deadline:
@@ -220,12 +220,12 @@ def wait_for(what: Callable[[], Any], seconds: float, failure: Callable[[], str]
 
 
 def result_of(work: Callable[[Reporter], Any], workers: int = 1) -> Any:
-    """What ``work`` gives in the first of so many workers, as plain data: a launch itself hands nothing back."""
+    """The result of ``work`` in the first of so many workers, as plain data. It comes in a file."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "result.json"
 
         def run_work(reporter: Reporter) -> None:
-            rank = os.environ["RANK"]  # bare.py takes it away
+            rank = os.environ["RANK"]  # read before work, because bare.py deletes it
             result = work(reporter)
             if rank == "0":
                 write_json(file, result)
@@ -235,7 +235,7 @@ def result_of(work: Callable[[Reporter], Any], workers: int = 1) -> Any:
 
 
 def _git() -> GitState:
-    """The commit, and whether anything but results was changed on top of it: the benchmark before writes some."""
+    """The commit, dirty if anything but results has changed. Earlier benchmarks write results."""
     outputs = [":(top,exclude)benchmarks/results", ":(top,exclude)docs/reference", ":(top,exclude)dvc.lock"]
     done = subprocess.run(
         ["git", "status", "--porcelain", "--", ":/", *outputs], cwd=ROOT, capture_output=True, check=False
@@ -244,7 +244,7 @@ def _git() -> GitState:
 
 
 def save(out_dir: Path, name: str, record: dict[str, Any]) -> Path:
-    """Write ``OUT_DIR/HOST/NAME.json`` with the host's facts, the commit and the versions beside the figures."""
+    """Write ``OUT_DIR/HOST/NAME.json``: the figures, the host's facts, the commit and the versions."""
     facts = host_facts()
     cpu, gpus = facts.cpu, facts.gpus
     device = f"{len(gpus)}x-{gpus[0].name}" if gpus else f"{cpu.model}-{cpu.cores}-cores"

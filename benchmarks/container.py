@@ -31,7 +31,7 @@ STAGES = {
 
 
 def commands() -> dict[str, dict[str, tuple[str, ...]]]:
-    """By what they do and where."""
+    """Commands by name and place."""
     stages = {name: dict.fromkeys(("host", "container"), (sys.executable, *stage)) for name, stage in STAGES.items()}
     loop = {"host": (sys.executable, *LOOP), "container": (SAMEBITS, "container", "run", "python", *LOOP)}
     return {**stages, "an empty loop in Python": loop}

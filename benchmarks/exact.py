@@ -74,7 +74,7 @@ PARTS = ("forward", "loss", "backward", "accepts_grads", "step")  # methods of n
 
 
 def set_up(params: Params, numerics: NumericsName, folder: Path) -> Setup:
-    """One device, which is fed the whole batch; this process gets the switches of the numerics."""
+    """Set up one device with the whole batch. It sets this process's switches for the numerics."""
     worker = Worker([torch.device("cuda", 0) if count_gpus() else torch.device("cpu")])
     card, split = read_card(folder / "card.json"), params.batch_split(numerics)
     setup = Setup(params, numerics, card, split=split, worker=worker)
@@ -113,7 +113,7 @@ def float64(setup: Setup, folder: Path, steps: int) -> Variant:
 
 
 def running(trainable: Trainable, steps: int) -> Variant:
-    """So many steps of the kit's training; they begin where the ones before ended, so that nothing is set up anew."""
+    """So many steps of the kit's training. Each run goes on from the one before, so that nothing is set up again."""
 
     def run() -> None:
         for step in range(steps):
@@ -121,7 +121,7 @@ def running(trainable: Trainable, steps: int) -> Variant:
         if trainable.worker.device.type == "cuda":
             torch.cuda.synchronize()
 
-    return Variant(run, trainable.numerics.configure)  # each has set this process's switches its own way
+    return Variant(run, trainable.numerics.configure)  # the other numerics have set this process's switches
 
 
 def breakdown(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def breakdown(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> 
 
 
 def watched(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
-    """Milliseconds of what a user's model has besides: ``kept`` of a step, with its share, and ``tried`` each time."""
+    """Milliseconds of the checks of a user's model: ``kept`` in a step, with its share, and ``tried`` each time."""
     module, batch = trainable.numerics.module(trainable.model), trainable.batches.micro_batch(0, 0)
     assert isinstance(module, ExactModule)
     look, spent = ExactModule._require_kept, [0.0]

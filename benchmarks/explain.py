@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from samebits.strategies import StrategyName
 
 INSIDE = "SAMEBITS_EXPLAIN_INSIDE"
-FEATURES, CLASSES = 64, 10  # as planted_model.py has them: it is imported from where it was copied to alone
+FEATURES, CLASSES = 64, 10  # those of planted_model.py, which only its copy is imported from
 STEPS = 32
-PAIRS = few(2, 1)  # of trainings with and without the advice
+PAIRS = few(2, 1)  # trainings with and without the advice
 SAMPLES = 2**15
 DATA = {"task": "vectors", "num_samples": SAMPLES, "test_samples": 64, "kwargs": {"features": FEATURES,
                                                                                  "classes": CLASSES}}  # fmt: skip
@@ -76,7 +76,7 @@ class Bench:
         )
 
     def train(self, params: Params, strategy: StrategyName, around: Any) -> Run:
-        """One training, with what is around it."""
+        """One training in its surroundings."""
         self._count += 1
         out = self._folder / f"runs/{self._count}"
         data = self._prepared(params)
@@ -93,7 +93,7 @@ class Bench:
         return read_run(out)
 
     def _prepared(self, params: Params) -> Path:
-        """The data of those params, made once."""
+        """The data for the params, made once."""
         from samebits.data.prepare import prepare
 
         folder = self._folder / f"data-{params.data.task}-{params.data.num_samples}"
@@ -122,7 +122,7 @@ def parts_over_plain(run: Run) -> float:
 
 
 def followed(params: Params, finding: ExplainedCause) -> Params:
-    """The params with what the advice changes."""
+    """The params changed as advised."""
     train = params.train.model_dump()
     for key, value in finding.change.items():
         _, *path = key.split(".")
@@ -137,7 +137,7 @@ _FACTORS = ("global_batch_size", "grad_accum_steps")
 
 
 def one_case(bench: Bench, name: str, number: int, case: Case) -> dict[str, Any]:
-    """Plant, explain, follow the advice."""
+    """Plant a cause, explain the run, follow the advice, and measure the gain."""
     planting = PLANTINGS[name]
     params = bench.params(case)
     run = bench.train(params, case.strategy, case.around)
@@ -176,7 +176,7 @@ def one_case(bench: Bench, name: str, number: int, case: Case) -> dict[str, Any]
 
 
 def grown_batch(bench: Bench, factor: int) -> dict[str, Any]:
-    """Step times compared while the batch grew."""
+    """Compare step times of two batches: the larger one is the cause."""
     small, large = (bench.train(bench.params(Case("single", batch=batch)), "single", Case().around)
                     for batch in (512, 512 * factor))  # fmt: skip
     one = change(large, small)
@@ -187,7 +187,7 @@ def grown_batch(bench: Bench, factor: int) -> dict[str, Any]:
 
 
 def tell(result: dict[str, Any]) -> None:
-    """A line for a case."""
+    """Print a line for a case."""
     right = "right" if result["named"] == result["cause"] else "WRONG"
     gain = (
         f", gain {result['predicted']:.2f} predicted, {result['obtained']:.2f} obtained" if "obtained" in result else ""

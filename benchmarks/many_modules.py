@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two convolutions, and what they are added to."""
+    """Two convolutions with a residual connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -15,14 +15,14 @@ class Block(nn.Module):
         self.acts = nn.ModuleList(nn.ReLU() for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the shape that came in."""
+        """The output has the input's shape."""
         y = self.acts[0](self.norms[0](self.first(x)))
         out: Tensor = self.acts[1](x + self.norms[1](self.second(y)))
         return out
 
 
 class Net(nn.Module):
-    """Blocks between a first convolution and a layer for the classes."""
+    """A convolution, residual blocks, and a layer for the classes."""
 
     def __init__(self, blocks: int = 28, width: int = 8, classes: int = 10) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ def life(spec: TrainRequest, reporter: Reporter) -> float:
 
 
 def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
-    """MiB at the most while a worker trains, and until it ends."""
+    """Peaks in MiB while a worker trains and until it ends."""
     placement, split = place("single", params, "fast", Devices(gpus=0, cores=1))
     spec = TrainRequest(
         params=params,
@@ -65,7 +65,7 @@ def peaks_of_kit(params: Params, folder: Path) -> tuple[float, float]:
 
 
 def resident() -> float:
-    """MiB of this process, which launches the workers."""
+    """Resident MiB of this process, the launcher."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 

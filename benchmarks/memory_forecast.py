@@ -51,7 +51,7 @@ def case_of(name: str, folder: Path) -> Case:
 
 
 def measured(name: str, mib: int, folder: Path) -> dict[str, float]:
-    """Samples: the forecast, and the truth with and without freed memory that goes back at once."""
+    """Numbers of samples: the forecast, and the truth with and without freed memory that goes back at once."""
     free = case_of(name, folder)
     small = free.estimate()
     assert small, "a small batch fits"

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 EPOCHS = few(20, 1)
 RATES = ("1gbit", "300mbit", "100mbit")
 TIMEOUT_S = 10
-MOST_OF_A_STEP, MORE_SECONDS = 1.05, 3.0  # that a second machine may cost
+MOST_OF_A_STEP, MORE_SECONDS = 1.05, 3.0  # limits for the cost of a second machine
 FAULTS: dict[str, Callable[[Machine], object]] = {
     "killed": lambda node: node.kill(),
     "frozen": lambda node: node.freeze(),
@@ -66,7 +66,7 @@ COMMAND = (*TRAIN, "--no-checkpoints")
 
 
 def train(folder: Path, commands: Sequence[Callable[[], subprocess.Popen[str]]]) -> tuple[Run, float]:
-    """The run that the commands leave together, and the wall seconds until the last of them has ended."""
+    """The run that the commands make together, and the wall seconds until the last one ends."""
     started = time.perf_counter()
     for process in [command() for command in commands]:
         _, stderr = process.communicate(timeout=300)
@@ -94,7 +94,7 @@ def on_two(folder: Path, params: str, nodes: Sequence[Machine]) -> tuple[Run, fl
 
 
 def slow_link(folder: Path, nodes: Sequence[Machine], rate: str) -> dict[str, float]:
-    """Milliseconds of a step over a link of this rate, what its bytes need at least, and the ratios."""
+    """Milliseconds of a step over a link of this rate, the least for its bytes, and the ratios."""
     for node in nodes:
         node.limit(rate)
     trained, _ = on_two(folder, "slices.yaml", nodes)
@@ -105,7 +105,7 @@ def slow_link(folder: Path, nodes: Sequence[Machine], rate: str) -> dict[str, fl
     }
     assert timing.speedup
     assert timing.bound
-    bits = 32 * trained.record.model_parameters  # each machine sends all gradients once in a ring of two
+    bits = 32 * trained.record.model_parameters  # in a ring of two each machine sends all gradients once
     least = 1e3 * bits / (float(rate[:-4]) * BITS[rate[-4:]])
     return {
         "step_ms": steps["strategy"],
@@ -117,7 +117,7 @@ def slow_link(folder: Path, nodes: Sequence[Machine], rate: str) -> dict[str, fl
 
 
 def seconds_to_end(folder: Path, fault: Callable[[Machine], object]) -> float:
-    """Until the first machine of a training ends, once the second one is lost."""
+    """Seconds from the loss of the second machine to the end of the first."""
     checkpoints = folder / ".samebits/resume"
     shutil.rmtree(checkpoints, ignore_errors=True)
     with tempfile.TemporaryDirectory(dir=folder) as own, machines(2, Path(own)) as nodes:
@@ -154,7 +154,7 @@ def main(rounds: int, out_dir: Path) -> None:
                 "one": lambda: on_one(folder, "params.yaml"),
                 "two": lambda: on_two(folder, "params.yaml", nodes),
             }
-            in_turns(trainings, 1)  # which warms caches
+            in_turns(trainings, 1)  # warms caches
             trained = in_turns(trainings, rounds)
             slowed = {rate: slow_link(folder, nodes, rate) for rate in RATES[: few(None, 1)]}
         ends = {name: [seconds_to_end(folder, fault) for _ in range(rounds)] for name, fault in some(FAULTS).items()}
@@ -186,7 +186,7 @@ def main(rounds: int, out_dir: Path) -> None:
         *(["a start takes over 3 s more"] if extra["median"] > MORE_SECONDS else []),
         *(f"{name}: over train.timeout_s and 10 s" for name, one in ended.items() if one["range"][1] > TIMEOUT_S + 10),
     ]
-    if beyond and ratio["rounds"] >= FEWEST_ROUNDS:  # a few tell nothing
+    if beyond and ratio["rounds"] >= FEWEST_ROUNDS:  # fewer rounds show nothing
         raise click.ClickException("beyond the limits: " + "; ".join(beyond))
 
 

@@ -1,7 +1,6 @@
-"""The same training as users of other loops write it, each as its own documentation shows it.
+"""The same training in other libraries' loops, each as in the library's documentation.
 
-They get the kit's order of samples as their sampler, so that the work is the same; drawing that order is in nobody's
-time.
+Their sampler has the kit's order of samples, so that the work is the same. Drawing that order is not timed.
 """
 
 from __future__ import annotations
@@ -71,9 +70,9 @@ def accelerate(setting: Setting, name: str) -> Variant:
 
 
 def lightning(setting: Setting, name: str) -> Variant:
-    """Lightning's Trainer with automatic optimisation, without what it does beside the loop.
+    """Lightning's Trainer with automatic optimisation, without its features beside the loop.
 
-    A new Trainer for each slice; its clock runs from the start of its training to the end, without its set-up.
+    Each slice has a new Trainer. Its clock runs from the start to the end of the training, without the set-up.
     """
     import lightning as pl
 
@@ -123,7 +122,7 @@ def lightning(setting: Setting, name: str) -> Variant:
     def run() -> float:
         losses.clear()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # on loaders without workers, which read from memory here
+            warnings.simplefilter("ignore")  # about loaders without workers; these read from memory
             trainers[0].fit(module, loader)
         setting.losses[name] = torch.stack(losses).tolist()
         return clock.spent
@@ -135,7 +134,7 @@ PEERS: dict[str, Loop] = {"dataloader": dataloader, "lightning": lightning, "acc
 
 
 def available() -> tuple[dict[str, Loop], dict[str, str]]:
-    """The peers that can run here; and of each that is a package its version, or why it cannot."""
+    """The installed peers, and the version of each package, or why it is unavailable."""
     loops, packages = dict(PEERS), {}
     for package in ("lightning", "accelerate"):
         try:

@@ -1,7 +1,7 @@
-"""Causes that are planted for ``explain.py``: each makes steps slow in one known way, at three severities.
+"""Plantings for ``explain.py``: each makes steps slow by one known cause, at three severities.
 
-A planting changes the params, the model, or the host around the training; what it removes again when the advice is
-followed is what the advice names.
+A planting changes the params, the model, or the host around the training. Following the advice removes what the
+advice names.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SOURCE = "planted_model.py"
 
 @contextmanager
 def slow_input(seconds: float) -> Iterator[None]:
-    """Each micro-batch comes from something slow."""
+    """Let each micro-batch come from a slow input."""
     ready = Batches.micro_batch
 
     def micro_batch(self: Batches, step: int, index: int) -> Any:
@@ -48,7 +48,7 @@ def slow_input(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def always_sync() -> Iterator[None]:
-    """Every micro-batch is followed by an all-reduce of all gradients."""
+    """Let an all-reduce of all gradients follow every micro-batch."""
     no_sync = Worker.no_sync
     Worker.no_sync = lambda self, module: nullcontext()  # type: ignore[method-assign]  # noqa: ARG005
     try:
@@ -59,7 +59,7 @@ def always_sync() -> Iterator[None]:
 
 @contextmanager
 def slow_loopback(rate: str) -> Iterator[None]:
-    """What ranks send each other passes a link of that rate; in a network namespace of the benchmark's own."""
+    """Limit the loopback between ranks to a rate, in the benchmark's own network namespace."""
     tc, usual = ["tc", "qdisc"], "65536"
     subprocess.run(["ip", "link", "set", "lo", "mtu", "1500"], check=True)  # a packet must fit into the bucket
     subprocess.run(
@@ -74,7 +74,7 @@ def slow_loopback(rate: str) -> Iterator[None]:
 
 @contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """So many processes compute without a pause; whoever started them has ended, so that they are nobody's of ours."""
+    """Keep so many processes busy. Their parents have ended, so that none is a child of this process."""
     starts = (
         "import subprocess as s, sys; print(s.Popen([sys.executable, '-c', 'while True: pass'], stdout=s.DEVNULL).pid)"
     )
@@ -91,7 +91,7 @@ def busy_cores(count: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """A training: its strategy, what it changes of the params and of ``planted_model.Net``, and what is around it."""
+    """A training: strategy, changes of the params and of ``planted_model.Net``, and its surroundings."""
 
     strategy: StrategyName = "ddp"
     batch: int = 512
@@ -102,7 +102,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Planting:
-    """A cause, the cases by severity, and how the advice is followed; None: by the params that it names."""
+    """A cause, its cases by severity, and how to follow the advice. None: change the params that it names."""
 
     cause: str
     cases: tuple[Case, ...]
@@ -110,7 +110,7 @@ class Planting:
 
 
 def _without(**changes: Any) -> Callable[[Case], Case]:
-    """The same training without what was planted in the model, or around it."""
+    """The same training without the planting in the model and around it."""
 
     def follow(case: Case) -> Case:
         return replace(case, model={**case.model, **changes}, around=nullcontext)
@@ -185,11 +185,11 @@ PLANTINGS: dict[str, Planting] = {
         ),
     ),
 }  # fmt: skip
-"""What is planted, by name. The last one of all, a batch that grew, is in ``explain.py``: it takes two trainings."""
+"""Plantings by name. One more, a batch that grew, is in ``explain.py``, because it needs two trainings."""
 
 SOUND: dict[str, Case] = {
     "one device": Case("single", batch=2048, model={"hidden": 512}),
     "two devices": Case("ddp", batch=8192, model={"hidden": 512}),
     "deep": Case("ddp", batch=8192, model={"hidden": 256, "layers": 6}),
 }
-"""Trainings with nothing wrong."""
+"""Trainings without a planting."""

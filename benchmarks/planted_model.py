@@ -13,7 +13,7 @@ FEATURES, CLASSES = 64, 10  # of its data
 
 
 class Net(nn.Module):
-    """A perceptron with one defect: what each keyword plants is said in ``PLANTINGS``."""
+    """A perceptron with one defect. ``PLANTINGS`` names the cause of each keyword."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Net(nn.Module):
 
 
 class SlowBackward(torch.autograd.Function):
-    """The identity, whose gradient takes so many products of matrices more."""
+    """The identity. Its gradient takes so many matrix products more."""
 
     @staticmethod
     def forward(context: Any, values: Tensor, times: int) -> Tensor:
@@ -69,7 +69,7 @@ class SlowBackward(torch.autograd.Function):
 
 
 def work(times: int) -> None:
-    """So many products of matrices, each some tenths of a millisecond of one core."""
+    """Compute so many matrix products, each some tenths of a millisecond on one core."""
     matrix = torch.ones(192, 192)
     for _ in range(times):
         matrix @ matrix

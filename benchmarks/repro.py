@@ -24,8 +24,8 @@ INSTALL, REST = "install (make .venv)", "DVC before the first stage"
 
 
 def environment() -> dict[str, str]:
-    """This process's, without the environment that it runs in, and without the make that may have called it."""
-    here = few(str(Path(sys.executable).parent), "")  # smoke installs nothing, and takes what is here
+    """This process's variables without those of its Python environment and of a calling make."""
+    here = few(str(Path(sys.executable).parent), "")  # smoke uses the installed environment
     path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != here)
     hidden = ("MAKEFLAGS", "MAKELEVEL", "MFLAGS", "VIRTUAL_ENV", "PYTHONPATH", "MLFLOW_TRACKING_URI")
     return {name: value for name, value in os.environ.items() if name not in hidden} | {"PATH": path}
@@ -49,7 +49,7 @@ def stages(folder: Path) -> list[tuple[str, float]]:
             said.append(line)
             if match := re.search(r"Running stage '([^']+)'", line):
                 marks.append((match[1], time.perf_counter()))
-            elif match := re.search(r"Stage '([^']+)' is cached", line):  # as its inputs were another's, bit by bit
+            elif match := re.search(r"Stage '([^']+)' is cached", line):  # a stage with the same inputs had run before
                 marks.append((f"{match[1]} (from DVC's cache)", time.perf_counter()))
     if process.returncode or len(marks) == 1:
         raise SystemExit(f"make repro ended with {process.returncode}:\n{''.join(said)}")
@@ -63,7 +63,7 @@ def stages(folder: Path) -> list[tuple[str, float]]:
 def main(rounds: int, out_dir: Path) -> None:
     seconds: dict[str, list[float]] = {}
     for _ in range(rounds):
-        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still be in there
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still use it
             folder = Path(name) / "clone"
             run("git", "clone", "--quiet", str(ROOT), str(folder), folder=ROOT)
             parts = [

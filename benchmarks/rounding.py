@@ -51,11 +51,11 @@ class Case:
         stage(name, *arguments, folder=self.folder)
 
     def train(self, name: str, strategy: str, raw: dict[str, Any], *arguments: str) -> None:
-        """Train into ``name``."""
+        """Train into the folder ``name``."""
         self._stage("train", raw, "--strategy", strategy, "--out-dir", name, "--no-tracking", *arguments)
 
     def judge(self, name: str) -> dict[str, Any]:
-        """The verdict on a training against ``single``, and the share of the tolerance that it used at most."""
+        """Verdict on a training against ``single``, and the largest used share of the tolerance."""
         reference, run = read_run(self.folder / "single"), read_run(self.folder / name)
         verdict = compare_runs(reference, run)
         losses, twins = verdict.losses, [reference.record.rounding, run.record.rounding]

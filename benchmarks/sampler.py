@@ -24,7 +24,7 @@ from samebits.workers.sampler import CPU_SHARE, SAMPLE_SECONDS, Sampler
 
 
 def become(host: str) -> None:
-    """Start this script again on a host of the stand-in's."""
+    """Start this script again on a host of the stand-in."""
     sys.path.append(str(ROOT / "tools"))
     import nvml  # tools/nvml
 
@@ -36,7 +36,7 @@ def become(host: str) -> None:
 
 
 def watch(gpus: int, seconds: float, interval: float) -> tuple[float, int]:
-    """The share of a core's time, and how many readings there were of each device."""
+    """The share of a core's time, and the number of readings of each device."""
     placement = Placement(
         strategy="dp" if gpus > 1 else "single",
         device_type="cuda" if gpus else "cpu",

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from samebits.results.scaling.fit import Fit
     from samebits.workers.rank import Reporter
 
-BATCH, FEW = 512, 16  # samples of one device's step, and what many devices would leave of it
+BATCH, FEW = 512, 16  # samples of one device's step, and of one among many devices
 SEEN, UNSEEN = (1, 2), 4  # devices
 TURNS = few(20, 2)
 TARGET = 0.10
@@ -46,9 +46,9 @@ PORT = "29544"
 
 
 class Case(NamedTuple):
-    """What a simulated device and its link are like: seconds, bytes and bytes per second.
+    """A simulated device and its link, in seconds, bytes and bytes per second.
 
-    ``rate`` is that of a real link, as ``tc`` writes it; without, ``bandwidth`` and ``latency`` are waited for.
+    ``rate`` is that of a real link in the format of ``tc``. Without it, waits simulate ``bandwidth`` and ``latency``.
     """
 
     fixed: float
@@ -75,17 +75,17 @@ CASES = {
 
 
 class Link(Protocol):
-    """What reduces a bucket beside the computation."""
+    """Reduces buckets beside the computation."""
 
     def send(self, size: int) -> None:
-        """Begin a bucket of so many bytes."""
+        """Begin to reduce a bucket of so many bytes."""
 
     def wait(self) -> None:
-        """Until all buckets are there."""
+        """Wait until all buckets are reduced."""
 
 
 class Waited:
-    """A ring's time for each bucket, one after the other, once all ranks have it."""
+    """Waits for the time of a ring, bucket after bucket, once all ranks have sent it."""
 
     def __init__(self, case: Case, devices: int) -> None:
         self._case, self._devices = case, devices
@@ -110,7 +110,7 @@ class Waited:
 
 
 class Reduced:
-    """gloo's all-reduce of each bucket."""
+    """Reduces each bucket by gloo's all-reduce."""
 
     def __init__(self) -> None:
         self._works: list[Any] = []
@@ -127,7 +127,7 @@ class Reduced:
 
 
 def take_step(case: Case, step: Step, link: Link) -> None:
-    """Sleep as long as a device would compute, and send each bucket when its part of backward is done."""
+    """Sleep for the time of a device's computation, and send each bucket when its part of backward is done."""
     if step.rows:
         rows = case.per_row * step.rows
         beside = case.contention_per_row * step.rows * (step.sharing - 1)
@@ -143,7 +143,7 @@ def take_step(case: Case, step: Step, link: Link) -> None:
 def seconds_of(case: Case, steps: Sequence[Step], link: Link) -> list[float]:
     """The least seconds of each step over the turns, of the slowest rank.
 
-    The least, because a simulated device needs no processor: what a turn takes longer, this host has added.
+    The least, because a simulated device needs no processor: any time beyond it comes from this host.
     """
     found: list[list[float]] = [[] for _ in steps]
     for turn in range(TURNS + 1):
@@ -159,7 +159,7 @@ def seconds_of(case: Case, steps: Sequence[Step], link: Link) -> list[float]:
 
 
 def work(case: Case, steps: Sequence[Step]) -> list[float]:
-    """Run as one of the ranks that the environment tells of; seconds of each step."""
+    """Measure as the rank that the environment names. Returns the seconds of each step."""
     torch.set_num_threads(1)
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=os.environ.get(INIT_METHOD, "env://"), rank=rank, world_size=count)
@@ -171,7 +171,7 @@ def work(case: Case, steps: Sequence[Step]) -> list[float]:
 
 
 def steps_of(case: Case, devices: int) -> list[Step]:
-    """What is measured of so many devices."""
+    """The steps to measure with so many devices."""
     if devices == 1:
         return [Step(devices=1, rows=rows) for rows in (BATCH, BATCH // 2, FEW)]
     gradients = {"devices": devices, "bytes": case.size, "sharing": devices}
@@ -185,7 +185,7 @@ def steps_of(case: Case, devices: int) -> list[Step]:
 
 
 def seconds_here(case: Case, steps: Sequence[Step], devices: int) -> list[float]:
-    """Of workers of this host."""
+    """Seconds of each step with workers of this host."""
 
     def run(_: Reporter) -> list[float]:
         return work(case, steps)
@@ -195,7 +195,7 @@ def seconds_here(case: Case, steps: Sequence[Step], devices: int) -> list[float]
 
 
 def seconds_over(case: Case, steps: Sequence[Step], devices: int) -> list[float]:
-    """Of workers in as many network namespaces, whose links have the case's rate."""
+    """Seconds of each step with workers in network namespaces, whose links have the case's rate."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "job.json").write_text(json.dumps([case, [step.model_dump() for step in steps]]))
@@ -230,7 +230,7 @@ def measured(case: Case, devices: int) -> list[Point]:
 
 
 def compared(found: Fit, points: Sequence[Point]) -> dict[str, dict[str, float]]:
-    """What a fit says of the points, by the kind of scaling."""
+    """Prediction and measurement of each kind of scaling."""
     rows = {}
     for name, point in zip(("strong", "weak"), points, strict=True):
         estimate = found.estimate(point)

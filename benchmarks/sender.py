@@ -26,13 +26,13 @@ from tracking import DELIVERY_SECONDS, PYTHON, WAYS, Bench, stores, wait_for_del
 if TYPE_CHECKING:
     from pathlib import Path
 
-TURN_SECONDS = few(10.0, 3.0)  # several deliveries, and a host's drift within it is small
-READY_SECONDS = few(30.0, 3.0)  # the sender has imported MLflow
+TURN_SECONDS = few(10.0, 3.0)  # long enough for several deliveries, short against a host's drift
+READY_SECONDS = few(30.0, 3.0)  # the sender has imported MLflow by then
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a training: when it began and ended, in seconds since the epoch, and its number of steps."""
+    """A part of a training: begin and end in seconds since the epoch, and number of steps."""
 
     began: float
     ended: float
@@ -40,7 +40,7 @@ class Segment:
 
 
 def wait_for_log(folder: Path) -> Path:
-    """The log of the training, once that has made a step."""
+    """The log of the training, once it has a segment."""
 
     def found() -> Path | None:
         return next(filter(segments_of, (folder / ".samebits/runs").glob("*.jsonl")), None)
@@ -50,7 +50,7 @@ def wait_for_log(folder: Path) -> Path:
 
 
 def segments_of(log: Path) -> list[Segment]:
-    """What lies between one line of losses and the next."""
+    """The segments between lines of losses."""
     events = [parse_event(line, log) for line in log.read_bytes().splitlines(keepends=True)]
     losses = [event for event in events if isinstance(event, LossesEvent)]
     return [
@@ -60,7 +60,7 @@ def segments_of(log: Path) -> list[Segment]:
 
 
 def sender_of(folder: Path) -> psutil.Process:
-    """The process that delivers what is logged in ``folder``."""
+    """The sender of the training in ``folder``."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if "samebits.tracking.sender" in process.cmdline() and process.cwd() == str(folder):
@@ -69,7 +69,7 @@ def sender_of(folder: Path) -> psutil.Process:
 
 
 def beside(bench: Bench, epochs: int, way: str) -> dict[str, Any]:
-    """What the sender costs a training while it delivers, and how much of a core its start takes."""
+    """Cost of a delivering sender for the training, and CPU seconds of its start."""
     segments, turns, start_seconds = train_in_turns(bench, epochs, way)
     per_step = [
         statistics.mean(within) if (within := seconds_per_step(segments, began, ended)) else None
@@ -82,7 +82,7 @@ def beside(bench: Bench, epochs: int, way: str) -> dict[str, Any]:
 
 
 def seconds_per_step(segments: list[Segment], began: float, ended: float) -> list[float]:
-    """Of the segments that lie wholly in a turn."""
+    """Step times of the segments within a turn."""
     within = [segment for segment in segments if began <= segment.began and segment.ended <= ended]
     return [(segment.ended - segment.began) / segment.steps for segment in within]
 
@@ -90,8 +90,8 @@ def seconds_per_step(segments: list[Segment], began: float, ended: float) -> lis
 def train_in_turns(bench: Bench, epochs: int, way: str) -> tuple[list[Segment], list[float], float]:
     """Train with a sender that is stopped and goes on in turns.
 
-    The first turn lasts until the sender is ready, and in the next it is stopped. Gives the segments, when each turn
-    began, and the CPU seconds that the sender had used by the end of the first.
+    The first turn lasts until the sender is ready, and in the next it is stopped. Returns the segments, the begin of
+    each turn, and the CPU seconds of the sender in the first turn.
     """
     folder, arguments, environ = bench.command(epochs, way)
     training = [PYTHON, f"{ROOT}/pipeline/train.py", *arguments]

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from samebits.strategies.placement import Placement
     from samebits.workers.rank import Reporter
 
-PARAMS = {"train": {"repeats": 1}}  # the training alone, without timed slices after it
+PARAMS = {"train": {"repeats": 1}}  # without timed slices after the training
 PYTHON = sys.executable
 
 
@@ -48,14 +48,14 @@ def join(placement: Placement, _: Reporter) -> None:
 
 
 def seconds_of_launch(function: Callable[[Reporter], None]) -> float:
-    """From a warm parent until both workers have ended."""
+    """Seconds from the launch in a warm parent to the end of both workers."""
     started = time.perf_counter()
     launch(function, 2)
     return time.perf_counter() - started
 
 
 def training_overhead(folder: Path) -> float:
-    """The seconds of a training's command that are not training."""
+    """Seconds of a training's command besides the training."""
     seconds = stage("train", "--strategy", "single", "--no-tracking", "--params", "small.yaml", folder=folder)
     return seconds - read_run(folder / "runs/single-fast").timing.training_seconds
 

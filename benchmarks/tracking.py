@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 PYTHON = sys.executable
 SAMPLES = few(65536, 2048)
-LENGTHS = few({"short": 3.0, "long": 20.0}, {"short": 0.1})  # seconds of training, about
+LENGTHS = few({"short": 3.0, "long": 20.0}, {"short": 0.1})  # approximate seconds of training
 WAYS = few(("off", "sqlite", "server"), ("off", "server"))
 KINDS = ("training", "command", "command_cpu")
 DELIVERY_SECONDS = 300
@@ -63,7 +63,7 @@ DELIVERY_SECONDS = 300
 
 @contextmanager
 def server(folder: Path, store: Path) -> Iterator[str]:
-    """An MLflow server on this host in a process group of its own; give its address once it answers."""
+    """Run an MLflow server on this host in its own process group. Yields its address once it answers."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -84,7 +84,7 @@ def server(folder: Path, store: Path) -> Iterator[str]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         process.wait(timeout=60)
-        with suppress(ProcessLookupError):  # its own workers may have outlived it
+        with suppress(ProcessLookupError):  # its workers may live on
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -96,7 +96,7 @@ def answers(address: str) -> bool:
 
 
 def wait_for_delivery(folder: Path) -> None:
-    """Until MLflow has everything that the training logged."""
+    """Wait until MLflow has everything that the training logged."""
     (log,) = (folder / ".samebits/runs").glob("*.jsonl")
     said = log.with_suffix(".sender.log")
     wait_for(lambda: Delivery(log).done, DELIVERY_SECONDS, lambda: f"{log} was not delivered:\n{said.read_text()}")
@@ -105,13 +105,13 @@ def wait_for_delivery(folder: Path) -> None:
 
 
 def children_seconds() -> float:
-    """CPU seconds of all processes that were waited for, with theirs."""
+    """CPU seconds of all child processes that have ended, and of theirs."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 class Bench:
-    """A folder with data, a store that is ready to use, and the trainings that were run."""
+    """A folder with data, an empty store, and the repositories of the trainings."""
 
     def __init__(self, folder: Path, address: str, store: Path) -> None:
         self.folder, self._address, self._store = folder, address, store
@@ -130,7 +130,7 @@ class Bench:
         return folder, arguments, environ
 
     def train(self, epochs: int, way: str) -> tuple[float, ...]:
-        """Train in a new repository; the seconds of each of ``KINDS``."""
+        """Train in a new repository. Returns the seconds of each of ``KINDS``."""
         folder, arguments, environ = self.command(epochs, way)
         cpu = children_seconds()
         wall = stage("train", *arguments, folder=folder, environ=environ)
@@ -150,7 +150,7 @@ def write_params(folder: Path, epochs: int) -> None:
 
 
 def measure(bench: Bench, epochs: int, rounds: int) -> dict[str, Any]:
-    """Paired ratios of all seconds to those without tracking."""
+    """Paired ratios to the seconds without tracking."""
     trained = in_turns({way: partial(bench.train, epochs, way) for way in WAYS}, rounds)
     record: dict[str, Any] = {"epochs": epochs}
     for number, kind in enumerate(KINDS):
@@ -164,7 +164,7 @@ def measure(bench: Bench, epochs: int, rounds: int) -> dict[str, Any]:
 
 
 def cost_of_log(folder: Path, step_seconds: float, rounds: int) -> dict[str, Any]:
-    """What the training itself does for its tracker: lines in a local log, one for each segment."""
+    """Cost of tracking in the training itself: a line in a local log for each segment."""
     steps = max(1, round(SEGMENT_SECONDS / step_seconds))
     log, seconds = RunLog(folder / "cost.jsonl"), []
     losses, rates = [2.302585 + i / 7e3 for i in range(steps)], [0.1 - i / 3e6 for i in range(steps)]
@@ -180,8 +180,8 @@ def cost_of_log(folder: Path, step_seconds: float, rounds: int) -> dict[str, Any
 
 @contextmanager
 def stores() -> Iterator[tuple[Bench, float]]:
-    """A bench with a server that answers, and about how long an epoch takes."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still be in there
+    """A bench with a running server, and the approximate seconds of an epoch."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still use it
         folder = Path(name)
         write_params(folder, 1)
         stage("prepare", folder=folder)
@@ -192,7 +192,7 @@ def stores() -> Iterator[tuple[Bench, float]]:
         with server(folder, folder / "server.db") as address:
             bench = Bench(folder, address, store)
             ways = few((*WAYS, "off"), ("off",))
-            yield bench, min(bench.train(5, way)[0] / 5 for way in ways)  # a busy moment must not count
+            yield bench, min(bench.train(5, way)[0] / 5 for way in ways)  # the least: a busy moment must not count
 
 
 @click.command(help=__doc__)
