@@ -36,10 +36,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from samebits.batch_split import BatchSplit
     from samebits.params import Params
     from samebits.strategies import StrategyName
-    from samebits.strategies.placement import Placement
     from samebits.training.batches import Data
     from samebits.training.loop import Trainable
     from samebits.workers.rank import Reporter
@@ -52,6 +50,7 @@ CASES = some(
         "wide_mlp at batch 256": ("wide_mlp", 256, 2),
     }
 )
+DEVICES = Devices(gpus=0, cores=2)
 OPTIMIZER: dict[str, Any] = {"lr": 0.01, "momentum": 0.9}
 LAUNCHER = ("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
 TOLERANCE = 1e-5  # largest difference between losses of the same work
@@ -127,38 +126,35 @@ def kit(trainable: Trainable, steps: int, losses: dict[str, list[float]]) -> Var
     return Variant(run, reset)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Task:
-    """What the workers measure, with the data in ``folder``."""
-
-    params: Params
-    placement: Placement
-    split: BatchSplit
-    folder: Path
-    rounds: int
-    loops: Mapping[str, Loop]
-    clock: Callable[[], float]
-
-
-def work(task: Task, _: Reporter) -> dict[str, list[float]]:
-    """Measure in each worker. Returns the seconds of each variant's slices."""
-    card = read_card(task.folder / "card.json")
-    worker = make_worker(task.placement, task.params.train)
-    setup = Setup(task.params, "fast", card, split=task.split, worker=worker)
+def work(
+    params: Params,
+    strategy: StrategyName,
+    folder: Path,
+    loops: Mapping[str, Loop],
+    rounds: int,
+    clock: Callable[[], float],
+    _: Reporter,
+) -> dict[str, list[float]]:
+    """Measure in each worker, with the data in ``folder``. Returns the seconds of each variant's slices."""
+    placement, split = place(strategy, params, "fast", DEVICES)
+    worker = make_worker(placement, params.train)
+    setup = Setup(params, "fast", read_card(folder / "card.json"), split=split, worker=worker)
     setup.enter_process()
     if worker.world_size == 1:
         for name in [name for name in os.environ if name.startswith(LAUNCHER)]:
             del os.environ[name]  # otherwise a peer sees several workers and sets its own threads
-    seconds = measure(task, setup)
+    seconds = measure(setup, folder, loops, rounds, clock)
     gc.collect()  # wrappers have to be freed before their process group
     worker.close()
     return seconds
 
 
-def measure(task: Task, setup: Setup) -> dict[str, list[float]]:
+def measure(
+    setup: Setup, folder: Path, loops: Mapping[str, Loop], rounds: int, clock: Callable[[], float]
+) -> dict[str, list[float]]:
     """Check that all loops do the same work, then time them in turns."""
-    worker, steps = setup.worker, task.params.total_steps
-    model, data = setup.build(), setup.load(task.folder)
+    worker, steps = setup.worker, setup.params.total_steps
+    model, data = setup.build(), setup.load(folder)
     batches = setup.batches(data)
     order = torch.stack([batches._rows(step, 0) for step in range(steps)])
     losses: dict[str, list[float]] = {}
@@ -166,16 +162,16 @@ def measure(task: Task, setup: Setup) -> dict[str, list[float]]:
     trainable = setup.trainable(setup.place(copy.deepcopy(model)), batches)
     warm_up(trainable, 3)
     variants = {"kit": kit(trainable, steps, losses)}
-    for name, make in task.loops.items():
-        variants[name] = make(Setting(copy.deepcopy(model), data, order, task.clock, losses), name)
-    interleave(variants, 3, worker, task.clock)
+    for name, make in loops.items():
+        variants[name] = make(Setting(copy.deepcopy(model), data, order, clock, losses), name)
+    interleave(variants, 3, worker, clock)
     means = {name: worker.ranks.all_reduce(torch.tensor(values)) / worker.world_size for name, values in losses.items()}
-    for name in task.loops:
+    for name in loops:
         apart = float((means[name] - means["kit"]).abs().max())
         assert apart <= TOLERANCE, f"{name} does not do the same work: its losses differ by {apart}"
     assert torch.get_num_threads() == 1, "a loop has set the number of threads"
     gc.freeze()  # later collections skip the objects so far
-    return interleave(variants, task.rounds, worker, task.clock)
+    return interleave(variants, rounds, worker, clock)
 
 
 def against(
@@ -198,19 +194,11 @@ def against(
                 },
             }
         )
-        placement, split = place(strategy, params, "fast", Devices(gpus=0, cores=2))
+        placement, _ = place(strategy, params, "fast", DEVICES)
         with tempfile.TemporaryDirectory() as folder:
             prepare(params, Path(folder))
-            task = Task(
-                params=params,
-                placement=placement,
-                split=split,
-                folder=Path(folder),
-                rounds=rounds,
-                loops=loops,
-                clock=clock,
-            )
-            seconds = result_of(partial(work, task), placement.world_size)
+            measured = partial(work, params, strategy, Path(folder), loops, rounds, clock)
+            seconds = result_of(measured, placement.world_size)
         over = {loop: judged(f"{name}, kit over {loop}", seconds["kit"], seconds[loop]) for loop in loops}
         middle = {key: 1e3 * statistics.median(values) / steps for key, values in seconds.items()}
         results[name] = {"over": over, "ms_per_step": middle, "steps_per_slice": steps}
