@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from faults.area import Area, Case, Missed
-from faults.mlflow_store import Store, check_run, losses_of, status_of
+from faults.mlflow_store import Store, check_logs, losses_of, status_of
 from faults.subject import NUMERICS, PARAMS, RUN_FILES, Child, Sandbox, check_end, expect, kill, marked, training
 from samebits.records.log import LOGS
 
@@ -142,9 +142,9 @@ class Kills(Area):
         sync = self._sandbox("samebits", "track", "sync", seconds=300, environ=self._tracked)
         check_end(sync, {0})
         expect(self._store.running() == 0, "runs are left RUNNING in MLflow", self._store.running())
+        check_logs(self._store, self._sandbox.folder, {})  # no files: later runs may have replaced them
         finished = 0
         for log in (self._sandbox.folder / LOGS).glob("*.jsonl"):
-            check_run(self._store, log, None)  # no files: a later run may have replaced them
             if status_of(log) == "FINISHED":
                 finished += 1
                 expect(len(losses_of(log)) == STEPS, "losses are lost of a finished run", log.name)

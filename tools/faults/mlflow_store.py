@@ -15,12 +15,12 @@ import numpy
 
 from faults.subject import expect
 from samebits.params import flatten
-from samebits.records.log import EndEvent, LossesEvent, StartEvent, parse_event, start_of
+from samebits.records.log import LOGS, EndEvent, LossesEvent, StartEvent, parse_event, start_of
 from samebits.records.provenance import Provenance, provenance_of
 from samebits.records.run import FILES, WEIGHTS, Run, read_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from samebits.records.log import Event
 
@@ -153,6 +153,15 @@ def check_run(store: Store, log: Path, run_dir: Path | None, totals: Totals | No
     expect(seen == tags, "other tags", f"{seen} in place of {tags}")
     expect(stored.status == status, f"status {stored.status} in place of {status}")
     _check_models(store, stored, run_dir)
+
+
+def check_logs(store: Store, folder: Path, ended: Mapping[str, Path], totals: Totals | None = None) -> None:
+    """Check every log of a folder. ``ended`` are the folders of runs that ended well, by key; each has to have a log."""
+    logs = sorted((folder / LOGS).glob("*.jsonl"))
+    lost = ended.keys() - {log.stem for log in logs}
+    expect(not lost, "a training's log is lost", lost)
+    for log in logs:
+        check_run(store, log, ended.get(log.stem), totals)
 
 
 def _check_models(store: Store, stored: Stored, run_dir: Path | None) -> None:

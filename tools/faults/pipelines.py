@@ -10,14 +10,14 @@ import sys
 import time
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 from ruamel.yaml import YAML
 
 from conftest import copy_sources
 from faults.area import Area, Case
-from faults.mlflow_store import Store, check_run, empty_store
+from faults.mlflow_store import Store, check_logs, empty_store
 from faults.subject import (
     PARAMS,
     ROOT,
@@ -33,7 +33,7 @@ from faults.subject import (
     marked,
 )
 from same_bits import exact_bits
-from samebits.records.log import LOGS, StartEvent, start_of
+from samebits.records.run import read_run
 from samebits.results.lock import read_lock
 
 if TYPE_CHECKING:
@@ -319,17 +319,5 @@ class Pipelines(Area):
     def _check_store(self, repository: Repository) -> None:
         store = Store(repository.folder / "mlflow.db")
         expect(store.running() == 0, "runs are left RUNNING in MLflow", store.running())
-        ended, logs = _runs_by_key(repository.folder), sorted((repository.folder / LOGS).glob("*.jsonl"))
-        lost = ended.keys() - {log.stem for log in logs}
-        expect(not lost, "a training's log is lost", lost)
-        for log in logs:
-            if isinstance(start_of(log), StartEvent):
-                check_run(store, log, ended.get(log.stem))
-
-
-def _runs_by_key(folder: Path) -> dict[str, Path]:
-    """Folders of runs by the run's key."""
-    found: dict[str, Any] = {}
-    for file in folder.glob("runs/*/run.json"):
-        found[json.loads(file.read_text(encoding="utf-8"))["run"]] = file.parent
-    return found
+        folders = [file.parent for file in repository.folder.glob("runs/*/run.json")]
+        check_logs(store, repository.folder, {read_run(folder).record.run: folder for folder in folders})
