@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import torch
@@ -74,16 +74,6 @@ CASES = {
 }
 
 
-class Link(Protocol):
-    """Reduces buckets beside the computation."""
-
-    def send(self, size: int) -> None:
-        """Begin to reduce a bucket of so many bytes."""
-
-    def wait(self) -> None:
-        """Wait until all buckets are reduced."""
-
-
 class Waited:
     """Waits for the time of a ring, bucket after bucket, once all ranks have sent it."""
 
@@ -101,11 +91,11 @@ class Waited:
             self._todo.task_done()
 
     def send(self, size: int) -> None:
-        """See Link."""
+        """Begin to reduce a bucket of so many bytes."""
         self._todo.put(size)
 
     def wait(self) -> None:
-        """See Link."""
+        """Wait until all buckets are reduced."""
         self._todo.join()
 
 
@@ -116,17 +106,17 @@ class Reduced:
         self._works: list[Any] = []
 
     def send(self, size: int) -> None:
-        """See Link."""
+        """Begin to reduce a bucket of so many bytes."""
         self._works.append(dist.all_reduce(torch.zeros(size // 4), async_op=True))
 
     def wait(self) -> None:
-        """See Link."""
+        """Wait until all buckets are reduced."""
         for work in self._works:
             work.wait()
         self._works.clear()
 
 
-def take_step(case: Case, step: Step, link: Link) -> None:
+def take_step(case: Case, step: Step, link: Waited | Reduced) -> None:
     """Sleep for the time of a device's computation, and send each bucket when its part of backward is done."""
     if step.rows:
         rows = case.per_row * step.rows
@@ -140,7 +130,7 @@ def take_step(case: Case, step: Step, link: Link) -> None:
     link.wait()
 
 
-def seconds_of(case: Case, steps: Sequence[Step], link: Link) -> list[float]:
+def seconds_of(case: Case, steps: Sequence[Step], link: Waited | Reduced) -> list[float]:
     """The least seconds of each step over the turns, of the slowest rank.
 
     The least, because a simulated device needs no processor: any time beyond it comes from this host.
@@ -163,7 +153,7 @@ def work(case: Case, steps: Sequence[Step]) -> list[float]:
     torch.set_num_threads(1)
     rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", init_method=os.environ.get(INIT_METHOD, "env://"), rank=rank, world_size=count)
-    link: Link = Reduced() if case.rate else Waited(case, count)
+    link = Reduced() if case.rate else Waited(case, count)
     found = seconds_of(case, steps, link)
     dist.barrier()
     dist.destroy_process_group()
