@@ -193,7 +193,7 @@ class Proxy:
         """Forward all later answers as they are."""
         os.kill(self._pid, signal.SIGUSR1)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Kill it."""
         if self._pid:
             os.kill(self._pid, signal.SIGKILL)

@@ -156,7 +156,7 @@ def check_run(store: Store, log: Path, run_dir: Path | None, totals: Totals | No
 
 
 def check_logs(store: Store, folder: Path, ended: Mapping[str, Path], totals: Totals | None = None) -> None:
-    """Check every log of a folder. ``ended`` are the folders of runs that ended well, by key; each has to have a log."""
+    """Check every log of a folder. ``ended`` has the folders of runs that ended well by key; each run needs a log."""
     logs = sorted((folder / LOGS).glob("*.jsonl"))
     lost = ended.keys() - {log.stem for log in logs}
     expect(not lost, "a training's log is lost", lost)

@@ -6,7 +6,7 @@ import shutil
 import signal
 import statistics
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -204,18 +204,15 @@ class Tracking(Area):
 
         def work(folder: Path) -> None:
             proxy = Proxy(self._shared.server.port, HARMS[harm], share, SLOW_SECONDS, seed)
-            proxy.start()
             environ = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "1"} if harm == "timeout" else {}
-            try:
-                with self._subject(folder, harm, proxy.uri) as subject:
-                    for each in arguments:
-                        subject.finish(subject.start(each, environ))
-                    subject.wait_for_delivery(during)
-                    proxy.heal()
-                    subject.sync()
-                    subject.check(self._shared.store)
-            finally:
-                proxy.stop()
+            with closing(proxy), self._subject(folder, harm, proxy.uri) as subject:
+                proxy.start()
+                for each in arguments:
+                    subject.finish(subject.start(each, environ))
+                subject.wait_for_delivery(during)
+                proxy.heal()
+                subject.sync()
+                subject.check(self._shared.store)
 
         return f"a proxy spoils {share:.0%} of the answers: {harm}", 0, work
 
@@ -225,16 +222,13 @@ class Tracking(Area):
         def work(folder: Path) -> None:
             server = self._shared.server
             proxy = Proxy(server.port, ("",), 0.0, 0.0, "")  # refuses connections until it is started
-            try:
-                with self._subject(folder, "absent", proxy.uri) as subject:
-                    subject.finish(subject.start(arguments))
-                    expect_one_line(subject.sync(codes=(3,)))
-                    if not elsewhere:
-                        proxy.start()
-                    subject.sync(uri=server.uri if elsewhere else None)
-                    subject.check(self._shared.store)
-            finally:
-                proxy.stop()
+            with closing(proxy), self._subject(folder, "absent", proxy.uri) as subject:
+                subject.finish(subject.start(arguments))
+                expect_one_line(subject.sync(codes=(3,)))
+                if not elsewhere:
+                    proxy.start()
+                subject.sync(uri=server.uri if elsewhere else None)
+                subject.check(self._shared.store)
 
         return f"the server is absent until the end, then back {'elsewhere' if elsewhere else ''}", 0, work
 
