@@ -174,15 +174,8 @@ def show(name: str, ratio: Ratio) -> None:
     )
 
 
-class Judged(TypedDict):
-    """A ratio and the conclusion that its interval allows."""
-
-    ratio: Ratio
-    verdict: str
-
-
-def judged(name: str, above: Sequence[float], below: Sequence[float]) -> Judged:
-    """Compare paired slices and print the ratio."""
+def judged(name: str, above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
+    """Compare paired slices, print the ratio, and return it with the conclusion that its interval allows."""
     ratio = ratio_of(above, below)
     show(name, ratio)
     return {"ratio": ratio, "verdict": verdict(ratio)}

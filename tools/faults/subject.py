@@ -290,7 +290,10 @@ class Sandbox:
         return []
 
     def _lying(self) -> list[str]:
-        return [str(path) for path in (*self.temporary.iterdir(), *unfinished_in(self.folder)) if not _in_use(path)]
+        # os.walk goes on where a sender removes a folder before it is listed.
+        paths = (Path(above) / name for above, folders, files in os.walk(self.folder) for name in (*folders, *files))
+        unfinished = (path for path in paths if path.name.endswith(".samebits.tmp") or path.name == "unfinished")
+        return [str(path) for path in (*self.temporary.iterdir(), *unfinished) if not _in_use(path)]
 
 
 def commit(folder: Path, *what: str) -> None:
@@ -298,13 +301,6 @@ def commit(folder: Path, *what: str) -> None:
     who = {f"GIT_{who}_{part}": "faults" for who in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
     for command in (("init", "--quiet"), ("add", *what), ("commit", "--quiet", "--message", "all")):
         subprocess.run(["git", *command], cwd=folder, env={**os.environ, **who}, check=True, capture_output=True)
-
-
-def unfinished_in(folder: Path) -> list[Path]:
-    """Unfinished files under a folder, which a killed writer leaves."""
-    # os.walk goes on where a sender removes a folder before it is listed.
-    paths = (Path(above) / name for above, folders, files in os.walk(folder) for name in (*folders, *files))
-    return [path for path in paths if path.name.endswith(".samebits.tmp") or path.name == "unfinished"]
 
 
 def _in_use(path: Path) -> bool:

@@ -264,17 +264,14 @@ class Trainings:
         while not happened():
             expect(time.monotonic() < deadline, f"what was waited for did not happen within {seconds:g} s")
             if self._current.poll() is not None:
-                self._next()
+                self.finish()
+                self._current = self._subject.start(next(self._arguments))
             time.sleep(0.02)
 
     def go_on(self, seconds: float) -> None:
         """Train for so many seconds."""
         end = time.monotonic() + seconds
         self.until(lambda: time.monotonic() > end)
-
-    def _next(self) -> None:
-        self.finish()
-        self._current = self._subject.start(next(self._arguments))
 
     def finish(self) -> None:
         """Wait for the last training."""
