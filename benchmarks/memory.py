@@ -39,7 +39,7 @@ CASES = {"mlp at batch 256": ("mlp", (256, 128), 256, 128), "wide_mlp at batch 2
 
 
 def life(spec: TrainRequest, reporter: Reporter) -> float:
-    """Run in the worker; the GiB that it took at the most until its end."""
+    """Train in a worker. Returns its peak until its end in GiB."""
     train_as_rank(spec, reporter)
     (peak,) = peak_gib(Worker([torch.device("cpu")]))
     return peak
