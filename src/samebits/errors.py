@@ -72,9 +72,14 @@ def one_line(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
 
 
+_BLANK = {"\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u2800", "\u3164", "\uffa0",
+          *map(chr, range(0xFE00, 0xFE10)), *map(chr, range(0xE0100, 0xE01F0))}  # fmt: skip
+"""Printable to Python, and shown as nothing: fillers, joiners and selectors of variants."""
+
+
 def printable(text: str) -> str:
-    """A text with escaped control characters, including those that change the direction of a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """A text with escaped control and blank characters, including those that change the direction of a line."""
+    return "".join(c if c.isprintable() and c not in _BLANK else c.encode("unicode_escape").decode() for c in text)
 
 
 def printable_lines(text: str) -> str:

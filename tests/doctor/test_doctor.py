@@ -451,6 +451,7 @@ def test_credentials_are_used_and_never_shown(code, server, ask, monkeypatch):
     server.answer = (code, "{}")
     finding = ask(f"http://me:s3cr%40t@{server.host}")
     assert "s3cr" not in f"{finding.text}{finding.hint}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://{server.host}")
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "you")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "too")
     ask(f"http://{server.host}")

@@ -35,6 +35,9 @@ def repository(tmp_path, monkeypatch):
 
 
 def test_a_clone_that_nobody_else_writes_to(repository):
+    (repository / ".venv").mkdir()
+    (repository / ".venv/.lock").touch()
+    (repository / ".venv/.lock").chmod(0o666)
     assert texts(sharing.clone(repository))[:2] == ("ok", "nobody else writes to it")
 
 

@@ -179,7 +179,7 @@ class Slow(BaseHTTPRequestHandler):
 
     def do_GET(self):
         if self.path.endswith("path=1"):
-            listed = [{"path": name, "is_dir": False, "file_size": 10} for name in FILES]
+            listed = [{"path": name, "is_dir": False, "file_size": self.server.size} for name in FILES]
             return self.answer(json.dumps({"files": listed}).encode())
         if "runs/get" in self.path:
             info = {"run_id": RUN, "run_uuid": RUN, "experiment_id": "1", "user_id": "", "status": "FINISHED",
@@ -211,6 +211,7 @@ class Slow(BaseHTTPRequestHandler):
 @pytest.fixture
 def slow(repository, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    server.size = 10
     server.sends, server.reached, server.ended = "bytes", threading.Event(), threading.Event()
     threading.Thread(target=server.serve_forever, args=[0.05]).start()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
@@ -221,9 +222,31 @@ def slow(repository, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("size", "message"),
+    [
+        (10**14, "lists model.safetensors with 100000000000000 bytes, and at most"),
+        (-1, "lists model.safetensors with -1 bytes"),
+    ],
+)
+@pytest.mark.attack("a malicious server")
+def test_sizes_that_no_run_has_are_refused(size, message, slow, tmp_path):
+    slow.size = size
+    with pytest.raises(HostError, match=message):
+        find_run_files(RUN, tmp_path)
+
+
+def test_a_long_fetch_says_how_far_it_is(slow, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(download, "ANSWER_SECONDS", 5.0)
+    monkeypatch.setattr(download, "_SAID_SECONDS", 0.5)
+    with pytest.raises(HostError, match="has taken too long"):
+        find_run_files(RUN, tmp_path)
+    assert f"fetching run {RUN}: " in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("sends", "seconds", "message"),
     [
-        ("bytes", 5.0, "MLflow's server has taken too long to send a run's files"),
+        ("bytes", 10.0, "MLflow's server has taken too long to send a run's files"),
         ("file", 3600.0, r"MLflow's server sends more than the \d+ bytes it has listed"),
         ("answer", 3600.0, f"MLflow does not give .* of run {RUN}: Failed to download"),
     ],
@@ -322,8 +345,8 @@ def hostile(repository, monkeypatch):
     [
         ("body_by_bytes", 1.0, "MLflow's server has not answered within 1 s"),
         ("header_by_bytes", 1.0, "MLflow's server has not answered within 1 s"),
-        ("endless_body", 3600.0, "MLflow's server answers with more than 64 MiB"),
-        ("packed_body", 3600.0, "MLflow's server answers with more than 64 MiB"),
+        ("endless_body", 3600.0, "MLflow's server answers with more than 16 MiB"),
+        ("packed_body", 3600.0, "MLflow's server answers with more than 16 MiB"),
         ("elsewhere", 3600.0, "leads to {elsewhere}"),
     ],
 )
@@ -374,6 +397,24 @@ def test_a_run_of_another_server_is_left_for_who_has_its_login(repository, monke
         HostError, match=r"the login for http://me:\*\*\*@127.0.0.1:1 is not in MLFLOW_TRACKING_URI here"
     ):
         _ = Delivery(path).client
+
+
+@pytest.mark.attack("a malicious server")
+def test_another_server_gets_no_login_of_the_variables(listener, repository, monkeypatch):
+    """A run that a server has in part goes on there, also when the user's server is another one by now."""
+    path = finish(start("one"))
+    Delivery(path).aim(f"http://127.0.0.1:{listener.server_port}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:2")
+    login = {"MLFLOW_TRACKING_USERNAME": "bob", "MLFLOW_TRACKING_PASSWORD": "secret", "MLFLOW_TRACKING_TOKEN": "token"}
+    for name, value in login.items():
+        monkeypatch.setenv(name, value)
+    client = Delivery(path).client
+    with pytest.raises(Exception, match="failed with exception"):
+        client.search_experiments()
+    assert listener.seen
+    assert b"uthorization" not in b"".join(listener.seen)
+    connect(tracking_uri())
+    assert {name: os.environ[name] for name in login} == login
 
 
 def test_a_package_that_a_store_needs_is_named(says, repository, tmp_path):

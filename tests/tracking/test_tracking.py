@@ -315,7 +315,7 @@ def test_a_servers_login_goes_to_that_server_alone(monkeypatch):
     assert client.tracking_uri == "http://new.example:5000"
     assert [os.environ.get(name) for name in names] == ["me", "s3cr@t"]
     connect("http://old.example:5000")
-    assert [os.environ.get(name) for name in names] == ["mine", None]
+    assert [os.environ.get(name) for name in names] == [None, None]
     assert connect("http://me:***@new.example:5000") is client
     assert [os.environ.get(name) for name in names] == ["me", "s3cr@t"]
     connect("http://old.example:5000")
@@ -1246,7 +1246,7 @@ def test_a_worktree_that_cannot_be_made_is_said_and_leaves_nothing(commit, patch
     assert len(listed.splitlines()) == 1
 
 
-def patched(tmp_path, monkeypatch, files, attributes=""):
+def patched(tmp_path, monkeypatch, files, attributes="", change=lambda: None):
     """A repository with two files, and a run of it whose patch gives them this content."""
     monkeypatch.chdir(tmp_path)
     for variable in ("AUTHOR", "COMMITTER"):
@@ -1263,6 +1263,7 @@ def patched(tmp_path, monkeypatch, files, attributes=""):
     git("commit", "--quiet", "--message=all")
     for name, content in files.items():
         Path(name).write_bytes(content)
+    change()
     Path(".git/info/attributes").write_text(attributes)
     git("add", "--intent-to-add", ".")
     patch = tmp_path.parent / f"{tmp_path.name}.patch"
@@ -1320,6 +1321,24 @@ def test_a_binary_file_that_may_be_code_is_refused(name, content, tmp_path, monk
     recorded = patched(tmp_path, monkeypatch, {name: content})
     message = f"the patch changes {name}, a binary file of which nobody sees what it runs"
     with pytest.raises(UserError, match=message), reproduce.worktree(recorded, tmp_path):
+        raise AssertionError("it is run")
+
+
+@pytest.mark.parametrize("target", ["data.bin", "/tmp"])
+@pytest.mark.parametrize("name", ["net.py", "runs"])
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_link_out_of_a_patch_is_refused(target, name, tmp_path, monkeypatch):
+    """What lies there is not shown, runs, or is written to."""
+
+    def add():
+        Path(name).unlink(missing_ok=True)
+        Path(name).symlink_to(target)
+
+    recorded = patched(tmp_path, monkeypatch, {}, change=add)
+    with (
+        pytest.raises(UserError, match=f"the patch makes {name} a symbolic link, whose content is not part of it"),
+        reproduce.worktree(recorded, tmp_path),
+    ):
         raise AssertionError("it is run")
 
 

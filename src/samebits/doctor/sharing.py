@@ -92,6 +92,8 @@ def _written_by_others(root: Path) -> list[Path]:
         for path in (folder, *(folder / file for file in files)):
             with suppress(OSError):  # the file is gone
                 entry = path.lstat()
+                if path.name == ".lock" and not entry.st_size:  # uv makes one in .venv, open to all
+                    continue
                 if not stat.S_ISLNK(entry.st_mode) and _is_open(entry):
                     found.append(path)
     return found

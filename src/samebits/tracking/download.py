@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from samebits.errors import HostError, SamebitsError, UserError, caused_by, first_line, from_exit_code, last_line
+from samebits.errors import (
+    HostError,
+    SamebitsError,
+    UserError,
+    caused_by,
+    first_line,
+    from_exit_code,
+    last_line,
+    reason,
+)
 from samebits.host import private_bytes
 from samebits.params import require_repository
 from samebits.records.run import FILES, read_run
@@ -21,15 +31,19 @@ from samebits.tracking.limits import ANSWER_SECONDS, HINT, SLOWEST
 from samebits.tracking.store import connect, errors_of_the_store, tracking_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from samebits.records import run as records
 
 _SLACK = 2**20  # bytes above the listed sizes, since file systems count differently
+_SPARE = 2**30  # bytes of the disk that are left free
+_LARGEST = {".json": 2**26, ".csv": 2**26, ".yaml": 2**18, ".patch": 2**27}
+"""Bytes of a file by its suffix; a run of a million steps has 30 MiB of losses. Weights may fill the disk."""
 _MEMORY = 2**30  # bytes of this process: files are streamed, and a list of files is short
 _MORE = ("params.yaml", "provenance.json")  # more files of a run that can be made again
 _FILE_NAME = re.compile(r"\w[\w.-]*")
 _POLL_SECONDS = 0.1
+_SAID_SECONDS = 15.0  # how often a long fetch says how far it is
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -47,12 +61,21 @@ def find_run_files(reference: str, scratch: Path) -> records.Run:
         raise UserError(f"{reference}: no such folder, and not a run id (32 hexadecimal digits)", hint=hint)
     require_repository()  # elsewhere MLflow would make a store
     fetch(reference, scratch)
-    try:
+    with errors_by_run(reference, scratch):
         return read_run(scratch)
-    except UserError as error:  # its message names the temporary folder
-        text = error.message.replace(f"{scratch}/", "").replace(str(scratch), "its files")
+
+
+@contextmanager
+def errors_by_run(run_id: str, folder: Path) -> Iterator[None]:
+    """Let errors of files in a temporary ``folder`` name the run that they were fetched from."""
+    try:
+        yield
+    except UserError as error:
+        if str(folder) not in error.message:
+            raise
+        text = error.message.replace(f"{folder}/", "").replace(str(folder), "its files")
         hint = "its artifacts in MLflow are not what samebits has recorded"
-        raise UserError(f"run {reference}: {text}", hint=hint) from None
+        raise UserError(f"run {run_id}: {text}", hint=hint) from None
 
 
 def fetch_run(run_id: str, scratch: Path) -> Path:
@@ -71,11 +94,20 @@ def fetch(run_id: str, folder: Path, *, everything: bool = False) -> Path:
     """
     call = {"run_id": run_id, "folder": str(folder), "seconds": ANSWER_SECONDS, "everything": everything}
     command = [sys.executable, "-P", "-m", "samebits.tracking.download", json.dumps(call)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while True:
+            try:
+                stdout, stderr = process.communicate(timeout=_SAID_SECONDS)
+                break
+            except subprocess.TimeoutExpired:
+                sys.stderr.write(f"fetching run {run_id}: {_size(folder) / 2**20:.0f} MiB so far\n")
+            except BaseException:  # a signal
+                process.kill()
+                raise
     try:
-        exit_code, message, hint = json.loads(last_line(done.stdout))
+        exit_code, message, hint = json.loads(last_line(stdout))
     except ValueError:
-        raise HostError(f"MLflow's client failed: {last_line(done.stderr)}", hint="see `samebits doctor`") from None
+        raise HostError(f"MLflow's client failed: {last_line(stderr)}", hint="see `samebits doctor`") from None
     if exit_code:
         raise from_exit_code(exit_code, message, hint)
     return folder
@@ -88,8 +120,13 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
     client = connect(tracking_uri())
+    watch.start()  # the import of MLflow takes none of the server's time
     try:
         listed = client.list_artifacts(run_id)
+    except SamebitsError:
+        raise
+    except (ValueError, TypeError, KeyError) as error:
+        raise HostError(f"MLflow's server lists no files: {reason(error)}", hint=HINT) from None
     except MlflowException as error:
         if not caused_by(error, HostError) and error.error_code == ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
             raise UserError(f"MLflow has no run {run_id}", hint="is MLFLOW_TRACKING_URI the right one?") from None
@@ -101,6 +138,11 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
             hint = "choose a training that has ended; a comparison's own run holds no weights"
             raise UserError(f"run {run_id} has no {name}", hint=hint)
     names = [*here] if everything else FILES
+    for name in names:
+        most = _LARGEST.get(Path(name).suffix, shutil.disk_usage(folder).free - _SPARE)
+        if not 0 <= (here[name] or 0) <= most:
+            text = f"MLflow's server lists {name} with {here[name]} bytes, and at most {most} are fetched"
+            raise HostError(text, hint=HINT)
     watch.expect(here[name] for name in names)
     for name in names:
         try:
@@ -112,25 +154,25 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
 
 
 class Watch(threading.Thread):
-    """Ends this process with an error when the server takes too long or sends more than it has listed."""
+    """Ends this process with an error when the server is too slow or sends more than it has listed."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         super().__init__(daemon=True)
-        self._folder, self._deadline, self._most = folder, time.monotonic() + seconds, _SLACK
-        self._seconds = seconds
+        self._folder, self._most, self._seconds = folder, _SLACK, seconds
 
     def expect(self, sizes: Iterable[int | None]) -> None:
-        """Allow so many bytes more, and the time that the slowest accepted rate takes for them."""
+        """Allow so many bytes more."""
         self._most += sum(size or 0 for size in sizes)
-        self._deadline = time.monotonic() + self._seconds + self._most / SLOWEST
 
     def run(self) -> None:
         """Check size, memory and time until the process ends."""
+        began = time.monotonic()
         while True:
             time.sleep(_POLL_SECONDS)
-            if _size(self._folder) > self._most or private_bytes() > _MEMORY:
+            size = _size(self._folder)
+            if size > self._most or private_bytes() > _MEMORY:
                 _tell(HostError(f"MLflow's server sends more than the {self._most} bytes it has listed", hint=HINT))
-            elif time.monotonic() > self._deadline:
+            elif time.monotonic() > began + self._seconds + size / SLOWEST:
                 _tell(HostError("MLflow's server has taken too long to send a run's files", hint=HINT))
             else:
                 continue
@@ -155,7 +197,6 @@ def _tell(error: SamebitsError | None) -> None:
 def main(run_id: str, folder: str, seconds: float, *, everything: bool) -> None:
     """Entry point of the process that ``fetch`` starts."""
     watch = Watch(Path(folder), seconds)
-    watch.start()
     try:
         download(run_id, Path(folder), watch, everything=everything)
     except SamebitsError as error:

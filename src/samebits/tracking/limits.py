@@ -23,7 +23,7 @@ ANSWER_SECONDS = 60.0
 """Time limit for an answer, and for a list of files."""
 SLOWEST = 2**18
 """Slowest accepted rate of a file, in bytes a second."""
-_LARGEST = 2**26  # bytes of an answer of the API, which lists runs page by page
+_LARGEST = 2**24  # bytes of an answer of the API, which lists runs page by page
 HINT = "ask who runs the server; see `samebits doctor`"
 
 _OBJECT_STORES = {"s3", "gs", "wasbs", "abfss"}

@@ -22,7 +22,7 @@ from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
 from samebits.section import flatten
 from samebits.strategies import BASELINE
-from samebits.tracking.download import fetch_run
+from samebits.tracking.download import errors_by_run, fetch_run
 from samebits.tracking.recorder import events, record_all, set_tags
 from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, tracking_uri
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _MOST_LINES = 400  # of a patch or of params on a terminal
 _ABSENT = "(absent)"
 _CHANGES = "changes.diff"
+_LINK = "120000"  # git's mode
 _DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp",
          ".tif", ".tiff", ".pdf", ".wav", ".flac", ".mp3", ".ogg", ".mp4"}  # fmt: skip
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -129,7 +130,9 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
     """
     original = scratch / "original"
     original.mkdir()
-    recorded = read_recorded(run_id, fetch_run(run_id, original))
+    fetch_run(run_id, original)
+    with errors_by_run(run_id, original):
+        recorded = read_recorded(run_id, original)
     if num_devices is not None and recorded.run.record.strategy == BASELINE.name:
         raise UserError("--num-devices: the run is of single, which uses one device", hint="leave it out")
     with worktree(recorded, scratch) as tree:
@@ -206,13 +209,18 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
 
 
 def _changes_in(tree: Path) -> str:
-    """The diff between the commit and the patched files on the disk, since the patch itself can hide changes.
+    """The changed files and their diff from the commit, as they lie on the disk, since the patch can hide changes.
 
-    Raises UserError: a binary file is not data by its name, so that nobody sees what it runs; or the patch or an
-    attribute declares a text file as binary.
+    Raises UserError: a file is a symbolic link, whose content nobody sees; a binary file is not data by
+    its name, so that nobody sees what it runs; or the patch or an attribute declares a text file as binary.
     """
     _git("-C", str(tree), "add", "--intent-to-add", "--force", ".")
     diff = ("-C", str(tree), "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "HEAD")
+    modes, names = (_git(*diff, "--raw", "-z").stdout.split("\0")[part::2] for part in (0, 1))
+    for mode, name in zip(modes, names, strict=False):
+        if mode.split()[1] == _LINK:
+            text = f"the patch makes {name} a symbolic link, whose content is not part of it"
+            raise UserError(text, hint="whoever made the run has to commit it, or to leave it out")
     for line in _git(*diff, "--numstat", "-z").stdout.split("\0"):
         added, _, name = line.partition("\t-\t")
         if added != "-":
@@ -223,7 +231,7 @@ def _changes_in(tree: Path) -> str:
         if Path(name).suffix.lower() not in _DATA and (tree / name).exists():
             text = f"the patch changes {name}, a binary file of which nobody sees what it runs"
             raise UserError(text, hint="whoever made the run has to commit it, or to leave it out")
-    return _git(*diff, "--no-color").stdout
+    return f"{_git(*diff, '--numstat').stdout}\n{_git(*diff, '--no-color').stdout}"
 
 
 def _is_text(file: Path) -> bool:
@@ -296,14 +304,16 @@ def _defaults(text: str, names: Container[str]) -> dict[str, Any]:
     """The defaults of keys that a ``params.yaml`` leaves out; empty if this version cannot read the file."""
     with suppress(UserError):
         whole = flatten(parse_params(read_yaml(text)).model_dump(mode="json"))
-        return {name: value for name, value in whole.items() if name in names}
+        return {name: value for name, value in whole.items() if name in names and value != {}}
     return {}
 
 
 def _values(text: str) -> dict[str, Any]:
     """The values of a ``params.yaml`` by dotted names. A YAML file that holds no mapping stands under an empty name."""
     tree = read_yaml(text)
-    return flatten(tree) if isinstance(tree, dict) else {"": tree}
+    if not isinstance(tree, dict):
+        return {"": tree}
+    return {name: value for name, value in flatten(tree).items() if value != {}}
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -110,10 +110,15 @@ def address_parts(uri: str) -> SplitResult:
         raise UserError(f"MLFLOW_TRACKING_URI: {uri}: {error}", hint="as in https://mlflow.example:5000") from None
 
 
-def _address_and_login(uri: str) -> tuple[str, dict[str, str]]:
+_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+"""MLflow's variables. They are meant for the server that MLFLOW_TRACKING_URI names, and no other one gets them."""
+
+
+def _address_and_login(uri: str) -> tuple[str, dict[str, str | None]]:
     """The address for MLflow without its login, and the login by MLflow's variables, since MLflow prints addresses.
 
-    Logs mask the password of ``uri``. It is taken from the address in the environment.
+    Logs mask the password of ``uri``. It is taken from the address in the environment. Variables that are None have to
+    be unset.
 
     Raises:
         HostError: the environment has the address of another server.
@@ -124,26 +129,36 @@ def _address_and_login(uri: str) -> tuple[str, dict[str, str]]:
     if parts.netloc.rpartition("@")[0].endswith(MASK):
         text = f"the login for {uri} is not in MLFLOW_TRACKING_URI here"
         raise HostError(text, hint="set it to that address with its login, and run `samebits track sync`")
-    if parts.scheme not in ("http", "https") or not parts.password:
+    if parts.scheme not in ("http", "https"):
         return whole, {}
-    login = {"MLFLOW_TRACKING_USERNAME": parts.username, "MLFLOW_TRACKING_PASSWORD": parts.password}
-    address = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    return address, {name: unquote(value or "") for name, value in login.items()}
+    server = parts.netloc.rpartition("@")[2]
+    own = address_parts(known)
+    login: dict[str, str | None] = {}
+    if (parts.scheme, server) != (own.scheme, own.netloc.rpartition("@")[2]):
+        login = dict.fromkeys(_LOGIN)
+    if parts.password:
+        login |= dict(zip(_LOGIN, (unquote(parts.username or ""), unquote(parts.password), None), strict=True))
+    return (urlunsplit(parts._replace(netloc=server)) if parts.password else whole), login
 
 
-_borrowed: dict[str, tuple[str | None, str]] = {}
-"""By variable: the user's own value, and the value from an address that replaces it for now."""
+_borrowed: dict[str, tuple[str | None, str | None]] = {}
+"""By variable: the user's own value, and the value that replaces it for now; None if unset."""
 
 
-def _log_in(login: Mapping[str, str]) -> None:
+def _log_in(login: Mapping[str, str | None]) -> None:
     """Put a login into MLflow's variables, after the previous one is taken out, which no other server may see."""
     for name, (own, lent) in _borrowed.items():
         if os.environ.get(name) == lent:
-            del os.environ[name]
-            os.environ.update({name: own} if own is not None else {})
+            _set(name, own)
     _borrowed.clear()
     for name, value in login.items():
         _borrowed[name] = os.environ.get(name), value
+        _set(name, value)
+
+
+def _set(name: str, value: str | None) -> None:
+    os.environ.pop(name, None)
+    if value is not None:
         os.environ[name] = value
 
 
