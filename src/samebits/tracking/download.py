@@ -120,7 +120,7 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
     from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 
     client = connect(tracking_uri())
-    watch.start()  # the import of MLflow takes none of the server's time
+    watch.begin()  # the import of MLflow takes none of the server's time
     try:
         listed = client.list_artifacts(run_id)
     except SamebitsError:
@@ -159,6 +159,11 @@ class Watch(threading.Thread):
     def __init__(self, folder: Path, seconds: float) -> None:
         super().__init__(daemon=True)
         self._folder, self._most, self._seconds = folder, _SLACK, seconds
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the server's time from now on."""
+        self._began = time.monotonic()
 
     def expect(self, sizes: Iterable[int | None]) -> None:
         """Allow so many bytes more."""
@@ -166,13 +171,12 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         """Check size, memory and time until the process ends."""
-        began = time.monotonic()
         while True:
             time.sleep(_POLL_SECONDS)
             size = _size(self._folder)
             if size > self._most or private_bytes() > _MEMORY:
                 _tell(HostError(f"MLflow's server sends more than the {self._most} bytes it has listed", hint=HINT))
-            elif time.monotonic() > began + self._seconds + size / SLOWEST:
+            elif time.monotonic() > self._began + self._seconds + size / SLOWEST:
                 _tell(HostError("MLflow's server has taken too long to send a run's files", hint=HINT))
             else:
                 continue
@@ -197,6 +201,7 @@ def _tell(error: SamebitsError | None) -> None:
 def main(run_id: str, folder: str, seconds: float, *, everything: bool) -> None:
     """Entry point of the process that ``fetch`` starts."""
     watch = Watch(Path(folder), seconds)
+    watch.start()
     try:
         download(run_id, Path(folder), watch, everything=everything)
     except SamebitsError as error:
