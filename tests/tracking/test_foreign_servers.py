@@ -209,16 +209,26 @@ class Slow(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def slow(repository, monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
-    server.size = 10
-    server.sends, server.reached, server.ended = "bytes", threading.Event(), threading.Event()
-    threading.Thread(target=server.serve_forever, args=[0.05]).start()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
-    yield server
-    server.ended.set()
-    server.shutdown()
-    server.server_close()
+def slow(in_use):
+    yield from in_use(Slow, size=10, sends="bytes", reached=threading.Event())
+
+
+@pytest.fixture
+def in_use(repository, monkeypatch):
+    """A server of such a handler, with these attributes, which MLFLOW_TRACKING_URI names."""
+
+    def serve(handler, **attributes):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        server.ended = threading.Event()
+        vars(server).update(attributes)
+        threading.Thread(target=server.serve_forever, args=[0.05]).start()
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+        yield server
+        server.ended.set()
+        server.shutdown()
+        server.server_close()
+
+    return serve
 
 
 @pytest.mark.parametrize(
@@ -329,15 +339,8 @@ class Hostile(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hostile(repository, monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hostile)
-    server.ended = threading.Event()
-    threading.Thread(target=server.serve_forever, args=[0.05]).start()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
-    yield server
-    server.ended.set()
-    server.shutdown()
-    server.server_close()
+def hostile(in_use):
+    yield from in_use(Hostile)
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,14 @@ def _write_drawn_data(params: Params, folder: Path) -> Card:
 
 def _close(files: Iterable[Path], folder: Path) -> None:
     """Close folders with copies to those who may not read the user's files, since DVC makes each copy readable."""
+    modes = [file.stat().st_mode for file in files]
+    closed = sum(all_of for read, all_of in ((0o040, 0o070), (0o004, 0o007)) if not all(mode & read for mode in modes))
     make_folder(folder)
     for one in (folder, _DVC_CACHE):
         if one.parent.is_dir():
             one.mkdir(exist_ok=True)
-            for read, all_of in ((0o040, 0o070), (0o004, 0o007)):
-                if not all(file.stat().st_mode & read for file in files):
-                    one.chmod(one.stat().st_mode & ~all_of)
+            if closed:
+                one.chmod(one.stat().st_mode & ~closed)
 
 
 def _write_user_data(params: Params, data: FileData, folder: Path) -> Card:

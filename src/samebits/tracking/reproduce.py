@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 _MOST_LINES = 400  # of a patch or of params on a terminal
 _ABSENT = "(absent)"
 _CHANGES = "changes.diff"
-_LINK = "120000"  # git's mode
 _DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp",
          ".tif", ".tiff", ".pdf", ".wav", ".flac", ".mp3", ".ogg", ".mp4"}  # fmt: skip
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -216,13 +215,11 @@ def _changes_in(tree: Path) -> str:
     """
     _git("-C", str(tree), "add", "--intent-to-add", "--force", ".")
     diff = ("-C", str(tree), "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "HEAD")
-    modes, names = (_git(*diff, "--raw", "-z").stdout.split("\0")[part::2] for part in (0, 1))
-    for mode, name in zip(modes, names, strict=False):
-        if mode.split()[1] == _LINK:
+    for line in filter(None, _git(*diff, "--numstat", "-z").stdout.split("\0")):
+        added, _, name = line.split("\t", 2)
+        if (tree / name).is_symlink():
             text = f"the patch makes {name} a symbolic link, whose content is not part of it"
             raise UserError(text, hint="whoever made the run has to commit it, or to leave it out")
-    for line in _git(*diff, "--numstat", "-z").stdout.split("\0"):
-        added, _, name = line.partition("\t-\t")
         if added != "-":
             continue
         if _is_text(tree / name):
