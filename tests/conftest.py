@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +197,14 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Params], Pat
     return get
 
 
+@pytest.fixture
+def trainable(data_dir: Callable[[Params], Path]) -> Callable[..., Any]:
+    """Make a training of 8 steps in this process: ``make_trainable`` with the data of its params."""
+    from trainables import make_trainable  # which imports torch
+
+    return partial(make_trainable, data_dir)
+
+
 class StageServer:
     """Starts ``stage_server.py`` and talks to it; it ends when its stdin does."""
 
@@ -234,6 +243,16 @@ class Stage:
     def __call__(self, name: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return self.run_script(self.script(name), *arguments, **environ)
 
+    def well(self, name: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run a stage that has to succeed."""
+        done = self(name, *arguments, **environ)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    def train(self, data: Path, strategy: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Train untracked on prepared data, with success."""
+        return self.well("train", "--strategy", strategy, "--no-tracking", "--data-dir", str(data), *arguments)
+
     def script(self, name: str) -> str:
         return str(ROOT / "pipeline" / f"{name}.py")
 
@@ -257,6 +276,11 @@ class Stage:
     def write_params(self, raw: dict[str, Any]) -> Params:
         YAML().dump(raw, self.folder / "params.yaml")
         return parse_params(raw)
+
+    def write_model(self, source: str) -> dict[str, Any]:
+        """Write ``mine.py``, whose ``make`` is the factory of a model, and return the params that name it."""
+        (self.folder / "mine.py").write_text(source)
+        return {"name": "mine:make", "source": "mine.py"}
 
 
 @pytest.fixture

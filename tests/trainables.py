@@ -1,5 +1,6 @@
 """A training in the tests' own process."""
 
+import copy
 from types import SimpleNamespace
 
 import torch
@@ -7,6 +8,7 @@ import torch
 from conftest import small
 from samebits.params import parse_params
 from samebits.records.card import read_card
+from samebits.training.loop import Tracker, train
 from samebits.training.models.build import build_model
 from samebits.training.setup import Setup
 from samebits.training.worker import Worker
@@ -22,5 +24,12 @@ def make_trainable(data_dir, **settings):
     _, split = placed("single", params, gpus=0, cores=1)
     setup = Setup(params, "fast", card, split=split, worker=Worker([torch.device("cpu")]))
     data = setup.load(folder)
-    trainable = setup.trainable(setup.place(build_model(params.model, card, params.seed)), setup.batches(data))
-    return SimpleNamespace(trainable=trainable, params=params, data=data, card=card, setup=setup)
+    untrained = build_model(params.model, card, params.seed)
+    trainable = setup.trainable(setup.place(copy.deepcopy(untrained)), setup.batches(data))
+    return SimpleNamespace(trainable=trainable, untrained=untrained, params=params, data=data, card=card, setup=setup)
+
+
+def train_from_start(trainable, steps=8, *, step_seconds=1, tracker=None, checkpointer=None):
+    """The result of a training that starts anew."""
+    trainable.reset()
+    return train(trainable, steps, step_seconds=step_seconds, tracker=tracker or Tracker(), checkpointer=checkpointer)

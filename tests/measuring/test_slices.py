@@ -1,9 +1,7 @@
 """Clocks, statistics, and the timed slices beside a training."""
 
-import copy
 import math
 import threading
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +13,7 @@ from samebits.errors import UserError
 from samebits.measuring import references as references_module
 from samebits.measuring import slices as slices_module
 from samebits.measuring.prolonging import Prolonging
-from samebits.measuring.references import copy_of, make_reference, reference_names
+from samebits.measuring.references import copy_of, make_reference, make_references, reference_names
 from samebits.measuring.rounding import PERTURBATION, envelope, measure_rounding
 from samebits.measuring.slices import Slices, time_slices
 from samebits.numerics.fast import FastNumerics
@@ -25,11 +23,10 @@ from samebits.strategies import STRATEGIES
 from samebits.training import meters as timing
 from samebits.training.loop import Snapshot, Tracker, train, warm_up
 from samebits.training.meters import StepClock
-from samebits.training.models.build import build_model
 from samebits.training.setup import Setup
 from samebits.training.worker import Worker
 from samples import placed, ratio
-from trainables import make_trainable
+from trainables import train_from_start
 
 CPU = torch.device("cpu")
 
@@ -70,18 +67,12 @@ def test_ratios_are_taken_within_chunks():
     assert Slices(steps=4, chunk_steps=2, seconds={"strategy": [[1.0, 2.0]]}).speedup() is None
 
 
-@pytest.fixture
-def trainable(data_dir):
-    return partial(make_trainable, data_dir)
-
-
 @pytest.mark.parametrize(
     "settings", [{}, {"grad_accum_steps": 4}, {"precision": "fp16"}, {"optimizer": {"name": "adamw"}}]
 )
 def test_warm_up_trains_nothing(settings, trainable):
     plain, warmed = trainable(**settings).trainable, trainable(**settings).trainable
-    plain.reset()
-    expected = train(plain, 8, step_seconds=1, tracker=Tracker()).losses
+    expected = train_from_start(plain).losses
     before = Snapshot(warmed.model)._values
     assert warm_up(warmed, 5) > 0
     assert all(torch.equal(a, b) for a, b in zip(before, warmed.model.parameters(), strict=True))
@@ -92,65 +83,73 @@ def test_the_tracker_hears_every_step_once(trainable):
     heard, begun = [], []
     tracker = SimpleNamespace(losses=lambda *part: heard.append(part), step=begun.append)
     trained = trainable().trainable
-    trained.reset()
-    training = train(trained, 8, step_seconds=0.2, tracker=tracker)
-    assert [(first, len(losses), len(rates)) for first, losses, rates in heard] == [
-        (1, 2, 2),
-        (3, 2, 2),
-        (5, 2, 2),
-        (7, 2, 2),
-    ]
+    training = train_from_start(trained, step_seconds=0.2, tracker=tracker)
+    parts = [(first, len(losses), len(rates)) for first, losses, rates in heard]
+    assert parts == [(1, 2, 2), (3, 2, 2), (5, 2, 2), (7, 2, 2)]
     assert begun == list(range(1, 9))
     assert [loss for _, losses, _ in heard for loss in losses] == training.losses
     assert [rate for _, _, rates in heard for rate in rates] == trained.rates(0, 8)
     assert len(training.step_seconds) == 8
 
 
+def timed(trainable, others, losses, *, repeats=2, step_seconds=0.05):
+    """Slices of a training and of its references, which are not prolonged."""
+    prolonging = Prolonging(repeats, 0.0)
+    return time_slices(trainable, others, list(others), losses, step_seconds=step_seconds, prolonging=prolonging)
+
+
+def chunks_of(slices):
+    """How many chunks each repeat has, by name."""
+    return {name: [len(chunks) for chunks in repeats] for name, repeats in slices.seconds.items()}
+
+
+def beside(made, strategy="ddp", *, numerics="fast", gpus=0, worker=None, **settings):
+    """What makes references, with the set-up of a training under a strategy in place of the one that was made."""
+    params = parse_params(small(num_devices=2, oversubscribe=True, **settings))
+    placement, split = placed(strategy, params, gpus=gpus, numerics=numerics)
+    setup = Setup(params, numerics, made.card, split=split, worker=worker or made.trainable.worker)
+    return {"untrained": made.untrained, "data": made.data, "setup": setup, "placement": placement}
+
+
 def test_slices_repeat_the_training_and_references_do_not_disturb_it(trainable):
     made = trainable()
-    untrained = build_model(made.params.model, made.card, made.params.seed)
-    made.trainable.reset()
-    training = train(made.trainable, 8, step_seconds=1, tracker=Tracker())
-    params = parse_params(small(num_devices=2, oversubscribe=True))
-    two, split = placed("ddp", params, gpus=0)
-    setup = Setup(made.params, "fast", made.card, split=split, worker=made.trainable.worker)
-    others = {
-        name: make_reference(name, untrained=untrained, data=made.data, setup=setup, placement=two)
-        for name in reference_names(two, "fast")
-    }
+    losses = train_from_start(made.trainable).losses
+    how = beside(made)
+    others = {name: make_reference(name, **how) for name in reference_names(how["placement"], "fast")}
     rows = {name: len(one.batches.micro_batch(0, 0).inputs) for name, one in others.items()}
     assert rows == {"single": 64, "share": 32, "together": 32}
-    slices = time_slices(
-        made.trainable, others, list(others), training.losses, step_seconds=0.05, prolonging=Prolonging(2, 0.0)
-    )
+    slices = timed(made.trainable, others, losses)
     assert slices.first_difference is None
-    assert {name: [len(chunks) for chunks in repeats] for name, repeats in slices.seconds.items()} == {
-        "strategy": [8, 8], "single": [8, 8], "share": [8, 8], "together": [8, 8]
-    }  # fmt: skip
+    assert chunks_of(slices) == {name: [8, 8] for name in ("strategy", "single", "share", "together")}
     assert slices.speedup().low > 0
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "most", "steps", "chunk", "chunks"), [(0.05, 8, 8, 1, 8), (0.1, 2, 5, 2, 3), (9.0, 8, 1, 1, 1)]
+)
+def test_a_slice_has_the_steps_of_half_a_second_but_no_more_than_the_training(
+    step_seconds, most, steps, chunk, chunks, trainable, monkeypatch
+):
+    monkeypatch.setattr(slices_module, "CHUNKS", most)
+    made = trainable().trainable
+    slices = timed(made, {}, train_from_start(made).losses, repeats=1, step_seconds=step_seconds)
+    assert (slices.steps, slices.chunk_steps, chunks_of(slices)) == (steps, chunk, {"strategy": [chunks]})
 
 
 @pytest.mark.parametrize(("lacks", "names"), [("single", ("share", "together")), ("share", ()), ("together", ())])
 def test_a_reference_with_the_whole_batch_that_does_not_fit_leaves_the_others(lacks, names, trainable, monkeypatch):
     """Also what a batch is too large for on one device is divided into its parts, and weak scaling is timed."""
-    made = trainable(repeats=3, prolong_s=0.0)
-    two, split = placed("ddp", parse_params(small(num_devices=2, oversubscribe=True)), gpus=0)
-    setup = Setup(made.params, "fast", made.card, split=split, worker=made.trainable.worker)
-    real = references_module.make_reference
+    made, real = trainable(repeats=3, prolong_s=0.0), make_reference
     monkeypatch.setattr(
         references_module, "make_reference", lambda name, **kw: None if name == lacks else real(name, **kw)
     )
-    untrained = build_model(made.params.model, made.card, made.params.seed)
-    references = references_module.make_references(untrained, made.data, setup, two)
+    references = make_references(**beside(made, repeats=3))
     assert (references.names, tuple(references.here), references.problem.kind) == (names, names, "no_memory")
     if names:
-        made.trainable.reset()
-        losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
+        losses = train_from_start(made.trainable).losses
         slices = slices_module.measure_slices(made.trainable, references, losses, made.params.train, step_seconds=0.05)
         assert (slices.problem.kind, slices.speedup(), slices.bound()) == ("no_memory", None, None)
         assert slices.seconds.keys() == {"strategy", *names}
-    else:
-        assert references.here == {}
 
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -162,20 +161,16 @@ def test_a_reference_that_runs_out_of_memory_later_costs_the_references_alone(er
     def fail(*_):
         raise error
 
-    made = trainable()
-    made.trainable.reset()
-    losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
+    made = trainable().trainable
+    losses = train_from_start(made).losses
     others = {name: trainable().trainable for name in ("single", "share")}
     steps = iter([others[which].step] * 3 + [fail] * 9)
     others[which].step = lambda *arguments: next(steps)(*arguments)
-    slices = time_slices(made.trainable, others, list(others), losses, step_seconds=0.05, prolonging=Prolonging(2, 0.0))
-    assert slices.problem.kind == "no_memory"
-    assert {name: [len(chunks) for chunks in repeats] for name, repeats in slices.seconds.items()} == {
-        "strategy": [8, 8]
-    }
-    made.trainable.step = fail
+    slices = timed(made, others, losses)
+    assert (slices.problem.kind, chunks_of(slices)) == ("no_memory", {"strategy": [8, 8]})
+    made.step = fail
     with pytest.raises(type(error), match="out of memory"):
-        time_slices(made.trainable, {}, [], losses, step_seconds=0.05, prolonging=Prolonging(2, 0.0))
+        timed(made, {}, losses)
 
 
 def switches():
@@ -188,91 +183,67 @@ def switches():
     )
 
 
-def test_a_fast_reference_runs_under_its_own_switches(trainable, data_dir):
+def test_a_fast_reference_runs_under_its_own_switches(trainable):
     """The price of exact is not that of a fast training with exact's attention kernels, and without its determinism."""
-    seen = {}
+    seen = {"exact": set(), "fast": set()}
 
     def watched(one, name):
         step = one.step
-
-        def watching(*arguments):
-            seen.setdefault(name, set()).add(switches())
-            return step(*arguments)
-
-        one.step = watching
+        one.step = lambda *arguments: seen[name].add(switches()) or step(*arguments)
         return one
 
     made = trainable()
-    untrained = build_model(made.params.model, made.card, made.params.seed)
-    params = made.params
-    placement, split = placed("single", params, numerics="exact", gpus=0)
-    setup = Setup(params, "exact", made.card, split=split, worker=Worker([CPU]))
+    how = beside(made, "single", numerics="exact", worker=Worker([CPU]))
+    setup = how["setup"]
     setup.numerics.configure()
     try:
-        exact = setup.trainable(setup.place(copy.deepcopy(untrained)), setup.batches(made.data))
-        fast = make_reference("fast", untrained=untrained, data=made.data, setup=setup, placement=placement)
-        exact.reset()
-        losses = exact.mean_losses(exact.run(0, exact.rates(0, 2), StepClock(CPU)))
-        both = {"fast": watched(fast, "fast")}
-        time_slices(watched(exact, "exact"), both, ["fast"], losses, step_seconds=0.1, prolonging=Prolonging(1, 0.0))
+        exact = setup.trainable(setup.place(copy_of(made.untrained)), setup.batches(made.data))
+        fast = make_reference("fast", **how)
+        losses = train_from_start(exact, 2).losses
+        timed(watched(exact, "exact"), {"fast": watched(fast, "fast")}, losses, repeats=1, step_seconds=0.1)
     finally:
         made.setup.numerics.configure()
         torch.set_deterministic_debug_mode("default")
     assert seen == {"exact": {(0, False, False, False, False)}, "fast": {(2, True, True, True, True)}}
 
 
-ACCELERATED = {"dp": ["single"], "ddp": ["single", "share"]}
-
-
-def make_both_references(strategy, made, params, about):
-    """The references of a strategy that accelerates models as its own class says; ``about`` hears each name before."""
-    untrained = build_model(made.params.model, made.card, made.params.seed)
-    placement, split = placed(strategy, params, gpus=2)
-    parallel = Worker([CPU])
-    parallel.compiles = STRATEGIES[strategy].compiles
-    setup = Setup(params, "fast", made.card, split=split, worker=parallel)
-    for name in ("single", "share"):
-        about(name)
-        make_reference(name, untrained=untrained, data=made.data, setup=setup, placement=placement)
+def accelerated_references(made, found, **settings):
+    """For each strategy the references of which ``found``, a list that making one may add to, has an entry."""
+    by_strategy = {}
+    for strategy in ("dp", "ddp"):
+        parallel = Worker([CPU])
+        parallel.compiles = STRATEGIES[strategy].compiles
+        by_strategy[strategy] = []
+        for name in ("single", "share"):
+            found.clear()
+            make_reference(name, **beside(made, strategy, gpus=2, worker=parallel, **settings))
+            by_strategy[strategy] += [name] * len(found)
+    return by_strategy
 
 
 def test_a_reference_is_compiled_as_what_it_stands_for(trainable, monkeypatch):
-    begun, compiled = [], []
-    monkeypatch.setattr(FastNumerics, "compile", lambda self, module: compiled.append(begun[-1]) or module)
-    made = trainable()
-    params = parse_params(small(compile=True, num_devices=2, oversubscribe=True))
-    for strategy, names in ACCELERATED.items():
-        make_both_references(strategy, made, params, begun.append)
-        assert compiled == names
-        compiled.clear()
+    compiled = []
+    monkeypatch.setattr(FastNumerics, "compile", lambda self, module: compiled.append(module) or module)
+    assert accelerated_references(trainable(), compiled, compile=True) == {"dp": ["single"], "ddp": ["single", "share"]}
 
 
 def test_a_reference_is_captured_as_what_it_stands_for(trainable, monkeypatch):
-    begun, captured = ["training"], []
+    captured = []
     monkeypatch.setattr(FastNumerics, "graphs", True)
-    monkeypatch.setattr(FastNumerics, "capture", lambda self, *given: captured.append((begun[-1], *given)))
+    monkeypatch.setattr(FastNumerics, "capture", lambda self, *given: captured.append(given))
     made = trainable()
-    assert [name for name, *_ in captured] == ["training"]
-    _, module, sample, check = captured.pop()
+    ((module, sample, check),) = captured
     assert type(module) is type(made.trainable.module)  # before a strategy wraps it
     assert (sample.step, check.step) == (0, 1)
     assert sample.inputs.shape == check.inputs.shape
-    params = parse_params(small(num_devices=2, oversubscribe=True))
-    for strategy, names in ACCELERATED.items():
-        make_both_references(strategy, made, params, begun.append)
-        assert [name for name, *_ in captured] == names
-        captured.clear()
+    assert accelerated_references(made, captured) == {"dp": ["single"], "ddp": ["single", "share"]}
 
 
 def test_a_loss_that_is_not_repeated_is_found(trainable):
-    made = trainable()
-    made.trainable.reset()
-    losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
+    made = trainable().trainable
+    losses = train_from_start(made).losses
     losses[5] *= 1 + 1e-7
-    assert (
-        time_slices(made.trainable, {}, [], losses, step_seconds=0.01, prolonging=Prolonging(1, 0.0)).first_difference
-        == 6
-    )
+    assert timed(made, {}, losses, repeats=1).first_difference == 6
 
 
 def test_a_snapshot_covers_buffers_that_are_not_saved():
@@ -282,9 +253,7 @@ def test_a_snapshot_covers_buffers_that_are_not_saved():
     model(torch.randn(8, 3)).sum().backward()
     model.hidden += 1
     snapshot.restore()
-    assert model.hidden.tolist() == [0, 0]
-    assert model.running_mean.tolist() == [0, 0, 0]
-    assert model.num_batches_tracked == 0
+    assert [buffer.tolist() for buffer in model.buffers()] == [[0] * 3, [1] * 3, 0, [0] * 2]
     assert model.weight.grad is None
 
 
@@ -306,28 +275,23 @@ def test_a_model_that_cannot_be_copied_is_named():
 
 
 def test_the_twin_starts_a_rounding_away_and_leaves_the_training_as_it_was(trainable):
-    made = trainable()
-    made.trainable.reset()
-    losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
-    final = Snapshot(made.trainable.model)
-    found = measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3)
+    made = trainable().trainable
+    losses, final = train_from_start(made).losses, Snapshot(made.model)
+    found = measure_rounding(made, losses, final, seed=0, step_seconds=1e-3)
     assert found.steps == 8
     assert 0 < found.losses[-1].difference < 1e-3
-    assert set(found.weights) == {name for name, _ in made.trainable.model.named_parameters()}
+    assert set(found.weights) == {name for name, _ in made.model.named_parameters()}
     assert PERTURBATION / 10 < max(found.weights.values()) < 1e-2
-    assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3) == found
-    assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1.0).steps == 3  # no time for more
-    made.trainable.reset()
-    assert train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses == losses
+    assert measure_rounding(made, losses, final, seed=0, step_seconds=1e-3) == found
+    assert measure_rounding(made, losses, final, seed=0, step_seconds=1.0).steps == 3  # no time for more
+    assert train_from_start(made).losses == losses
 
 
 def test_a_twin_that_diverges_measures_nothing(trainable):
-    made = trainable()
-    made.trainable.reset()
-    losses = train(made.trainable, 8, step_seconds=1, tracker=Tracker()).losses
-    final = Snapshot(made.trainable.model)
-    made.trainable.numerics.loss = lambda outputs, targets: outputs.sum() * math.inf
-    assert measure_rounding(made.trainable, losses, final, seed=0, step_seconds=1e-3) is None
+    made = trainable().trainable
+    losses, final = train_from_start(made).losses, Snapshot(made.model)
+    made.numerics.loss = lambda outputs, targets: outputs.sum() * math.inf
+    assert measure_rounding(made, losses, final, seed=0, step_seconds=1e-3) is None
 
 
 def test_an_envelope_keeps_where_the_difference_rises():
