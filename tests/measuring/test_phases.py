@@ -4,7 +4,6 @@ import itertools
 import multiprocessing
 import os
 import time
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -13,23 +12,20 @@ import torch
 from patience import patient
 from samebits.measuring.bounds import gradient_bytes
 from samebits.measuring.phases import TURNS, Twins, break_down, one_thread
-from samebits.measuring.tracing import ReadCounter
 from samebits.training import meters
 from samebits.training.meters import PhaseClock, Queue, ignore_phase
-from trainables import make_trainable
 
 CPU = torch.device("cpu")
 ALONE = Twins(alone=None, half=None, traced=lambda _: None)
 
 
-@pytest.fixture
-def trainable(data_dir):
-    return partial(make_trainable, data_dir)
+def divide(made, twins=ALONE, *, total_steps=8):
+    return break_down(made, twins, total_steps=total_steps, step_seconds=0.02)
 
 
 def test_a_step_is_divided_and_left_as_it_was(trainable):
     made = trainable(grad_accum_steps=2).trainable
-    divided = break_down(made, ALONE, total_steps=8, step_seconds=0.02)
+    divided = divide(made)
     assert (divided.steps, len(divided.plain_ms), len(divided.noted_ms)) == (3, TURNS, TURNS)
     (rank,) = divided.ranks
     assert all(min(turn.data, turn.forward, turn.backward, turn.optimizer) > 0 for turn in rank.noted)
@@ -40,19 +36,17 @@ def test_a_step_is_divided_and_left_as_it_was(trainable):
 
 def test_phases_add_up_to_the_step(trainable, monkeypatch):
     ticks = itertools.count()
-    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))
-    monkeypatch.setattr(meters, "time", clock)
+    monkeypatch.setattr(meters, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
     monkeypatch.setattr(meters.Queue, "seconds", lambda queue: 0.0)
-    divided = break_down(trainable(grad_accum_steps=2).trainable, ALONE, total_steps=8, step_seconds=0.02)
+    divided = divide(trainable(grad_accum_steps=2).trainable)
     (rank,) = divided.ranks
     assert sum(turn.total for turn in rank.noted) == pytest.approx(sum(divided.noted_ms), rel=0.2)
 
 
 def test_half_a_batch_takes_its_turns(trainable):
-    made = trainable()
-    twins = Twins(alone=None, half=made.trainable, traced=lambda _: None)
-    divided = break_down(made.trainable, twins, total_steps=8, step_seconds=0.02)
-    assert len(divided.bounds.half_ms) == TURNS
+    made = trainable().trainable
+    divided = divide(made, Twins(alone=None, half=made, traced=lambda _: None), total_steps=2)
+    assert (len(divided.bounds.half_ms), divided.steps) == (TURNS, 2)  # a turn is no longer than the training
 
 
 def test_reads_of_the_forward_pass_are_counted_and_no_others(trainable, monkeypatch):
@@ -69,7 +63,7 @@ def test_reads_of_the_forward_pass_are_counted_and_no_others(trainable, monkeypa
 
     monkeypatch.setattr(made.numerics, "forward", reading)
     monkeypatch.setattr(made.numerics, "backward", reading_later)
-    reads = break_down(made, ALONE, total_steps=8, step_seconds=0.02).reads
+    reads = divide(made).reads
     assert reads.count == 3
     assert reads.ms > 0
 
@@ -87,7 +81,7 @@ def test_a_model_that_takes_threads_is_also_held_to_one(trainable, monkeypatch):
     monkeypatch.setattr(made.numerics, "forward", greedy)
     torch.set_num_threads(3)
     try:
-        divided = break_down(made, ALONE, total_steps=8, step_seconds=0.02)
+        divided = divide(made)
     finally:
         asked(before)
     assert len(divided.one_thread_ms) == TURNS
@@ -151,16 +145,16 @@ def test_waiting_for_a_core_is_told_apart():
     core, context = min(os.sched_getaffinity(0)), multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     done = context.Event()
-    others = [context.Process(target=_spin, args=(core, done)) for _ in range(3)]
-    measured = context.Process(target=_queued_on, args=(core, sender))
-    for process in (*others, measured):
+    processes = [context.Process(target=_spin, args=(core, done)) for _ in range(3)]
+    processes.append(context.Process(target=_queued_on, args=(core, sender)))
+    for process in processes:
         process.start()
     try:
         assert receiver.poll(patient(300))
         queued, seconds = receiver.recv()
     finally:
         done.set()
-        for process in (*others, measured):
+        for process in processes:
             process.join()
     assert seconds / 4 < queued < seconds
 
@@ -173,12 +167,3 @@ def test_a_queue_that_cannot_be_read_is_empty(monkeypatch):
     queue = Queue()
     assert queue.seconds() == 0
     queue.close()
-
-
-def test_reads_are_those_of_the_named_phase():
-    phase = "forward"
-    with ReadCounter(lambda: phase) as reads:
-        torch.ones(3)[0].item()
-        phase = "backward"
-        torch.ones(3)[0].item()
-    assert reads.count == 1

@@ -1,5 +1,6 @@
 """When slices are repeated once more, and that all ranks do the same."""
 
+import itertools
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,9 +12,8 @@ from samebits.measuring.prolonging import MOST_REPEATS, Prolonging, notes_of, wh
 from samebits.measuring.slices import time_slices
 from samebits.records.measurement import Repeats
 from samebits.remarks import Prolonged, Unrepeated
-from samebits.training.loop import Tracker, train
 from samples import ratio
-from trainables import make_trainable
+from trainables import train_from_start
 
 WIDE, NARROW = ratio(2.0, 1.8, 2.2), ratio(2.0, 1.92, 2.08)
 
@@ -47,7 +47,7 @@ def asked(planned, limit, known, *, seconds=2.0):
     wants = True
     while wants:
         now += seconds
-        wants = prolonging.wants_more(None if known == [None] else lambda: next(answers))
+        wants = prolonging.wants_more(None if known == [None] else partial(next, answers))
     return prolonging.result()
 
 
@@ -95,19 +95,17 @@ class PlantedClock:
 
 
 @pytest.fixture
-def timed(data_dir, monkeypatch):
+def timed(trainable, monkeypatch):
     """Slices of a small training with planted times, on a host where a repeat takes 1 s."""
 
     def run(noise, *, limit, planned=2, steps=8, names=("single",), **ranks):
-        made = make_trainable(data_dir).trainable
-        made.reset()
-        losses = train(made, steps, step_seconds=1, tracker=Tracker()).losses
+        made = trainable().trainable
+        losses = train_from_start(made, steps).losses
         for name, value in ranks.items():
             monkeypatch.setattr(made.worker.ranks, name, value)
         monkeypatch.setattr(timing, "StepClock", PlantedClock(noise))
-        readings = iter(range(10_000))
-        others = {name: make_trainable(data_dir).trainable for name in names}
-        prolonging = Prolonging(planned, limit, partial(next, readings))
+        others = {name: trainable().trainable for name in names}
+        prolonging = Prolonging(planned, limit, partial(next, itertools.count()))
         return time_slices(made, others, list(names), losses, step_seconds=0.05, prolonging=prolonging)
 
     return run
@@ -138,9 +136,7 @@ def test_a_single_pair_tells_nothing_and_two_do(timed):
     slices = timed(0.1, limit=0.0, planned=1, steps=1)
     assert (slices.speedup(), slices.problem.kind, slices.repeats.half_width) == (None, "one_pair", None)
     slices = timed(0.001, limit=50.0, planned=1, steps=1)
-    assert slices.problem is None
-    assert slices.repeats.count > 1
-    assert slices.speedup().half_width < 0.05
+    assert (slices.problem, slices.repeats.count > 1, slices.speedup().half_width < 0.05) == (None, True, True)
 
 
 @pytest.mark.parametrize("repeats", [1, 4])
