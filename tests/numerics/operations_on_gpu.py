@@ -22,12 +22,11 @@ prepare_environment()
 import torch  # noqa: E402 - it reads one of the variables once
 from torch.utils._pytree import tree_map  # noqa: E402
 
-from operations_probe import NO_MODE, SAMPLES, UNINITIALISED, attempt, samples_of  # noqa: E402
+from operations_probe import NO_MODE, UNINITIALISED, all_samples, attempt, name_of  # noqa: E402
 from samebits.errors import UserError  # noqa: E402
 from samebits.host import count_cores  # noqa: E402
 from samebits.numerics.exact.engine import Draws, Engine  # noqa: E402
 from samebits.numerics.exact.module import _OneForm  # noqa: E402
-from samebits.numerics.initialization import portable_initialization  # noqa: E402
 from samebits.numerics.kernels import choose_kernels  # noqa: E402
 
 ONLY_INPUT = {"tensor_split"}  # the other tensors say where to cut, and stay on the CPU
@@ -82,15 +81,13 @@ def probe(part, parts, only):
     warnings.simplefilter("ignore")
     computed, different = 0, {}
     for op in op_db[part::parts]:
-        name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+        name = name_of(op)
         if op.name in NO_MODE or UNINITIALISED in name or (only and op.name not in only):
             continue
-        torch.manual_seed(0)
-        with portable_initialization(0):
-            try:
-                samples = [sample for dtype in SAMPLES for sample in samples_of(op, dtype)]
-            except Exception:  # noqa: BLE001 - operations_probe.py reports it
-                continue
+        try:
+            samples = all_samples(op)
+        except Exception:  # noqa: BLE001 - operations_probe.py reports it
+            continue
         for number, sample in enumerate(samples):
             found = compare(op, sample, number)
             computed += found == ""

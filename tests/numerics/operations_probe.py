@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -59,16 +60,8 @@ def update(digest, values):
         if t.layout != torch.strided:
             continue
         digest.update(f"{t.dtype}{tuple(t.shape)}".encode())
-        digest.update(
-            t.detach()
-            .resolve_conj()
-            .resolve_neg()
-            .clone(memory_format=torch.contiguous_format)
-            .flatten()
-            .view(torch.uint8)
-            .numpy()
-            .tobytes()
-        )
+        plain = t.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        digest.update(plain.flatten().view(torch.uint8).numpy().tobytes())
 
 
 def floats(values):
@@ -82,37 +75,40 @@ def attempt(op, sample, mode):
         (sample.input, sample.args, sample.kwargs),
     )
     inputs = floats(tensors(copied))
-    if mode is None:
-        result = op(copied[0], *copied[1], **copied[2])
-    else:
-        with mode:
-            result = op(copied[0], *copied[1], **copied[2])
-    results = tensors(result)
+    with mode or nullcontext():
+        results = tensors(op(copied[0], *copied[1], **copied[2]))
     grads = []
     wanted = [t for t in results if t.is_floating_point() and t.requires_grad]
     if inputs and wanted:
         weights = [(torch.arange(t.numel(), device=t.device) % 7 + 1).to(t.dtype).div(8).view(t.shape) for t in wanted]
-        if mode is None:
+        with Engine() if mode else nullcontext():
             grads = torch.autograd.grad(wanted, inputs, weights, allow_unused=True)
-        else:
-            with Engine():
-                grads = torch.autograd.grad(wanted, inputs, weights, allow_unused=True)
     return [t.detach() for t in results], [g for g in grads if g is not None]
 
 
 def close(got, expected):
-    if len(got) != len(expected):
+    return len(got) == len(expected) and all(map(_close, got, expected))
+
+
+def _close(a, b):
+    if a.shape != b.shape or a.dtype != b.dtype:
         return False
-    for a, b in zip(got, expected, strict=True):
-        if a.shape != b.shape or a.dtype != b.dtype:
-            return False
-        if a.dtype == torch.bfloat16:  # what rounds at each operation is far from what rounds once
-            continue
-        if (a.is_floating_point() or a.is_complex()) and not torch.allclose(a, b, rtol=2e-4, atol=2e-5, equal_nan=True):
-            return False
-        if not (a.is_floating_point() or a.is_complex()) and not torch.equal(a, b):
-            return False
-    return True
+    if a.dtype == torch.bfloat16:  # what rounds at each operation is far from what rounds once
+        return True
+    if a.is_floating_point() or a.is_complex():
+        return torch.allclose(a, b, rtol=2e-4, atol=2e-5, equal_nan=True)
+    return torch.equal(a, b)
+
+
+def name_of(op):
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+
+
+def all_samples(op, types=SAMPLES):
+    """Samples of an operation, the same on every host: PyTorch's own draws differ between environments."""
+    torch.manual_seed(0)
+    with portable_initialization(0):
+        return [sample for dtype in types for sample in samples_of(op, dtype)]
 
 
 def samples_of(op, dtype):
@@ -126,10 +122,7 @@ def samples_of(op, dtype):
 def probe(op):
     found = {"computed": 0, "refused": {}, "far": [], "hash": "", "inputs": ""}
     digest, given = hashlib.sha256(), hashlib.sha256()
-    torch.manual_seed(0)
-    with portable_initialization(0):  # PyTorch's own draws differ between environments
-        samples = [sample for dtype in SAMPLES for sample in samples_of(op, dtype)]
-    for number, sample in enumerate(samples):
+    for number, sample in enumerate(all_samples(op)):
         try:
             expected = attempt(op, sample, None)
         except Exception:  # noqa: BLE001 - a sample that PyTorch itself refuses
@@ -160,7 +153,7 @@ def main():
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     out = {}
     for op in op_db:
-        name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
+        name = name_of(op)
         if name in NO_MODE or (only and op.name not in only):
             continue
         try:

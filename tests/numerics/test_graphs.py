@@ -2,6 +2,7 @@
 
 import random
 import runpy
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -71,33 +72,35 @@ def warm_up(module, arguments, **_):
     return module
 
 
-def test_a_pass_that_is_replayed_as_it_was_is_taken(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", warm_up)
-    module, sample = Normed(), torch.randn(8, 4)
-    before = sample.clone()
-    capture(module.eval(), sample, torch.randn(8, 4))
+def captured(stand_in, module=None):
+    """The sample of which a model's graphs are made, with a stand-in for PyTorch's capture."""
+    sample = torch.randn(8, 4)
+    with mock.patch.object(torch.cuda, "make_graphed_callables", stand_in):
+        capture(module or nn.Linear(4, 3), sample, torch.randn(8, 4))
+    return sample
+
+
+def test_a_pass_that_is_replayed_as_it_was_is_taken():
+    module = Normed()
+    captured(warm_up, module.eval())
     assert module.training
-    assert torch.equal(sample, before)
     assert all(p.grad is None for p in module.parameters())
 
 
-def test_the_sample_is_copied_for_the_replays_write_to_it(monkeypatch):
+def test_the_sample_is_copied_for_the_replays_write_to_it():
     given = []
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", lambda module, args, **_: given.extend(args))
-    sample = torch.randn(8, 4)
-    capture(nn.Linear(4, 3), sample, torch.randn(8, 4))
+    sample = captured(lambda module, arguments, **_: given.extend(arguments))
     assert torch.equal(given[0], sample)
     assert given[0].data_ptr() != sample.data_ptr()
 
 
-def test_a_graph_that_does_not_look_at_its_input_is_refused(monkeypatch):
+def test_a_graph_that_does_not_look_at_its_input_is_refused():
     def freeze(module, arguments, **_):
         plain = module.forward
         module.forward = lambda x: plain(*arguments)
 
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", freeze)
     with pytest.raises(UserError, match=r"^train\.cuda_graphs: a captured pass gave other numbers than the model"):
-        capture(nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 4))
+        captured(freeze)
 
 
 @pytest.mark.parametrize(
@@ -108,10 +111,9 @@ def test_a_graph_that_does_not_look_at_its_input_is_refused(monkeypatch):
         (Replaces(), r"mean: written in forward, which a CUDA graph does not run again\. hint: .*or set train\.cuda"),
     ],
 )
-def test_what_a_graph_would_not_run_again_is_refused(module, message, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", warm_up)
+def test_what_a_graph_would_not_run_again_is_refused(module, message):
     with pytest.raises(UserError, match=message):
-        capture(module, torch.randn(8, 4), torch.randn(8, 4))
+        captured(warm_up, module)
 
 
 def test_a_capture_that_breaks_names_the_line_of_the_model(tmp_path, monkeypatch):
@@ -126,9 +128,8 @@ def test_a_capture_that_breaks_names_the_line_of_the_model(tmp_path, monkeypatch
             raise RuntimeError("failed due to a previous error during capture")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", broken)
     with pytest.raises(UserError) as caught:
-        capture(nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 4))
+        captured(broken)
     assert str(caught.value).startswith(
         "train.cuda_graphs: net.py:2: the model cannot be captured: not permitted when capturing. hint: take .item()"
     )
@@ -137,13 +138,12 @@ def test_a_capture_that_breaks_names_the_line_of_the_model(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: out of memory")]
 )
-def test_a_capture_without_room_is_out_of_memory(error, monkeypatch):
+def test_a_capture_without_room_is_out_of_memory(error):
     def broken(*_, **__):
         try:
             raise error
         finally:
             raise RuntimeError("failed due to a previous error during capture")
 
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", broken)
     with pytest.raises(type(error), match=str(error)):
-        capture(nn.Linear(4, 3), torch.randn(8, 4), torch.randn(8, 4))
+        captured(broken)

@@ -43,9 +43,9 @@ def test_normal_quantile_against_the_standard_library():
 
 
 def test_streams_are_fixed_for_ever():
-    assert Stream(0, "golden").raw(2).tolist() == GOLDEN_RAW
-    assert [float.hex(x) for x in Stream(0, "golden").normal(2)] == GOLDEN_NORMAL
-    assert Stream(0, "golden").permutation(8).tolist() == GOLDEN_ORDER
+    assert Stream(0, "golden").raw(2).tolist() == [10177485763270840003, 2137002618392193239]
+    assert [x.hex() for x in Stream(0, "golden").normal(2)] == ["0x1.0a4528038009fp-3", "-0x1.322d6ff7f5176p+0"]
+    assert Stream(0, "golden").permutation(8).tolist() == [1, 5, 3, 7, 6, 0, 4, 2]
 
 
 def test_streams_differ_by_seed_and_purpose():
@@ -158,38 +158,35 @@ def test_learning_rate(step, schedule, warmup, expected):
     assert got == pytest.approx(expected, abs=1e-15)
 
 
-GOLDEN_RAW = [10177485763270840003, 2137002618392193239]
-GOLDEN_NORMAL = ["0x1.0a4528038009fp-3", "-0x1.322d6ff7f5176p+0"]
-GOLDEN_ORDER = [1, 5, 3, 7, 6, 0, 4, 2]
+def take_steps(precision, parameters, losses):
+    """Steps with a fused optimizer that starts anew, which like the numerics is returned."""
+    train = parse_params({"train": {"precision": precision, "optimizer": {"lr": 0.1, "momentum": 0.9}}}).train
+    numerics = FastNumerics(train, torch.device("cpu"), "mse")
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True)
+    numerics.reset(optimizer)
+    for loss in losses:
+        optimizer.zero_grad()
+        numerics.backward(loss)
+        numerics.step(optimizer)
+    return numerics, optimizer
 
 
 def test_a_skipped_first_step_under_fp16_leaves_nothing_behind(monkeypatch):
     """The fused optimizer leaves a new momentum buffer unwritten when it skips a step; here that memory holds 123."""
-    train = parse_params({"train": {"precision": "fp16", "optimizer": {"lr": 0.1, "momentum": 0.9}}}).train
-    numerics = FastNumerics(train, torch.device("cpu"), "mse")
     p = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([p], lr=0.1, momentum=0.9, fused=True)
     monkeypatch.setattr(torch, "empty_like", lambda tensor, **options: torch.full_like(tensor, 123.0))
-    numerics.reset(optimizer)
-    for factor in (math.inf, 1.0):
-        optimizer.zero_grad()
-        numerics.backward((p * factor).sum())
-        numerics.step(optimizer)
+    numerics, optimizer = take_steps("fp16", [p], [(p * factor).sum() for factor in (math.inf, 1.0)])
     assert p.tolist() == pytest.approx([0.9, 0.9])
+    assert numerics.state_dict()["scale"] == 2.0**15  # half of the first one
+    numerics.reset(optimizer)
+    assert numerics.state_dict()["scale"] == 2.0**16
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_gradient_may_come_later_than_others(precision):
     """The fused optimizer has one list of momentum buffers for all parameters, in which none may be missing."""
-    train = parse_params({"train": {"precision": precision, "optimizer": {"lr": 0.1, "momentum": 0.9}}}).train
-    numerics = FastNumerics(train, torch.device("cpu"), "mse")
     early, late = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([early, late], lr=0.1, momentum=0.9, fused=True)
-    numerics.reset(optimizer)
-    for loss in (early.sum(), (early + late).sum()):
-        optimizer.zero_grad()
-        numerics.backward(loss)
-        numerics.step(optimizer)
+    take_steps(precision, [early, late], [early.sum(), (early + late).sum()])
     assert (early.tolist(), late.tolist()) == (pytest.approx([0.71, 0.71]), pytest.approx([0.9, 0.9]))
 
 
@@ -232,18 +229,16 @@ def test_every_switch_of_tf32_is_set_and_can_be_read(precision):
 def test_variables_that_determinism_and_the_fork_rest_on(name, value, accepts, monkeypatch):
     for each in ENVIRONMENT:
         monkeypatch.setenv(each, "")
-    if value is None:
-        monkeypatch.delenv(name)
-    else:
+    monkeypatch.delenv(name)
+    if value is not None:
         monkeypatch.setenv(name, value)
     if accepts:
         with pytest.raises(UserError, match=f"{name}: got '{value}', accepts {accepts}. hint: unset {name}"):
             prepare_environment()
     else:
         prepare_environment()
-        assert {each: os.environ[each] for each in ENVIRONMENT} == {
-            **{each: accepted[0] for each, accepted in ENVIRONMENT.items()}, **({name: value} if value else {})
-        }  # fmt: skip
+        usual = {each: accepted[0] for each, accepted in ENVIRONMENT.items()}
+        assert {each: os.environ[each] for each in ENVIRONMENT} == {**usual, name: value or usual[name]}
 
 
 @pytest.mark.attack("another user of the host")

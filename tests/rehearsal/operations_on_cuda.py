@@ -17,13 +17,12 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves, tree_map
 
-from operations_probe import NO_MODE, SAMPLES, attempt, samples_of
+from operations_probe import NO_MODE, SAMPLES, all_samples, attempt, name_of
 from samebits.errors import UserError
 from samebits.numerics.environment import prepare_environment
 from samebits.numerics.exact.engine import Draws, Engine
 from samebits.numerics.exact.module import _OneForm
 from samebits.numerics.exact.operations import EXACT
-from samebits.numerics.initialization import portable_initialization
 
 TYPES = [dtype for dtype in SAMPLES if not dtype.is_complex]  # exact has no complex numbers
 ONLY_INPUT = {"tensor_split"}  # the other tensors say where to cut, and stay on the CPU
@@ -77,10 +76,7 @@ def rehearse(op, sample):
 
 def probe(op):
     found = {"computed": 0, "errors": []}
-    torch.manual_seed(0)
-    with portable_initialization(0):
-        samples = [sample for dtype in TYPES for sample in samples_of(op, dtype)]
-    for sample in samples:
+    for sample in all_samples(op, TYPES):
         try:
             attempt(op, sample, as_in_training())
         except UserError:
@@ -120,9 +116,8 @@ def main():
     only, reached, out = sys.argv[1:], set(), {}
     record_versions(reached)
     for op in op_db:
-        name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
         if op.name not in NO_MODE | LED_BY_VALUES and (not only or op.name in only):
-            out[name] = probe(op)
+            out[name_of(op)] = probe(op)
     for name, function in MORE.items():
         x = torch.ones((1, 1, 2, 2, 2), device="cuda", requires_grad=True)
         with as_in_training():
