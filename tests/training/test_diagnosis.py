@@ -95,35 +95,20 @@ def test_a_shape_that_does_not_fit_is_told_with_what_makes_it_fit(got, expected,
         assert torch.zeros(got).movedim(1, -1).shape == expected
 
 
-def test_a_table_that_is_asked_by_fractions_is_told():
+@pytest.mark.parametrize(
+    ("layer", "shape", "message", "hint"),
+    [
+        (nn.Embedding(4, 2), (3,), "looks up rows by numbers that are no integers", "int16 or wider"),
+        (nn.Conv2d(3, 4, 3), (2, 32, 32, 3), "the samples have 3 channels as their last axis",
+         "transpose the file: inputs.transpose(0, 3, 1, 2)"),
+    ],
+)  # fmt: skip
+def test_samples_that_a_layer_does_not_take_are_told_with_what_makes_them_fit(layer, shape, message, hint):
     with pytest.raises(RuntimeError) as caught:
-        nn.Embedding(4, 2)(torch.zeros(3))
+        layer(torch.zeros(shape))
     told = diagnosis.explain(caught.value, placement=SINGLE, model=None)
-    assert "looks up rows by numbers that are no integers" in told.message
-    assert "int16 or wider" in told.hint
-
-
-def test_sparse_gradients_are_refused(trial):
-    model = nn.Sequential(nn.Linear(128, 4), Looks(), nn.Linear(2, 10))
-    with pytest.raises(UserError, match=r"the gradients of 1\.table\.weight are sparse"):
-        trial(model, SINGLE)
-
-
-class Looks(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Embedding(4, 2, sparse=True)
-
-    def forward(self, x):
-        return self.table(x.argmax(1)) + x[:, :2]
-
-
-def test_channels_in_the_last_axis_are_told_as_that():
-    with pytest.raises(RuntimeError) as caught:
-        nn.Conv2d(3, 4, 3)(torch.zeros(2, 32, 32, 3))
-    told = diagnosis.explain(caught.value, placement=SINGLE, model=None)
-    assert "the samples have 3 channels as their last axis" in told.message
-    assert "transpose the file: inputs.transpose(0, 3, 1, 2)" in told.hint
+    assert message in told.message
+    assert hint in told.hint
 
 
 def test_a_device_that_cannot_be_asked_is_named_all_the_same(monkeypatch):
@@ -153,12 +138,10 @@ def trial(data_dir):
     card = read_card(data_dir(params) / "card.json")
     numerics = FastNumerics(params.train, torch.device("cpu"), card.loss)
 
-    def run(model, placement, *, wants_ranks=False, graphs=False):
-        rows = placement.rows_per_device
+    def run(model, placement, **asked):
+        rows, asked = placement.rows_per_device, {"wants_ranks": False, "graphs": False, **asked}
         batch = MicroBatch(torch.randn(rows, 128), torch.zeros(rows, dtype=torch.int64), 0)
-        return diagnosis.trial_step(
-            model, numerics, batch, card=card, placement=placement, wants_ranks=wants_ranks, graphs=graphs
-        )
+        return diagnosis.trial_step(model, numerics, batch, card=card, placement=placement, **asked)
 
     return run
 
@@ -167,6 +150,15 @@ def idle():
     model = nn.Linear(128, 10)
     model.spare = nn.Linear(2, 2)
     return model
+
+
+class Looks(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(4, 2, sparse=True)
+
+    def forward(self, x):
+        return self.table(x.argmax(1)) + x[:, :2]
 
 
 BATCH_NORM = nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))
@@ -194,14 +186,13 @@ def test_notes(model, placement, notes, trial):
         (nn.Linear(128, 9), SINGLE, r"the model returned shape \(256, 9\) for 256 samples, expected \(256, 10\)"),
         (nn.Linear(128, 10).requires_grad_(False), SINGLE, "no parameter that requires a gradient"),
         (nn.Sequential(nn.Linear(128, 10), nn.Flatten(0)), SINGLE, r"returned shape \(2560,\)"),
-        (
-            nn.Sequential(nn.Linear(128, 10), nn.SyncBatchNorm(10)),
-            DDP,
-            r"model\.1: SyncBatchNorm waits for the other ranks, and a device is also timed without them",
-        ),
+        (nn.Sequential(nn.Linear(128, 10), nn.SyncBatchNorm(10)), DDP,
+         r"model\.1: SyncBatchNorm waits for the other ranks, and a device is also timed without them"),
         (nn.LSTM(128, 10), SINGLE, "the model returned tuple, expected a tensor or an object with a tensor .logits"),
+        (nn.Sequential(nn.Linear(128, 4), Looks(), nn.Linear(2, 10)), SINGLE,
+         r"the gradients of 1\.table\.weight are sparse"),
     ],
-)
+)  # fmt: skip
 def test_refusals(model, placement, message, trial):
     with pytest.raises(UserError, match=message):
         trial(model, placement)

@@ -4,13 +4,12 @@ import pytest
 import torch
 
 from samebits.errors import UserError
-from samebits.training.loop import Tracker, train
-from trainables import make_trainable
+from trainables import train_from_start
 
 
-def test_a_step_without_a_gradient_for_each_parameter_is_an_error_where_there_are_ranks(data_dir):
+def test_a_step_without_a_gradient_for_each_parameter_is_an_error_where_there_are_ranks(trainable):
     """DDP has reduced nothing that shares a bucket with it, and would say so at the next step, if there were one."""
-    made = make_trainable(data_dir).trainable
+    made = trainable().trainable
     made.reset()
     spare = torch.nn.Parameter(torch.ones(1))
     made._trained.append(("spare", spare))
@@ -22,13 +21,12 @@ def test_a_step_without_a_gradient_for_each_parameter_is_an_error_where_there_ar
     made.step(1, 0.1)
 
 
-def test_a_training_ends_with_what_a_next_step_would_have_said(data_dir, monkeypatch):
+def test_a_training_ends_with_what_a_next_step_would_have_said(trainable, monkeypatch):
     def unfinished(module):
         assert module is made.module
         raise RuntimeError("Expected to have finished reduction in the prior iteration")
 
-    made = make_trainable(data_dir).trainable
-    made.reset()
+    made = trainable().trainable
     monkeypatch.setattr(made.worker, "require_reduced", unfinished)
     with pytest.raises(RuntimeError, match="finished reduction"):
-        train(made, 8, step_seconds=1, tracker=Tracker())
+        train_from_start(made)

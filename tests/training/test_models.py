@@ -31,11 +31,7 @@ MISTAKES = [
     (PLAIN, {"x": 1}, "model.kwargs.x: unknown key, NAME:make takes width, depth. hint: remove it"),
     ("def make(width):\n    pass\n", {}, "model.kwargs: NAME:make: missing a required argument: 'width'. hint: give"),
     (LAZY, {}, "model.name: NAME:make returned a model whose weight has no shape yet. hint: run one sample"),
-    (
-        EXTRA,
-        {},
-        "model.name: NAME:make returned a model whose state_dict holds _extra_state, which is no tensor. hint: ",
-    ),
+    (EXTRA, {}, "model.name: NAME:make returned a model whose state_dict holds _extra_state, which is no tensor. hint"),
     ("def make():\n    return 3\n", {}, "model.name: NAME:make returned int, expected a torch.nn.Module. hint: "),
 ]
 

@@ -7,16 +7,15 @@ from torch import nn
 from samebits.host import memory_limit, private_bytes
 from samebits.training import memory
 from samebits.training.memory import measure_memory
-from trainables import make_trainable
 
 WEIGHTS = 4 * (128 * 16 + 16 + 16 * 10 + 10)
 INPUTS = 4 * 128 * 64  # of a batch of 64
 SGD, ADAMW = {"name": "sgd", "lr": 0.1, "momentum": 0.9}, {"name": "adamw", "lr": 0.01, "momentum": 0.0}
 
 
-def look(data_dir, **settings):
+def look(trainable, **settings):
     """The one device of a training after its first step, and the training."""
-    made = make_trainable(data_dir, **settings).trainable
+    made = trainable(**settings).trainable
     made.reset()
     made.step(0, 0.1)
     taken = measure_memory(made, 64)
@@ -34,8 +33,8 @@ def look(data_dir, **settings):
         (ADAMW, 1, 2 * WEIGHTS + 4 * 4, 0),  # and a count of steps for each of four parameters
     ],
 )
-def test_the_parts_of_a_step(optimizer, accum, state, gradients, data_dir):
-    device, _ = look(data_dir, optimizer=optimizer, grad_accum_steps=accum)
+def test_the_parts_of_a_step(optimizer, accum, state, gradients, trainable):
+    device, _ = look(trainable, optimizer=optimizer, grad_accum_steps=accum)
     assert (device.weights, device.buffers, device.optimizer, device.gradients) == (WEIGHTS, 0, state, gradients)
     assert 16_000 < device.activations - INPUTS / accum < 24_000  # the batch, and what the layers make of it
     assert device.capacity == memory_limit()
@@ -43,32 +42,32 @@ def test_the_parts_of_a_step(optimizer, accum, state, gradients, data_dir):
     assert device.peak == device.tensors + device.baseline
 
 
-def test_activations_grow_with_the_batch_and_nothing_else_does(data_dir):
-    small, _ = look(data_dir, global_batch_size=64)
-    large, _ = look(data_dir, global_batch_size=128)
+def test_activations_grow_with_the_batch_and_nothing_else_does(trainable):
+    small, _ = look(trainable, global_batch_size=64)
+    large, _ = look(trainable, global_batch_size=128)
     grown = {name for name in small.PARTS if name != "baseline" and getattr(large, name) != getattr(small, name)}
     assert grown == {"activations"}
     assert large.activations - small.activations == pytest.approx(small.activations, rel=0.05)
 
 
-def test_a_worker_has_its_share_of_the_host(data_dir, monkeypatch):
+def test_a_worker_has_its_share_of_the_host(trainable, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert look(data_dir)[0].capacity == memory_limit() // 4
+    assert look(trainable)[0].capacity == memory_limit() // 4
 
 
-def test_it_is_one_step_and_leaves_no_hooks(data_dir):
+def test_it_is_one_step_and_leaves_no_hooks(trainable):
     """So that the caller's reset gives the training that it would have been."""
-    _, made = look(data_dir)
+    _, made = look(trainable)
     assert not any(p._post_accumulate_grad_hooks for p in made.model.parameters())
-    clean = make_trainable(data_dir).trainable
+    clean = trainable().trainable
     for one in (made, clean):
         one.reset()
         one.step(0, 0.1)
     assert all(torch.equal(a, b) for a, b in zip(made.model.parameters(), clean.model.parameters(), strict=True))
 
 
-def test_nothing_is_told_of_a_compiled_module(data_dir):
-    made = make_trainable(data_dir).trainable
+def test_nothing_is_told_of_a_compiled_module(trainable):
+    made = trainable().trainable
     made.module._orig_mod = made.module.model  # as torch.compile leaves it
     assert measure_memory(made, 64) is None
 
@@ -110,9 +109,8 @@ def test_gradients_count_at_the_moment_of_the_peak_alone():
     now[0] = 11
     watch.see()
     assert (watch.most, watch.gradients_then) == ([11], 8)
-    now[0] = 11
     watch.gradient(4)
-    watch.see()
+    watch.see()  # no more than before
     assert (watch.most, watch.gradients_then) == ([11], 8)
 
 
@@ -130,7 +128,6 @@ def test_the_devices_of_dp(number, most, expected):
     held = object.__new__(memory._Held)
     held._weights, held._buffers, held._optimizer, held._gradients, held._there = 10, 2, 20, 3, [40, 9]
     watch = memory._Watch(lambda: [most, most])
-    watch.see()
     watch.most, watch.gradients_then = [most, most], 4
     found = held.with_step(number, watch, 100)
     assert found.model_dump(exclude={"capacity"}) == expected

@@ -42,18 +42,14 @@ def test_first_weights_have_a_digest_of_every_buffer():
 def test_a_wrappers_prefix_is_taken_off_with_a_note(prefix, tmp_path):
     model = Tied()
     names = {prefix + name: tensor.clone() for name, tensor in model.state_dict().items()}
+    if prefix == "module.":
+        assert names.keys() == DataParallel(model).state_dict().keys()
     save_file(names, tmp_path / "x.safetensors")
     other = Tied()
     notes = load_weights(other, tmp_path / "x.safetensors")
     assert len(notes) == prefix.count(".")
     assert "wrapped model" in notes[0]
     assert torch.equal(other.head.weight, model.head.weight)
-
-
-def test_a_file_of_dataparallel_itself(tmp_path):
-    model = Tied()
-    save_file({name: tensor.clone() for name, tensor in DataParallel(model).state_dict().items()}, tmp_path / "x")
-    assert load_weights(Tied(), tmp_path / "x") != []
 
 
 def test_a_model_whose_own_names_begin_so_keeps_them(tmp_path):
@@ -66,20 +62,15 @@ def test_a_model_whose_own_names_begin_so_keeps_them(tmp_path):
     ("tensors", "message"),
     [
         ({"scale": torch.ones(2)}, "Missing key"),
-        (
-            {"embedding.weight": torch.ones(1, 1), "head.weight": torch.ones(5, 3), "scale": torch.ones(2)},
-            "size mismatch",
-        ),
+        ({"embedding.weight": torch.ones(1, 1), "head.weight": torch.ones(5, 3), "scale": torch.ones(2)}, "size mism"),
         ({"module.embedding.weight": torch.ones(5, 3), "more": torch.ones(1)}, "Unexpected key"),
-        (None, "not a safetensors file"),
+        (lambda path: path.write_bytes(b"PK\x03\x04 a pickle"), "not a safetensors file"),
         (os.mkfifo, r"x\.safetensors: not a safetensors file: expected a regular file\. hint: "),
     ],
 )
 def test_other_weights_are_refused(tensors, message, tmp_path):
     path = tmp_path / "x.safetensors"
-    if tensors is None:
-        path.write_bytes(b"PK\x03\x04 a pickle")
-    elif callable(tensors):
+    if callable(tensors):
         tensors(path)
     else:
         save_file(tensors, path)
