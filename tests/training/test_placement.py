@@ -60,8 +60,7 @@ def test_auto_takes_the_largest_divisor_and_says_so():
 def test_what_nccl_may_choose_is_said_where_it_matters(numerics, gpus, deterministic, notes, labels):
     params = parse_params({"train": {"ddp": {"deterministic": deterministic}}})
     placement, _ = placed("ddp", params, numerics=numerics, gpus=gpus)
-    assert [note.kind for note in placement.notes] == notes
-    assert [label.kind for label in placement.labels] == labels
+    assert [[one.kind for one in remarks] for remarks in (placement.notes, placement.labels)] == [notes, labels]
 
 
 def test_dp_uses_fewer_devices_than_it_has_where_chunk_does():
@@ -92,52 +91,53 @@ def test_chunks_is_what_torch_does(rows, devices, parts):
         ("ddp", {"num_devices": 4}, HostError, "train.num_devices: got 4, this host has 2 CPU cores"),
         ("dp", {"num_devices": 4}, HostError, "train.num_devices: got 4, this host has 2 CPU cores"),
         ("dp", {"num_devices": 512, "strategies": ["dp"], "oversubscribe": True}, UserError, "accepts at most 256"),
-        (
-            "ddp",
-            {"num_devices": 3, "oversubscribe": True},
-            UserError,
-            "train.num_devices: got 3, accepts a divisor of the 256 samples that ddp shares out. hint: change train",
-        ),
-        (
-            "ddp",
-            {"num_devices": 128, "grad_accum_steps": 4, "oversubscribe": True},
-            UserError,
-            "train.num_devices: got 128 devices for 64 samples, accepts at most 64. hint: raise train.global_batch",
-        ),
+        ("ddp", {"num_devices": 3, "oversubscribe": True}, UserError,
+         "train.num_devices: got 3, accepts a divisor of the 256 samples that ddp shares out. hint: change train"),
+        ("ddp", {"num_devices": 128, "grad_accum_steps": 4, "oversubscribe": True}, UserError,
+         "train.num_devices: got 128 devices for 64 samples, accepts at most 64. hint: raise train.global_batch"),
     ],
-)
+)  # fmt: skip
 def test_refused(strategy, train, error, message):
     with pytest.raises(error) as caught:
         placed(strategy, params_of({"numerics": ["fast"], **train}), gpus=0)
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "train", "expected"),
-    [
-        ("dp", {"compile": True}, {"train.compile": "dp_is_not_compiled"}),
-        ("ddp", {"compile": True}, {}),
-        ("single", {"precision": "tf32"}, {"train.precision": "no_tf32_on_cpu"}),
-        ("single", {"optimizer": {"name": "adamw"}}, {}),
-        (
-            "single",
-            {"optimizer": {"name": "adamw", "momentum": 0.5}},
-            {"train.optimizer.momentum": "adamw_has_no_momentum"},
-        ),
-        ("single", {"optimizer": {"name": "adamw", "momentum": 0.0}}, {}),
-        ("single", {"num_devices": 2}, {"train.num_devices": "single_has_one_device"}),
-        (
-            "ddp",
-            {"grad_accum_steps": 2, "ddp": {"static_graph": True}},
-            {"train.ddp.static_graph": "static_graph_with_accumulation"},
-        ),
-        ("ddp", {"ddp": {"static_graph": True}}, {}),
-    ],
-)
-def test_not_applied(strategy, train, expected):
+# strategy, GPUs, numerics, whether a GPU has TF32, train settings -> why each of them is not applied
+NOT_APPLIED = [
+    ("dp", 0, "fast", False, {"compile": True}, {"compile": "dp_is_not_compiled"}),
+    ("ddp", 0, "fast", False, {"compile": True}, {}),
+    ("ddp", 2, "exact", True, {"compile": True, "precision": "bf16"},
+     {"compile": "exact_is_not_compiled", "precision": "exact_is_fp32"}),
+    ("single", 0, "fast", False, {"precision": "tf32"}, {"precision": "no_tf32_on_cpu"}),
+    ("single", 1, "fast", False, {"precision": "tf32"}, {"precision": "gpu_before_tf32"}),
+    ("single", 1, "fast", True, {"precision": "tf32"}, {}),
+    ("single", 0, "fast", False, {"optimizer": {"name": "adamw"}}, {}),
+    ("single", 0, "fast", False, {"optimizer": {"name": "adamw", "momentum": 0.5}},
+     {"optimizer.momentum": "adamw_has_no_momentum"}),
+    ("single", 0, "fast", False, {"optimizer": {"name": "adamw", "momentum": 0.0}}, {}),
+    ("single", 0, "fast", False, {"num_devices": 2}, {"num_devices": "single_has_one_device"}),
+    ("ddp", 0, "fast", False, {"grad_accum_steps": 2, "ddp": {"static_graph": True}},
+     {"ddp.static_graph": "static_graph_with_accumulation"}),
+    ("ddp", 0, "fast", False, {"ddp": {"static_graph": True}}, {}),
+    ("single", 1, "fast", True, {"cuda_graphs": True}, {}),
+    ("ddp", 2, "fast", True, {"cuda_graphs": True}, {}),
+    ("single", 0, "fast", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_on_cpu"}),
+    ("dp", 2, "fast", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_under_dp"}),
+    ("dp", 1, "fast", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_under_dp"}),
+    ("single", 1, "exact", True, {"cuda_graphs": True}, {"cuda_graphs": "graphs_in_exact"}),
+    ("ddp", 2, "fast", True, {"cuda_graphs": True, "compile": True}, {"cuda_graphs": "graphs_with_compile"}),
+    ("single", 1, "fast", True, {"cuda_graphs": True, "grad_accum_steps": 2},
+     {"cuda_graphs": "graphs_with_accumulation"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("strategy", "gpus", "numerics", "tf32", "train", "expected"), NOT_APPLIED)
+def test_not_applied(strategy, gpus, numerics, tf32, train, expected):
     params = parse_params({"train": train})
-    placement, _ = placed(strategy, params, gpus=0)
-    assert not_applied(params.train, placement, "fast", tf32=False) == expected
+    placement, _ = placed(strategy, params, gpus=gpus, numerics=numerics)
+    said = not_applied(params.train, placement, numerics, tf32=tf32)
+    assert said == {f"train.{name}": why for name, why in expected.items()}
 
 
 EXACT = [
@@ -165,53 +165,13 @@ def test_exact_takes_no_more_devices_than_shards():
         placed("ddp", params, gpus=9, numerics="exact")
 
 
-def test_what_exact_does_not_apply():
-    params = parse_params({"train": {"compile": True, "precision": "bf16"}})
-    placement, _ = placed("ddp", params, gpus=2, numerics="exact")
-    said = not_applied(params.train, placement, "exact", tf32=True)
-    assert said == {"train.compile": "exact_is_not_compiled", "train.precision": "exact_is_fp32"}
-
-
-@pytest.mark.parametrize(
-    ("strategy", "gpus", "numerics", "settings", "why"),
-    [
-        ("single", 1, "fast", {}, None),
-        ("ddp", 2, "fast", {}, None),
-        ("single", 0, "fast", {}, "graphs_on_cpu"),
-        ("dp", 2, "fast", {}, "graphs_under_dp"),
-        ("dp", 1, "fast", {}, "graphs_under_dp"),
-        ("single", 1, "exact", {}, "graphs_in_exact"),
-        ("ddp", 2, "fast", {"compile": True}, "graphs_with_compile"),
-        ("single", 1, "fast", {"grad_accum_steps": 2}, "graphs_with_accumulation"),
-    ],
-)
-def test_where_cuda_graphs_are_not_applied(strategy, gpus, numerics, settings, why):
-    params = parse_params({"train": {"cuda_graphs": True, **settings}})
-    placement, _ = placed(strategy, params, gpus=gpus, numerics=numerics)
-    said = not_applied(params.train, placement, numerics, tf32=True)
-    assert said.get("train.cuda_graphs") == why
-
-
-@pytest.mark.parametrize(("tf32", "expected"), [(True, {}), (False, {"train.precision": "gpu_before_tf32"})])
-def test_tf32_needs_a_gpu_that_has_it(tf32, expected):
-    params = parse_params({"train": {"precision": "tf32"}})
-    placement, _ = placed("single", params, gpus=1)
-    assert not_applied(params.train, placement, "fast", tf32=tf32) == expected
-
-
-def nodes(*counts, kind="gpus", wanted=(), machines=(), uuids=()):
+def nodes(*counts, kind="gpus", **by_node):
     """Machines with so many devices each."""
-    return [
-        Devices(
-            gpus=count if kind == "gpus" else 0,
-            cores=count,
-            wanted=wanted[i] if wanted else "auto",
-            name=f"n{i}",
-            machine=machines[i] if machines else f"machine {i}",
-            uuids=uuids[i] if uuids else (),
-        )
-        for i, count in enumerate(counts)
-    ]
+    made = []
+    for i, count in enumerate(counts):
+        own = {"machine": f"machine {i}", **{name: values[i] for name, values in by_node.items()}}
+        made.append(Devices(gpus=count if kind == "gpus" else 0, cores=count, name=f"n{i}", **own))
+    return made
 
 
 # machines, train settings, numerics -> devices by machine, devices by rank, backend, label kinds, note kinds
@@ -219,55 +179,30 @@ OVER_NODES = [
     (nodes(4, 4), {}, "fast", ((4, 4), (0, 1, 2, 3, 0, 1, 2, 3), "nccl", [], ["ring"])),
     (nodes(4, 2), {}, "exact", ((4, 2), (0, 1, 2, 3, 0, 1), "nccl", [], [])),
     (nodes(16, 16, kind="cores"), {}, "exact", ((2, 2), (0, 1, 0, 1), "gloo", [], [])),
-    (
-        nodes(2, 2, 2, kind="cores"),
-        {"global_batch_size": 27, "numerics": ["fast"]},
-        "fast",
-        ((1, 1, 1), (0, 0, 0), "gloo", [], ["fewer_devices"]),
-    ),
-    (
-        nodes(8, 8),
-        {"global_batch_size": 24},
-        "exact",
-        ((4, 4), (0, 1, 2, 3, 0, 1, 2, 3), "nccl", [], ["fewer_devices"]),
-    ),
+    (nodes(2, 2, 2, kind="cores"), {"global_batch_size": 27, "numerics": ["fast"]}, "fast",
+     ((1, 1, 1), (0, 0, 0), "gloo", [], ["fewer_devices"])),
+    (nodes(8, 8), {"global_batch_size": 24}, "exact",
+     ((4, 4), (0, 1, 2, 3, 0, 1, 2, 3), "nccl", [], ["fewer_devices"])),
     (nodes(4, 4, wanted=(1, 2)), {}, "exact", ((1, 2), (0, 0, 1), "nccl", [], [])),
-    (
-        nodes(1, 1, wanted=(2, 2)),
-        {"oversubscribe": True},
-        "exact",
-        ((2, 2), (0, 0, 0, 0), "gloo", ["oversubscribed"] * 2, []),
-    ),
-    (
-        nodes(2, 2, machines=("a", "a"), uuids=(("u0", "u1"), ("u2", "u3"))),  # two pods with GPUs of their own
-        {},
-        "exact",
-        ((2, 2), (0, 1, 0, 1), "nccl", [], []),
-    ),
-    (
-        nodes(2, 2, machines=("a", "a"), uuids=(("u0", "u1"), ("u1", "u2"))),  # and two that share one
-        {},
-        "exact",
-        ((2, 2), (0, 1, 0, 1), "gloo", ["oversubscribed"], []),
-    ),
-    (
-        nodes(2, 2, kind="cores", wanted=(2, 2), machines=("a", "a")),
-        {},
-        "exact",
-        ((2, 2), (0, 1, 0, 1), "gloo", ["oversubscribed"], []),
-    ),
-]
+    (nodes(1, 1, wanted=(2, 2)), {"oversubscribe": True}, "exact",
+     ((2, 2), (0, 0, 0, 0), "gloo", ["oversubscribed"] * 2, [])),
+    # two pods with GPUs of their own, and two that share one
+    (nodes(2, 2, machine="aa", uuids=(("u0", "u1"), ("u2", "u3"))), {}, "exact",
+     ((2, 2), (0, 1, 0, 1), "nccl", [], [])),
+    (nodes(2, 2, machine="aa", uuids=(("u0", "u1"), ("u1", "u2"))), {}, "exact",
+     ((2, 2), (0, 1, 0, 1), "gloo", ["oversubscribed"], [])),
+    (nodes(2, 2, kind="cores", wanted=(2, 2), machine="aa"), {}, "exact",
+     ((2, 2), (0, 1, 0, 1), "gloo", ["oversubscribed"], [])),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("machines", "train", "numerics", "expected"), OVER_NODES)
 def test_place_over_machines(machines, train, numerics, expected):
     batch = 24 if numerics == "fast" else 256
     placement, split = place("ddp", params_of({"global_batch_size": batch, **train}), numerics, *machines)
-    by_node, devices, backend, labels, notes = expected
-    assert (placement.devices_by_node, placement.devices, placement.backend) == (by_node, devices, backend)
-    assert [label.kind for label in placement.labels] == labels
-    assert [note.kind for note in placement.notes] == notes
-    assert split.ranks == placement.world_size == placement.devices_used == sum(by_node)
+    kinds = [[one.kind for one in remarks] for remarks in (placement.labels, placement.notes)]
+    assert (placement.devices_by_node, placement.devices, placement.backend, *kinds) == expected
+    assert split.ranks == placement.world_size == placement.devices_used == sum(placement.devices_by_node)
 
 
 @pytest.mark.parametrize(

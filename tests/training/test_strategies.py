@@ -1,6 +1,5 @@
 """The strategies in one process: what they hand to PyTorch, and what they do with random streams."""
 
-import os
 import sys
 from contextlib import nullcontext
 
@@ -29,14 +28,23 @@ def make(strategy, *, gpus, params=PARAMS):
     return make_worker(placed(strategy, params, gpus=gpus)[0], params.train)
 
 
-def test_workers_that_torchrun_starts_again_find_nothing_of_those_before(monkeypatch, port):
+@pytest.fixture
+def as_rank(monkeypatch, port):
+    """Make this process a rank of so many."""
+
+    def be(rank, world_size, **environ):
+        meeting = {"WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in {"RANK": rank, "LOCAL_RANK": rank, **meeting, **environ}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return be
+
+
+def test_workers_that_torchrun_starts_again_find_nothing_of_those_before(as_rank, port):
     """Its store outlives them, with the keys by which they have told each other of what is done."""
     kept = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in {**environ, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
-        monkeypatch.setenv(name, value)
-    for attempt in ("0", "1"):
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+    for attempt in (0, 1):
+        as_rank(0, 1, TORCHELASTIC_USE_AGENT_STORE=True, TORCHELASTIC_RESTART_COUNT=attempt)
         before = kept.num_keys()
         worker = make("ddp", gpus=0)
         worker.setup()
@@ -46,14 +54,11 @@ def test_workers_that_torchrun_starts_again_find_nothing_of_those_before(monkeyp
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_which_rank_a_worker_is(strategy, monkeypatch):
-    for name in ("RANK", "LOCAL_RANK"):
-        monkeypatch.setenv(name, "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_which_rank_a_worker_is(strategy, as_rank):
+    as_rank(1, 2)
     made = make(strategy, gpus=0)
     assert (made.rank, made.world_size) == ((1, 2) if STRATEGIES[strategy].has_ranks else (0, 1))
-    assert made.device == torch.device("cpu")
-    assert made.cuda_devices == ()
+    assert (made.device, made.cuda_devices) == (CPU, ())
     alone = made.alone()
     assert (alone.rank, alone.world_size, alone.compiles) == (made.rank, 1, STRATEGIES[strategy].compiles)
 
@@ -78,15 +83,13 @@ def test_what_dp_hands_to_its_wrapper(gpus, count, device_ids, cuda_devices, mon
     wrapped = worker.wrap(module)
     assert wrapped.module is module
     cuda = device_ids and [torch.device("cuda", index) for index in device_ids]
-    assert wrapped.options["device_ids"] == cuda
-    assert worker.cuda_devices == cuda_devices
-    assert worker.device == torch.device("cuda:0" if gpus else "cpu")
+    device = torch.device("cuda:0" if gpus else "cpu")
+    assert (wrapped.options["device_ids"], worker.cuda_devices, worker.device) == (cuda, cuda_devices, device)
 
 
-def test_what_ddp_hands_to_its_wrapper(monkeypatch):
+def test_what_ddp_hands_to_its_wrapper(as_rank, monkeypatch):
     monkeypatch.setattr(torch.nn.parallel, "DistributedDataParallel", Recorder)
-    for name, value in (("RANK", "3"), ("LOCAL_RANK", "3"), ("WORLD_SIZE", "4")):
-        monkeypatch.setenv(name, value)
+    as_rank(3, 4)
     raw = {"num_devices": 4, "oversubscribe": True, "ddp": {"static_graph": True, "bucket_cap_mb": 7}}
     worker = make("ddp", gpus=2, params=parse_params({"train": raw}))
     assert worker.device == torch.device("cuda:1")
@@ -112,11 +115,9 @@ class Branches(nn.Module):
         return self.sometimes(y) if x[0, 0] > 0 else y
 
 
-def test_gradients_that_ddp_has_not_reduced_are_an_error_also_after_the_last_step(monkeypatch, port):
+def test_gradients_that_ddp_has_not_reduced_are_an_error_also_after_the_last_step(as_rank):
     """PyTorch says it at the next forward pass; also one micro-batch of several may have left the layer out."""
-    environ = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
+    as_rank(0, 1)
     worker = make("ddp", gpus=0)
     worker.setup()
     try:
@@ -216,18 +217,14 @@ def test_nccl_is_held_to_its_ring_where_the_placement_says_so(chosen, numerics, 
     assert placement.backend == "nccl"
     held = numerics == "fast" and deterministic
     environ = {"NCCL_ALGO": chosen} if chosen else {}
-    if held and chosen == "Tree":
-        with pytest.raises(UserError, match=r"NCCL_ALGO is Tree, and train\.ddp\.deterministic holds NCCL to Ring"):
-            DDP.prepare(placement, environ)
-    else:
+    refused = r"NCCL_ALGO is Tree, and train\.ddp\.deterministic holds NCCL to Ring"
+    with pytest.raises(UserError, match=refused) if held and chosen == "Tree" else nullcontext():
         DDP.prepare(placement, environ)
-        assert environ.get("NCCL_ALGO") == (chosen or ("Ring" if held else None))
+    assert environ.get("NCCL_ALGO") == (chosen or ("Ring" if held else None))
 
 
-def test_the_environment_is_prepared_before_the_ranks_meet(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("NCCL_ALGO", "Tree")
+def test_the_environment_is_prepared_before_the_ranks_meet(as_rank, monkeypatch):
+    as_rank(0, 2, NCCL_ALGO="Tree")
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     worker = make("ddp", gpus=2)
@@ -255,12 +252,10 @@ def test_random_streams_continue_where_they_stood():
     assert not torch.equal(torch.rand(4), first)
 
 
-def test_every_rank_has_its_own_stream(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
+def test_every_rank_has_its_own_stream(as_rank):
     drawn = []
-    for rank in ("0", "1"):
-        monkeypatch.setitem(os.environ, "RANK", rank)
-        monkeypatch.setitem(os.environ, "LOCAL_RANK", rank)
+    for rank in (0, 1):
+        as_rank(rank, 2)
         make("ddp", gpus=0).seed(0)
         drawn.append(torch.rand(4).tolist())
     assert drawn[0] != drawn[1]
