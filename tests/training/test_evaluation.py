@@ -1,5 +1,6 @@
 import os
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -19,19 +20,28 @@ from samebits.training.evaluation import evaluate, evaluate_run
 from samebits.training.models.build import build_model
 from samples import PARAMS, card, run_record
 
+CPU = torch.device("cpu")
 
-def numerics_of(card):
-    return FastNumerics(parse_params(small()).train, torch.device("cpu"), card.loss)
+
+@pytest.fixture
+def task_data(data_dir):
+    """The params of a task, its card and its test split, and a function that evaluates a model on that."""
+
+    def make(task="vectors"):
+        params = parse_params(small(task))
+        card = read_card(data_dir(params) / "card.json")
+        data = load_data(data_dir(params), card, "test")
+        numerics = FastNumerics(params.train, CPU, card.loss)
+        return params, card, data, partial(evaluate, numerics=numerics, data=data, card=card, device=CPU)
+
+    return make
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64, 199, 200, 1000])
 @pytest.mark.parametrize("task", list(MODEL_OF_TASK))
-def test_each_sample_counts_once_whatever_the_batches(task, batch_size, data_dir):
-    params = parse_params(small(task))
-    folder = data_dir(params)
-    card = read_card(folder / "card.json")
+def test_each_sample_counts_once_whatever_the_batches(task, batch_size, task_data):
+    params, card, data, evaluated = task_data(task)
     model = build_model(params.model, card, 0)
-    data = load_data(folder, card, "test")
     with torch.no_grad():
         outputs = model.eval()(model_inputs(data[0], card))
     if card.loss == "mse":
@@ -39,21 +49,15 @@ def test_each_sample_counts_once_whatever_the_batches(task, batch_size, data_dir
     else:
         expected = F.cross_entropy(outputs.double().flatten(0, -2), data[1].flatten()).item()
         right = (outputs.argmax(-1) == data[1]).double().mean().item()
-    loss, accuracy = evaluate(model, numerics_of(card), data, card, batch_size=batch_size, device=torch.device("cpu"))
+    loss, accuracy = evaluated(model, batch_size=batch_size)
     assert loss == pytest.approx(expected, rel=1e-5)
     assert accuracy == (right if right is None else pytest.approx(right, abs=2 / 200))
 
 
-def test_the_model_is_evaluated_in_its_evaluation_mode_and_left_as_it_was(data_dir):
-    params = parse_params(small())
-    folder = data_dir(params)
-    card = read_card(folder / "card.json")
+def test_the_model_is_evaluated_in_its_evaluation_mode_and_left_as_it_was(task_data):
+    *_, evaluated = task_data()
     model = nn.Sequential(nn.Dropout(0.9), nn.Linear(128, 10)).train()
-    data = load_data(folder, card, "test")
-    losses = {
-        evaluate(model, numerics_of(card), data, card, batch_size=64, device=torch.device("cpu"))[0] for _ in range(3)
-    }
-    assert len(losses) == 1
+    assert len({evaluated(model, batch_size=64)[0] for _ in range(3)}) == 1
     assert model.training
 
 
@@ -63,11 +67,8 @@ def test_the_floor_is_reached(stage, data_dir):
     folder = data_dir(params)
     strategies = ("single", "ddp")
     for strategy in strategies:
-        done = stage("train", "--strategy", strategy, "--no-tracking", "--data-dir", str(folder))
-        assert done.returncode == 0, done.stderr
-    runs = [f"runs/{strategy}-fast" for strategy in strategies]
-    done = stage("evaluate", *runs, "--data-dir", str(folder))
-    assert done.returncode == 0, done.stderr
+        stage.train(folder, strategy)
+    stage.well("evaluate", *(f"runs/{strategy}-fast" for strategy in strategies), "--data-dir", str(folder))
     for strategy in strategies:
         evaluation = Evaluation.read(stage.folder / f"reports/evaluation/{strategy}-fast.json", made_by="")
         assert evaluation.samples == params.data.test_samples
@@ -76,14 +77,13 @@ def test_the_floor_is_reached(stage, data_dir):
 
 
 def test_weights_that_are_not_the_runs_are_refused(stage, data_dir):
-    params = stage.write_params(small())
-    data = str(data_dir(params))
-    assert stage("train", "--strategy", "single", "--no-tracking", "--data-dir", data).returncode == 0
+    data = data_dir(stage.write_params(small()))
+    stage.train(data, "single")
     weights = stage.folder / "runs/single-fast/model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1] ^= 1
     weights.write_bytes(content)
-    done = stage("evaluate", "runs/single-fast", "--data-dir", data)
+    done = stage("evaluate", "runs/single-fast", "--data-dir", str(data))
     assert (done.returncode, "expected the" in done.stderr) == (2, True)
     assert not (stage.folder / "reports").exists()
 
@@ -108,13 +108,11 @@ def test_weights_that_are_no_file_are_refused(make, message, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"train": PARAMS.train.model_copy(update={"precision": "bf16"})},
-            r"run\.json: was made with train\.precision fp32, and the params say bf16\. hint: train again",
-        ),
+        ({"train": PARAMS.train.model_copy(update={"precision": "bf16"})},
+         r"run\.json: was made with train\.precision fp32, and the params say bf16\. hint: train again"),
         ({}, r"run\.json: trained on other data: SHA-256 0{12}, and data/ holds [0-9a-f]{12}\. hint: train again"),
     ],
-)
+)  # fmt: skip
 def test_a_run_of_something_else_is_not_evaluated_as_if_it_were_of_this(changes, message, tmp_path):
     write_json(tmp_path / "card.json", card().model_dump(mode="json"))
     weights = tmp_path / "model.safetensors"
@@ -134,29 +132,25 @@ def test_two_runs_of_one_name_are_not_evaluated_into_one_file(stage):
 def test_weights_that_overflowed_in_the_last_update_are_named(stage, data_dir):
     """No loss of the training is behind that update."""
     params = stage.write_params(small(optimizer={"lr": 1e38, "momentum": 0.0}, schedule={"name": "constant"}))
-    data = str(data_dir(params))
-    options = ["--strategy", "single", "--no-tracking", "--data-dir", data, "--steps", "1"]
-    done = stage("train", *options)
-    assert done.returncode == 0, done.stderr
-    done = stage("evaluate", "runs/single-fast", "--data-dir", data)
+    stage.train(data_dir(params), "single", "--steps", "1")
+    done = stage("evaluate", "runs/single-fast", "--data-dir", str(data_dir(params)))
     assert (done.returncode, "ValidationError" in done.stderr) == (2, False), done.stderr
     assert re.search(
-        r"error: runs/single-fast/model\.safetensors: the loss on the test split is (nan|inf)\.", done.stderr
+        r"error: runs/single-fast/model\.safetensors: the loss on the test split is (nan|inf)", done.stderr
     )
 
 
 def test_what_a_model_raises_in_its_evaluation_alone_is_named(stage, data_dir):
-    (stage.folder / "mine.py").write_text(
+    model = stage.write_model(
         "from torch import nn\n"
         "class Net(nn.Linear):\n"
         "    def forward(self, x):\n"
         "        return super().forward(x if self.training else x[:, :3])\n"
         "def make():\n    return Net(128, 10)\n"
     )
-    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
-    data = str(data_dir(params))
-    assert stage("train", "--strategy", "single", "--no-tracking", "--data-dir", data).returncode == 0
-    done = stage("evaluate", "runs/single-fast", "--data-dir", data)
+    data = data_dir(stage.write_params(small(model=model)))
+    stage.train(data, "single")
+    done = stage("evaluate", "runs/single-fast", "--data-dir", str(data))
     assert done.returncode == 2
     assert done.stderr.startswith("error: mine.py:4: the model raised RuntimeError: mat1 and mat2 shapes cannot be mul")
 
@@ -179,9 +173,8 @@ def test_each_task_can_be_learnt_close_to_its_floor(task, model, optimizer, samp
             "train": {"global_batch_size": 32, "epochs": epochs, "repeats": 1, "optimizer": optimizer},
         }
     )
-    train = ("--strategy", "single", "--no-tracking")
-    for name, arguments in (("prepare", ()), ("train", train), ("evaluate", ("runs/single-fast",))):
-        done = stage(name, *arguments)
-        assert done.returncode == 0, done.stderr
+    stage.well("prepare")
+    stage.train(stage.folder / "data", "single")
+    done = stage.well("evaluate", "runs/single-fast")
     reached = float(done.stdout.split(", ")[1].split("%")[0])
     assert 0 <= reached <= percent

@@ -70,11 +70,19 @@ def project(stage, tmp_path_factory, monkeypatch):
 
 
 COMPLETE = parse_params(small(model=MODEL)).model_dump(mode="json")
-EVERY = {
-    *(set(FILES) - {"unused.py"}),
-    "tables/t.npy",
-    "editable_one",
-}
+EVERY = {*FILES, "tables/t.npy", "editable_one"} - {"unused.py"}
+
+
+def write_model(stage, source):
+    """A model without a ``source`` of its own, and all of the params that it stands in."""
+    model = {"name": stage.write_model(source)["name"]}
+    return stage.write_params(parse_params(small(model=model)).model_dump(mode="json"))
+
+
+def sources(stage):
+    """What ``host`` says on stderr, and the files that it has found."""
+    done = stage.well("host")
+    return done.stderr, set(json.loads((stage.folder / "source.json").read_text())["files"])
 
 
 def test_every_way_to_import_and_to_open_is_found_and_hashed(project, stage):
@@ -100,27 +108,23 @@ def test_every_way_to_import_and_to_open_is_found_and_hashed(project, stage):
 def test_what_is_read_from_elsewhere_is_named_as_not_watched(stage, tmp_path_factory):
     table = tmp_path_factory.mktemp("far") / "table.txt"
     table.write_text("1")
-    (stage.folder / "mine.py").write_text(
-        f"import torch\ndef make():\n    open({str(table)!r}).read()\n    return torch.nn.Linear(128, 10)\n"
+    write_model(
+        stage, f"import torch\ndef make():\n    open({str(table)!r}).read()\n    return torch.nn.Linear(128, 10)\n"
     )
-    stage.write_params(parse_params(small(model={"name": "mine:make"})).model_dump(mode="json"))
-    done = stage("host")
-    assert done.returncode == 0, done.stderr
-    assert f"mine:make reads {table}, which nobody watches: an edit of it trains nothing" in done.stderr
+    assert f"mine:make reads {table}, which nobody watches: an edit of it trains nothing" in sources(stage)[0]
 
 
 def test_a_model_that_cannot_be_run_is_said_and_what_its_text_names_is_watched(stage):
-    (stage.folder / "mine.py").write_text("import other\ndef make():\n    raise ValueError('no')\n")
+    write_model(stage, "import other\ndef make():\n    raise ValueError('no')\n")
     (stage.folder / "other.py").write_text("")
-    stage.write_params(parse_params(small(model={"name": "mine:make"})).model_dump(mode="json"))
-    done = stage("host")
-    assert done.returncode == 0, done.stderr
-    assert "mine:make could not be run to see what else it reads: model.name: mine:make raised ValueErr" in done.stderr
-    assert set(json.loads((stage.folder / "source.json").read_text())["files"]) == {"mine.py", "other.py"}
+    said, files = sources(stage)
+    assert "mine:make could not be run to see what else it reads: model.name: mine:make raised ValueErr" in said
+    assert files == {"mine.py", "other.py"}
 
 
 def test_what_is_first_read_while_training_is_said_and_watched_from_then_on(stage, data_dir):
-    (stage.folder / "mine.py").write_text(
+    params = write_model(
+        stage,
         "import importlib, torch\n"
         "class Net(torch.nn.Linear):\n"
         "    calls = 0\n"
@@ -130,16 +134,13 @@ def test_what_is_first_read_while_training_is_said_and_watched_from_then_on(stag
         "            importlib.import_module('la' + 'ter')\n"
         "        return super().forward(x)\n"
         "def make():\n"
-        "    return Net(128, 10)\n"
+        "    return Net(128, 10)\n",
     )
     (stage.folder / "later.py").write_text("")
-    params = stage.write_params(parse_params(small(model={"name": "mine:make"})).model_dump(mode="json"))
-    assert stage("host").returncode == 0
-    assert "later.py" not in json.loads((stage.folder / "source.json").read_text())["files"]
-    done = stage("train", "--strategy", "single", "--no-tracking", "--data-dir", str(data_dir(params)))
+    assert "later.py" not in sources(stage)[1]
+    done = stage.train(data_dir(params), "single")
     assert "later.py: first read in this training; an edit of it trains again from now on" in done.stderr
-    assert stage("host").returncode == 0
-    assert "later.py" in json.loads((stage.folder / "source.json").read_text())["files"]
+    assert "later.py" in sources(stage)[1]
 
 
 def test_source_adds_files_that_nothing_imports(tmp_path, monkeypatch):
