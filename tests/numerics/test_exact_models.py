@@ -227,23 +227,8 @@ class Normalised(nn.Sequential):
         super().__init__(nn.Conv2d(3, 4, 3), norm, nn.Flatten(), nn.Linear(144, TOKENS))
 
 
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.body, self.head = kind(192, 8), nn.Linear(8, TOKENS)
-
-    def forward(self, x):
-        found = self.body(x.flatten(1))
-        return self.head(found[0] if isinstance(found, tuple) else found)
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm, self.body = nn.RMSNorm(192), nn.Linear(192, TOKENS)
-
-    def forward(self, x):
-        return self.body(self.norm(x.flatten(1)))
+def normed():
+    return nn.Sequential(nn.Flatten(), nn.RMSNorm(192), nn.Linear(192, TOKENS))
 
 
 class Borrows(nn.Module):
@@ -295,10 +280,12 @@ REFUSED = [
      r"model\.1 \(BatchNorm2d\): .*: BatchNorm depends on how .* hint: use nn\.GroupNorm"),
     (lambda: Normalised(nn.InstanceNorm2d(4)),
      r"model\.1 \(InstanceNorm2d\): .*InstanceNorm2d is computed by it here, as by BatchNorm\. hint: use nn\.Gr"),
-    (lambda: Recurrent(nn.GRU), r"model\.body \(GRU\): recurrent modules run in other kernels"),
-    (lambda: Recurrent(nn.LSTMCell), r"model\.body \(LSTMCell\): recurrent modules run in other kernels"),
+    (lambda: nn.Sequential(nn.Flatten(), nn.GRU(192, TOKENS)),
+     r"model\.1 \(GRU\): recurrent modules run in other kernels"),
+    (lambda: nn.Sequential(nn.Flatten(), nn.LSTMCell(192, TOKENS)),
+     r"model\.1 \(LSTMCell\): recurrent modules run in other kernels"),
     (lambda: compiled(Does()), r"model \(Does\): a compiler may fuse"),
-    (lambda: traced(Normed()), r"model \(Top\w+\): TorchScript may fuse"),
+    (lambda: traced(normed()), r"model \(Top\w+\): TorchScript may fuse"),
     (Borrows, r"body\.weight: forward uses it from beside the model"),
     (Remembers, r"body\.weight: forward uses it from beside the model"),
     (lambda: hooked("register_hook"), r"model\.body\.weight: it has a hook for its gradient, expected none"),
@@ -467,32 +454,18 @@ def test_what_is_kept_beside_the_model_is_named_whether_it_is_used_or_not(what, 
         require_same_again(*prepared(Does(what)))
 
 
-class KeepsDraws(nn.Module):
-    """Draws once, and adds that to all samples of all shards."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.drawn = nn.Linear(192, TOKENS), functools.lru_cache(torch.rand)
-
-    def forward(self, x):
-        return self.body(x.flatten(1) + self.drawn(192))
-
-
-class Alternates(nn.Module):
-    """Does something else at every second call, so that all is as before after an even number of shards."""
-
-    def __init__(self):
-        super().__init__()
-        self.body, self.flip = nn.Linear(192, TOKENS), itertools.cycle([1.0, 2.0]).__next__
-
-    def forward(self, x):
-        return self.body(x.flatten(1) * self.flip())
-
-
-@pytest.mark.parametrize("factory", [KeepsDraws, Alternates])
-def test_a_model_is_fed_twice_and_has_to_give_the_same(factory):
+@pytest.mark.parametrize(
+    ("what", "kept"),
+    [
+        (lambda net, x: x + net.kept(192), functools.lru_cache(torch.rand)),  # draws once, for all samples
+        (lambda net, x: x * net.kept(), itertools.cycle([1.0, 2.0]).__next__),  # is as before after two shards
+    ],
+)
+def test_a_model_is_fed_twice_and_has_to_give_the_same(what, kept):
+    model = Does(what)
+    model.kept = kept
     with pytest.raises(RefusedError, match=r"exact: shard 0 gives other bits when the shards come in reverse order"):
-        require_same_again(*prepared(factory()))
+        require_same_again(*prepared(model))
     assert torch.get_num_threads() == 1
 
 
@@ -535,38 +508,22 @@ class FlattenedByView(nn.Module):
         return self.head(torch.relu(self.body(x)).view(len(x), -1))
 
 
-class Drawn(nn.Module):
-    """Makes its parameters of draws, as position embeddings are made."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Parameter(torch.randn(192) * 0.02 + torch.rand(192) + torch.randperm(192))
-        self.head = nn.Linear(192, TOKENS)
-
-    def forward(self, x):
-        return self.head(x.flatten(1) + self.embedding)
+def drawn():
+    """Makes a parameter of draws, as position embeddings are made."""
+    model = Does(lambda net, x: x + net.embedding)
+    model.embedding = nn.Parameter(torch.randn(192) * 0.02 + torch.rand(192) + torch.randperm(192))
+    return model
 
 
-class Clamps(nn.Module):
-    """Writes to the batch that it is given."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(192, TOKENS)
-
-    def forward(self, x):
-        return self.body(x.clamp_(-1.0, 1.0).flatten(1))
-
-
-class Upsampling(nn.Module):
+def upsampling():
     """A decoder with a transposed convolution and nearest upsampling."""
+    up = nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1)
+    return nn.Sequential(up, nn.Upsample(scale_factor=2, mode="nearest"), nn.Flatten(), nn.Linear(2048, TOKENS))
 
-    def __init__(self):
-        super().__init__()
-        self.up, self.body = nn.ConvTranspose2d(3, 2, 3, stride=2, padding=1, output_padding=1), nn.Linear(2048, TOKENS)
 
-    def forward(self, x):
-        return self.body(F.interpolate(self.up(x), scale_factor=2, mode="nearest").flatten(1))
+def clamping():
+    """Writes to the batch that it is given."""
+    return Does(lambda net, x: x.clamp_(-1.0, 1.0))
 
 
 class Sampled(nn.Module):
@@ -584,7 +541,7 @@ class Sampled(nn.Module):
 
 @pytest.mark.parametrize(
     "factory",
-    [FlattenedByView, Drawn, Clamps, Upsampling, Normed, Sampled, lambda: Sampled("bicubic", "border")],
+    [FlattenedByView, drawn, clamping, upsampling, normed, Sampled, lambda: Sampled("bicubic", "border")],
 )
 def test_more_layers_learn_what_fast_learns_in_every_split(factory):
     whole = train(factory)
