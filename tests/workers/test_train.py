@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,21 +13,18 @@ from safetensors.torch import load_file
 from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.cli import main
 from samebits.hashes import sha256
-from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.records.run import read_losses
 from samebits.training.models.build import build_model
 from samebits.training.weights import load_weights
 
 
-def train(stage, data, strategy, *arguments):
-    done = stage("train", "--strategy", strategy, "--no-tracking", "--data-dir", str(data), *arguments)
-    assert done.returncode == 0, done.stderr
-    return done
-
-
-def losses(folder: Path) -> list[float]:
+def losses(folder):
     return read_losses(folder / "losses.csv")
+
+
+def record(folder):
+    return json.loads((folder / "run.json").read_text())
 
 
 @pytest.mark.parametrize("task", list(MODEL_OF_TASK))
@@ -37,14 +33,14 @@ def test_parity_of_single_and_ddp(task, stage, data_dir):
     optimizer = {"name": "sgd", "lr": 0.01}
     params = stage.write_params(small(task, grad_accum_steps=2, oversubscribe=True, optimizer=optimizer))
     data = data_dir(params)
-    train(stage, data, "single")
+    stage.train(data, "single")
     reference = losses(stage.folder / "runs/single-fast")
     assert len(reference) == 8
     for devices in (2, 4) if task == "vectors" else (2,):
         out = stage.folder / f"ddp{devices}"
-        train(stage, data, "ddp", "--num-devices", str(devices), "--out-dir", str(out))
+        stage.train(data, "ddp", "--num-devices", str(devices), "--out-dir", str(out))
         assert losses(out) == pytest.approx(reference, rel=1e-5)
-        run = json.loads((out / "run.json").read_text())
+        run = record(out)
         assert run["placement"]["world_size"] == devices
         weights = 4 * run["model_parameters"]
         assert run["memory"]["samples"] == 64
@@ -57,15 +53,15 @@ def test_dp_falls_back_without_cuda_and_says_so(stage, data_dir):
         pytest.skip("dp does not fall back on a host with CUDA")
     params = stage.write_params(small(repeats=2))
     data = data_dir(params)
-    train(stage, data, "single")
-    done = train(stage, data, "dp")
+    stage.train(data, "single")
+    done = stage.train(data, "dp")
     assert "no CUDA device is visible" in done.stdout
-    run = json.loads((stage.folder / "runs/dp-fast/run.json").read_text())
+    run = record(stage.folder / "runs/dp-fast")
     timing = json.loads((stage.folder / "runs/dp-fast/timing.json").read_text())
     assert [label["kind"] for label in run["placement"]["labels"]] == ["fallback"]
     assert run["placement"]["devices_used"] == 1
     assert timing["speedup"] is None
-    single = json.loads((stage.folder / "runs/single-fast/run.json").read_text())
+    single = record(stage.folder / "runs/single-fast")
     measured = [(run["measurement"]["chunk_seconds"], run["rounding"], run["breakdown"]) for run in (single, run)]
     assert all(measured[0])
     assert measured[1] == ({}, None, None)
@@ -73,9 +69,8 @@ def test_dp_falls_back_without_cuda_and_says_so(stage, data_dir):
     assert explained.exit_code == 2
     assert "PyTorch ran the plain module" in explained.stderr
     assert "samebits explain runs/single-fast" in explained.stderr
-    assert sha256(stage.folder / "runs/dp-fast/model.safetensors") == sha256(
-        stage.folder / "runs/single-fast/model.safetensors"
-    )
+    first, second = (sha256(stage.folder / f"runs/{name}-fast/model.safetensors") for name in ("single", "dp"))
+    assert first == second
 
 
 def test_a_repeat_gives_the_same_files(stage, data_dir):
@@ -83,10 +78,10 @@ def test_a_repeat_gives_the_same_files(stage, data_dir):
     for name, repeats in (("a", 2), ("b", 1)):
         model = {"name": "gpt", "kwargs": {"dropout": 0.1}}
         params = stage.write_params(small("tokens", model=model, repeats=repeats))
-        train(stage, data_dir(params), "ddp", "--out-dir", name)
+        stage.train(data_dir(params), "ddp", "--out-dir", name)
     for file in ("losses.csv", "model.safetensors"):
         assert sha256(stage.folder / "a" / file) == sha256(stage.folder / "b" / file)
-    run = json.loads((stage.folder / "a/run.json").read_text())
+    run = record(stage.folder / "a")
     assert run["first_unrepeated_step"] is None
     assert run["weights_sha256"] == sha256(stage.folder / "a/model.safetensors")
     assert set(run["measurement"]["chunk_seconds"]) == {"strategy", "single", "share", "together"}
@@ -114,13 +109,12 @@ def test_ranks_prolong_a_noisy_measurement_together(stage, data_dir):
     (stage.folder / "noisy.py").write_text(NOISY_MODEL)
     model = {"name": "noisy:Net", "source": "noisy.py"}
     params = stage.write_params(small(model=model, num_devices=2, repeats=2, prolong_s=3600.0))
-    done = train(stage, data_dir(params), "ddp")
+    done = stage.train(data_dir(params), "ddp")
     assert "note: slices were timed" in done.stdout
-    measurement = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())["measurement"]
+    measurement = record(stage.folder / "runs/ddp-fast")["measurement"]
     repeats = measurement["repeats"]
-    assert (repeats["planned"], repeats["stopped"]) == (1, "most")
-    assert {len(chunks) for chunks in measurement["chunk_seconds"].values()} == {repeats["count"]}
-    assert repeats["count"] == 3
+    assert (repeats["planned"], repeats["count"], repeats["stopped"]) == (1, 3, "most")
+    assert {len(chunks) for chunks in measurement["chunk_seconds"].values()} == {3}
 
 
 CPU_SETTINGS = [
@@ -143,7 +137,7 @@ def plain_losses(raw, stage, data_dir):
     if name not in PLAIN:
         kwargs = {key: value for key, value in raw["model"].get("kwargs", {}).items() if key != "dropout"}
         params = stage.write_params({**small(raw["data"]["task"]), "model": {"name": name, "kwargs": kwargs}})
-        train(stage, data_dir(params), "ddp")
+        stage.train(data_dir(params), "ddp")
         PLAIN[name] = losses(stage.folder / "runs/ddp-fast")
     return PLAIN[name]
 
@@ -152,11 +146,10 @@ def plain_losses(raw, stage, data_dir):
 def test_settings_that_a_cpu_can_do_change_the_losses(raw, stage, data_dir):
     plain = plain_losses(raw, stage, data_dir)
     params = stage.write_params(raw)
-    train(stage, data_dir(params), "ddp")
+    stage.train(data_dir(params), "ddp")
     found = losses(stage.folder / "runs/ddp-fast")
-    assert len(found) == 8
-    assert all(loss > 0 for loss in found)
-    not_applied = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())["not_applied"]
+    assert [loss > 0 for loss in found] == [True] * 8
+    not_applied = record(stage.folder / "runs/ddp-fast")["not_applied"]
     assert ("train.precision" in not_applied) == (params.train.precision == "tf32")
     assert (found != plain) == (params.train.precision != "tf32")
 
@@ -167,19 +160,18 @@ def test_compile_trains_the_same_model_and_is_not_applied_under_dp(stage, data_d
     params = stage.write_params(small(compile=True))
     data = data_dir(params)
     for strategy in ("single", "dp", "ddp"):
-        train(stage, data, strategy)
-    eager = losses(stage.folder / "runs/dp-fast")
-    for strategy in ("single", "ddp"):
-        assert losses(stage.folder / f"runs/{strategy}-fast") == pytest.approx(eager, rel=1e-4)
-        assert json.loads((stage.folder / f"runs/{strategy}-fast/run.json").read_text())["not_applied"] == {}
-    run = json.loads((stage.folder / "runs/dp-fast/run.json").read_text())
-    assert run["not_applied"] == {"train.compile": "dp_is_not_compiled"}
+        stage.train(data, strategy)
+    dp = stage.folder / "runs/dp-fast"
+    assert record(dp)["not_applied"] == {"train.compile": "dp_is_not_compiled"}
+    for folder in (stage.folder / "runs/single-fast", stage.folder / "runs/ddp-fast"):
+        assert losses(folder) == pytest.approx(losses(dp), rel=1e-4)
+        assert record(folder)["not_applied"] == {}
 
 
 def test_the_checkpoint_is_plain(stage, data_dir):
     params = stage.write_params(small("tokens"))
     data = data_dir(params)
-    train(stage, data, "ddp")
+    stage.train(data, "ddp")
     path = stage.folder / "runs/ddp-fast/model.safetensors"
     model = build_model(params.model, read_card(data / "card.json"), params.seed)
     model.load_state_dict(load_file(path), strict=True)
@@ -219,43 +211,39 @@ def user(width, **more):
 
 
 def test_a_users_factory(stage, data_dir):
-    (stage.folder / "mine.py").write_text(USER_MODEL)
-    params = stage.write_params(small(model=user(32)))
-    data = data_dir(params)
+    stage.write_model(USER_MODEL)
+    data = data_dir(stage.write_params(small(model=user(32))))
     for strategy in ("single", "dp", "ddp"):
-        train(stage, data, strategy)
+        stage.train(data, strategy)
     reference = losses(stage.folder / "runs/single-fast")
     assert losses(stage.folder / "runs/ddp-fast") == pytest.approx(reference, rel=1e-5)
 
 
-MISTAKES = [
-    (user(7), "ddp", 2, "no gradient reaches idle"),
-    (user(5), "single", 2, "the model returned str, expected a tensor"),
-    (user(6), "single", 2, "the model returned shape (64, 6) for 64 samples, expected (64, 10)"),
-    (user(8, depth=2), "single", 2, "model.kwargs.depth: unknown key, mine:make takes width. hint: remove it"),
-    ({"name": "mine:other", "source": "mine.py"}, "single", 2, "mine:other cannot be imported"),
-    ({"name": "mine:make", "source": "theirs.py"}, "single", 2, "model.source: theirs.py: no such file or folder"),
-    ({"name": "numpy:array", "source": "mine.py"}, "single", 2, "model.source: mine.py does not hold"),
-]
-
-
-@pytest.mark.parametrize(("model", "strategy", "code", "message"), MISTAKES)
-def test_mistakes_are_named(model, strategy, code, message, stage, data_dir):
-    (stage.folder / "mine.py").write_text(USER_MODEL)
-    params = stage.write_params(small(model=model))
-    done = stage("train", "--strategy", strategy, "--no-tracking", "--data-dir", str(data_dir(params)))
+@pytest.mark.parametrize(
+    ("raw", "arguments", "code", "message"),
+    [
+        (small(model=user(7)), "ddp", 2, "no gradient reaches idle"),
+        (small(model=user(5)), "single", 2, "the model returned str, expected a tensor"),
+        (small(model=user(6)), "single", 2, "the model returned shape (64, 6) for 64 samples, expected (64, 10)"),
+        (small(model=user(8, depth=2)), "single", 2,
+         "model.kwargs.depth: unknown key, mine:make takes width. hint: remove it"),
+        (small(model={"name": "mine:other", "source": "mine.py"}), "single", 2, "mine:other cannot be imported"),
+        (small(model={"name": "mine:make", "source": "theirs.py"}), "single", 2,
+         "model.source: theirs.py: no such file or folder"),
+        (small(model={"name": "numpy:array", "source": "mine.py"}), "single", 2, "model.source: mine.py does not hold"),
+        (small("regression", optimizer={"name": "sgd", "lr": 1e9}), "single", 2, "expected a finite number"),
+        (small(), "ddp --num-devices 64", 3, "got 64, this host has"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(raw, arguments, code, message, stage, data_dir):
+    stage.write_model(USER_MODEL)
+    data = data_dir(stage.write_params(raw))
+    done = stage("train", "--no-tracking", "--data-dir", str(data), "--strategy", *arguments.split())
     assert done.returncode == code
     assert message in done.stderr
     assert ". hint: " in done.stderr
     assert "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
-
-
-def test_a_loss_that_is_not_finite_ends_the_training(stage, data_dir):
-    params = stage.write_params(small("regression", optimizer={"name": "sgd", "lr": 1e9}))
-    done = stage("train", "--strategy", "single", "--no-tracking", "--data-dir", str(data_dir(params)))
-    assert done.returncode == 2
-    assert "expected a finite number" in done.stderr
 
 
 TAKES_ROOTS = """
@@ -273,21 +261,13 @@ def make(card):
 
 
 def test_exact_names_what_makes_infinity_on_each_rank(stage, data_dir):
-    (stage.folder / "mine.py").write_text(TAKES_ROOTS)
-    params = stage.write_params(small(model={"name": "mine:make"}, numerics=["exact"], num_devices=2))
+    params = stage.write_params(small(model=stage.write_model(TAKES_ROOTS), numerics=["exact"], num_devices=2))
     done = stage("train", "--strategy", "ddp", "--numerics", "exact", "--data-dir", str(data_dir(params)))
     assert done.returncode == 2, done.stderr
     assert "infinite or not a number" in done.stderr
     assert "Roots in model.1: " in done.stderr
     assert "makes infinity of finite numbers (in the backward pass) (mine.py:7)" in done.stderr
     assert "hint: keep what it divides by" in done.stderr
-
-
-def test_more_devices_than_there_are(stage, data_dir):
-    params = stage.write_params(small())
-    done = stage("train", "--strategy", "ddp", "--num-devices", "64", "--data-dir", str(data_dir(params)))
-    assert done.returncode == 3
-    assert "got 64, this host has" in done.stderr
 
 
 def test_wrong_parameters_end_before_anything_is_made(stage):
@@ -301,17 +281,10 @@ def test_wrong_parameters_end_before_anything_is_made(stage):
     assert [path.name for path in stage.folder.iterdir()] == ["params.yaml"]
 
 
-def test_parse_of_small_parameters():
-    assert parse_params(small()).total_steps == 8
-
-
 def test_static_graph_gives_way_to_accumulation(stage, data_dir):
-    params = stage.write_params(
-        small(grad_accum_steps=2, num_devices=2, oversubscribe=True, ddp={"static_graph": True})
-    )
-    train(stage, data_dir(params), "ddp")
-    run = json.loads((stage.folder / "runs/ddp-fast/run.json").read_text())
-    assert list(run["not_applied"]) == ["train.ddp.static_graph"]
+    raw = small(grad_accum_steps=2, num_devices=2, oversubscribe=True, ddp={"static_graph": True})
+    stage.train(data_dir(stage.write_params(raw)), "ddp")
+    assert list(record(stage.folder / "runs/ddp-fast")["not_applied"]) == ["train.ddp.static_graph"]
 
 
 RANDOM_MODEL = """
@@ -328,12 +301,11 @@ def make():
 
 @pytest.mark.parametrize(("unseeded", "same"), [("0", True), ("float(np.random.default_rng().random())", False)])
 def test_numpys_and_pythons_own_draws_are_seeded_and_others_are_found(unseeded, same, stage, data_dir):
-    (stage.folder / "mine.py").write_text(RANDOM_MODEL.format(unseeded=unseeded))
-    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
+    params = stage.write_params(small(model=stage.write_model(RANDOM_MODEL.format(unseeded=unseeded))))
     for strategy in ("single", "dp"):
-        train(stage, data_dir(params), strategy)
-    files = [stage.folder / f"runs/{strategy}-fast/run.json" for strategy in ("single", "dp")]
-    assert (len({json.loads(file.read_text())["initial_sha256"] for file in files}) == 1) == same
+        stage.train(data_dir(params), strategy)
+    first, second = (record(stage.folder / f"runs/{strategy}-fast")["initial_sha256"] for strategy in ("single", "dp"))
+    assert (first == second) == same
 
 
 WRITES_WEIGHTS = """
@@ -358,10 +330,9 @@ def make():
 
 def test_ranks_train_one_model_whatever_each_ones_factory_gives(stage, data_dir):
     """Here it draws numbers of its own, as it may load weights that differ between machines."""
-    (stage.folder / "mine.py").write_text(WRITES_WEIGHTS)
-    model = {"name": "mine:make", "source": "mine.py"}
+    model = stage.write_model(WRITES_WEIGHTS)
     params = stage.write_params(small(model=model, num_devices=2, oversubscribe=True, repeats=1))
-    train(stage, data_dir(params), "ddp")
+    stage.train(data_dir(params), "ddp")
     first, second = ((stage.folder / f"rank{rank}.txt").read_text() for rank in (0, 1))
     assert first == second
 
@@ -379,10 +350,9 @@ def make():
 def test_exact_trains_parameters_of_any_memory_format_to_the_same_bits(stage, data_dir):
     hashes = []
     for source in (CHANNELS_LAST, CHANNELS_LAST.replace(".to(memory_format=torch.channels_last)", "")):
-        (stage.folder / "mine.py").write_text(source)
-        params = stage.write_params(small("images", model={"name": "mine:make", "source": "mine.py"}))
-        train(stage, data_dir(params), "single", "--numerics", "exact", "--no-checkpoints")
-        hashes.append(json.loads((stage.folder / "runs/single-exact/run.json").read_text())["weights_sha256"])
+        params = stage.write_params(small("images", model=stage.write_model(source)))
+        stage.train(data_dir(params), "single", "--numerics", "exact", "--no-checkpoints")
+        hashes.append(record(stage.folder / "runs/single-exact")["weights_sha256"])
     assert hashes[0] == hashes[1]
 
 
@@ -407,9 +377,8 @@ def make(card):
 
 
 def test_tied_parameters_train_to_the_same_bits_in_ranks(stage, data_dir):
-    (stage.folder / "mine.py").write_text(TIED)
     given = {"num_devices": 2, "oversubscribe": True, "repeats": 2}  # so that one device is timed beside the ranks
-    params = stage.write_params(small("tokens", model={"name": "mine:make"}, **given))
+    params = stage.write_params(small("tokens", model=stage.write_model(TIED), **given))
     data, hashes = data_dir(params), set()
     for strategy in ("single", "ddp"):
         command = [sys.executable, stage.script("train"), "--strategy", strategy, "--numerics", "exact",
@@ -417,22 +386,16 @@ def test_tied_parameters_train_to_the_same_bits_in_ranks(stage, data_dir):
         # A process of its own, which has imported no more of PyTorch than a user's has.
         done = subprocess.run(command, cwd=stage.folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        record = json.loads((stage.folder / f"runs/{strategy}-exact/run.json").read_text())
-        assert record["placement"]["world_size"] == (2 if strategy == "ddp" else 1)
-        hashes.add(record["weights_sha256"])
+        run = record(stage.folder / f"runs/{strategy}-exact")
+        assert run["placement"]["world_size"] == (2 if strategy == "ddp" else 1)
+        hashes.add(run["weights_sha256"])
     assert len(hashes) == 1
 
 
-def test_no_more_steps_are_made_than_the_training_has(stage, data_dir):
-    params = stage.write_params(small())
-    train(stage, data_dir(params), "single", "--steps", "1000")
-    assert len(losses(stage.folder / "runs/single-fast")) == 8
-
-
-@pytest.mark.parametrize("arguments", [(), ("--no-checkpoints",)])
-def test_a_training_that_ends_early_leaves_no_checkpoint(arguments, stage, data_dir):
+@pytest.mark.parametrize(("arguments", "steps"), [(("1000",), 8), (("3",), 3), (("3", "--no-checkpoints"), 3)])
+def test_a_training_may_end_early_and_leaves_no_checkpoint(arguments, steps, stage, data_dir):
     params = stage.write_params(small(checkpoint_every_steps=1))
-    done = train(stage, data_dir(params), "single", "--steps", "3", *arguments)
-    assert len(losses(stage.folder / "runs/single-fast")) == 3
+    done = stage.train(data_dir(params), "single", "--steps", *arguments)
+    assert len(losses(stage.folder / "runs/single-fast")) == steps
     assert not (stage.folder / ".samebits/resume").exists()
     assert done.stdout.startswith("single-fast: ")
