@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -125,9 +126,6 @@ def first_is_slow(reporter):
     ranks.close()
     reporter.done()
 
-def well(reporter):
-    Path(f"of{os.environ['RANK']}").write_text(os.environ["WORLD_SIZE"])
-
 def note_pid(reporter):
     Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
     time.sleep(600)
@@ -138,15 +136,15 @@ with exit_on_error(debug=len(sys.argv) > 2):
 
 
 @pytest.fixture
-def run(stage):
-    script = stage.folder / "script.py"
-    script.write_text(SCRIPT)
-    return lambda function: stage.run_script(script, function)
+def script(stage):
+    path = stage.folder / "script.py"
+    path.write_text(SCRIPT)
+    return path
 
 
-def test_each_worker_has_its_rank(run, stage):
-    assert run("well").returncode == 0
-    assert [(stage.folder / f"of{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
+@pytest.fixture
+def run(script, stage):
+    return partial(stage.run_script, script)
 
 
 @pytest.mark.slow
@@ -185,15 +183,27 @@ def test_the_first_failure_ends_all_and_is_named(function, code, message, run):
 @pytest.mark.parametrize(
     ("function", "line"), [("waited_for", "in waited_for"), ("builds_for_ever", "in builds_for_ever")]
 )
-def test_debug_shows_where_each_rank_hangs(function, line, stage):
-    (stage.folder / "script.py").write_text(SCRIPT)
-    done = stage.run_script(stage.folder / "script.py", function, "--debug")
-    assert "rank1:\n" in done.stderr
-    assert line in done.stderr.partition("rank1:\n")[2]
+def test_debug_shows_where_each_rank_hangs(function, line, run):
+    _, _, of_rank_1 = run(function, "--debug").stderr.partition("rank1:\n")
+    assert line in of_rank_1
 
 
-def start(stage, command):
+def start(stage, *command):
+    command = [sys.executable, *map(str, command)]
     return subprocess.Popen(command, cwd=stage.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def launched(script, stage):
+    """Start a launcher whose two workers note who they are, and return it with their process numbers."""
+
+    def begin(function):
+        process = start(stage, script, function)
+        files = [stage.folder / f"pid{rank}" for rank in (0, 1)]
+        wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+        return process, [int(file.read_text()) for file in files]
+
+    return begin
 
 
 def is_running(pid):
@@ -206,16 +216,12 @@ def is_running(pid):
 @pytest.mark.parametrize(
     ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
-def test_a_signal_to_the_launcher_ends_its_workers(signum, code, stage):
-    script = stage.folder / "script.py"
-    script.write_text(SCRIPT)
-    process = start(stage, [sys.executable, str(script), "note_pid"])
-    files = [stage.folder / f"pid{rank}" for rank in (0, 1)]
-    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+def test_a_signal_to_the_launcher_ends_its_workers(signum, code, launched):
+    process, workers = launched("note_pid")
     process.send_signal(signum)
     _, stderr = process.communicate(timeout=patient(120))
     assert process.returncode == code
-    wait_for(lambda: not any(is_running(int(file.read_text())) for file in files))
+    wait_for(lambda: not any(map(is_running, workers)))
     if signum != signal.SIGKILL:
         name = "Ctrl-C" if signum == signal.SIGINT else signum.name
         assert stderr == f"error: stopped by {name}. hint: run the same command again\n"
@@ -227,70 +233,62 @@ def has_pending(pid, signum):
     return bool(int(pending, 16) >> (signum - 1) & 1)
 
 
-def test_a_second_signal_ends_at_once_what_the_first_one_does_not(stage):
-    script = stage.folder / "script.py"
-    script.write_text(SCRIPT)
-    process = start(stage, [sys.executable, str(script), "deaf"])
-    files = [stage.folder / f"pid{rank}" for rank in (0, 1)]
-    wait_for(lambda: all(file.exists() and file.read_text() for file in files))
+def test_a_second_signal_ends_at_once_what_the_first_one_does_not(launched):
+    process, workers = launched("deaf")
     process.terminate()
-    wait_for(lambda: all(has_pending(int(file.read_text()), signal.SIGTERM) for file in files))
+    wait_for(lambda: all(has_pending(pid, signal.SIGTERM) for pid in workers))
     assert process.poll() is None
     process.terminate()
     process.communicate(timeout=patient(120))
     assert process.returncode == 143
-    wait_for(lambda: not any(is_running(int(file.read_text())) for file in files))
+    wait_for(lambda: not any(map(is_running, workers)))
 
 
-def stopped_training(folder, monkeypatch, start_sender):
-    """The log of a training in ``folder`` that is stopped before its workers begin."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-    def stopped(function, workers, **_):
-        raise Interrupted(signal.SIGTERM)
-
-    monkeypatch.setattr("samebits.workers.launch.launch", stopped)
-    params, out = parse_params(small(numerics=["exact"])), folder / "out"
-    with pytest.raises(Interrupted):
-        run_training(params, "single", "exact", data_dir=folder, out_dir=out, start_sender=start_sender)
-    (log,) = LOGS.glob("*.jsonl")
-    return log
+def interrupted(*_, **__):
+    raise Interrupted(signal.SIGTERM)
 
 
-def test_a_training_that_was_stopped_says_so_in_its_log(tmp_path, monkeypatch):
+@pytest.fixture
+def stopped_training(tmp_path, monkeypatch):
+    """A training that is stopped before its workers begin; returns its logs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("samebits.workers.launch.launch", interrupted)
+
+    def run(start_sender=lambda log: None):
+        params, out = parse_params(small(numerics=["exact"])), tmp_path / "out"
+        with pytest.raises(Interrupted):
+            run_training(params, "single", "exact", data_dir=tmp_path, out_dir=out, start_sender=start_sender)
+        return next(LOGS.glob("*.jsonl"), None)
+
+    return run
+
+
+def test_a_training_that_was_stopped_says_so_in_its_log(stopped_training):
     """What is delivered of it is tested in tracking."""
-    log = stopped_training(tmp_path, monkeypatch, lambda log: None)
+    log = stopped_training()
     events = [json.loads(line) for line in log.read_text().splitlines()]
     assert [event["event"] for event in events] == ["start", "end"]
     assert events[-1]["status"] == "KILLED"
 
 
-def test_a_run_whose_sender_cannot_be_started_keeps_its_log(tmp_path, monkeypatch, capsys):
+def test_a_run_whose_sender_cannot_be_started_keeps_its_log(stopped_training, capsys):
     def refuse(log):
         raise OSError(errno.EAGAIN, "no more processes")
 
-    log = stopped_training(tmp_path, monkeypatch, refuse)
+    log = stopped_training(refuse)
     assert [json.loads(line)["event"] for line in log.read_text().splitlines()] == ["start", "end"]
     said = capsys.readouterr().err
     assert said.startswith("nobody delivers the training now, `samebits track sync` will: [Errno 11] no more processes")
 
 
-def test_a_signal_while_the_log_begins_ends_the_training(tmp_path, monkeypatch):
+def test_a_signal_while_the_log_begins_ends_the_training(stopped_training, monkeypatch):
     """Whatever the log's own trouble is, the training goes on without; a signal is none."""
-
-    def interrupted(log):
-        raise Interrupted(signal.SIGTERM)
-
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("samebits.workers.launch.note_provenance", interrupted)
     monkeypatch.setattr("samebits.workers.launch.launch", lambda *_, **__: pytest.fail("it went on"))
-    params = parse_params(small(numerics=["exact"]))
-    with pytest.raises(Interrupted):
-        run_training(params, "single", "exact", data_dir=tmp_path, out_dir=tmp_path, start_sender=lambda log: None)
+    stopped_training()
 
 
-def test_what_a_run_is_made_from_is_noted_before_it_begins(tmp_path, monkeypatch):
+def test_what_a_run_is_made_from_is_noted_before_it_begins(stopped_training, tmp_path):
     """Whoever edits a file while it trains, or delivers it early, finds it noted."""
     file = tmp_path / "model.py"
     file.write_text("A = 1\n")
@@ -304,7 +302,7 @@ def test_what_a_run_is_made_from_is_noted_before_it_begins(tmp_path, monkeypatch
         noted.append(provenance_of(log).exists())
         file.write_text("A = 3\n")
 
-    log = stopped_training(tmp_path, monkeypatch, edit)
+    log = stopped_training(edit)
     assert noted == [True]
     changed = [line for line in log.with_suffix(".patch").read_text().splitlines() if line.startswith("+A")]
     assert changed == ["+A = 2"]
@@ -320,10 +318,8 @@ def test_what_a_run_is_made_from_is_noted_before_it_begins(tmp_path, monkeypatch
 def test_a_rank_that_is_lost_ends_a_real_training(signum, timeout_s, what, stage, data_dir):
     """With the other rank waiting in a collective for the one that is gone."""
     raw = small(epochs=100_000, repeats=1, timeout_s=timeout_s, checkpoint_every_steps=20)
-    params = stage.write_params(raw)
-    script = stage.script("train")
-    arguments = ["--strategy", "ddp", "--no-tracking", "--data-dir", str(data_dir(params))]
-    process = start(stage, [sys.executable, script, *arguments])
+    data = data_dir(stage.write_params(raw))
+    process = start(stage, stage.script("train"), "--strategy", "ddp", "--no-tracking", "--data-dir", data)
 
     def workers():
         tasks = Path(f"/proc/{process.pid}/task/{process.pid}/children")
