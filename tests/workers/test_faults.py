@@ -7,7 +7,6 @@ import subprocess
 import numpy as np
 import pytest
 import torch
-from ruamel.yaml import YAML
 from safetensors.numpy import load_file, save_file
 
 from conftest import needs_root, small
@@ -27,22 +26,33 @@ def make():
 """
 
 
-def train(stage, *arguments, strategy="single", **environ):
-    return stage("train", "--strategy", strategy, *arguments, **environ)
+def train(stage, *arguments, strategy="single"):
+    return stage("train", "--strategy", strategy, "--no-tracking", *arguments)
 
 
-def line_of(done):
+def tracked(stage):
+    return stage("train", "--strategy", "single", MLFLOW_TRACKING_URI=f"sqlite:///{stage.folder}/mlflow.db")
+
+
+def failed(done, code):
     """The error's one line; nothing else is on stderr but what it was said to go on without."""
     *_, last = done.stderr.strip().splitlines()
+    assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert last.startswith("error: ")
     return last
 
 
+def went_on(done):
+    """What a stage said that ended well."""
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
 def prepared(stage, **changes):
     stage.write_params(small(**changes))
-    done = stage("prepare")
-    assert done.returncode == 0, done.stderr
+    stage.well("prepare")
 
 
 def other_seed(path):
@@ -69,17 +79,17 @@ def flipped(path):
 def test_data_that_is_not_its_cards_is_refused_by_every_stage_that_reads_it(split, damage, stage):
     prepared(stage)
     if split == "test":
-        assert train(stage, "--no-tracking", "--no-checkpoints").returncode == 0
+        went_on(train(stage, "--no-checkpoints"))
     damage(stage.folder / f"data/{split}.safetensors")
-    done = train(stage, "--no-tracking") if split == "train" else stage("evaluate", "runs/single-fast")
-    assert done.returncode == 2
-    assert f"data/{split}.safetensors: not the data of its card: another SHA-256. hint: " in line_of(done)
+    done = train(stage) if split == "train" else stage("evaluate", "runs/single-fast")
+    assert f"data/{split}.safetensors: not the data of its card: another SHA-256. hint: " in failed(done, 2)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: {**t, "targets": t["targets"] + 10}, "targets are not classes from 0 to 9"),
+        (lambda t: {**t, "targets": t["targets"] + 1}, "targets are not classes from 0 to 9"),
+        (lambda t: {**t, "targets": t["targets"] - 1}, "targets are not classes from 0 to 9"),
         (lambda t: {**t, "inputs": t["inputs"].astype(np.float64)}, "inputs are float64 (512, 128), the card says flo"),
         (lambda t: {"inputs": t["inputs"]}, "cannot be read: 'targets'"),
     ],
@@ -90,9 +100,7 @@ def test_data_whose_card_was_written_for_it_is_checked_all_the_same(change, mess
     save_file(change(load_file(path)), path)
     card = card_for(path, read_card(path.with_name("card.json")))
     write_json(path.with_name("card.json"), card.model_dump(mode="json"))
-    done = train(stage, "--no-tracking")
-    assert done.returncode == 2
-    assert f"data/train.safetensors: {message}" in line_of(done)
+    assert f"data/train.safetensors: {message}" in failed(train(stage), 2)
 
 
 @pytest.mark.parametrize(
@@ -107,10 +115,9 @@ def test_data_whose_card_was_written_for_it_is_checked_all_the_same(change, mess
 def test_data_of_other_params_are_not_trained_on(changes, message, stage):
     prepared(stage)
     stage.write_params({**small(), **changes})
-    done = train(stage, "--no-tracking")
-    assert done.returncode == 2
-    assert line_of(done).startswith("error: data/card.json: ")
-    assert message in line_of(done)
+    line = failed(train(stage), 2)
+    assert line.startswith("error: data/card.json: ")
+    assert message in line
 
 
 def test_a_card_leads_to_no_other_folder(stage):
@@ -118,30 +125,18 @@ def test_a_card_leads_to_no_other_folder(stage):
     card = json.loads((stage.folder / "data/card.json").read_text())
     card["train"]["file"] = "../../etc/passwd"
     (stage.folder / "data/card.json").write_text(json.dumps(card))
-    done = train(stage, "--no-tracking")
-    assert done.returncode == 2
-    assert "data/card.json: train.file: " in line_of(done)
+    assert "data/card.json: train.file: " in failed(train(stage), 2)
 
 
 TIMES = {"single": 1, "ddp": 15}
 """Limits that are reached; of ddp it also bounds how ranks meet."""
-
-
 ENDS = [
     ("sys.exit(0)", 2, "model.name: mine:make raised SystemExit: 0. hint: see mine.py:5"),
-    (
-        "os._exit(0)",
-        4,
-        "ended with exit code 0 while it built the model. hint: nothing in the model or its factory",
-    ),
+    ("os._exit(0)", 4, "ended with exit code 0 while it built the model. hint: nothing in the model or its factory"),
     ("os._exit(3)", 4, "ended with exit code 3 while it built the model. hint: "),
     ("raise BaseException('a\\nb')", 2, "model.name: mine:make raised BaseException: a. hint: see mine.py:5"),
     ("raise ValueError('a\\nb')", 2, "model.name: mine:make raised ValueError: a. hint: see mine.py:5"),
-    (
-        "raise KeyboardInterrupt",
-        2,
-        "model.name: mine:make raised KeyboardInterrupt: no message. hint: see mine",
-    ),
+    ("raise KeyboardInterrupt", 2, "model.name: mine:make raised KeyboardInterrupt: no message. hint: see mine"),
     ("raise ValueError", 2, "model.name: mine:make raised ValueError: no message. hint: see mine.py:5"),
     ("raise ValueError('a' * 10**6)", 2, "model.name: mine:make raised ValueError: aaa"),
     ("time.sleep(3600)", 2, "the model's factory was not done within train.timeout_s, {limit} s. hint: "),
@@ -158,33 +153,29 @@ ENDS = [
 )
 def test_a_factory_that_ends_the_process_or_never_ends_is_a_failure(body, code, message, strategy, stage):
     """The run before this one is gone by then, and its result is not shown as this one's."""
-    (stage.folder / "mine.py").write_text(FACTORY.format(body="pass"))
     settings = {"num_devices": 2, "oversubscribe": True} if strategy == "ddp" else {}
-    settings["model"] = {"name": "mine:make", "source": "mine.py"}
+    settings["model"] = stage.write_model(FACTORY.format(body="pass"))
     prepared(stage, **settings)
     if strategy == "single":
-        assert train(stage, "--no-tracking").returncode == 0
+        went_on(train(stage))
     if "sleep" in body:
         stage.write_params(small(**settings, timeout_s=TIMES[strategy]))
-    (stage.folder / "mine.py").write_text(FACTORY.format(body=body))
-    done = train(stage, "--no-tracking", strategy=strategy)
-    assert done.returncode == code
-    assert message.format(limit=TIMES[strategy]) in line_of(done)
-    assert len(line_of(done)) < 1500
-    assert done.stdout == ""
+    stage.write_model(FACTORY.format(body=body))
+    done = train(stage, strategy=strategy)
+    line = failed(done, code)
+    assert message.format(limit=TIMES[strategy]) in line
+    assert (len(line) < 1500, done.stdout) == (True, "")
     assert not RUN_FILES & {path.name for path in stage.folder.glob("runs/*/*")}
 
 
 def test_a_factory_that_never_ends_in_evaluation_is_a_failure(stage):
-    (stage.folder / "mine.py").write_text(FACTORY.format(body="time.sleep(3600 * os.path.exists('hang'))"))
-    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, strategies=["single"])
-    assert train(stage, "--no-tracking").returncode == 0
+    model = stage.write_model(FACTORY.format(body="time.sleep(3600 * os.path.exists('hang'))"))
+    settings = {"model": model, "strategies": ["single"]}
+    prepared(stage, **settings)
+    went_on(train(stage))
     (stage.folder / "hang").touch()
-    params = YAML(typ="safe").load(stage.folder / "params.yaml")
-    stage.write_params({**params, "train": {**params["train"], "timeout_s": 1}})
-    done = stage("evaluate")
-    assert done.returncode == 2
-    assert "the model's factory was not done within train.timeout_s, 1 s. hint: " in line_of(done)
+    stage.write_params(small(**settings, timeout_s=1))
+    assert "the model's factory was not done within train.timeout_s, 1 s. hint: " in failed(stage("evaluate"), 2)
 
 
 @pytest.fixture
@@ -213,9 +204,8 @@ def disk(tmp_path):
 def test_prepare_on_a_full_disk(stage, disk):
     disk("data", 64)
     stage.write_params(small())
-    done = stage("prepare")
-    assert done.returncode == 3
-    assert line_of(done).startswith("error: data: the data set would take 0.0 GiB, and 0.0 GiB are free. hint: lower")
+    line = failed(stage("prepare"), 3)
+    assert line.startswith("error: data: the data set would take 0.0 GiB, and 0.0 GiB are free. hint: lower")
     assert list((stage.folder / "data").iterdir()) == []
 
 
@@ -228,28 +218,24 @@ def test_a_users_own_data_on_a_full_disk(stage, disk):
     files = {"inputs": "x.npy", "targets": "y.npy"}
     stage.write_params({"data": {"task": "file", "num_samples": 800, "test_samples": 200, "kwargs": files},
                         "model": {"name": "mlp"}, "train": small()["train"]})  # fmt: skip
-    done = stage("prepare")
-    assert done.returncode == 3
-    assert line_of(done).startswith("error: data/train.safetensors: no space left on the device. hint: ")
+    line = failed(stage("prepare"), 3)
+    assert line.startswith("error: data/train.safetensors: no space left on the device. hint: ")
     assert list((stage.folder / "data").iterdir()) == []
 
 
 @pytest.mark.parametrize("num_samples", [10**14, 10**11])
 def test_data_that_fits_no_disk_is_refused_at_once(num_samples, stage):
     stage.write_params({**small(), "data": {"task": "vectors", "num_samples": num_samples, "test_samples": 8}})
-    done = stage("prepare")
-    assert done.returncode == 3
-    assert "data: the data set would take " in line_of(done)
+    assert "data: the data set would take " in failed(stage("prepare"), 3)
 
 
 @needs_root
 def test_weights_on_a_full_disk(stage, disk):
     prepared(stage)
     disk("runs", 64)
-    done = train(stage, "--no-tracking")
-    assert done.returncode == 3
-    assert line_of(done).startswith("error: runs/single-fast/model.safetensors: no space left on the device. hint: ")
-    assert [path.name for path in (stage.folder / "runs/single-fast").iterdir()] == []
+    line = failed(train(stage), 3)
+    assert line.startswith("error: runs/single-fast/model.safetensors: no space left on the device. hint: ")
+    assert list((stage.folder / "runs/single-fast").iterdir()) == []
 
 
 @needs_root
@@ -257,14 +243,10 @@ def test_weights_on_a_full_disk(stage, disk):
 def test_a_full_or_read_only_state_folder_stops_no_training(read_only, stage, disk):
     """Neither the checkpoints nor the local log, and tracking less than anything."""
     prepared(stage, checkpoint_every_steps=2)
-    reference = train(stage, "--no-tracking", "--no-checkpoints", "--out-dir", "reference")
-    assert reference.returncode == 0
+    went_on(train(stage, "--no-checkpoints", "--out-dir", "reference"))
     disk(".samebits", 8, read_only=read_only)
-    done = train(stage, MLFLOW_TRACKING_URI=f"sqlite:///{stage.folder}/mlflow.db")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
     said = "goes on without checkpoints: " if read_only else "no checkpoint could be written, the training goes on: "
-    assert said in done.stderr
+    assert said in went_on(tracked(stage))
     files = [stage.folder / folder / "model.safetensors" for folder in ("reference", "runs/single-fast")]
     assert files[0].read_bytes() == files[1].read_bytes()
     if not read_only:
@@ -275,9 +257,8 @@ def test_a_full_or_read_only_state_folder_stops_no_training(read_only, stage, di
 def test_a_result_on_a_read_only_disk(stage, disk):
     prepared(stage)
     disk("closed", read_only=True)
-    done = train(stage, "--no-tracking", "--out-dir", "closed/out")
-    assert done.returncode == 3
-    assert line_of(done).startswith("error: closed/out: cannot be written: Read-only file system. hint: ")
+    line = failed(train(stage, "--out-dir", "closed/out"), 3)
+    assert line.startswith("error: closed/out: cannot be written: Read-only file system. hint: ")
 
 
 @pytest.mark.parametrize(
@@ -291,9 +272,7 @@ def test_a_result_on_a_read_only_disk(stage, disk):
 def test_a_result_where_no_folder_can_be(out, message, stage):
     prepared(stage)
     (stage.folder / "file").write_text("somebody's")
-    done = train(stage, "--no-tracking", "--out-dir", out)
-    assert done.returncode == 2
-    assert message in line_of(done)
+    assert message in failed(train(stage, "--out-dir", out), 2)
     assert (stage.folder / "file").read_text() == "somebody's"
 
 
@@ -302,11 +281,9 @@ def test_a_file_in_place_of_a_state_folder_stops_no_training(name, stage):
     prepared(stage, checkpoint_every_steps=2)
     (stage.folder / name).parent.mkdir(exist_ok=True)
     (stage.folder / name).write_text("somebody's")
-    done = train(stage, MLFLOW_TRACKING_URI=f"sqlite:///{stage.folder}/mlflow.db")
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    assert ("the training goes on without checkpoints: " in done.stderr) == (name != ".samebits/runs")
-    assert ("the training goes on untracked: " in done.stderr) == (name != ".samebits/resume")
+    said = went_on(tracked(stage))
+    assert ("the training goes on without checkpoints: " in said) == (name != ".samebits/runs")
+    assert ("the training goes on untracked: " in said) == (name != ".samebits/resume")
     assert {path.name for path in (stage.folder / "runs/single-fast").iterdir()} == RUN_FILES
 
 
@@ -331,37 +308,31 @@ CALLS = 1 + WARM_UP_STEPS["cpu"] + 1 + 8  # the trial step, the warm-up, one who
 @pytest.mark.parametrize(("strategy", "code"), [("single", 0), ("ddp", 3)])
 def test_a_training_that_ended_keeps_its_record_whatever_befalls_its_measurement(strategy, code, stage):
     """Alone a process goes on without the measurement; among ranks that wait for it, it cannot."""
-    (stage.folder / "mine.py").write_text(SHORT_OF_MEMORY.format(calls=CALLS))
-    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, repeats=2)
-    done = train(stage, "--no-tracking", strategy=strategy)
+    prepared(stage, model=stage.write_model(SHORT_OF_MEMORY.format(calls=CALLS)), repeats=2)
+    done = train(stage, strategy=strategy)
     assert done.returncode == code, done.stderr
     run = read_run(stage.folder / f"runs/{strategy}-fast")
     assert len(run.losses) == 8
     assert sha256(run.folder / "model.safetensors") == run.record.weights_sha256
     assert run.record.measurement.chunk_seconds == {}
     if code:
-        assert line_of(done).startswith("error: out of memory on ")
+        assert failed(done, code).startswith("error: out of memory on ")
         assert run.record.speedup_unavailable.kind == "not_ended"
 
 
 @pytest.mark.parametrize(("more", "measured"), [(8, (True, False, False)), (16, (True, True, False))])
 def test_what_was_measured_before_memory_ran_out_is_kept(more, measured, stage):
     """Slices of 8 steps, then as many of the twin that shows rounding, then the parts of a step."""
-    (stage.folder / "mine.py").write_text(SHORT_OF_MEMORY.format(calls=CALLS + more))
-    prepared(stage, model={"name": "mine:make", "source": "mine.py"}, repeats=2)
-    done = train(stage, "--no-tracking")
-    assert done.returncode == 0, done.stderr
+    prepared(stage, model=stage.write_model(SHORT_OF_MEMORY.format(calls=CALLS + more)), repeats=2)
+    went_on(train(stage))
     record = read_run(stage.folder / "runs/single-fast").record
     kept = (record.measurement.chunk_seconds != {}, record.rounding is not None, record.breakdown is not None)
     assert kept == measured
 
 
 def test_a_training_that_runs_out_of_memory_leaves_no_record(stage):
-    (stage.folder / "mine.py").write_text(SHORT_OF_MEMORY.format(calls=CALLS - 1))
-    prepared(stage, model={"name": "mine:make", "source": "mine.py"})
-    done = train(stage, "--no-tracking")
-    assert done.returncode == 3
-    assert line_of(done).startswith("error: out of memory on ")
+    prepared(stage, model=stage.write_model(SHORT_OF_MEMORY.format(calls=CALLS - 1)))
+    assert failed(train(stage), 3).startswith("error: out of memory on ")
     assert not (stage.folder / "runs/single-fast/run.json").exists()
 
 
@@ -372,6 +343,5 @@ def test_a_gpu_on_which_cuda_does_not_start_ends_in_one_line(stage, gpu_host):
     prepared(stage)
     gpu_host("A")
     done = stage.fresh("train", "--strategy", "ddp", "--no-tracking")
-    assert done.returncode == 3, done.stderr
-    assert re.match("error: CUDA does not start on cuda:[0-3]: Torch not compiled with CUDA", line_of(done))
+    assert re.match("error: CUDA does not start on cuda:[0-3]: Torch not compiled with CUDA", failed(done, 3))
     assert done.stderr.count("\n") == 1

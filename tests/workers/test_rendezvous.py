@@ -40,17 +40,41 @@ def stale(monkeypatch):
     return know
 
 
-def node(rank, port, **options):
-    return Nodes(count=2, rank=rank, master="localhost", port=port, **options)
+@pytest.fixture
+def meet(port):
+    """The rendezvous of one of two machines."""
+
+    def come(rank, *, seconds=200, **options):
+        return Rendezvous(Nodes(count=2, rank=rank, master="localhost", port=port, **options), seconds=seconds)
+
+    return come
 
 
-def test_a_name_is_looked_up_again_while_machines_start(stale, port):
+@pytest.fixture
+def pair(meet):
+    with meet(0) as first, meet(1) as second:
+        yield first, second
+
+
+def join(*machines):
+    for here in machines:
+        here.join()
+
+
+def shared(first, second):
+    """What each of two machines hears of the other's facts."""
+    with ThreadPoolExecutor(1) as pool:
+        told = pool.submit(first.share, "facts", "a")
+        return second.share("facts", "b"), told.result()
+
+
+def test_a_name_is_looked_up_again_while_machines_start(stale, meet, port):
     """As after a Job whose pods had the same names: name servers still speak of those."""
     stale(3)
-    with Rendezvous(node(0, port, start_seconds=400), seconds=1) as first:
+    with meet(0, start_seconds=400, seconds=1) as first:
         assert str(first.address) == f"localhost (127.0.0.1:{port})"
         stale(3)
-        with Rendezvous(node(1, port, start_seconds=400), seconds=1) as second:
+        with meet(1, start_seconds=400, seconds=1) as second:
             assert second.address == first.address
 
 
@@ -58,57 +82,52 @@ def test_a_name_is_looked_up_again_while_machines_start(stale, port):
     ("rank", "message"),
     [(0, r"localhost \(192\.0\.2\.1:\d+\) is no address of this machine"), (1, r"node 0 at localhost \(192\.0\.2\.1:")],
 )
-def test_an_address_is_taken_at_its_word_where_machines_have_started(rank, message, stale, port):
+def test_an_address_is_taken_at_its_word_where_machines_have_started(rank, message, stale, meet):
     stale(1)
     with pytest.raises(HostError, match=message):
-        Rendezvous(node(rank, port), seconds=0.5)
+        meet(rank, seconds=0.5)
 
 
-def test_whoever_waits_hears_that_node_0_is_gone(port):
-    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
-        first.close()
-        with pytest.raises(PeerError) as caught:
-            second.join()
+def test_whoever_waits_hears_that_node_0_is_gone(pair, port):
+    first, second = pair
+    first.close()
+    with pytest.raises(PeerError) as caught:
+        second.join()
     assert caught.value.message == f"node 0: it has left localhost (127.0.0.1:{port})"
     assert (caught.value.hint, caught.value.exit_code) == ("see what it says", 4)
 
 
-def test_whoever_comes_later_is_sent_away_and_those_that_train_hear_nothing(port):
+def test_whoever_comes_later_is_sent_away_and_those_that_train_hear_nothing(pair, meet, port):
     """As the same command started again: its node 0 finds the port in use, and its node 1 finds this store."""
-    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
-        for here in (first, second):
-            here.join()
-        first.close_door()
-        with pytest.raises(UserError) as caught, Rendezvous(node(1, port), seconds=200) as late:
-            late.join()
-        assert caught.value.message == f"a training is under way at localhost (127.0.0.1:{port})"
-        assert first.reports() == second.reports() == []
+    first, second = pair
+    join(first, second)
+    first.close_door()
+    with pytest.raises(UserError) as caught, meet(1) as late:
+        late.join()
+    assert caught.value.message == f"a training is under way at localhost (127.0.0.1:{port})"
+    assert first.reports() == second.reports() == []
 
 
-def test_once_a_thread_has_the_store_the_end_does_not_ask_it(port):
+def test_once_a_thread_has_the_store_the_end_does_not_ask_it(meet):
     """A call of it may never come back where the link is down."""
-    with Rendezvous(node(0, port), seconds=200) as first:
-        second = Rendezvous(node(1, port), seconds=200)
+    with meet(0) as first:
+        second = meet(1)
         second.hand_over()
         second.__exit__(UserError, UserError("a signal", hint=""), None)
         assert first.reports() == []
         first.__exit__(UserError, UserError("another", hint=""), None)
 
 
-def test_two_of_one_number_are_told_to_all_before_they_have_met(port):
-    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
-        second.join()
-        with (
-            pytest.raises(UserError, match=r"a node 1 has come to .* already"),
-            Rendezvous(node(1, port), seconds=200) as same,
-        ):
-            same.join()
-        assert [report.message for report in first.reports()] == [
-            f"a node 1 has come to localhost (127.0.0.1:{port}) already"
-        ]
+def test_two_of_one_number_are_told_to_all_before_they_have_met(pair, meet, port):
+    first, second = pair
+    second.join()
+    with pytest.raises(UserError) as caught, meet(1) as same:
+        same.join()
+    assert caught.value.message == f"a node 1 has come to localhost (127.0.0.1:{port}) already"
+    assert [report.message for report in first.reports()] == [caught.value.message]
 
 
-def test_a_signal_while_the_store_starts_leaves_no_process(port, monkeypatch):
+def test_a_signal_while_the_store_starts_leaves_no_process(meet, monkeypatch):
     """One that multiprocessing waited for, at the end of this process, and that ignores its signal."""
 
     def interrupted(self):
@@ -116,7 +135,7 @@ def test_a_signal_while_the_store_starts_leaves_no_process(port, monkeypatch):
 
     monkeypatch.setattr(multiprocessing.connection.Connection, "recv", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Rendezvous(node(0, port), seconds=200)
+        meet(0)
     assert multiprocessing.active_children() == []
 
 
@@ -132,14 +151,14 @@ class Talks(socketserver.BaseRequestHandler):
     [(True, 30, "Ping failed, .*|Broken pipe|Connection reset by peer"), (False, 0.1, "no store has answered for 1 s")],
 )
 @pytest.mark.attack("a stranger on the network")
-def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port, monkeypatch):
+def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, meet, port, monkeypatch):
     monkeypatch.setattr(rendezvous, "_SLACK_SECONDS", slack)
     threads = set(threading.enumerate())
     with socketserver.TCPServer(("127.0.0.1", port), Talks) as other:
         if talks:
             threading.Thread(target=other.serve_forever, args=[0.01]).start()
         with pytest.raises(HostError) as caught:
-            Rendezvous(node(1, port), seconds=1)
+            meet(1, seconds=1)
         if talks:
             other.shutdown()
     wait_for(lambda: set(threading.enumerate()) <= threads)  # in a process that forks
@@ -149,9 +168,13 @@ def test_something_else_that_listens_there_is_no_node_0(talks, slack, why, port,
 
 
 @pytest.mark.attack("a stranger on the network")
-def test_node_0_listens_at_its_own_address_alone(port):
-    with Rendezvous(node(0, port), seconds=200), socket.create_server(("127.0.0.2", port)):
+def test_node_0_listens_at_its_own_address_alone(meet, port):
+    with meet(0), socket.create_server(("127.0.0.2", port)):
         pass
+
+
+def store_at(port):
+    return PrefixStore("samebits/0/", TCPStore("127.0.0.1", port, is_master=False))
 
 
 @pytest.mark.parametrize(
@@ -167,28 +190,23 @@ def test_node_0_listens_at_its_own_address_alone(port):
     ],
 )
 @pytest.mark.attack("a stranger on the network")
-def test_what_a_stranger_writes_is_not_heard(attack, port, monkeypatch):
+def test_what_a_stranger_writes_is_not_heard(attack, meet, port, monkeypatch):
     """Somebody on the network who does not know the machines' secret."""
     monkeypatch.setenv("SAMEBITS_SECRET", "of the machines")
-    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
-        attack(PrefixStore("samebits/0/", TCPStore("127.0.0.1", port, is_master=False)))
-        first.join()
-        second.join()
-        with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(first.share, "facts", "a")
-            assert second.share("facts", "b") == ["a", "b"]
-            assert told.result() == ["a", "b"]
+    with meet(0) as first, meet(1) as second:
+        attack(store_at(port))
+        join(first, second)
+        assert shared(first, second) == (["a", "b"], ["a", "b"])
         assert first.reports() == second.reports() == []
 
 
 @pytest.mark.attack("a stranger on the network")
-def test_machines_with_other_secrets_do_not_meet(port, monkeypatch):
+def test_machines_with_other_secrets_do_not_meet(meet, monkeypatch):
     monkeypatch.setenv("SAMEBITS_SECRET", "one")
-    with Rendezvous(node(0, port), seconds=0.5) as first:
+    with meet(0, seconds=0.5) as first:
         monkeypatch.setenv("SAMEBITS_SECRET", "another")
-        with Rendezvous(node(1, port), seconds=200) as second:
-            first.join()
-            second.join()
+        with meet(1) as second:
+            join(first, second)
             with pytest.raises(HostError, match=r"node 1 of 2 came to .* with another SAMEBITS_SECRET") as caught:
                 first.share("facts", "a")
     assert caught.value.hint == "give all machines the same one"
@@ -196,51 +214,38 @@ def test_machines_with_other_secrets_do_not_meet(port, monkeypatch):
 
 @pytest.mark.parametrize("copied", [["facts/1"], ["joined/1", "facts/1"], ["joined/0", "joined/1", "facts/1"]])
 @pytest.mark.attack("a stranger on the network")
-def test_what_was_signed_in_another_training_of_the_same_secret_is_not_heard(copied, port, monkeypatch):
+def test_what_was_signed_in_another_training_of_the_same_secret_is_not_heard(copied, meet, port, monkeypatch):
     monkeypatch.setenv("SAMEBITS_SECRET", "of both")
-
-    def store():
-        return PrefixStore("samebits/0/", TCPStore("127.0.0.1", port, is_master=False))
-
-    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
-        for here in (first, second):
-            here.join()
-        with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(first.share, "facts", "a")
-            second.share("facts", "of another training")
-            told.result()
-        said = {key: store().get(key) for key in copied}
-    with Rendezvous(node(0, port), seconds=1) as first, Rendezvous(node(1, port), seconds=200) as second:
-        for here in (first, second):
-            here.join()
+    with meet(0) as first, meet(1) as second:
+        join(first, second)
+        shared(first, second)
+        said = {key: store_at(port).get(key) for key in copied}
+    with meet(0, seconds=1) as first, meet(1) as second:
+        join(first, second)
         for key, text in said.items():
-            store().set(key, text)
+            store_at(port).set(key, text)
         with pytest.raises(HostError, match=r"node 1 of 2 came to .* with another SAMEBITS_SECRET"):
             first.share("facts", "a")
 
 
-def test_who_starts_late_is_waited_for_as_long_as_starts_take(port):
+def test_who_starts_late_is_waited_for_as_long_as_starts_take(meet):
     """And not for train.timeout_s alone."""
     late = pytest.raises(HostError, match=r"node 1 of 2 did not come to localhost \(.*\) within 2 s")
-    with Rendezvous(node(0, port, start_seconds=2), seconds=0.1) as first, late:
+    with meet(0, start_seconds=2, seconds=0.1) as first, late:
         first.join()
         first.share("facts", 1)
 
 
 @pytest.mark.timeout(150)  # less than the 200 s that it would wait once more for work that is over
-def test_a_node_that_is_at_work_is_waited_for(port, monkeypatch):
+def test_a_node_that_is_at_work_is_waited_for(pair, monkeypatch):
     """As one that makes its data: also when the time in which it was to come is over."""
     monkeypatch.setattr(rendezvous, "_BUSY_SECONDS", 0.01)
-    with Rendezvous(node(0, port), seconds=200) as first, Rendezvous(node(1, port), seconds=200) as second:
-        first.join()
-        second.join()
-        first._deadline = 0.0
-        with second.busy():
-            wait_for(lambda: second._door.get("busy"))
-        with ThreadPoolExecutor(1) as pool:
-            told = pool.submit(first.share, "facts", "a")
-            assert second.share("facts", "b") == ["a", "b"]
-            assert told.result() == ["a", "b"]
-        first._deadline = 0.0
-        with pytest.raises(HostError, match="node 1 of 2 did not come"):
-            first.share("more", "a")
+    first, second = pair
+    join(first, second)
+    first._deadline = 0.0
+    with second.busy():
+        wait_for(lambda: second._door.get("busy"))
+    assert shared(first, second) == (["a", "b"], ["a", "b"])
+    first._deadline = 0.0
+    with pytest.raises(HostError, match="node 1 of 2 did not come"):
+        first.share("more", "a")
