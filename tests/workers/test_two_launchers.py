@@ -31,13 +31,11 @@ def launchers(stage, port):
 
 
 def test_a_training_over_two_launchers_has_the_bits_of_one_process(stage, launchers):
-    stage.write_params(small(numerics=["exact"]))
-    assert stage("prepare").returncode == 0
+    stage.write_params(small(numerics=["exact"], num_devices=1))
+    stage.well("prepare")
     exact = ["--numerics", "exact", "--no-tracking"]
-    assert stage("train", "--strategy", "single", *exact, "--out-dir", "alone").returncode == 0
-    first, second = launchers(
-        stage.script("train"), "--strategy", "ddp", *exact, "--num-devices", "1", "--out-dir", "out"
-    )
+    stage.well("train", "--strategy", "single", *exact, "--out-dir", "alone")
+    first, second = launchers(stage.script("train"), "--strategy", "ddp", *exact, "--out-dir", "out")
     assert (first[0], second[0]) == (0, 0), (first, second)
     assert first[1].startswith("ddp-exact: ")
     assert second[1] == ""
