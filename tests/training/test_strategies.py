@@ -138,29 +138,6 @@ def test_gradients_that_ddp_has_not_reduced_are_an_error_also_after_the_last_ste
         worker.close()
 
 
-class SplitInTwo(nn.Module):
-    """What DataParallel does with two devices, on a CPU: chunks, replicas that share weights, gathered outputs."""
-
-    def __init__(self, module, device_ids):
-        super().__init__()
-        self.module = module
-
-    def forward(self, inputs):
-        return torch.cat([self.module(part) for part in inputs.chunk(2)])
-
-
-def test_gradients_under_dp_are_those_of_single(monkeypatch):
-    monkeypatch.setattr(replicas, "Replicas", SplitInTwo)
-    worker = Worker([CPU, CPU], DP)
-    torch.manual_seed(0)
-    model, inputs, targets = nn.Linear(5, 3), torch.randn(7, 5), torch.randint(3, (7,))
-    nn.functional.cross_entropy(model(inputs), targets).backward()
-    expected = model.weight.grad.clone()
-    model.zero_grad()
-    nn.functional.cross_entropy(worker.wrap(model)(inputs), targets).backward()
-    assert torch.allclose(model.weight.grad, expected, atol=1e-6)
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("start", [0, 6])
 @pytest.mark.parametrize("length", [1, 7, 8])

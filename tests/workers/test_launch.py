@@ -31,6 +31,19 @@ def fail(error, reporter):
     reporter.failure(error)
     raise SystemExit(error.exit_code)
 
+def one(rank, ends, *at):
+    # One worker ends, or is stopped, while the other works.
+    def work(reporter):
+        if at:
+            reporter.at(*at)
+        if os.environ["RANK"] == rank:
+            ends(reporter)
+        time.sleep(600)
+    return work
+
+def to_itself(signum):
+    return lambda _: os.kill(os.getpid(), signum)
+
 def note(name):
     Path(name).touch()
 
@@ -41,20 +54,12 @@ def until(name, state=""):
     while state and state not in Path(f"/proc/{Path(name).read_text()}/stat").read_text().split():
         time.sleep(0.01)
 
-def first_killed(reporter):
-    if os.environ["RANK"] == "0":
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
-
-def second_leaves(reporter):
-    if os.environ["RANK"] == "1":
-        os._exit(7)
-    time.sleep(600)
-
-def user_error(reporter):
-    if os.environ["RANK"] == "1":
-        fail(UserError("the thing is wrong", hint="mend it"), reporter)
-    time.sleep(600)
+first_killed = one("0", to_itself(signal.SIGKILL))
+killed_at_a_step = one("1", to_itself(signal.SIGKILL), "training", 13)
+stopped = one("1", to_itself(signal.SIGSTOP), "measuring")
+second_leaves = one("1", lambda _: os._exit(7))
+leaves_in_silence = one("1", lambda _: os._exit(0))
+user_error = one("1", lambda reporter: fail(UserError("the thing is wrong", hint="mend it"), reporter))
 
 def root_cause(reporter):
     if os.environ["RANK"] == "1":
@@ -63,23 +68,6 @@ def root_cause(reporter):
         raise SystemExit(3)
     until("failed")
     fail(WorkerError("waited in vain for another", hint="see the other"), reporter)
-
-def leaves_in_silence(reporter):
-    if os.environ["RANK"] == "1":
-        os._exit(0)
-    time.sleep(600)
-
-def killed_at_a_step(reporter):
-    reporter.at("training", 13)
-    if os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(600)
-
-def stopped(reporter):
-    reporter.at("measuring")
-    if os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(600)
 
 def waited_for(reporter):
     reporter.at("training", 13 - int(os.environ["RANK"]))
