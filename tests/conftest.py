@@ -304,6 +304,20 @@ def repo(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
     return stage.folder
 
 
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]:
+    """Put a shell script of that name into ``tmp_path / "bin"``, where programs are looked for first."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    def write(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return write
+
+
 @pytest.fixture(scope="session")
 def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stand-in for NVML, ``tools/nvml``."""
@@ -316,17 +330,19 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpu_host(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
     """Make this process, and those that it starts, one on a host of ``tools/nvml/hosts``, with more lines about it.
 
-    The build of torch says that it is for CUDA, and what it would tell of the GPUs is made up: it is the CPU's.
-    Calls of NVML are written to the file that is returned.
+    ``devices`` is CUDA_VISIBLE_DEVICES. The build of torch says that it is for CUDA, and what it would tell of the GPUs
+    is made up: it is the CPU's. Calls of NVML are written to the file that is returned.
     """
 
-    def be(name: str, *lines: str, cuda: str | None = nvml.CUDA, **environ: str) -> Path:
+    def be(name: str, *lines: str, devices: str | None = None, cuda: str | None = nvml.CUDA, **environ: str) -> Path:
         text = nvml.HOSTS[name].read_text()
         file, calls = tmp_path / "gpu-host.txt", tmp_path / "nvml-calls.txt"
         file.write_text("\n".join([text, *lines, ""]))
         calls.unlink(missing_ok=True)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         settings = {**nvml.environ(nvml_library, file, cuda=cuda), "STAND_IN_NVML_LOG": str(calls), **environ}
+        if devices is not None:
+            settings["CUDA_VISIBLE_DEVICES"] = devices
         for key, value in settings.items():
             monkeypatch.setenv(key, value)
         monkeypatch.setattr(runpy, "run_path", runpy.run_path)

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from conftest import ROOT
+from conftest import ROOT, wait_for
 from samebits.cli import main
 from samebits.engines import slurm
 from samebits.engines.exit_reports import ending_told, read_endings
@@ -41,20 +41,6 @@ def repository(tmp_path, monkeypatch):
     return folder
 
 
-@pytest.fixture
-def program(repository, monkeypatch):
-    """Put a program of that name and text where programs are looked for first."""
-    folder = repository.parent / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-
-    def write(name, text):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-
-    return write
-
-
 @pytest.mark.parametrize(("engine", "code"), [("slurm", 0), ("local", 3)])
 def test_devices_are_counted_where_a_training_goes(engine, code, stage):
     """A login node has others than the cluster's machines."""
@@ -70,20 +56,31 @@ def launch(*arguments):
     return CliRunner().invoke(main, ["launch", *arguments], prog_name="samebits")
 
 
+def launch_here(code):
+    """A launch that shows its job's output on this process's own streams, and its exit code."""
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", "slurm", *DDP], standalone_mode=False)
+    assert ended.value.code == code
+
+
+def lines_of(file):
+    return file.read_text().splitlines()
+
+
 def files(folder):
     return {path for path in folder.rglob("*") if "__pycache__" not in path.parts}
 
 
 def test_a_dry_run_of_slurm_shows_the_job(repository):
-    (repository / "cluster.toml").write_text(
-        '[slurm]\npartition = "gpu"\ngpus_per_node = 4\narguments = ["--qos=high"]\n'
-    )
+    settings = 'partition = "gpu"\naccount = "ml"\ntime = "1:00"\ngpus_per_node = 4\narguments = ["--qos=high"]\n'
+    (repository / "cluster.toml").write_text(f"[slurm]\n{settings}")
     before = files(repository)
     done = launch("--dry-run", "--nodes", "3", "slurm", *DDP)
     assert (done.exit_code, done.stderr) == (0, "")
     command = shlex.split(done.stdout)
     assert command[:4] == ["sbatch", "--wait", "--nodes=3", "--ntasks-per-node=1"]
-    assert {"--partition=gpu", "--gpus-per-node=4", "--qos=high", "--requeue"} <= {*command}
+    asked = {"--partition=gpu", "--account=ml", "--time=1:00", "--gpus-per-node=4", "--qos=high"}
+    assert {*asked, "--requeue", "--signal=TERM@60"} <= {*command}
     (wrapped,) = [one.removeprefix("--wrap=") for one in command if one.startswith("--wrap=")]
     inside = shlex.split(wrapped)
     assert inside[:4] == ["exec", "srun", "--nodes=3", "--ntasks=3"]
@@ -114,18 +111,17 @@ def test_pyxis_is_told_a_file_as_one(repository):
     assert f" --container-image={repository}/kit.sqsh " in launch("--dry-run", "slurm", *DDP).stdout
 
 
-SBATCH = """#!/bin/sh
-echo "Submitted batch job 17"
+SBATCH = """echo "Submitted batch job 17"
 printf '%s\\n' "$@" > arguments.txt
 env > environ.txt
-printf '{"schema": 1, "exit_code": {code}, "message": "a worker", "hint": "look"}' > "$SAMEBITS_LAUNCH/node1.json"
-exit 1
-"""
+printf '{"schema": 1, "exit_code": 4, "message": "a worker", "hint": "look"}' > "$SAMEBITS_LAUNCH/node1.json"
+exit 1"""
+"""A stand-in for ``sbatch``, whose job fails on one machine; a real Slurm's is tried in tests/system/nodes."""
 
 
 def test_a_launch_in_an_image_says_which(repository, program):
     """Without it the run would not record where its libraries came from, and machines could have unlike ones."""
-    program("sbatch", SBATCH.replace("{code}", "4"))
+    program("sbatch", SBATCH)
     digest = f"registry.example/kit@sha256:{'0' * 64}"
     (repository / "kit.sif").write_bytes(b"an image")
     (repository / "src").mkdir()
@@ -140,40 +136,33 @@ def test_a_launch_in_an_image_says_which(repository, program):
     }
     for line, expected in cases.items():
         (repository / "cluster.toml").write_text(f"[slurm]\n{line}\n")
-        with pytest.raises(SystemExit):
-            main(["launch", "slurm", *DDP], standalone_mode=False)
-        environ = (repository / "environ.txt").read_text().splitlines()
+        launch_here(4)
+        environ = lines_of(repository / "environ.txt")
         assert {line for line in environ if line.startswith("SAMEBITS_IMAGE")} == expected
         # The image has samebits too, of the commit that it was built from.
         assert (f"PYTHONPATH={repository}/src" in environ) == bool(line)
 
 
 def test_a_launch_waits_and_ends_as_the_machines_do(repository, program, monkeypatch, capfdbinary):
-    """A stand-in for ``sbatch``; a real Slurm's is tried in tests/system/nodes."""
-    program("sbatch", SBATCH.replace("{code}", "4"))
+    program("sbatch", SBATCH)
     monkeypatch.setenv("SAMEBITS_LAUNCHER", "slurm")
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "slurm", *DDP], standalone_mode=False)
-    assert ended.value.code == 4
+    launch_here(4)
     assert b"error: a worker. hint: look" in capfdbinary.readouterr().err
-    assert "--wait" in (repository / "arguments.txt").read_text().splitlines()
-    environ = (repository / "environ.txt").read_text().splitlines()
-    assert "SAMEBITS_LAUNCHER=local" in environ  # where it ends up, it trains
+    assert "--wait" in lines_of(repository / "arguments.txt")
+    assert "SAMEBITS_LAUNCHER=local" in lines_of(repository / "environ.txt")  # where it ends up, it trains
 
 
 @pytest.mark.attack("a stranger on the network")
 def test_the_machines_of_a_launch_share_a_secret_that_nobody_else_is_told(repository, program, monkeypatch):
     """In the environment: arguments are shown to all users of a host."""
-    program("sbatch", SBATCH.replace("{code}", "4"))
+    program("sbatch", SBATCH)
 
     def told():
-        with pytest.raises(SystemExit):
-            main(["launch", "slurm", *DDP], standalone_mode=False)
-        environ = dict(
-            line.split("=", 1) for line in (repository / "environ.txt").read_text().splitlines() if "=" in line
-        )
-        assert environ["SAMEBITS_SECRET"] not in (repository / "arguments.txt").read_text()
-        return environ["SAMEBITS_SECRET"]
+        launch_here(4)
+        (line,) = [line for line in lines_of(repository / "environ.txt") if line.startswith("SAMEBITS_SECRET=")]
+        secret = line.partition("=")[2]
+        assert secret not in (repository / "arguments.txt").read_text()
+        return secret
 
     secrets = {told(), told()}
     assert {len(secret) for secret in secrets} == {32}
@@ -182,20 +171,36 @@ def test_the_machines_of_a_launch_share_a_secret_that_nobody_else_is_told(reposi
     assert told() == "mine"
 
 
-def test_a_job_that_sbatch_has_not_numbered_is_cancelled_by_its_name(repository, program, monkeypatch):
-    program("sbatch", "#!/bin/sh\nexec sleep 3600\n")
-    program("scancel", '#!/bin/sh\necho "$@" >> scancelled.txt\n')
+NAME = r"name=samebits-\d{8}-\d{6}-[0-9a-f]{6}"
 
-    def interrupted(self, seconds=0.0):
-        raise Interrupted(signal.SIGTERM)
+
+def test_a_job_has_a_name_of_its_own(repository):
+    assert re.search(rf"--job-{NAME} ", launch("--dry-run", "slurm", *DDP).stdout)
+
+
+@pytest.mark.parametrize(
+    ("said", "listed", "cancelled"),
+    [
+        ("", "", f"--{NAME}"),
+        ("Submitted batch job 17", "", "--state=PENDING 17"),
+        ("Submitted batch job 17", "17", "--state=PENDING 17\n--signal=TERM 17\n17"),
+    ],
+    ids=["not numbered yet", "pending", "running"],
+)
+def test_a_job_whose_launch_is_interrupted_is_cancelled(said, listed, cancelled, repository, program, monkeypatch):
+    """By its number once it has one; what does not end after a signal is cancelled outright."""
+    program("sbatch", f"echo '{said}'\nexec sleep 3600")
+    program("squeue", f"echo '{listed}'" if listed else "")
+    program("scancel", 'echo "$@" >> scancelled.txt')
+
+    def interrupted(self, seconds=None):
+        wait_for(lambda: said in self.said())
+        if seconds is None:
+            raise Interrupted(signal.SIGTERM)
 
     monkeypatch.setattr(slurm._Batch, "wait", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "slurm", *DDP])
-    assert ended.value.code == 143
-    named = r"name=samebits-\d{8}-\d{6}-[0-9a-f]{6}"
-    assert re.search(rf"--job-{named} ", launch("--dry-run", "slurm", *DDP).stdout)
-    assert re.fullmatch(rf"--{named}\n", (repository / "scancelled.txt").read_text())
+    launch_here(143)
+    assert re.fullmatch(f"{cancelled}\n", (repository / "scancelled.txt").read_text())
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -209,20 +214,12 @@ def test_a_signal_while_a_job_is_started_cancels_it(moment, signum, repository, 
             if moment == "after":
                 signal.raise_signal(signum)
 
-    program("sbatch", "#!/bin/sh\nexec sleep 3600\n")
+    program("sbatch", "exec sleep 3600")
     monkeypatch.setattr(slurm.subprocess, "Popen", Signalled)
-    monkeypatch.setattr(slurm, "_slurm", lambda *command: (repository / "scancelled.txt").write_text(" ".join(command)))
-    with pytest.raises(SystemExit) as ended:
-        main(["launch", "slurm", *DDP])
-    assert ended.value.code == 128 + signum
-    assert (repository / "scancelled.txt").read_text().startswith("scancel --name=samebits-")
-
-
-ENDS = """#!/bin/sh
-echo "Submitted batch job 17"
-{does}
-exit {code}
-"""
+    cancelled = []
+    monkeypatch.setattr(slurm, "_slurm", lambda *command: cancelled.append(" ".join(command)))
+    launch_here(128 + signum)
+    assert re.fullmatch(f"scancel --{NAME}", *cancelled)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +238,7 @@ exit {code}
     ],
 )  # fmt: skip
 def test_a_job_without_an_ending_has_failed(does, code, ending, message, repository, program):
-    program("sbatch", ENDS.format(does=does, code=code))
+    program("sbatch", f"echo 'Submitted batch job 17'\n{does}\nexit {code}")
     done = launch("slurm", *DDP)
     assert done.exit_code == ending, done.stderr
     assert message in done.stderr
@@ -288,8 +285,7 @@ def test_a_machine_whose_end_nobody_can_read_says_itself_what_it_failed_of(folde
     assert {node: str(error) for node, error in read_endings(folder).items()} == read
 
 
-LOGS = """#!/bin/sh
-echo "Submitted batch job 17"
+LOGS = """echo "Submitted batch job 17"
 mkdir -p .samebits/runs
 echo > .samebits/runs/of-the-job.jsonl
 printf '{"schema": 1, "exit_code": 0, "message": "", "hint": ""}' > "$SAMEBITS_LAUNCH/node0.json"
@@ -314,11 +310,8 @@ def test_what_a_jobs_sender_leaves_behind_is_delivered_from_here(repository, pro
     assert started == [Path(".samebits/runs/of-the-job.jsonl")]
 
 
-REFUSES = "#!/bin/sh\necho 'srun: error: Only allocated 1 nodes asked for 2' >&2\nexit 1\n"
-
-
 def test_a_step_that_slurm_does_not_take_is_the_hosts_fault(repository, program, monkeypatch):
-    program("srun", REFUSES)
+    program("srun", "echo 'srun: error: Only allocated 1 nodes asked for 2' >&2\nexit 1")
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     done = launch("slurm", *DDP)
     assert done.exit_code == 3, done.stderr
