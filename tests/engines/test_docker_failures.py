@@ -81,15 +81,11 @@ def engine():
         server.shutdown()
 
 
-def output_of_true(environ, folder, gpus=0):
-    with closing(connect(environ)) as client:
-        return output_of_true_with(client, folder, gpus)
-
-
-def output_of_true_with(client, folder=Path(), gpus=0):
+def output_of_true(client, gpus=0):
+    """What ``samebits container run true`` asks the engine for."""
     image = SimpleNamespace(id="sha256:0", tags=["samebits:x"], labels={}, attrs={})
     command = ContainerCommand(
-        argv=["true"], cwd=folder, mounts=[folder], tracking_uri="http://mlflow:5000", gpus=gpus, environ={}
+        argv=["true"], cwd=Path(), mounts=[Path()], tracking_uri="http://mlflow:5000", gpus=gpus, environ={}
     )
     return output(client, image, command)
 
@@ -101,10 +97,10 @@ def output_of_true_with(client, folder=Path(), gpus=0):
         (HANGS_UP, "Remote end closed connection without response"),
     ],
 )
-def test_a_container_that_the_engine_does_not_make_is_told(answer, why, engine, tmp_path):
+def test_a_container_that_the_engine_does_not_make_is_told(answer, why, engine):
     environ, _ = engine(**{"POST /containers/create": [answer]})
-    with pytest.raises(HostError) as caught:
-        output_of_true(environ, tmp_path)
+    with closing(connect(environ)) as client, pytest.raises(HostError) as caught:
+        output_of_true(client)
     assert caught.value.message.startswith("no container could be made: ")
     assert why in caught.value.message
     assert caught.value.hint == "see `docker info`"
@@ -117,7 +113,7 @@ def test_a_container_that_the_engine_does_not_make_is_told(answer, why, engine, 
     [
         ("GET /info", traits),
         ("GET /info", gpu_request),
-        ("GET /containers/json", lambda client: output_of_true_with(client)),
+        ("GET /containers/json", output_of_true),
         ("GET /images/samebits:x/json", lambda client: find_image(client, "samebits:x")),
         ("POST /build", lambda client: build_image(client, "samebits:x", "cpu", base=None, torch_backend=None)),
         ("GET /images/samebits:x/get", lambda client: save_image(Image(TAGGED, client=client), "samebits:x", FILE)),
@@ -195,10 +191,10 @@ def test_a_shell_that_cannot_be_is_told_before_a_container_is_made(terminal, kin
         (HANGS_UP, "Remote end closed connection without response"),
     ],
 )
-def test_a_container_that_does_not_start_is_told_and_removed(answer, why, gpus, looked_at, engine, tmp_path):
+def test_a_container_that_does_not_start_is_told_and_removed(answer, why, gpus, looked_at, engine):
     environ, asked = engine(**{"POST /containers/one/start": [answer]})
-    with pytest.raises(HostError) as caught:
-        output_of_true(environ, tmp_path, gpus)
+    with closing(connect(environ)) as client, pytest.raises(HostError) as caught:
+        output_of_true(client, gpus)
     assert caught.value.message.startswith("the container could not be run: ")
     assert why in caught.value.message
     assert caught.value.hint == f"`samebits doctor` looks at the {looked_at}"

@@ -84,28 +84,24 @@ def test_a_key_that_is_misspelt_would_be_found(path):
 # -- what a pod is told -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("settings", "devices", "seconds"), [(LEAST, "auto", 600), (MOST, "4", 30)])
-def test_each_pod_of_a_job_finds_its_place(settings, devices, seconds):
-    service, job = made(settings, nodes=3)
-    name = job["metadata"]["name"]
+@pytest.mark.parametrize(("settings", "seconds"), [(LEAST, 600), (MOST, 30)])
+@pytest.mark.parametrize(
+    ("kind", "master", "fewest"), [("Job", "{0}-0.{0}", "auto"), ("TrainJob", "{0}-node-0-0.{0}", "1")]
+)
+def test_each_pod_finds_its_place(kind, master, fewest, settings, seconds):
+    manifest = made(settings, kind, nodes=3)[-1]
+    common = {"count": 3, "master": master.format(manifest["metadata"]["name"]), "start_seconds": seconds}
+    devices = str(settings.get("gpus_per_node", fewest))
+    for index in range(3):
+        assert find_nodes(environ=told(manifest, index)) == Nodes(rank=index, num_devices=devices, **common)
+
+
+def test_the_service_of_a_job_names_its_pods():
+    """A pod's host name is the Job's with its index, below the Service that selects it."""
+    service, job = made(LEAST, nodes=3)
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
-    for index in range(3):
-        assert find_nodes(environ=told(job, index)) == Nodes(
-            count=3, rank=index, master=f"{name}-0.{name}", num_devices=devices, start_seconds=seconds
-        )
-    # The name is that of pod 0: its host name is the Job's with its index, below the Service that selects it.
-    assert (service["metadata"]["name"], job["spec"]["template"]["spec"]["subdomain"]) == (name, name)
+    assert service["metadata"]["name"] == job["spec"]["template"]["spec"]["subdomain"] == job["metadata"]["name"]
     assert service["spec"]["selector"] == job["spec"]["template"]["metadata"]["labels"]
-
-
-@pytest.mark.parametrize(("settings", "devices", "seconds"), [(LEAST, "1", 600), (MOST, "4", 30)])
-def test_each_pod_of_a_train_job_finds_its_place(settings, devices, seconds):
-    (manifest,) = made(settings, "TrainJob", nodes=3)
-    name = manifest["metadata"]["name"]
-    for index in range(3):
-        assert find_nodes(environ=told(manifest, index)) == Nodes(
-            count=3, rank=index, master=f"{name}-node-0-0.{name}", num_devices=devices, start_seconds=seconds
-        )
 
 
 @pytest.mark.parametrize(
@@ -270,7 +266,5 @@ def test_paths_of_the_repository_are_taken():
 
 
 def test_without_settings_there_is_no_manifest():
-    with pytest.raises(
-        UserError, match=r"cluster\.toml has no table \[kubernetes\]\. hint: image and claim are needed"
-    ):
+    with pytest.raises(UserError, match=r"cluster\.toml has no table \[kubernetes\]\. hint: image and claim are need"):
         manifests(Cluster(), training(), {})
