@@ -295,6 +295,24 @@ def port() -> int:
 
 
 @pytest.fixture
+def kernel(tmp_path: Path) -> Callable[..., dict[str, Path]]:
+    """Write what a kernel says of this process's control group, by folder, and files of ``/proc``; their folders."""
+    roots = {"proc": tmp_path / "proc", "groups": tmp_path / "groups"}
+
+    def write(cgroup: str, files: dict[str, dict[str, object]], **proc: str) -> dict[str, Path]:
+        (roots["proc"] / "self").mkdir(parents=True)
+        for name, text in {"self/cgroup": cgroup, **proc}.items():
+            (roots["proc"] / name).write_text(text)
+        for folder, entries in files.items():
+            (roots["groups"] / folder).mkdir(parents=True, exist_ok=True)
+            for name, value in entries.items():
+                (roots["groups"] / folder / name).write_text(f"{value}\n")
+        return roots
+
+    return write
+
+
+@pytest.fixture
 def repo(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that DVC takes for its own, which is the current one, without a server of MLflow's."""
     (stage.folder / ".dvc").mkdir()

@@ -37,7 +37,7 @@ START = {"SAMEBITS_START_SECONDS": "40"}
         ((), {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, Nodes()),
         ((), {"SLURM_NNODES": "2", "SLURM_NODEID": "0"}, Nodes()),  # a batch script, outside of any step
         ((3, 2, "10.0.0.1"), TORCHRUN, Nodes(count=3, rank=2, master="10.0.0.1")),
-        ((3, 2, "n0:29600"), {}, Nodes(count=3, rank=2, master="n0", port=29600)),
+        ((3, 2, "n0:65535"), {}, Nodes(count=3, rank=2, master="n0", port=65535)),
         ((3, 2, "[fd00::1]:29600"), {}, Nodes(count=3, rank=2, master="fd00::1", port=29600)),
         ((3, 2, "fd00::1"), {}, Nodes(count=3, rank=2, master="fd00::1")),
         ((1, 0, None), {}, Nodes()),
@@ -60,7 +60,8 @@ def test_the_nodes_are_found(options, environ, expected):
         ((2, 2, "n0"), {}, "--node-rank: got 2, accepts 0 to 1"),
         ((0, 0, "n0"), {}, "--nodes: got 0, accepts 1 or more"),
         ((2, 0, ":29500"), {}, "--master: got :29500, expected a host"),
-        ((2, 0, "n0:99999"), {}, "the port of --master: got 99999, accepts 1 to 65535"),
+        ((2, 0, "n0:0"), {}, "the port of --master: got 0, accepts 1 to 65535"),
+        ((2, 0, "n0:65536"), {}, "the port of --master: got 65536, accepts 1 to 65535"),
         ((), {"PET_NNODES": "1:4"}, "PET_NNODES: got 1:4, accepts one number"),
         ((), {"PET_NNODES": "two"}, "PET_NNODES: got two, expected a number"),
         ((), {"PET_NNODES": "2"}, "PET_MASTER_ADDR is not set, and there are 2 machines"),

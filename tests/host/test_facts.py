@@ -47,7 +47,7 @@ def test_gpus_are_told_by_nvml_and_multiprocessors_by_torch(gpu_host):
 )
 def test_a_slice_is_one_gpu_with_its_own_name_and_memory(devices, count, gpu_host):
     """NVML lists two GPUs, of which CUDA shows one slice."""
-    gpu_host("E", **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+    gpu_host("E", devices=devices)
     known = host.host_facts()
     assert [(gpu.name, gpu.memory_gib, gpu.multiprocessors) for gpu in known.gpus] == [
         ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 39.5, 108)
@@ -59,10 +59,7 @@ def test_a_slice_is_one_gpu_with_its_own_name_and_memory(devices, count, gpu_hos
     ("error", "said"),
     [
         (RuntimeError("The NVIDIA driver on your system is too old (found version 12040).\nMore."), "too old"),
-        (
-            RuntimeError("cudaGetDeviceCount(): Error 802: system not yet initialized"),
-            "Error 802",
-        ),
+        (RuntimeError("cudaGetDeviceCount(): Error 802: system not yet initialized"), "Error 802"),
         (AssertionError("Invalid device id"), "Invalid device id"),
         (OSError("libcudart.so.13: cannot open shared object file"), "libcudart"),
     ],
@@ -133,15 +130,8 @@ QUOTA_V1 = {"cpu.cfs_quota_us": "150000", "cpu.cfs_period_us": "100000"}
         ("4:memory:/job\n", {"memory/job": QUOTA_V1}, None),
     ],
 )
-def test_cores_are_those_that_the_lowest_quota_leaves(cgroup, files, cores, tmp_path):
-    proc, groups = tmp_path / "proc", tmp_path / "groups"
-    (proc / "self").mkdir(parents=True)
-    (proc / "self/cgroup").write_text(cgroup)
-    for folder, entries in files.items():
-        (groups / folder).mkdir(parents=True, exist_ok=True)
-        for name, value in entries.items():
-            (groups / folder / name).write_text(f"{value}\n")
-    assert host.count_cores(groups=groups, proc=proc) == (cores or len(os.sched_getaffinity(0)))
+def test_cores_are_those_that_the_lowest_quota_leaves(cgroup, files, cores, kernel):
+    assert host.count_cores(**kernel(cgroup, files)) == (cores or len(os.sched_getaffinity(0)))
 
 
 def test_a_processor_that_linux_does_not_describe(monkeypatch):

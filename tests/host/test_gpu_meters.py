@@ -29,7 +29,7 @@ def read(devices=(0,), pids=(), *, slow=False):
     ],
 )
 def test_what_can_be_read_of_each_host(name, visible, missing, gpu_host):
-    gpu_host(name, **({"CUDA_VISIBLE_DEVICES": visible} if visible else {}))
+    gpu_host(name, devices=visible)
     reading = read()[0]
     assert set(reading.values) == ALL - missing
     assert missing <= set(reading.unreadable)

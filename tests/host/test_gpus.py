@@ -15,7 +15,7 @@ def test_gaps_are_said(gpu_host):
 
 @pytest.mark.parametrize(("ask", "cuda"), [(False, None), (True, "13.0")])
 def test_the_driver_is_told_whatever_torch_was_built_for(ask, cuda, gpu_host):
-    gpu_host("A", cuda=None, CUDA_VISIBLE_DEVICES="1")
+    gpu_host("A", cuda=None, devices="1")
     facts = host.driver_facts(ask_cuda=ask)
     assert facts == DriverFacts(driver="580.95.05", cuda=cuda, gpus=facts.gpus)
     assert [gpu.name for gpu in facts.gpus] == ["NVIDIA A100-SXM4-80GB"]

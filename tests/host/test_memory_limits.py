@@ -34,17 +34,9 @@ NO_LIMIT_V1 = {**V1, "memory.limit_in_bytes": 2**63 - 4096}
         ("4:cpu:/job\n", {"memory/job": V1}, 8 * GIB, 5 * GIB),
     ],
 )
-def test_the_lowest_limit_counts(cgroup, files, limit, available, tmp_path):
-    proc, groups = tmp_path / "proc", tmp_path / "groups"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text(MEMINFO)
-    (proc / "self" / "cgroup").write_text(cgroup)
-    for folder, entries in files.items():
-        (groups / folder).mkdir(parents=True, exist_ok=True)
-        for name, value in entries.items():
-            (groups / folder / name).write_text(f"{value}\n")
-    assert memory_limit(groups=groups, proc=proc) == limit
-    assert memory_available(groups=groups, proc=proc) == available
+def test_the_lowest_limit_counts(cgroup, files, limit, available, kernel):
+    roots = kernel(cgroup, files, meminfo=MEMINFO)
+    assert (memory_limit(**roots), memory_available(**roots)) == (limit, available)
 
 
 def test_a_kernel_that_tells_less_is_asked_otherwise(tmp_path, monkeypatch):

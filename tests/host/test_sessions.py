@@ -27,7 +27,7 @@ def session(*arguments):
     ],
 )
 def test_who_sees_gpus(paths, host, lines, devices, said, gpu_host):
-    gpu_host(host, *lines, **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+    gpu_host(host, *lines, devices=devices)
     done = session(*paths, "--verbose", "--verbose", "--ignore-glob=*.py")  # the header, and no test
     assert said in done.stdout, done.stdout + done.stderr
     assert done.returncode == pytest.ExitCode.NO_TESTS_COLLECTED
