@@ -1,12 +1,16 @@
 """What ``dvc.lock`` says of the exact runs."""
 
+import hashlib
+import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from samebits.errors import Interrupted, UserError
 from samebits.results import verify
-from samples import PARAMS
+from samples import PARAMS, run_files, run_record
 
 MD5 = "0" * 32
 WITHOUT_PATH = f"schema: '2.0'\nstages: {{train@single-exact: {{cmd: x, outs: [{{md5: '{MD5}'}}]}}}}"
@@ -55,6 +59,56 @@ def test_losses_that_are_not_those_of_the_lock_are_not_compared(tmp_path, monkey
         make(tmp_path / "runs/single-exact/losses.csv")
         with pytest.raises(UserError, match=r"losses\.csv: not the file of dvc\.lock"):
             list(verify.verify(PARAMS, ["single"], tmp_path, quick=True))
+
+
+SAME = ["data: bitwise, prepared again", "single-exact: bitwise, single on 1 CPU device"]
+BUT = "not as in dvc.lock"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "quick", "told"),
+    [
+        ("card.json", "the card", False, SAME),
+        ("card.json", "other", False, [f"data: DIFFERENT, prepared again: data/card.json {BUT}", SAME[1]]),
+        ("card.json", None, False, [f"data: DIFFERENT, prepared again: data/card.json {BUT}", SAME[1]]),
+        ("model.safetensors", "other", False,
+         [SAME[0], f"single-exact: DIFFERENT, single on 1 CPU device: model.safetensors {BUT}"]),
+        ("losses.csv", "other", False,
+         [SAME[0], f"single-exact: DIFFERENT, single on 1 CPU device: losses.csv {BUT}"]),
+        ("losses.csv", "step,loss\n1,2.0\n", True,
+         [SAME[0], "single-exact: bitwise for 1 steps, single on 1 CPU device"]),
+        ("losses.csv", "step,loss\n1,2.0\n2,1.25\n", True,
+         [SAME[0], "single-exact: DIFFERENT, single on 1 CPU device: the losses differ from step 2 on"]),
+        ("losses.csv", "step,loss\n1,2.0\n2,1.5\n3,1.0\n", True,
+         [SAME[0], "single-exact: DIFFERENT, single on 1 CPU device: the losses differ from step 3 on"]),
+    ],
+)  # fmt: skip
+def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, tmp_path, monkeypatch):
+    """Where ``text`` is None the file is made again as it was, and the lock has none of that name."""
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    Path("data/train.safetensors").write_text("the data")
+    Path("data/card.json").write_text("the card")
+    run_files(Path("runs/single-exact"), run_record("single", "exact"))
+    files = [path for folder in ("data", "runs/single-exact") for path in Path(folder).iterdir()]
+    files = [path for path in files if text is not None or path.name != file]
+    entries = [{"path": str(path), "md5": hashlib.md5(path.read_bytes()).hexdigest()} for path in files]
+    stages = {"train@single-exact": {"cmd": "x", "outs": entries}}
+    Path("dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
+
+    def run_stage(root, name, *arguments, quiet):
+        """Leaves what the workspace has, but for the one file."""
+        out = arguments[arguments.index("--out-dir") + 1]
+        shutil.copytree("data" if name == "prepare" else "runs/single-exact", out)
+        if text is not None and (out / file).exists():
+            (out / file).write_text(text)
+
+    monkeypatch.setattr(verify, "run_stage", run_stage)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    found = list(verify.verify(PARAMS, ["single"], scratch, quick=quick))
+    assert [one.text for one in found] == told
+    assert [one.same for one in found] == ["DIFFERENT" not in line for line in told]
 
 
 def test_a_dvc_that_fails_is_quoted(tmp_path, monkeypatch):
