@@ -287,7 +287,7 @@ def test_one_device_is_advised_where_it_is_shown_to_be_faster(speedup, named):
 
 def test_workers_that_share_a_device_are_what_to_change():
     placement = placed("ddp", parse_params({"train": {"oversubscribe": True, "num_devices": 2}}), gpus=0, cores=1)[0]
-    broken = breakdown(*[rank({**SOUND, "queued": 18.8}, SOUND)] * 2)
+    broken = breakdown(*[rank({**SOUND, "queued": 18.8}, SOUND)] * 2, other_cores=2.0)  # which is no busy host here
     (finding,) = explain(run_record(placement=placement, breakdown=broken), None, None).findings
     assert (finding.cause, finding.remedy, finding.gain) == ("oversubscribed", "share_no_device", None)
     assert "train.oversubscribe: false" in advice_of(finding)
@@ -323,20 +323,9 @@ def test_the_slowest_turns_do_not_count():
     steps = [20.0] * 4 + [500.0, 80.0]
     noted = tuple(Phases(forward=step) for step in steps)
     one = RankPhases(noted=noted, alone=(), threads=1)
-    broken = breakdown(one).model_copy(
-        update={"noted_ms": tuple(steps), "plain_ms": (21.0, 22.0, 19.0, 18.0, 15.0, 90.0)}
-    )
+    plain = (21.0, 22.0, 19.0, 18.0, 15.0, 90.0)
+    broken = breakdown(one).model_copy(update={"noted_ms": tuple(steps), "plain_ms": plain})
     assert mean_parts(turns_of(broken)).forward == plain_ms(broken) == 20.0
-
-
-def test_oversubscribed_devices_are_not_a_busy_host():
-    placement, _ = placed("ddp", gpus=0)
-    label = Oversubscribed(workers=4, devices=2, device="CPU core")
-    placement = placement.model_copy(update={"labels": (label,)})
-    broken = breakdown(*[rank({**SOUND, "queued": 18.8}, SOUND)] * 2, other_cores=2.0)
-    explanation = explain(run_record(placement=placement, breakdown=broken), None, None)
-    assert [finding.cause for finding in explanation.findings] == ["oversubscribed"]
-    assert explanation.findings[0].gain is None
 
 
 def test_without_a_breakdown_there_is_no_explanation():
@@ -383,21 +372,14 @@ def test_the_report_begins_with_the_cause_and_every_figure_is_where_it_says(tmp_
     assert page.index(first) < page.index('class="answers"')
     data = json.loads((tmp_path / "comparison.json").read_text())
     for figure in section.figures:
-        value = eval(f"data{bracketed(figure.path)}", {"data": data})
+        value = data
+        for key in re.findall(r"\w+", figure.path):
+            value = value[int(key)] if key.isdecimal() else value[key]
         shown = value["value"] if isinstance(value, dict) else value
         text = f"{shown:.3g}"
         text = text.rstrip("0").rstrip(".") if "." in text else text
         assert text in figure.value.replace(",", ""), figure
         assert figure.path in page
-
-
-def bracketed(path):
-    return "".join(f"['{name}']" + rest for name, rest in (split(part) for part in path.split(".")))
-
-
-def split(part):
-    name, bracket, rest = part.partition("[")
-    return name, bracket + rest
 
 
 def test_the_distance_from_ideal_is_told(tmp_path):
