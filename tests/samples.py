@@ -14,7 +14,7 @@ from samebits.records.memory import DeviceMemory, Memory
 from samebits.records.provenance import GitState
 from samebits.records.run import Evaluation, Ratio, RunRecord, Timing, write_run
 from samebits.records.usage import DeviceUsage
-from samebits.results.comparison import Comparison, Row
+from samebits.results.comparison import Comparison, Row, RowVerdict
 from samebits.results.explanation.explain import Explanation
 from samebits.results.explanation.parts import Parts
 from samebits.strategies.placement import Devices, Placement
@@ -172,6 +172,40 @@ def row(strategy: str = "single", *, devices: int = 1, **changes: Any) -> Row:
         "step_ms_percentiles": [1.0 + i / 100 for i in range(101)],
     }
     return Row.model_validate({**facts, **changes})
+
+
+def verdict(
+    grade: str,
+    *,
+    losses: float = 0.0,
+    weights: float = 0.0,
+    steps: int = 2,
+    tensor: str = "weight",
+    against: str = "single-fast",
+) -> RowVerdict:
+    """On a run whose losses and whose one tensor differ by so much, where 1% passes."""
+    of_losses = {
+        "grade": grade,
+        "measured": True,
+        "steps": steps,
+        "first_difference": 1 if losses else None,
+        "largest_relative": losses,
+        "largest_at": 2 if losses else None,
+        "tolerance": 0.01,
+        "first_beyond": None,
+        "values": None,
+        "problem": None,
+    }
+    of_weights = {
+        "grade": grade,
+        "tolerance": 0.01,
+        "tensors": 1,
+        "different": 1 if weights else 0,
+        "largest_relative": weights,
+        "largest_in": tensor if weights else None,
+    }
+    facts = {"grade": grade, "against": against, "losses": of_losses, "weights": of_weights}
+    return RowVerdict.model_validate(facts)
 
 
 def explanation(**parts: float) -> Explanation:

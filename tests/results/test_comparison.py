@@ -19,7 +19,6 @@ from samebits.records.measurement import Measurement, Repeats
 from samebits.records.run import Node, Run, read_losses, read_run
 from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
-from samebits.results.figures import fine_percent, gain, three_digits, times, times_of
 from samebits.results.remarks import SpokenRemark
 from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import (
@@ -35,7 +34,7 @@ from samebits.results.text import (
     say_speed,
 )
 from samples import comparison as sample
-from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing
+from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing, verdict
 
 TRAIN = {"global_batch_size": 64, "epochs": 1, "numerics": ["fast"]}
 PARAMS = parse_params({"data": {"num_samples": 128}, "train": TRAIN})  # 2 steps
@@ -499,30 +498,6 @@ def test_losses_are_read_as_they_were_written(tmp_path):
     assert read_losses(tmp_path / "losses.csv") == [2.3025851, 1e-09]
 
 
-@pytest.mark.parametrize(
-    ("value", "text", "shown"),
-    [
-        (None, "–", ""),
-        (ratio(1.0), "1.00x", ""),
-        (ratio(2, 1.5, 3), "2.00x (1.50–3.00)", ""),
-        (ratio(0.9, 0.8, 0.99), "0.90x (0.80–0.99)", ""),
-        (ratio(1.02, 0.98, 1.05), "1.02x (0.98–1.05)", ", no difference shown"),
-        (ratio(1.1, 1.0, 1.2), "1.10x (1.00–1.20)", ", no difference shown"),
-        (ratio(0.9, 0.8, 1.0), "0.90x (0.80–1.00)", ", no difference shown"),
-    ],
-)
-def test_ratios_for_people(value, text, shown):
-    assert (times(value), gain(value)) == (text, text + shown)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(ratio(2.0), "2.00 times the speed"), (ratio(1.02, 0.98, 1.05), "1.02 times the speed (0.98 to 1.05)")],
-)
-def test_ratios_in_a_sentence(value, text):
-    assert times_of(value, "the speed") == text
-
-
 OPEN, FASTER, SLOWER = ratio(1.02, 0.98, 1.05), ratio(1.5, 1.4, 1.6), ratio(0.7, 0.6, 0.8)
 ONE_REPEAT = SpokenRemark(kind="one_repeat", text="train.repeats is 1")
 FALLBACK = SpokenRemark(kind="fallback", text="one device")
@@ -618,15 +593,7 @@ def test_the_largest_difference_of_all_runs_is_said():
     """Not that of the first run of the worst grade."""
 
     def against_single(strategy, losses, weights):
-        verdict = {
-            "grade": "within tolerance", "against": "single-fast",
-            "losses": {"grade": "within tolerance", "tolerance": 0.01, "steps": 2, "largest_relative": losses,
-                       "largest_at": 2, "first_difference": 1, "measured": False, "first_beyond": None, "values": None,
-                       "problem": None},
-            "weights": {"grade": "within tolerance", "tolerance": 0.01, "tensors": 1, "different": 1,
-                        "largest_relative": weights, "largest_in": "weight"},
-        }  # fmt: skip
-        return row(strategy, devices=2, verdict=verdict)
+        return row(strategy, devices=2, verdict=verdict("within tolerance", losses=losses, weights=weights))
 
     said = say_sameness([row(), against_single("dp", 1e-7, 0.002), against_single("ddp", 3e-3, 0.001)])
     assert "losses differ by 0.3% at most (ddp-fast, step 2, where 1% passes), weights by 0.2% at most (weight" in said
@@ -643,13 +610,7 @@ def test_the_largest_difference_of_all_runs_is_said():
     ],
 )
 def test_the_same_bits_of_one_device_say_nothing_of_strategies(numerics, devices, said):
-    losses = {"grade": "bitwise", "tolerance": None, "steps": 2, "largest_relative": 0.0, "largest_at": None,
-              "first_difference": None, "measured": False, "first_beyond": None, "values": None,
-              "problem": None}  # fmt: skip
-    weights = {"grade": "bitwise", "tolerance": 0.01, "tensors": 1, "different": 0, "largest_relative": 0.0,
-               "largest_in": None}  # fmt: skip
-    verdict = {"grade": "bitwise", "against": "single-fast", "losses": losses, "weights": weights}
-    rows = [row(numerics=numerics), row("ddp", numerics=numerics, devices=devices, verdict=verdict)]
+    rows = [row(numerics=numerics), row("ddp", numerics=numerics, devices=devices, verdict=verdict("bitwise"))]
     assert say_sameness(rows).endswith(said)
 
 
@@ -674,13 +635,6 @@ def test_why_a_run_has_no_speedup_is_said_where_the_answers_do_not(labels, reaso
                       row("dp", devices=2, numerics="exact", **without))  # fmt: skip
     assert [line for line in remarks(compared) if line.startswith("dp-")] == [said]
     assert sum(reason.text in answer for answer in answers(compared)[1:]) == 1
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(0.1234, "0.123"), (99.96, "100"), (999.4, "999"), (999.7, "1000"), (12345.6, "12346")]
-)
-def test_a_figure_of_three_digits_is_no_power_of_ten(value, text):
-    assert three_digits(value) == text
 
 
 @pytest.mark.parametrize(
@@ -711,14 +665,6 @@ def test_a_speed_up_that_may_be_1_is_said_to_show_nothing(speedup, said):
 )
 def test_what_the_same_bits_cost(price, said):
     assert say_price(price) == f"A step in exact, with the same bits on any host, takes {said}"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.0, "0%"), (6e-8, "0.000006%"), (3.14e-5, "0.0031%"), (0.0279, "2.8%"), (0.0996, "10%"), (1.234, "120%")],
-)
-def test_small_shares_keep_two_digits(value, text):
-    assert fine_percent(value) == text
 
 
 def test_one_line_about_a_training(compared, tmp_path):

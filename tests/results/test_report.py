@@ -18,19 +18,12 @@ from samebits.results.plots import _LOOKS, PLOTS, TOGETHER, step_times
 from samebits.results.remarks import SpokenRemark
 from samebits.results.text import COLOURS, answers, remarks, row_remarks
 from samebits.strategies import StrategyName
-from samples import comparison, explanation, memory, ratio, row
+from samples import comparison, explanation, memory, ratio, row, verdict
 
 
 def test_every_strategy_has_its_colour_and_look():
     """A run that has none would end the report after all trainings."""
     assert COLOURS.keys() == _LOOKS.keys() == set(get_args(StrategyName))
-
-
-def verdict(grade):
-    losses = {"grade": grade, "measured": True, "steps": 30, "first_difference": 3, "largest_relative": 0.01,
-              "largest_at": 3, "tolerance": 0.1, "first_beyond": None, "values": None, "problem": None}  # fmt: skip
-    weights = {"grade": grade, "tolerance": 0.1, "tensors": 2, "different": 1, "largest_relative": 0.02}
-    return {"against": "single-fast", "grade": grade, "losses": losses, "weights": weights}
 
 
 def strategy_row(strategy, devices, *, speedup, bound=None, grade=None, labels=(), numerics="fast"):
@@ -42,7 +35,7 @@ def strategy_row(strategy, devices, *, speedup, bound=None, grade=None, labels=(
         bound=bound and ratio(bound),
         scaling_efficiency=speedup and speedup / devices,
         slice_step_ms=bound and {"strategy": 40 / speedup, "single": 40.0, "share": 40 / bound},
-        verdict=grade and verdict(grade),
+        verdict=grade and verdict(grade, losses=0.01, weights=0.02),
         explanation=explanation(forward=4.0, backward=8.0) if numerics == "fast" else None,
         labels=labels,
         notes=[SpokenRemark(kind="resumed", text="a <b>note</b>")],

@@ -6,7 +6,6 @@ import pytest
 
 from samebits.records.usage import CoreUsage, Interval, Roof, Usage
 from samebits.remarks import Oversubscribed
-from samebits.results.figures import flops, joules, share
 from samebits.results.page import render
 from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import answers, remarks
@@ -66,17 +65,14 @@ def test_the_figures_of_a_row(usage, expected):
     assert figures.model_dump(exclude_none=True, exclude={"uncounted"}) == pytest.approx(expected)
 
 
-def test_devices_share_the_rate():
+@pytest.mark.parametrize(
+    ("labels", "tflops"), [((), 0.5), ((Oversubscribed(workers=2, devices=1, device="CPU core"),), 1.0)]
+)
+def test_two_devices_share_the_rate_and_two_workers_of_one_have_it_together(labels, tflops):
     one = record(used(roof=Roof(flops_per_step=4096e9)), strategy="ddp", gpus=0)
     assert one.placement.devices_used == 2
-    assert row_usage(one, timing(samples_per_sec=1000.0)).tflops == 0.5
-
-
-def test_workers_that_share_a_device_have_its_rate_together():
-    one = record(used(roof=Roof(flops_per_step=4096e9)), strategy="ddp", gpus=0)
-    label = Oversubscribed(workers=2, devices=1, device="CPU core")
-    shared = one.model_copy(update={"placement": one.placement.model_copy(update={"labels": (label,)})})
-    assert row_usage(shared, timing(samples_per_sec=1000.0)).tflops == 1.0
+    labelled = one.model_copy(update={"placement": one.placement.model_copy(update={"labels": labels})})
+    assert row_usage(labelled, timing(samples_per_sec=1000.0)).tflops == tflops
 
 
 @pytest.mark.parametrize(
@@ -130,31 +126,6 @@ def test_workers_that_share_a_device_have_its_rate_together():
 )
 def test_what_disturbs_a_training(usage, gpus, said):
     assert disturbances(record(usage, gpus=gpus)) == said
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [("–", None), ("0.5 J", 0.5), ("12.3 J", 12.345), ("1.23 kJ", 1234.5), ("4.57 MJ", 4_567_000.0)],
-)
-def test_energies_for_people(text, value):
-    assert joules(value) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "beside"),
-    [("3.1 GFLOP/s", 0.0031, None), ("77 GFLOP/s", 0.077, None), ("210 GFLOP/s", 0.21, None),
-     ("42 TFLOP/s", 41.7, None), ("988 TFLOP/s", 988.4, None), ("0.021 GFLOP/s", 0.000021, None),
-     ("0.65 TFLOP/s", 0.65, 1.2), ("1300 GFLOP/s", 1.3, 0.9)],
-)  # fmt: skip
-def test_rates_for_people(text, value, beside):
-    assert flops(value, beside) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("–", None), ("21%", 0.214), ("104%", 1.04), ("3.2%", 0.032), ("0.00021%", 0.0000021)]
-)
-def test_shares_for_people(text, value):
-    assert share(value) == text
 
 
 USED = {"tflops": 0.03, "roof_tflops": 0.14, "roof_share": 0.214, "energy_j_per_million_samples": 1234.0}

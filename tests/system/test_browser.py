@@ -19,7 +19,7 @@ from samebits.params import parse_params
 from samebits.records.provenance import GitState
 from samebits.results.page import write_report
 from samebits.results.remarks import SpokenRemark
-from samples import comparison, ratio, row
+from samples import comparison, ratio, row, verdict
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SCREENSHOTS = os.environ.get("SAMEBITS_SCREENSHOTS")  # `make screenshots` sets it
@@ -163,18 +163,12 @@ def test_the_charts_show_losses_and_speed_ups_first(page, address):
 # -- the report -----------------------------------------------------------------------------------------------
 
 LONG = "a_name_without_a_place_to_break_it_such_as_a_path_of_a_model_or_a_driver_of_a_graphics_card_" * 2
-VERDICT = {
-    "losses": {"grade": "within tolerance", "measured": True, "steps": 100_000, "first_difference": 3,
-               "largest_relative": 0.01, "largest_at": 3, "tolerance": 0.1, "first_beyond": None, "values": None,
-               "problem": None},
-    "weights": {"grade": "within tolerance", "tolerance": 0.1, "tensors": 2, "different": 1, "largest_relative": 0.02,
-                "largest_in": LONG},
-}  # fmt: skip
 
 
 def long_row(strategy, numerics, slower):
     """A row whose every figure is as long as a figure gets."""
-    verdict = {"against": f"single-{numerics}", "grade": "within tolerance", **VERDICT}
+    differences = {"losses": 0.01, "weights": 0.02, "steps": 100_000, "tensor": LONG}
+    alike = verdict("within tolerance", against=f"single-{numerics}", **differences)
     return row(
         strategy,
         devices=1 if strategy == "single" else 8,
@@ -185,7 +179,7 @@ def long_row(strategy, numerics, slower):
         scaling_efficiency=1.0 if strategy == "single" else 0.86,
         above_floor=12.3456,
         accuracy=1.0,
-        verdict=None if strategy == "single" else verdict,
+        verdict=None if strategy == "single" else alike,
         weights_sha256="5a" * 32,
         data_sha256="a5" * 32,
         labels=[SpokenRemark(kind="noisy", text=LONG)],
