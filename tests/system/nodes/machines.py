@@ -66,6 +66,12 @@ class Process:
         stdout, stderr = self.popen.communicate(timeout=patient(seconds))
         return self.popen.returncode, stdout, stderr
 
+    def ends(self, code: int = 0, seconds: float = 300) -> tuple[str, str]:
+        """Wait for its end with this exit code; what it wrote to stdout and to stderr."""
+        ended, stdout, stderr = self.wait(seconds)
+        assert ended == code, stderr
+        return stdout, stderr
+
     def children(self) -> list[int]:
         """The processes that it has started and that run."""
         found, todo = [], [self.popen.pid]
@@ -118,6 +124,11 @@ class Machine:
         """Let it send so much at most, such as ``100mbit``."""
         shape = ["qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "32k", "latency", "50ms"]
         subprocess.run(["tc", "-n", self.namespace, *shape], check=True, capture_output=True, text=True)
+
+    def drop(self, *match: str) -> None:
+        """Let its firewall drop what comes in and matches, in options of ``iptables``."""
+        command = ["ip", "netns", "exec", self.namespace, "iptables", "-A", "INPUT", *match, "-j", "DROP"]
+        subprocess.run(command, check=True, capture_output=True)
 
     def pids(self) -> list[int]:
         """All processes in its network."""

@@ -61,6 +61,20 @@ class Checkout:
         raw = YAML(typ="safe").load(self.folder / "params.yaml")
         self.write_params(raw | {key: raw[key] | value for key, value in changes.items()})
 
+    def weights(self, out: str) -> bytes:
+        """The weights that a training left in one of its folders."""
+        return (self.folder / out / "model.safetensors").read_bytes()
+
+    def checkpoints(self) -> list[Path]:
+        """Those that trainings which go on have written."""
+        return sorted((self.folder / ".samebits/resume").glob("*/*.safetensors"))
+
+    def train_alone(self, out: str = "alone") -> bytes:
+        """Train in one process on this host, and give the weights: the bits of every exact training."""
+        options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", out]
+        assert run_here(self, "train", *options) == 0
+        return self.weights(out)
+
     def commit(self) -> None:
         """Make it a repository of its own, with all of it committed."""
         for command in (["init", "--quiet"], ["add", "--all"], ["commit", "--quiet", "-m", "all"]):
@@ -103,12 +117,28 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(folder)
 
 
+def all_end(processes: Sequence[Process], code: int = 0) -> list[tuple[int, str, str]]:
+    """Wait for their ends with this exit code; what each wrote to stdout and to stderr."""
+    ended = [process.wait() for process in processes]
+    assert [one for one, *_ in ended] == [code] * len(processes), ended
+    return ended
+
+
 def run_here(checkout: Checkout, stage: str, *arguments: str) -> int:
     """Run a stage of a checkout on this host, and give its exit code."""
     command = [sys.executable, f"pipeline/{stage}.py", *arguments]
     environ = {**os.environ, "PYTHONPATH": str(checkout.folder / "src")}
     return subprocess.run(command, cwd=checkout.folder, env=environ, check=False).returncode
 
+
+RUNS = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(sys.argv[1])
+ids = [experiment.experiment_id for experiment in client.search_experiments()]
+print(json.dumps([{"status": run.info.status, **run.data.tags} for run in client.search_runs(ids)]))
+"""
+"""Prints the runs of a store of MLflow's, each with its status and tags."""
 
 USERS = """
 from torch import nn

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from statistics import median
 
-from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import all_end, checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
 
 from conftest import small
 
@@ -27,8 +27,7 @@ def test_a_slow_network_is_in_the_seconds_of_a_step_over_machines(checkout, netw
         (checkout.folder / f"{node.name}.id").write_text(f"{node.name}\n")
         node.limit(RATE)
     options = ["--no-tracking", "--out-dir", "out", "--num-devices", 2]
-    ended = [process.wait() for process in checkout.train_on(nodes, *options, numerics="fast")]
-    assert [code for code, *_ in ended] == [0, 0], ended
+    all_end(checkout.train_on(nodes, *options, numerics="fast"))
     record = json.loads((checkout.folder / "out/run.json").read_text())
     measurement = record["measurement"]
     steps = {

@@ -5,7 +5,7 @@ import shutil
 import sys
 
 import pytest
-from node_fixtures import checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
+from node_fixtures import all_end, checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
 
 pytestmark = needs_machines
 
@@ -31,8 +31,7 @@ def prepared(checkout, model, **train):
 def test_exact_gives_the_bits_of_one_process(model, layouts, checkout, network):
     """With one and two workers each, unequal ones too; from the second layout on with unlike instructions."""
     prepared(checkout, model)
-    assert run_here(checkout, "train", "--strategy", "single", "--numerics", "exact", "--no-tracking") == 0
-    expected = (checkout.folder / "runs/single-exact/model.safetensors").read_bytes()
+    expected = checkout.train_alone()
     nodes = network(3)
     for number, layout in enumerate(layouts):
         out = f"runs/over-{len(layout)}-{number}"
@@ -43,10 +42,9 @@ def test_exact_gives_the_bits_of_one_process(model, layouts, checkout, network):
             )
             for rank, node in enumerate(nodes[: len(layout)])
         ]  # fmt: skip
-        ended = [process.wait() for process in started]
-        assert [code for code, *_ in ended] == [0] * len(layout), ended
+        ended = all_end(started)
         assert [stdout for _, stdout, _ in ended[1:]] == [""] * (len(layout) - 1)
-        assert (checkout.folder / out / "model.safetensors").read_bytes() == expected, layout
+        assert checkout.weights(out) == expected, layout
         record = json.loads((checkout.folder / out / "run.json").read_text())
         assert record["placement"]["devices_by_node"] == list(layout)
         assert [node["name"] for node in record["nodes"]] == [f"n{i}" for i in range(len(layout))]
@@ -60,11 +58,8 @@ def test_machines_need_no_common_disk(checkout, network, tmp_path):
     shutil.copytree(checkout.folder, other)
     shutil.rmtree(other / "data")
     nodes[1].disks[checkout.folder] = other
-    ended = [process.wait() for process in checkout.train_on(nodes, "--out-dir", "out", "--num-devices", 1)]
-    assert [code for code, *_ in ended] == [0, 0], ended
-    assert run_here(checkout, "train", "--strategy", "single", "--numerics", "exact", "--no-tracking") == 0
-    alone = checkout.folder / "runs/single-exact/model.safetensors"
-    assert (checkout.folder / "out/model.safetensors").read_bytes() == alone.read_bytes()
+    all_end(checkout.train_on(nodes, "--out-dir", "out", "--num-devices", 1))
+    assert checkout.train_alone() == checkout.weights("out")
     assert (other / "data/card.json").read_bytes() == (checkout.folder / "data/card.json").read_bytes()
     assert (checkout.folder / "out/run.json").exists()
     assert not (other / "out").exists()
@@ -93,8 +88,5 @@ def test_others_may_start_the_stage(start, checkout, network):
         script = ["pipeline/train.py", "--strategy", "ddp", "--numerics", "exact", "--no-tracking", "--num-devices", 1]
         environ |= {"PYTHONPATH": str(checkout.folder / "src")}
         started.append(node.start(sys.executable, *before, *script, cwd=checkout.folder, environ=environ))
-    ended = [process.wait() for process in started]
-    assert [code for code, *_ in ended] == [0, 0], ended
-    assert run_here(checkout, "train", "--strategy", "single", "--numerics", "exact", "--no-tracking") == 0
-    single, ddp = (checkout.folder / f"runs/{name}-exact/model.safetensors" for name in ("single", "ddp"))
-    assert single.read_bytes() == ddp.read_bytes()
+    all_end(started)
+    assert checkout.train_alone() == checkout.weights("runs/ddp-exact")

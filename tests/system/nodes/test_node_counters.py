@@ -4,7 +4,7 @@ import signal
 import sqlite3
 from contextlib import closing, suppress
 
-from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import all_end, checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 
@@ -34,8 +34,7 @@ def test_counters_of_the_second_machine_stand_beside_the_firsts(checkout, networ
 
     steps = wait_for(counted)
     processes[0].signal(signal.SIGTERM)
-    ended = [process.wait() for process in processes]
-    assert [code for code, *_ in ended] == [128 + signal.SIGTERM] * 2, ended
+    all_end(processes, 128 + signal.SIGTERM)
     assert not [name for name in steps if name.startswith("system/n0/")]
     of_second = steps["system/n1/cpu_utilization_percentage"]
     assert len(set(of_second)) == len(of_second)  # none twice

@@ -5,12 +5,11 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from functools import partial
 
 import pytest
-from node_fixtures import checkout, git, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import all_end, checkout, git, needs_machines, network, run_here  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 from slowed import slow_model, slowed
@@ -30,91 +29,56 @@ def long(checkout):
     return checkout
 
 
-def train_alone(checkout, out):
-    options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", out]
-    return run_here(checkout, "train", *options)
-
-
-def checkpoints(checkout):
-    return sorted((checkout.folder / ".samebits/resume").glob("*/*.safetensors"))
-
-
 def new_checkpoints(checkout, known):
-    return {file.name for file in checkpoints(checkout)} - known
+    return {file.name for file in checkout.checkpoints()} - known
 
 
 def training(checkout, nodes, *arguments):
     """A training that is under way on these machines, with one worker on each."""
     processes = checkout.train_on(nodes, "--num-devices", 1, "--no-tracking", *arguments)
-    wait_for(lambda: checkpoints(checkout) or any(process.popen.poll() is not None for process in processes))
+    wait_for(lambda: checkout.checkpoints() or any(process.popen.poll() is not None for process in processes))
     assert [process.popen.poll() for process in processes] == [None] * len(nodes), processes[0].wait()
     return processes
 
 
-def power_off(nodes, processes):
-    nodes[1].kill()
-
-
-def kill_launcher(nodes, processes):
-    processes[1].signal(signal.SIGKILL)
-
-
-def kill_first_launcher(nodes, processes):
-    processes[0].signal(signal.SIGKILL)
-
-
-def kill_worker(nodes, processes):
-    os.kill(processes[1].children()[-1], signal.SIGKILL)
-
-
-def stop_worker(nodes, processes):
-    os.kill(processes[1].children()[-1], signal.SIGSTOP)
-
-
-def freeze(nodes, processes):
-    nodes[1].freeze()
-
-
-def freeze_first(nodes, processes):
-    nodes[0].freeze()
-
-
-def cut_off(nodes, processes):
-    nodes[1].link("down")
-
-
-def cut_first_off(nodes, processes):
-    nodes[0].link("down")
-
+FAULTS = {
+    "power off": lambda nodes, _: nodes[1].kill(),
+    "launcher killed": lambda _, processes: processes[1].signal(signal.SIGKILL),
+    "first launcher killed": lambda _, processes: processes[0].signal(signal.SIGKILL),
+    "worker killed": lambda _, processes: os.kill(processes[1].children()[-1], signal.SIGKILL),
+    "worker stopped": lambda _, processes: os.kill(processes[1].children()[-1], signal.SIGSTOP),
+    "frozen": lambda nodes, _: nodes[1].freeze(),
+    "first frozen": lambda nodes, _: nodes[0].freeze(),
+    "cut off": lambda nodes, _: nodes[1].link("down"),
+    "first cut off": lambda nodes, _: nodes[0].link("down"),
+}
+"""What happens to one of two machines, or to a process on it."""
 
 UNHEARD = r"node 1 \(n1\): not heard of for \d+ s: it is down or stopped, or its network is"
+WORKER = r"node 1 \(n1\): the worker of rank 1"
 FIRST_SILENT = r"node 0 \(n0\): not heard of for \d+ s: it is down or stopped, or its network is, or that of node 1"
 
 
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (power_off, {0: UNHEARD}),
-        (kill_launcher, {0: UNHEARD}),
-        (kill_first_launcher, {1: r"node 0 \(n0\): it is gone, and its store with it"}),
-        (kill_worker, dict.fromkeys((0, 1), r"node 1 \(n1\): the worker of rank 1 was ended by SIGKILL at step \d+")),
-        (
-            stop_worker,
-            dict.fromkeys((0, 1), r"node 1 \(n1\): the worker of rank 1 was stopped, as by SIGSTOP .* at step"),
-        ),
-        (freeze, {0: UNHEARD}),
-        (freeze_first, {1: FIRST_SILENT}),
-        (cut_off, {0: UNHEARD, 1: FIRST_SILENT}),
-        (cut_first_off, {0: UNHEARD, 1: FIRST_SILENT}),
+        ("power off", {0: UNHEARD}),
+        ("launcher killed", {0: UNHEARD}),
+        ("first launcher killed", {1: r"node 0 \(n0\): it is gone, and its store with it"}),
+        ("worker killed", dict.fromkeys((0, 1), rf"{WORKER} was ended by SIGKILL at step \d+")),
+        ("worker stopped", dict.fromkeys((0, 1), rf"{WORKER} was stopped, as by SIGSTOP .* at step")),
+        ("frozen", {0: UNHEARD}),
+        ("first frozen", {1: FIRST_SILENT}),
+        ("cut off", {0: UNHEARD, 1: FIRST_SILENT}),
+        ("first cut off", {0: UNHEARD, 1: FIRST_SILENT}),
     ],
 )
 def test_a_fault_on_one_machine_ends_the_training_on_the_others(fault, told, long, network):
     nodes = network(2)
     processes = training(long, nodes)
-    fault(nodes, processes)
+    FAULTS[fault](nodes, processes)
     for rank, message in told.items():
-        code, _, stderr = processes[rank].wait()
-        assert code == 4, stderr
+        _, stderr = processes[rank].ends(4)
         assert re.search(rf"^error: {message}.*\. hint: ", stderr, re.MULTILINE), stderr
         assert "Traceback" not in stderr
         wait_for(nodes[rank].is_idle)
@@ -129,34 +93,31 @@ def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
     processes = training(long, nodes)
     nodes[2].kill()
     for process in processes[:2]:
-        code, _, stderr = process.wait()
-        assert code == 4, stderr
+        _, stderr = process.ends(4)
         assert re.match(r"error: node 2 \(n2\): not heard of for \d+ s: ", stderr), stderr
 
 
-@pytest.mark.parametrize("fault", [power_off, freeze, cut_off])
+@pytest.mark.parametrize("fault", ["power off", "frozen", "cut off"])
 def test_the_same_command_goes_on_where_a_machine_was_lost(fault, checkout, network):
     checkout.write_params(
         small(numerics=["exact"], epochs=60, timeout_s=TIMEOUT_S, checkpoint_every_steps=10, repeats=1,
               model=slow_model(checkout.folder))
     )  # fmt: skip
     run_here(checkout, "prepare")
-    assert train_alone(checkout, "alone") == 0
+    alone = checkout.train_alone()
     nodes = network(2)
     with slowed(checkout.folder):
         processes = training(checkout, nodes, "--out-dir", "out")
-        fault(nodes, processes)
-        assert processes[0].wait()[0] == 4
+        FAULTS[fault](nodes, processes)
+        processes[0].ends(4)
     nodes[1].link("up")
     nodes[1].thaw()
     wait_for(nodes[1].is_idle)
-    again = checkout.train_on(nodes, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
-    ended = [process.wait() for process in again]
-    assert [code for code, *_ in ended] == [0, 0], ended
-    out, alone = checkout.folder / "out", checkout.folder / "alone"
-    assert [note["kind"] for note in json.loads((out / "run.json").read_text())["notes"]] == ["resumed"]
-    assert (out / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()
-    assert checkpoints(checkout) == []
+    all_end(checkout.train_on(nodes, "--num-devices", 1, "--no-tracking", "--out-dir", "out"))
+    record = json.loads((checkout.folder / "out/run.json").read_text())
+    assert [note["kind"] for note in record["notes"]] == ["resumed"]
+    assert checkout.weights("out") == alone
+    assert checkout.checkpoints() == []
 
 
 def test_a_training_that_was_stopped_goes_on_with_fewer_machines(checkout, network, tmp_path):
@@ -164,24 +125,21 @@ def test_a_training_that_was_stopped_goes_on_with_fewer_machines(checkout, netwo
     model = slow_model(checkout.folder)
     checkout.write_params(small(numerics=["exact"], epochs=120, checkpoint_every_steps=10, repeats=1, model=model))
     run_here(checkout, "prepare")
-    assert train_alone(checkout, "alone") == 0
+    alone = checkout.train_alone()
     nodes = network(3)
     for signum, rank, team in ((signal.SIGINT, 2, nodes), (signal.SIGTERM, 0, nodes[1:])):
-        known = {file.name for file in checkpoints(checkout)}
+        known = {file.name for file in checkout.checkpoints()}
         with slowed(checkout.folder):
             processes = checkout.train_on(team, "--num-devices", 1, "--no-tracking", "--out-dir", "out")
             wait_for(partial(new_checkpoints, checkout, known))
             processes[rank].signal(signum)
-            ended = [process.wait() for process in processes]
-        assert [code for code, *_ in ended] == [128 + signum] * len(team), ended
+            all_end(processes, 128 + signum)
         moved = tmp_path / "copied" / str(rank)
         shutil.copytree(checkout.folder / ".samebits/resume", moved)
         shutil.rmtree(checkout.folder / ".samebits/resume")
         shutil.copytree(moved, checkout.folder / ".samebits/resume")
-    assert train_alone(checkout, "out") == 0
-    out, alone = checkout.folder / "out", checkout.folder / "alone"
-    assert len(json.loads((out / "run.json").read_text())["notes"]) == 1
-    assert (out / "model.safetensors").read_bytes() == (alone / "model.safetensors").read_bytes()
+    assert checkout.train_alone("out") == alone
+    assert len(json.loads((checkout.folder / "out/run.json").read_text())["notes"]) == 1
 
 
 # -- what must be the same --------------------------------------------------------------------------------------
@@ -230,9 +188,7 @@ def test_machines_that_differ_say_in_what(change, code, message, long, network, 
     shutil.copytree(long.folder, other)
     environ = change(other)
     nodes[1].disks[long.folder] = other
-    ended = [process.wait() for process in long.train_on(nodes, "--num-devices", 1, environs=[{}, environ])]
-    assert [one for one, *_ in ended] == [code, code], ended
-    for _, _, stderr in ended:
+    for _, _, stderr in all_end(long.train_on(nodes, "--num-devices", 1, environs=[{}, environ]), code):
         assert re.search(rf"^error: {message} hint: ", stderr, re.MULTILINE), stderr
     assert not (long.folder / "runs").exists()
 
@@ -246,16 +202,15 @@ def test_machines_with_unequal_numbers_of_devices_are_refused_in_fast(long, netw
         for rank, node in enumerate(nodes)
     ]
     for process in started:
-        code, _, stderr = process.wait()
-        assert code == 2, stderr
+        _, stderr = process.ends(2)
         assert "error: fast needs as many devices on each machine, and they have: n0 1, n1 2. hint: " in stderr
 
 
 @pytest.mark.parametrize("strategy", ["single", "dp"])
 def test_a_strategy_of_one_machine_is_refused_on_several(strategy, long, network):
     for process in long.train_on(network(2), strategy=strategy):
-        code, _, stderr = process.wait()
-        assert (code, f"{strategy} uses one machine, and 2 were started" in stderr) == (2, True), stderr
+        _, stderr = process.ends(2)
+        assert f"{strategy} uses one machine, and 2 were started" in stderr
 
 
 # -- where they do not find each other ----------------------------------------------------------------------------
@@ -277,24 +232,21 @@ def unhurried(long):
     return long
 
 
-def ended_alone(long, node, *options):
-    """How a node ends that waits for nobody longer than train.timeout_s."""
+def said_alone(code, long, node, *options):
+    """What a node that waits for nobody longer than train.timeout_s says, and ends with this exit code."""
     environ = {"SAMEBITS_START_SECONDS": "0"}
-    code, _, stderr = long.train(node, *options, "--num-devices", 1, "--no-tracking", environ=environ).wait()
-    return code, stderr
+    return long.train(node, *options, "--num-devices", 1, "--no-tracking", environ=environ).ends(code)[1]
 
 
 def test_a_name_of_the_loopback_interface_is_refused_at_once(unhurried, network):
     (node,) = network(1)
-    code, stderr = ended_alone(unhurried, node, "--nodes", 2, "--node-rank", 0, "--master", "n0-itself")
-    assert code == 2, stderr
+    stderr = said_alone(2, unhurried, node, "--nodes", 2, "--node-rank", 0, "--master", "n0-itself")
     assert "error: n0-itself is 127.0.1.1 on this machine, where no other one reaches it. hint: " in stderr
 
 
 def test_an_address_that_is_not_node_0s_is_refused_at_once(unhurried, network):
     nodes = network(2)
-    code, stderr = ended_alone(unhurried, nodes[0], "--nodes", 2, "--node-rank", 0, "--master", "n1")
-    assert code == 3, stderr
+    stderr = said_alone(3, unhurried, nodes[0], "--nodes", 2, "--node-rank", 0, "--master", "n1")
     assert "error: n1 (10.77.0.11:29500) is no address of this machine, which is node 0" in stderr
     assert "hint: it has 10.77.0.10 (eth0)" in stderr
 
@@ -302,30 +254,22 @@ def test_an_address_that_is_not_node_0s_is_refused_at_once(unhurried, network):
 def test_a_port_in_use_is_said_at_once(unhurried, network):
     (node,) = network(1)
     listener(node, 29500, unhurried.folder)
-    code, stderr = ended_alone(unhurried, node, "--nodes", 2, "--node-rank", 0, "--master", "n0")
-    assert code == 3, stderr
+    stderr = said_alone(3, unhurried, node, "--nodes", 2, "--node-rank", 0, "--master", "n0")
     assert "error: port 29500 is in use on this machine, node 0. hint: " in stderr
 
 
 def test_a_name_server_that_does_not_answer_is_said(unhurried, network):
     nodes = network(2)
     (nodes[1].folder / "resolv.conf").write_text("nameserver 10.77.0.10\n")  # where nothing answers
-    drop(nodes[0], "udp", 53)
-    code, stderr = ended_alone(unhurried, nodes[1], "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
-    assert code == 3, stderr
+    nodes[0].drop("-p", "udp", "--dport", "53")
+    stderr = said_alone(3, unhurried, nodes[1], "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
     assert "error: no name server answered for elsewhere within 5 s. hint: give its address" in stderr
 
 
 def test_a_name_that_is_not_known_is_said(long, network):
     (node,) = network(1)
-    code, stderr = ended_alone(long, node, "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
-    assert (code, "error: elsewhere is no host that this machine knows: " in stderr) == (3, True), stderr
-
-
-def drop(machine, protocol, port):
-    """A firewall that drops what comes to a port."""
-    rule = ["-A", "INPUT", "-p", protocol, "--dport", str(port), "-j", "DROP"]
-    subprocess.run(["ip", "netns", "exec", machine.namespace, "iptables", *rule], check=True, capture_output=True)
+    stderr = said_alone(3, long, node, "--nodes", 2, "--node-rank", 1, "--master", "elsewhere")
+    assert "error: elsewhere is no host that this machine knows: " in stderr
 
 
 @pytest.mark.parametrize(
@@ -341,10 +285,8 @@ def test_a_node_0_that_is_not_found_is_said_soon_and_in_the_end(fault, problem, 
     nodes = network(2)
     master = {"no machine": "10.77.0.99", "no network": "192.0.2.1"}.get(fault, "n0")
     if fault == "firewall":
-        drop(nodes[0], "tcp", 29500)
-    options = ["--nodes", 2, "--node-rank", 1, "--master", master]
-    code, stderr = ended_alone(long, nodes[1], *options)
-    assert code == 3, stderr
+        nodes[0].drop("-p", "tcp", "--dport", "29500")
+    stderr = said_alone(3, long, nodes[1], "--nodes", 2, "--node-rank", 1, "--master", master)
     place = f"{master} (10.77.0.10:29500)" if master == "n0" else f"{master}:29500"
     assert re.search(rf"^waiting for node 0 at {re.escape(place)}: {problem}\. hint: ", stderr, re.MULTILINE), stderr
     assert re.search(
@@ -355,19 +297,16 @@ def test_a_node_0_that_is_not_found_is_said_soon_and_in_the_end(fault, problem, 
 def test_a_firewall_at_the_workers_ports_is_said_before_a_worker_starts(unhurried, network):
     """Node 0's port is open, so that all come together; gloo would wait, and not say for what."""
     nodes = network(3)
-    rule = ["-A", "INPUT", "-p", "tcp", "--source", nodes[1].address, "--syn", "-j", "DROP"]
-    subprocess.run(["ip", "netns", "exec", nodes[2].namespace, "iptables", *rule], check=True, capture_output=True)
+    nodes[2].drop("-p", "tcp", "--source", nodes[1].address, "--syn")
     for process in unhurried.train_on(nodes, "--num-devices", 1, "--no-tracking"):
-        code, _, stderr = process.wait()
-        assert code == 3, stderr
+        _, stderr = process.ends(3)
         line = r"^error: 10\.77\.0\.11 does not reach port \d+ of 10\.77\.0\.12: no answer\. hint: open all ports among"
         assert re.search(line, stderr, re.MULTILINE), stderr
 
 
 def test_a_machine_that_does_not_come_is_named(long, network):
     nodes = network(2)
-    code, stderr = ended_alone(long, nodes[0], "--nodes", 3, "--node-rank", 0, "--master", "n0")
-    assert code == 3, stderr
+    stderr = said_alone(3, long, nodes[0], "--nodes", 3, "--node-rank", 0, "--master", "n0")
     assert "waiting at n0 (10.77.0.10:29500) for nodes 1, 2 of 3\n" in stderr
     assert f"error: nodes 1, 2 of 3 did not come to n0 (10.77.0.10:29500) within {TIMEOUT_S} s. hint: " in stderr
 
@@ -379,6 +318,5 @@ def test_two_machines_of_one_number_are_refused(long, network):
         long.train(node, "--nodes", 3, "--node-rank", rank, "--master", "n0", "--no-tracking")
         for node, rank in zip(nodes, ranks, strict=True)
     ]
-    ended = [process.wait() for process in started]
-    assert {code for code, *_ in ended} == {2}, ended
+    ended = all_end(started, 2)
     assert all("a node 1 has come to n0 (10.77.0.10:29500) already" in stderr for _, _, stderr in ended), ended

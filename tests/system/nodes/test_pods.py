@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from node_fixtures import checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import RUNS, all_end, checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 from pods import container_of, told
@@ -19,13 +19,6 @@ pytestmark = needs_machines
 
 BIN = Path(sys.executable).parent
 SETTINGS = f'[kubernetes]\nimage = "registry.example/samebits@sha256:{"a" * 64}"\nclaim = "experiments"\n'
-RUNS = """
-import json, sys
-from mlflow import MlflowClient
-client = MlflowClient(sys.argv[1])
-ids = [experiment.experiment_id for experiment in client.search_experiments()]
-print(json.dumps([(run.data.tags["mlflow.runName"], run.info.status) for run in client.search_runs(ids)]))
-"""
 
 
 class Pods:
@@ -43,14 +36,8 @@ class Pods:
 
     def start(self):
         """All of them, each in a namespace of processes of its own."""
-        command = [
-            "unshare",
-            "--pid",
-            "--fork",
-            "--kill-child",
-            "--mount-proc",
-            *container_of(self.manifest)["command"],
-        ]
+        inside = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        command = [*inside, *container_of(self.manifest)["command"]]
         path = f"{BIN}:{os.environ['PATH']}"
         return [
             machine.start(*command, cwd=self.checkout.folder, environ={"PATH": path, **told(self.manifest, index)})
@@ -72,15 +59,10 @@ def prepared(checkout):
         params = small(numerics=["exact"], model=model, repeats=1, checkpoint_every_steps=10, epochs=epochs)
         checkout.write_params(params)
         assert run_here(checkout, "prepare") == 0
-        options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "alone"]
-        assert run_here(checkout, "train", *options) == 0
+        checkout.train_alone()
         return checkout
 
     return prepare
-
-
-def weights(checkout, out):
-    return (checkout.folder / out / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["Job", "TrainJob"])
@@ -92,16 +74,15 @@ def test_pods_find_each_other_and_train_to_the_bits_of_one_process(kind, prepare
     name = told(pods.manifest, 0)["PET_MASTER_ADDR"]
     assert all(line.startswith(f"waiting: {name} is no host that this machine knows: ") for line in errors), errors
     pods.name_first()
-    ended = [process.wait() for process in started]
-    assert [code for code, *_ in ended] == [0, 0], ended
-    assert weights(checkout, "out") == weights(checkout, "alone")
+    all_end(started)
+    assert checkout.weights("out") == checkout.weights("alone")
     run = json.loads((checkout.folder / "out/run.json").read_text())
     assert len(run["placement"]["devices_by_node"]) == 2
     # With the last process of a pod all others have ended, and MLflow has the whole run.
     assert all(machine.is_idle() for machine in pods.machines)
     command = [sys.executable, "-c", RUNS, f"sqlite:///{checkout.folder}/mlflow.db"]
     runs = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert ["ddp-exact x2x1", "FINISHED"] in runs
+    assert ("ddp-exact x2x1", "FINISHED") in {(run["mlflow.runName"], run["status"]) for run in runs}
 
 
 def test_a_pod_that_is_to_end_writes_a_checkpoint_and_the_same_job_goes_on(prepared, network):
@@ -110,11 +91,9 @@ def test_a_pod_that_is_to_end_writes_a_checkpoint_and_the_same_job_goes_on(prepa
     pods.name_first()
     with slowed(checkout.folder):
         started = pods.start()
-        wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+        wait_for(checkout.checkpoints)
         os.kill(started[0].children()[0], signal.SIGTERM)  # the first process of its container
-        ended = [process.wait() for process in started]
-    assert [code for code, *_ in ended] == [143, 143], ended
-    ended = [process.wait() for process in pods.start()]
-    assert [code for code, *_ in ended] == [0, 0], ended
+        all_end(started, 143)
+    all_end(pods.start())
     assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
-    assert weights(checkout, "out") == weights(checkout, "alone")
+    assert checkout.weights("out") == checkout.weights("alone")

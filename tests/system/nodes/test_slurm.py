@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm as real_slurm
-from node_fixtures import checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
+from node_fixtures import RUNS, checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 from samebits.host.cluster_environment import find_nodes
@@ -47,7 +47,7 @@ class Login:
     def launch(self, *options):
         environ = {"SAMEBITS_LAUNCHER": ""}  # what is launched needs none
         samebits = Path(sys.executable).with_name("samebits")
-        return self.start(samebits, "launch", *options, "slurm", *TRAINING, "--no-tracking", **environ).wait()
+        return self.start(samebits, "launch", *options, "slurm", *TRAINING, "--no-tracking", **environ)
 
     def train(self, *arguments, before=(), **environ):
         return self.start(
@@ -55,9 +55,7 @@ class Login:
         )
 
     def jobs(self):
-        code, stdout, stderr = self.start("squeue", "--noheader", "--format=%i %T").wait()
-        assert code == 0, stderr
-        return stdout.split()
+        return self.start("squeue", "--noheader", "--format=%i %T").ends()[0].split()
 
 
 UNMEASURED = {"numerics": ["exact"], "repeats": 1, "checkpoint_every_steps": 10}
@@ -69,47 +67,34 @@ def prepared(checkout, **train):
     assert run_here(checkout, "prepare") == 0
 
 
-def weights(checkout, out):
-    return (checkout.folder / out / "model.safetensors").read_bytes()
-
-
-def train_alone(checkout):
-    options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", "alone"]
-    assert run_here(checkout, "train", *options) == 0
-    return weights(checkout, "alone")
-
-
 @pytest.mark.parametrize(
     ("before", "model"), [((), "mlp"), (("salloc", "--quiet", "--nodes=2"), "mlp"), ((), "gpt"), ((), "users")]
 )
 def test_a_training_on_slurm_has_the_bits_of_one_process(before, model, cluster, checkout):
     checkout.write_params(params_of(model, checkout.folder, epochs=2, **UNMEASURED))
     assert run_here(checkout, "prepare") == 0
-    code, stdout, stderr = cluster.train(before=before).wait()
-    assert code == 0, stderr
+    stdout, _ = cluster.train(before=before).ends()
     assert stdout.startswith("ddp-exact: ")
-    assert weights(checkout, "out") == train_alone(checkout)
+    assert checkout.weights("out") == checkout.train_alone()
     assert cluster.jobs() == []
 
 
 @pytest.mark.parametrize("names", ["n0", "n[0-1]", "n[3,7-9],m1", "gpu-a[008-012]", "rack[1-2]n[01-18],login", "b,a"])
 def test_the_first_host_is_slurms_own(names, cluster):
-    code, stdout, stderr = cluster.start("scontrol", "show", "hostnames", names).wait()
-    assert code == 0, stderr
+    stdout, _ = cluster.start("scontrol", "show", "hostnames", names).ends()
     step = {"SLURM_STEP_NUM_NODES": "2", "SLURM_NODEID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": names}
     assert find_nodes(environ=step).master == stdout.split()[0]
 
 
 def test_a_launch_needs_no_more_than_its_arguments(cluster, checkout):
     prepared(checkout, epochs=2)
-    code, stdout, stderr = cluster.launch("--dry-run")
-    assert (code, stderr, cluster.jobs()) == (0, "", [])
+    stdout, stderr = cluster.launch("--dry-run").ends()
+    assert (stderr, cluster.jobs()) == ("", [])
     assert stdout.startswith("sbatch --wait --nodes=2 ")
     assert not (checkout.folder / ".samebits/launches").exists()
-    code, stdout, stderr = cluster.launch()
-    assert code == 0, stderr
+    stdout, _ = cluster.launch().ends()
     assert stdout.startswith("ddp-exact: ")
-    assert weights(checkout, "out") == train_alone(checkout)
+    assert checkout.weights("out") == checkout.train_alone()
     assert cluster.jobs() == []
 
 
@@ -117,11 +102,10 @@ def test_a_launch_needs_no_more_than_its_arguments(cluster, checkout):
 def test_a_worker_that_fails_is_the_cause_and_not_what_srun_makes_of_it(before, cluster, checkout):
     prepared(checkout, epochs=20_000)
     process = cluster.train(before=before)
-    wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+    wait_for(checkout.checkpoints)
     workers = [pid for pid in trainings_in(checkout) if children_of(pid) == []]
     os.kill(workers[-1], signal.SIGKILL)
-    code, _, stderr = process.wait()
-    assert code == 4, stderr
+    _, stderr = process.ends(4)
     (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert "was ended by SIGKILL at step" in line
     assert cluster.jobs() == []
@@ -133,23 +117,20 @@ def test_a_signal_ends_the_job_with_a_checkpoint(signum, before, cluster, checko
     prepared(checkout, epochs=40, model=slow_model(checkout.folder))
     with slowed(checkout.folder):
         process = cluster.train(before=before)
-        wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+        wait_for(checkout.checkpoints)
         leader = process.popen.pid if not before else children_of(process.popen.pid)[0]
         os.kill(leader, signum)
-        code, _, stderr = process.wait()
-    assert code == 128 + signum, stderr
+        process.ends(128 + signum)
     assert cluster.jobs() == []
     assert trainings_in(checkout) == []
-    code, _, stderr = cluster.train(before=before).wait()
-    assert code == 0, stderr
+    cluster.train(before=before).ends()
     assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
-    assert weights(checkout, "out") == train_alone(checkout)
+    assert checkout.weights("out") == checkout.train_alone()
 
 
 def test_a_job_that_slurm_does_not_take_is_said(cluster, checkout):
     prepared(checkout)
-    code, _, stderr = cluster.train(SAMEBITS_SLURM_PARTITION="nowhere").wait()
-    assert code == 3, stderr
+    _, stderr = cluster.train(SAMEBITS_SLURM_PARTITION="nowhere").ends(3)
     assert "error: sbatch: " in stderr
     assert "nowhere" in stderr or "partition" in stderr
 
@@ -163,8 +144,7 @@ def test_a_job_that_waits_for_its_machines_is_taken_out_of_the_queue(signum, clu
     wait_for(lambda: any("Submitted" in file.read_text() for file in said.glob("*/sbatch")))
     assert cluster.jobs()[1:] == ["PENDING"]
     os.kill(process.popen.pid, signum)
-    code, _, stderr = process.wait()
-    assert code == 128 + signum, stderr
+    process.ends(128 + signum)
     assert cluster.jobs() == []
 
 
@@ -182,15 +162,6 @@ def children_of(pid):
     return [child.pid for child in psutil.Process(pid).children()]
 
 
-RUNS = """
-import json, sys
-from mlflow import MlflowClient
-client = MlflowClient(sys.argv[1])
-ids = [experiment.experiment_id for experiment in client.search_experiments()]
-print(json.dumps([{"status": run.info.status, **run.data.tags} for run in client.search_runs(ids)]))
-"""
-
-
 def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
     """From host to compare: one server has all runs, and the comparison is one."""
     checkout.change_params(small(numerics=["exact"], strategies=["single", "ddp"], num_devices=1, repeats=2))
@@ -201,12 +172,10 @@ def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
     store = ["--backend-store-uri", f"sqlite:///{folder}/server.db", "--artifacts-destination", folder / "artifacts"]
     cluster.start("mlflow", "server", *server, *store)
     wait_for(lambda: cluster.start(sys.executable, "-c", RUNS, uri).wait()[0] == 0)
-    repro = cluster.start("dvc", "repro", MLFLOW_TRACKING_URI=uri)
-    code, stdout, stderr = repro.wait(600)
-    assert code == 0, stderr
+    cluster.start("dvc", "repro", MLFLOW_TRACKING_URI=uri).ends(seconds=600)
     assert "| ddp-exact | 2x1 CPU | " in (checkout.folder / "reports/comparison.md").read_text()
-    assert weights(checkout, "runs/ddp-exact") == weights(checkout, "runs/single-exact")
-    code, stdout, stderr = cluster.start(sys.executable, "-c", RUNS, uri).wait()
+    assert checkout.weights("runs/ddp-exact") == checkout.weights("runs/single-exact")
+    stdout, _ = cluster.start(sys.executable, "-c", RUNS, uri).ends()
     runs = {run["mlflow.runName"]: run for run in json.loads(stdout)}
     assert {(name, run["status"]) for name, run in runs.items()} == {
         ("mlp on vectors", "FINISHED"), ("single-exact x1", "FINISHED"), ("ddp-exact x2x1", "FINISHED")
@@ -224,17 +193,16 @@ def test_ctrl_c_in_the_middle_of_dvc_repro_leaves_no_task(cluster, checkout):
     checkout.commit()
     with slowed(checkout.folder):
         repro = cluster.start("dvc", "repro", "train")
-        wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+        wait_for(checkout.checkpoints)
         os.killpg(repro.popen.pid, signal.SIGINT)
         code, _, stderr = repro.wait()
     assert code not in (None, 0), stderr
     assert "stopped by Ctrl-C" in stderr
     assert cluster.jobs() == []
     assert trainings_in(checkout) == []
-    code, _, stderr = cluster.start("dvc", "repro", "train").wait()
-    assert code == 0, stderr
+    cluster.start("dvc", "repro", "train").ends()
     assert '"resumed"' in (checkout.folder / "runs/ddp-exact/run.json").read_text()
-    assert weights(checkout, "runs/ddp-exact") == train_alone(checkout)
+    assert checkout.weights("runs/ddp-exact") == checkout.train_alone()
 
 
 def test_a_job_that_meets_its_time_limit_goes_on_when_it_runs_again(cluster, checkout):
@@ -245,13 +213,11 @@ def test_a_job_that_meets_its_time_limit_goes_on_when_it_runs_again(cluster, che
     prepared(checkout, epochs=300, model=slow_model(checkout.folder))
     (checkout.folder / "cluster.toml").write_text('[slurm]\ntime = "1"\nwarning_seconds = 58\n')
     with slowed(checkout.folder):
-        code, _, stderr = cluster.train().wait(600)
-    assert code == 143, stderr
+        cluster.train().ends(143, seconds=600)
     (checkout.folder / "cluster.toml").unlink()  # on a slow host it would meet that limit again and again
-    code, _, stderr = cluster.train().wait(600)
-    assert code == 0, stderr
+    cluster.train().ends(seconds=600)
     assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
-    assert weights(checkout, "out") == train_alone(checkout)
+    assert checkout.weights("out") == checkout.train_alone()
 
 
 def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(cluster, checkout):
@@ -259,28 +225,23 @@ def test_a_job_that_is_requeued_goes_on_from_its_checkpoint(cluster, checkout):
     prepared(checkout, epochs=100, model=slow_model(checkout.folder))
     with slowed(checkout.folder):
         process = cluster.train()
-        wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/*.safetensors")))
+        wait_for(checkout.checkpoints)
         number, state = cluster.jobs()
         assert state == "RUNNING"
-        code, _, stderr = cluster.start("scontrol", "requeue", number).wait()
-        assert code == 0, stderr
+        cluster.start("scontrol", "requeue", number).ends()
         wait_for(lambda: cluster.jobs() == [number, "PENDING"])  # for two minutes, unless somebody cuts that short
-    code, _, stderr = cluster.start("scontrol", "update", f"JobId={number}", "StartTime=now").wait()
-    assert code == 0, stderr
-    code, _, stderr = process.wait(600)
-    assert code == 0, stderr
+    cluster.start("scontrol", "update", f"JobId={number}", "StartTime=now").ends()
+    process.ends(seconds=600)
     assert '"resumed"' in (checkout.folder / "out/run.json").read_text()
-    assert weights(checkout, "out") == train_alone(checkout)
+    assert checkout.weights("out") == checkout.train_alone()
 
 
 def test_the_doctor_sees_all_machines_of_an_allocation(cluster, checkout):
     prepared(checkout)
     command = [sys.executable, "-c", "from samebits.cli import main; main()", "doctor", "--nodes"]
-    code, stdout, stderr = cluster.start("salloc", "--quiet", "--nodes=2", *command).wait()
-    assert code == 0, stderr
+    stdout, _ = cluster.start("salloc", "--quiet", "--nodes=2", *command).ends()
     assert stdout.startswith("ok       nodes            2: n0, n1, which meet at n0 (10.77.0.10:")
     assert "ok       n0 - n1          gloo: a round trip takes " in stdout
     assert stdout.count("nodes   ") == 1
-    code, stdout, stderr = cluster.start("salloc", "--quiet", "--nodes=2", *command, "--params", "none.yaml").wait()
-    assert code == 2, stderr
+    _, stderr = cluster.start("salloc", "--quiet", "--nodes=2", *command, "--params", "none.yaml").ends(2)
     assert stderr.count("error: none.yaml: ") == 1
