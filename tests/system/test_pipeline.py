@@ -7,6 +7,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -84,6 +86,17 @@ class Repository:
 
     def json(self, name: str):
         return json.loads((self.folder / name).read_text())
+
+    @contextmanager
+    def edited(self, name: str, change: Callable[[str], str] = "{}# edited\n".format) -> Iterator[None]:
+        """A file has another text in the block."""
+        file = self.folder / name
+        kept = file.read_text()
+        file.write_text(change(kept))
+        try:
+            yield
+        finally:
+            file.write_text(kept)
 
 
 @pytest.fixture(scope="module")
@@ -177,32 +190,22 @@ def files_in(folder: Path) -> dict[Path, int]:
 
 
 def test_verify_says_what_is_not_the_same(repository):
-    lock = repository.folder / "dvc.lock"
-    kept = lock.read_text()
-    entry = YAML(typ="safe").load(kept)["stages"]["train@single-exact"]["outs"]
+    lock = YAML(typ="safe").load(repository.folder / "dvc.lock")
+    entry = lock["stages"]["train@single-exact"]["outs"]
     (digest,) = [out["md5"] for out in entry if out["path"].endswith("model.safetensors")]
-    lock.write_text(kept.replace(digest, "f" * 32))
-    try:
+    with repository.edited("dvc.lock", lambda text: text.replace(digest, "f" * 32)):
         done = repository.run("samebits", "verify", "--strategy", "single")
-    finally:
-        lock.write_text(kept)
     assert done.returncode == 1
     expected = "single-exact: DIFFERENT, single on 1 CPU device: model.safetensors not as in dvc.lock"
     assert done.stdout.splitlines() == ["data: bitwise, prepared again", expected]
 
 
 def test_verify_says_that_the_lock_is_older(repository):
-    mine = repository.folder / "mine.py"
-    loop = repository.folder / "src/samebits/training/loop.py"
-    for file, name in ((loop, "src/samebits/training"), (mine, "source.json")):
-        kept = file.read_text()
-        file.write_text(f"{kept}# edited\n")
-        repository("dvc", "repro", "host")
-        try:
-            output = repository("samebits", "verify", "--quick", "--strategy", "single")
-        finally:
-            file.write_text(kept)
+    for file, name in (("src/samebits/training/loop.py", "src/samebits/training"), ("mine.py", "source.json")):
+        with repository.edited(file):
             repository("dvc", "repro", "host")
+            output = repository("samebits", "verify", "--quick", "--strategy", "single")
+        repository("dvc", "repro", "host")
         assert f"dvc.lock is older than {name}" in output
 
 
@@ -230,16 +233,14 @@ def test_a_run_is_made_again_from_its_id_in_another_clone(repository, tmp_path):
 
 
 def test_a_run_of_changed_files_is_made_again_with_its_patch(repository):
-    mine, kept = repository.folder / "mine.py", (repository.folder / "mine.py").read_text()
-    mine.write_text(kept.replace("nn.ReLU()", "nn.Tanh()"))
     (repository.folder / "new.py").write_text("MORE = 1\n")
     try:
-        train = ["python", "pipeline/train.py", "--strategy", "single", "--numerics", "exact", "--out-dir", "tried"]
-        repository(*train)
-        repository("samebits", "track", "sync")
+        with repository.edited("mine.py", lambda text: text.replace("nn.ReLU()", "nn.Tanh()")):
+            train = ["python", "pipeline/train.py", "--strategy", "single", "--numerics", "exact", "--out-dir", "tried"]
+            repository(*train)
+            repository("samebits", "track", "sync")
         record = repository.json("tried/run.json")
     finally:
-        mine.write_text(kept)
         (repository.folder / "new.py").unlink()
         shutil.rmtree(repository.folder / "tried", ignore_errors=True)
     (run_id,) = ids_in(repository, weights_sha256=record["weights_sha256"])
@@ -269,13 +270,8 @@ def test_a_run_of_changed_files_is_made_again_with_its_patch(repository):
     ],
 )
 def test_an_edit_makes_stale_what_it_can_change(file, stale, repository):
-    path = repository.folder / file
-    text = path.read_text()
-    path.write_text(f"{text}# edited\n")
-    try:
+    with repository.edited(file):
         assert repository.stale() == stale
-    finally:
-        path.write_text(text)
 
 
 def test_another_host_or_an_edited_model_retrains(repository):
@@ -283,10 +279,9 @@ def test_another_host_or_an_edited_model_retrains(repository):
     assert {f"train@{name}" for name in RUNS} < repository.stale()
     repository("dvc", "repro", "host")
     assert repository.stale() == set()
-    (repository.folder / "mine.py").write_text(f"{MODEL}# edited\n")
-    repository("dvc", "repro", "host")
-    assert repository.stale() >= {"evaluate"} | TRAININGS
-    (repository.folder / "mine.py").write_text(MODEL)
+    with repository.edited("mine.py"):
+        repository("dvc", "repro", "host")
+        assert repository.stale() >= {"evaluate"} | TRAININGS
     repository("dvc", "repro", "host")
 
 

@@ -28,6 +28,8 @@ UID = 4321  # nobody's on any host
 BIN = Path(sys.executable).parent
 DOCKER = os.environ.get("SAMEBITS_TEST_DOCKER", "docker")
 CPU = "docker-compose.cpu.yml"
+BASE = {"BASE_IMAGE": os.environ["SAMEBITS_TEST_BASE"]} if os.environ.get("SAMEBITS_TEST_BASE") else {}
+"""The variable that gives Compose's builds another base than the Dockerfile's own."""
 
 
 def missing(reason):
@@ -90,6 +92,11 @@ class Clone:
             stdin=subprocess.DEVNULL,
         )
 
+    def start(self, *command, **environ):
+        """A command that goes on, with pipes for what it writes."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=self.folder, env={**self.environ, **environ}, **pipes)
+
     def __call__(self, *command, **environ):
         done = self.run(*command, **environ)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -137,9 +144,8 @@ def image(engine, clone):
     for name in ("data/leaked", "secrets/leaked", "runs/leaked", ".env.local", "src/.env"):
         (checkout.folder / name).parent.mkdir(exist_ok=True)
         (checkout.folder / name).write_text("do-not-leak-me")
-    base = os.environ.get("SAMEBITS_TEST_BASE")
     secrets = dict.fromkeys(("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "MLFLOW_TRACKING_PASSWORD"), "do-not-leak-me")
-    Compose(checkout, CPU, **secrets, **({"BASE_IMAGE": base} if base else {}))("build")
+    Compose(checkout, CPU, **secrets, **BASE)("build")
     return image_name("cpu", checkout.folder)
 
 
@@ -166,7 +172,10 @@ def containers(engine, checkout):
 
 
 class Compose:
-    """One project of a clone's Compose files; ``fresh`` is without the .env that tools/env.sh writes."""
+    """One project of a clone's Compose files; ``fresh`` is without the .env that tools/env.sh writes.
+
+    After a block it is down.
+    """
 
     def __init__(self, checkout, *overlays, fresh=False, **environ):
         self.checkout, self.port = checkout, free_port()
@@ -183,7 +192,10 @@ class Compose:
         done = self.checkout.run(*self.command, "wait", service, **self.environ)
         assert done.returncode == 0, self("logs", service)[-4000:]
 
-    def down(self):
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
         self.checkout.run(*self.command, "down", "--volumes", "--timeout", "5", **self.environ)
 
     def id_of(self, service):

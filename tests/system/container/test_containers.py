@@ -15,6 +15,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 from container_tools import (
+    BASE,
     CPU,
     UID,
     Compose,
@@ -93,13 +94,10 @@ def finished(image, clone):
     """A clone of an unprivileged user, in which ``docker compose up`` has run."""
     checkout = clone("compose")
     checkout.give_to(UID)
-    project = Compose(checkout, CPU)
-    try:
+    with Compose(checkout, CPU) as project:
         project("up", "--detach", "--no-build")
         project.wait("experiment")
         yield project
-    finally:
-        project.down()
 
 
 def ask(port, route, body=None, host=None):
@@ -160,9 +158,7 @@ def test_a_fresh_clone_needs_nothing_but_compose(owner, clone):
     checkout = clone("fresh", numerics=["exact"], strategies=["single", "ddp"])
     add_wheels(checkout)
     checkout.give_to(owner)
-    base = os.environ.get("SAMEBITS_TEST_BASE")
-    project = Compose(checkout, CPU, fresh=True, **({"BASE_IMAGE": base} if base else {}))
-    try:
+    with Compose(checkout, CPU, fresh=True, **BASE) as project:
         project("up", "--detach")
         project.wait("experiment")
         assert {path.lstat().st_uid for path in checkout.folder.rglob("*")} == {owner}
@@ -176,19 +172,15 @@ def test_a_fresh_clone_needs_nothing_but_compose(owner, clone):
         done = checkout.run(*project.command, "run", "--rm", "--no-deps", "-T", "experiment", "cat",
                             "/proc/self/status", **project.environ)  # fmt: skip
         assert all(f"{name}:\t{0:016x}" in done.stdout for name in POWERS), done
-    finally:
-        project.down()
 
 
 @pytest.mark.usefixtures("image")
 def test_a_worktree_without_its_git_folder_is_refused_by_name(clone, tmp_path):
     checkout = clone("whole")
-    base = os.environ.get("SAMEBITS_TEST_BASE")
     checkout("git", "worktree", "add", "--quiet", str(tmp_path / "tree"))
     checkout.folder = tmp_path / "tree"
     add_wheels(checkout)
-    project = Compose(checkout, CPU, fresh=True, **({"BASE_IMAGE": base} if base else {}))
-    try:
+    with Compose(checkout, CPU, fresh=True, **BASE) as project:
         run = ["run", "--rm", "--no-deps", "-T", "experiment"]
         done = checkout.run(*project.command, *run, **project.environ)
         assert done.returncode == 3
@@ -197,8 +189,6 @@ def test_a_worktree_without_its_git_folder_is_refused_by_name(clone, tmp_path):
         )
         checkout("sh", "tools/env.sh")
         assert project(*run, "git", "rev-parse", "--show-toplevel").strip() == str(checkout.folder)
-    finally:
-        project.down()
 
 
 def test_another_host_header_is_refused(finished):
@@ -249,8 +239,7 @@ def test_the_doctor_reaches_a_server_of_this_host_from_inside(image, clone, fini
 def test_ctrl_c_ends_the_training_before_its_container(image, clone, engine):
     checkout = clone("interrupted", epochs=5000)
     checkout.give_to(UID)
-    project = Compose(checkout, CPU)
-    try:
+    with Compose(checkout, CPU) as project:
         up = subprocess.Popen(
             [*project.command, "up", "--no-build"],
             cwd=checkout.folder,
@@ -267,8 +256,6 @@ def test_ctrl_c_ends_the_training_before_its_container(image, clone, engine):
         assert set(states.values()) == {"exited"}
         project("up", "--detach", "--no-build", "--wait", "mlflow")
         assert [run["info"]["status"] for run in recorded(project)] == ["KILLED"]
-    finally:
-        project.down()
 
 
 # -- stages of dvc repro on the host ---------------------------------------------------------------------------
@@ -385,9 +372,7 @@ def test_output_comes_while_the_command_goes_on(image, clone):
     command = ["samebits", "container", "run", "sh", "-c", "echo first; read -r line < wait; echo $line >&2"]
     checkout = clone("live")
     os.mkfifo(checkout.folder / "wait")
-    process = subprocess.Popen(
-        command, cwd=checkout.folder, env=checkout.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = checkout.start(*command)
     assert process.stdout.readline() == "first\n"
     assert process.poll() is None
     (checkout.folder / "wait").write_text("second\n")
@@ -404,7 +389,7 @@ def test_output_comes_while_the_command_goes_on(image, clone):
 def test_other_signals(script, signals, code, image, clone, engine):
     checkout = clone("signals")
     command = ["samebits", "container", "run", "sh", "-c", script]
-    process = subprocess.Popen(command, cwd=checkout.folder, env=checkout.environ, stdout=subprocess.PIPE, text=True)
+    process = checkout.start(*command)
     assert process.stdout.readline() == "up\n"
     for signum in signals:
         process.send_signal(signum)
@@ -426,9 +411,7 @@ def test_a_signal_ends_the_training_and_leaves_no_container(signum, code, image,
     checkout = clone("signal", epochs=5000)
     checkout("python", "pipeline/prepare.py", SAMEBITS_RUNTIME="container")
     command = ["python", "pipeline/train.py", "--strategy", "ddp", "--numerics", "exact"]
-    process = subprocess.Popen(
-        command, cwd=checkout.folder, env={**checkout.environ, "SAMEBITS_RUNTIME": "container"}, stderr=subprocess.PIPE
-    )
+    process = checkout.start(*command, SAMEBITS_RUNTIME="container")
     wait_for(lambda: list((checkout.folder / ".samebits/resume").glob("*/0*")))
     process.send_signal(signum)
     process.communicate(timeout=patient(120))
@@ -448,12 +431,7 @@ def test_a_signal_ends_the_training_and_leaves_no_container(signum, code, image,
 
 def test_a_runner_that_is_killed_leaves_what_the_next_one_removes(image, clone, engine):
     checkout = clone("killed")
-    process = subprocess.Popen(
-        ["samebits", "container", "run", "sleep", "600"],
-        cwd=checkout.folder,
-        env=checkout.environ,
-        stderr=subprocess.PIPE,
-    )
+    process = checkout.start("samebits", "container", "run", "sleep", "600")
     wait_for(lambda: [c for c in containers(engine, checkout) if c.status == "running"])
     process.kill()
     process.communicate()
@@ -550,8 +528,7 @@ def test_mlflow_keeps_its_runs_in_postgresql(image, clone, engine):
     secret.write_text("a-word")
     checkout.give_to(UID)
     secret.chmod(0o640)
-    project = Compose(checkout, CPU, POSTGRES, **({"POSTGRES_IMAGE": name} if name else {}))
-    try:
+    with Compose(checkout, CPU, POSTGRES, **({"POSTGRES_IMAGE": name} if name else {})) as project:
         project("up", "--detach", "--no-build", "--wait", "mlflow")
         run = ask(project.port, "runs/create", {"experiment_id": "0"})["run"]["info"]["run_id"]
         counted = project("exec", "-T", "postgres", "psql", "-U", "mlflow", "-d", "mlflow", "-Atc",
@@ -559,5 +536,3 @@ def test_mlflow_keeps_its_runs_in_postgresql(image, clone, engine):
         assert counted.strip() == "1"
         server = engine.containers.get(project.id_of("mlflow"))
         assert "a-word" not in str(server.attrs)
-    finally:
-        project.down()
