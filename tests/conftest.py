@@ -31,6 +31,7 @@ from samebits.host import facts
 from samebits.numerics.environment import ENVIRONMENT, prepare_environment
 from samebits.params import Params, parse_params
 from samebits.records.provenance import versions
+from samebits.records.run import Run, read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -272,6 +273,13 @@ class Stage:
             text=True,
             timeout=patient(240),
         )
+
+    def train(self, strategy: str, data: Path, *arguments: str, out: str = "out", **environ: str) -> Run:
+        """Train untracked, in a new interpreter as for a user; the run."""
+        options = ["--strategy", strategy, "--no-tracking", "--data-dir", str(data), "--out-dir", out, *arguments]
+        done = self.fresh("train", *options, **environ)
+        assert done.returncode == 0, done.stderr
+        return read_run(self.folder / out)
 
     def write_params(self, raw: dict[str, Any]) -> Params:
         YAML().dump(raw, self.folder / "params.yaml")

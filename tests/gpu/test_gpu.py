@@ -20,7 +20,7 @@ from samebits.hashes import sha256
 from samebits.host import count_gpus, driver_facts, host_facts
 from samebits.params import parse_params
 from samebits.records.card import read_card
-from samebits.records.run import Evaluation, read_run
+from samebits.records.run import Evaluation
 from samebits.strategies.placement import Devices
 from samebits.training import batches as feeding
 from samebits.training.batches import Batches, load_data, on_device
@@ -33,13 +33,19 @@ from samebits.training.worker import make_worker
 pytestmark = pytest.mark.gpus(1)
 
 
-def run_stage(stage, strategy, data, *arguments, out=None):
-    """In a fresh interpreter: the warm one is forked, and its children may use CUDA, but it is not how a user runs."""
-    out = out or f"runs/{strategy}-fast"
-    options = ["--strategy", strategy, "--no-tracking", "--data-dir", str(data), "--out-dir", out, *arguments]
-    done = stage.fresh("train", *options)
-    assert done.returncode == 0, done.stderr
-    return read_run(stage.folder / out)
+def params_of_net(stage, *, first="pass", added="0", **train):
+    """Params of a model of one layer, whose forward pass does something first and adds something to its result."""
+    (stage.folder / "mine.py").write_text(
+        "import os, sys, time, torch\nfrom torch import nn\n"
+        "class Net(nn.Linear):\n"
+        "    calls = 0\n"
+        "    def forward(self, x):\n"
+        "        Net.calls += 1\n"
+        f"        {first}\n"
+        f"        return super().forward(x) + {added}\n"
+        "def make():\n    return Net(128, 10)\n"
+    )
+    return stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}, **train))
 
 
 @pytest.mark.shares_a_gpu
@@ -53,8 +59,8 @@ def test_parity_on_one_shared_gpu(task, strategy, stage, data_dir):
     raw["train"]["global_batch_size"] = 16 * count
     params = stage.write_params(raw)
     data = data_dir(params)
-    single = run_stage(stage, "single", data)
-    run = run_stage(stage, strategy, data, "--num-devices", str(count))
+    single = stage.train("single", data)
+    run = stage.train(strategy, data, "--num-devices", str(count))
     placement = run.record.placement
     assert run.losses == pytest.approx(single.losses, rel=1e-4)
     assert placement.devices_used == count
@@ -69,8 +75,8 @@ def test_parity_on_one_shared_gpu(task, strategy, stage, data_dir):
 def test_parity_on_several_gpus(task, strategy, stage, data_dir):
     params = stage.write_params(small(task, optimizer={"name": "sgd", "lr": 0.01}, repeats=2))
     data = data_dir(params)
-    single = run_stage(stage, "single", data)
-    run = run_stage(stage, strategy, data)
+    single = stage.train("single", data)
+    run = stage.train(strategy, data)
     placement, timing = run.record.placement, run.timing
     assert run.losses == pytest.approx(single.losses, rel=1e-4)
     assert placement.labels == ()
@@ -92,7 +98,7 @@ def test_every_precision_under_every_strategy(precision, strategy, stage, data_d
     raw["data"]["num_samples"] = 16 * 16 * count  # 16 steps on any host
     params = stage.write_params(raw)
     arguments = ["--num-devices", str(count)] if strategy != "single" else []
-    run = run_stage(stage, strategy, data_dir(params), *arguments)
+    run = stage.train(strategy, data_dir(params), *arguments)
     assert all(math.isfinite(loss) for loss in run.losses)
     assert run.losses[-1] < run.losses[0]
     older = float(driver_facts().gpus[0].compute_capability) < 8
@@ -103,7 +109,7 @@ def test_every_precision_under_every_strategy(precision, strategy, stage, data_d
 def test_a_repeat_gives_the_same_bits(task, stage, data_dir):
     params = stage.write_params(small(task, repeats=2))
     for name in ("a", "b"):
-        run = run_stage(stage, "single", data_dir(params), out=name)
+        run = stage.train("single", data_dir(params), out=name)
         assert run.record.first_unrepeated_step is None
     for file in ("losses.csv", "model.safetensors"):
         assert sha256(stage.folder / "a" / file) == sha256(stage.folder / "b" / file)
@@ -118,7 +124,7 @@ HAS_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()
 def test_precisions_over_nccl(precision, stage, data_dir):
     """On GPUs of their own: with workers that share one, gloo takes NCCL's place."""
     params = stage.write_params(small("tokens", precision=precision, clip_grad_norm=1.0, repeats=2))
-    run = run_stage(stage, "ddp", data_dir(params))
+    run = stage.train("ddp", data_dir(params))
     assert run.record.placement.backend == "nccl"
     assert run.losses[-1] < run.losses[0]
     assert run.record.first_unrepeated_step is None
@@ -127,18 +133,9 @@ def test_precisions_over_nccl(precision, stage, data_dir):
 @pytest.mark.gpus(2)
 def test_a_rank_that_does_not_come_is_named(stage, data_dir):
     """NCCL ends the rank that waits."""
-    (stage.folder / "mine.py").write_text(
-        "import os, time\nfrom torch import nn\n"
-        "class Net(nn.Linear):\n"
-        "    calls = 0\n"
-        "    def forward(self, x):\n"
-        "        Net.calls += 1\n"
-        "        if Net.calls == 14 and os.environ.get('RANK') == '1':\n"  # the trial, ten steps of warm-up, two more
-        "            time.sleep(200)\n"
-        "        return super().forward(x)\n"
-        "def make():\n    return Net(128, 10)\n"
-    )
-    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}, timeout_s=10, num_devices=2))
+    # After the trial, ten steps of warm-up and two more.
+    stays_away = "if Net.calls == 14 and os.environ.get('RANK') == '1': time.sleep(200)"
+    params = params_of_net(stage, first=stays_away, timeout_s=10, num_devices=2)
     done = stage.fresh("train", "--strategy", "ddp", "--no-tracking", "--data-dir", str(data_dir(params)))
     assert done.returncode == 4, done.stderr
     assert "the worker of rank 1 did not answer the others" in done.stderr
@@ -151,37 +148,22 @@ def test_compile(strategy, stage, data_dir):
     plain = stage.folder / "plain.yaml"
     plain.write_text((stage.folder / "params.yaml").read_text().replace("compile: true", "compile: false"))
     data = data_dir(params)
-    eager = run_stage(stage, strategy, data, "--params", "plain.yaml", out="plain")
-    assert run_stage(stage, strategy, data).losses == pytest.approx(eager.losses, rel=1e-3)
+    eager = stage.train(strategy, data, "--params", "plain.yaml", out="plain")
+    assert stage.train(strategy, data).losses == pytest.approx(eager.losses, rel=1e-3)
 
 
-def test_out_of_memory_is_explained(stage, data_dir):
-    (stage.folder / "mine.py").write_text(
-        "import torch\nfrom torch import nn\n"
-        "class Net(nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        return super().forward(x) + torch.empty(1 << 42, device=x.device)[0]\n"
-        "def make():\n    return Net(128, 10)\n"
-    )
-    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
+@pytest.mark.parametrize(
+    ("added", "code", "said"),
+    [
+        ("torch.empty(1 << 42, device=x.device)[0]", 3, "out of memory on "),
+        ("torch.zeros(10)", 2, "the model and its batch are on different devices"),
+    ],
+)
+def test_what_a_gpu_does_not_take_is_explained(added, code, said, stage, data_dir):
+    params = params_of_net(stage, added=added)
     done = stage.fresh("train", "--strategy", "single", "--no-tracking", "--data-dir", str(data_dir(params)))
-    assert done.returncode == 3
-    assert "out of memory on " in done.stderr
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_model_on_the_wrong_device_is_named(stage, data_dir):
-    (stage.folder / "mine.py").write_text(
-        "import torch\nfrom torch import nn\n"
-        "class Net(nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        return super().forward(x) + torch.zeros(10)\n"
-        "def make():\n    return Net(128, 10)\n"
-    )
-    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
-    done = stage.fresh("train", "--strategy", "single", "--no-tracking", "--data-dir", str(data_dir(params)))
-    assert done.returncode == 2
-    assert "the model and its batch are on different devices" in done.stderr
 
 
 @pytest.mark.cuda_here
@@ -260,20 +242,12 @@ def test_the_host_facts_name_the_gpus():
 
 
 def test_evaluation_runs_on_the_gpu(stage, data_dir):
-    (stage.folder / "mine.py").write_text(
-        "import sys\nfrom torch import nn\n"
-        "class Net(nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        sys.stderr.write(f'on {x.device} {self.training}\\n')\n"
-        "        return super().forward(x)\n"
-        "def make():\n    return Net(128, 10)\n"
-    )
-    params = stage.write_params(small(model={"name": "mine:make", "source": "mine.py"}))
+    params = params_of_net(stage, first="sys.stderr.write(f'on {x.device} {self.training}\\n')")
     data = data_dir(params)
-    run_stage(stage, "single", data)
-    done = stage.fresh("evaluate", "runs/single-fast", "--data-dir", str(data))
+    stage.train("single", data)
+    done = stage.fresh("evaluate", "out", "--data-dir", str(data))
     assert done.returncode == 0, done.stderr
-    evaluation = Evaluation.read(stage.folder / "reports/evaluation/single-fast.json", made_by="evaluate.py")
+    evaluation = Evaluation.read(stage.folder / "reports/evaluation/out.json", made_by="evaluate.py")
     assert evaluation.samples == 200
     assert "on cuda:0 False" in done.stderr
 

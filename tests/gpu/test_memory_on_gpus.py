@@ -6,7 +6,6 @@ from conftest import small
 from samebits.doctor.fitting import Case, search
 from samebits.host import driver_facts
 from samebits.params import parse_params
-from samebits.records.run import read_run
 from samebits.training.placement import this_machine
 
 pytestmark = pytest.mark.gpus(1)
@@ -17,10 +16,7 @@ GIB = 2**30
 
 def train(stage, data_dir, strategy, **settings):
     params = stage.write_params(small(model=MODEL, optimizer={"name": "adamw", "lr": 0.001}, **settings))
-    options = ["--strategy", strategy, "--no-tracking", "--data-dir", str(data_dir(params))]
-    done = stage.fresh("train", *options)
-    assert done.returncode == 0, done.stderr
-    return read_run(stage.folder / f"runs/{strategy}-fast")
+    return stage.train(strategy, data_dir(params))
 
 
 def about(count):

@@ -3,7 +3,6 @@
 import pytest
 
 from conftest import small
-from samebits.records.run import RunRecord
 
 pytestmark = pytest.mark.gpus(1)
 
@@ -11,10 +10,7 @@ pytestmark = pytest.mark.gpus(1)
 def divided(stage, data_dir, strategy, devices):
     model = {"name": "mlp", "kwargs": {"hidden": [512, 512]}}
     params = stage.write_params(small(model=model, repeats=2, num_devices=devices))
-    data = str(data_dir(params))
-    done = stage("train", "--strategy", strategy, "--no-tracking", "--data-dir", data, "--out-dir", "out")
-    assert done.returncode == 0, done.stderr
-    return RunRecord.read(stage.folder / "out/run.json", made_by="train").breakdown
+    return stage.train(strategy, data_dir(params)).record.breakdown
 
 
 def test_phases_of_one_gpu_add_up_to_its_step(stage, data_dir):

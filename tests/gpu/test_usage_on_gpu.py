@@ -10,7 +10,6 @@ import torch
 from conftest import small
 from samebits.host import TOTALS, GpuMeters
 from samebits.measuring.roofline import multiply_fast
-from samebits.records.run import read_run
 
 pytestmark = pytest.mark.gpus(1)
 
@@ -47,10 +46,7 @@ def test_the_usage_of_a_training(stage, data_dir):
     raw = small(repeats=2)
     raw["data"]["num_samples"] = 64 * 4000
     params = stage.write_params(raw)
-    options = ["--strategy", "single", "--no-tracking", "--data-dir", str(data_dir(params))]
-    done = stage.fresh("train", *options)
-    assert done.returncode == 0, done.stderr
-    usage = read_run(stage.folder / "runs/single-fast").record.usage
+    usage = stage.train("single", data_dir(params)).record.usage
     (device,) = usage.training.devices
     assert device.readings >= 1
     assert "memory_used_mib" in device.counters
