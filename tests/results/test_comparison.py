@@ -138,36 +138,26 @@ def test_runs_are_judged_against_the_first(compared):
     assert ddp.verdict.weights.grade == "bitwise"
 
 
+SLOWED, NETWORK = "is lost as devices slow each other down", "goes to the network and to waiting for other machines"
+
+
 @pytest.mark.parametrize(
-    ("steps", "devices_by_node", "sentence"),
+    ("steps", "devices_by_node", "parts"),
     [
-        ({}, (), "Of a step, 50% (20 ms) goes to communication and waiting."),
-        (
-            {"together": 28.0},
-            (),
-            "Of a step, 20% (8 ms) is lost as devices slow each other down, and 30% (12 ms) goes to communication and "
-            "waiting.",
-        ),
-        ({"together": 19.0}, (), "Of a step, 52% (21 ms) goes to communication and waiting."),
-        ({"together": 41.0}, (), "Of a step, 52% (21 ms) is lost as devices slow each other down."),
-        (
-            {"together": 20.0},
-            (1, 1),
-            "Of a step, 50% (20 ms) goes to the network and to waiting for other machines.",
-        ),
-        (
-            {"together": 22.0, "node": 24.0},
-            (2, 2),
-            "Of a step, 5% (2 ms) is lost as devices slow each other down, 5% (2 ms) goes to communication and waiting "
-            "inside machines, and 40% (16 ms) goes to the network and to waiting for other machines.",
-        ),
+        ({}, (), "50% (20 ms) goes to communication and waiting"),
+        ({"together": 28.0}, (), f"20% (8 ms) {SLOWED}, and 30% (12 ms) goes to communication and waiting"),
+        ({"together": 19.0}, (), "52% (21 ms) goes to communication and waiting"),
+        ({"together": 41.0}, (), f"52% (21 ms) {SLOWED}"),
+        ({"together": 20.0}, (1, 1), f"50% (20 ms) {NETWORK}"),
+        ({"together": 22.0, "node": 24.0}, (2, 2),
+         f"5% (2 ms) {SLOWED}, 5% (2 ms) goes to communication and waiting inside machines, and 40% (16 ms) {NETWORK}"),
     ],
-)
-def test_where_the_time_of_a_step_goes(steps, devices_by_node, sentence):
+)  # fmt: skip
+def test_where_the_time_of_a_step_goes(steps, devices_by_node, parts):
     steps = {"strategy": 40.0, "single": 80.0, "share": 20.0, **steps}
     several = {"devices_by_node": devices_by_node, "devices_used": 4}
     said = say_speed(row("ddp", slice_step_ms=steps, speedup=ratio(2.0), bound=ratio(4.0), **several))
-    assert said.endswith(f"which bounds the speed at 4.00 times. {sentence}")
+    assert said.endswith(f"which bounds the speed at 4.00 times. Of a step, {parts}.")
 
 
 def test_curves_are_short_and_true():
@@ -203,12 +193,7 @@ def test_curves_are_short_and_true():
             ["dp-fast has no speed-up: train.repeats is 1."],
         ),
         (
-            {
-                "labels": [OneDevice()],
-                "speedup": None,
-                "bound": None,
-                "speedup_unavailable": OneDevice(),
-            },
+            {"labels": [OneDevice()], "speedup": None, "bound": None, "speedup_unavailable": OneDevice()},
             ["dp-fast has no speed-up (one device): one device was used."],
         ),
         ({"speedup": ratio(3.65)}, ["which bounds the speed at 3.60 times."]),
@@ -237,61 +222,51 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
     )
 
 
+def repeats(count, half_width, stopped):
+    return Repeats(planned=2, count=count, prolonged_seconds=9.5, half_width=half_width, stopped=stopped)
+
+
+DIFFERED = "samples per second differed by {}% between repeats"
+KNOWN = "after {} the speed-up is known within {}% only, and "
+SHARED_GPU = {
+    "samples": 1,
+    "sampler_share": 0.0,
+    "training": {"seconds": 1.0, "devices": [device_usage(0, shared=0.5)]},
+}
+
+
 @pytest.mark.parametrize(
     ("changes", "remark"),
     [
+        ({"labels": [Oversubscribed(workers=2, devices=1, device="GPU")]}, "oversubscribed: 2 workers share 1 GPU"),
+        ({"first_unrepeated_step": 7}, "not repeatable: a repeat on this host gave another loss at step 7"),
+        ({"samples_per_sec_spread": ratio(100.0, 100.0, 116.0)}, f"noisy: {DIFFERED.format(16)}"),
         (
-            {"labels": [Oversubscribed(workers=2, devices=1, device="GPU")]},
-            "dp-fast: oversubscribed: 2 workers share 1 GPU",
-        ),
-        ({"first_unrepeated_step": 7}, "dp-fast: not repeatable: a repeat on this host gave another loss at step 7"),
-        (
-            {"samples_per_sec_spread": ratio(100.0, 80.0, 120.0)},
-            "dp-fast: noisy: samples per second differed by 50% between repeats",
+            {"repeats": repeats(7, 0.083, "limit")},
+            f"noisy: {KNOWN.format('7 repeats', 8.3)}train.prolong_s allows no more",
         ),
         (
-            {"repeats": Repeats(planned=2, count=7, prolonged_seconds=9.5, half_width=0.083, stopped="limit")},
-            "dp-fast: noisy: after 7 repeats the speed-up is known within 8.3% only, and train.prolong_s allows no "
-            "more",
+            {"repeats": repeats(1, 0.2, "off"), "samples_per_sec_spread": ratio(100.0, 80.0, 120.0)},
+            f"noisy: {DIFFERED.format(50)}; {KNOWN.format('1 repeat', 20.0)}train.prolong_s is 0",
         ),
-        (
-            {
-                "repeats": Repeats(planned=1, count=1, prolonged_seconds=0.0, half_width=0.2, stopped="off"),
-                "samples_per_sec_spread": ratio(100.0, 80.0, 120.0),
-            },
-            "dp-fast: noisy: samples per second differed by 50% between repeats; after 1 repeat the speed-up is known "
-            "within 20.0% only, and train.prolong_s is 0",
-        ),
-        (
-            {"repeats": Repeats(planned=2, count=100, prolonged_seconds=9.5, half_width=0.053, stopped="most")},
-            "dp-fast: noisy: after 100 repeats the speed-up is known within 5.3% only, and there are never more",
-        ),
-        (
-            {
-                "usage": {
-                    "samples": 1,
-                    "sampler_share": 0.0,
-                    "training": {"seconds": 1.0, "devices": [device_usage(0, shared=0.5)]},
-                }
-            },
-            "dp-fast: disturbed: another process was on GPU 0 too",
-        ),
+        ({"repeats": repeats(100, 0.053, "most")}, f"noisy: {KNOWN.format('100 repeats', 5.3)}there are never more"),
+        ({"usage": SHARED_GPU}, "disturbed: another process was on GPU 0 too"),
         (
             {"initial_sha256": "other"},
-            "dp-fast: different start: its first weights are not those of single-fast: the factory draws numbers that "
-            "are not seeded",
+            "different start: its first weights are not those of single-fast: the factory draws numbers that are not "
+            "seeded",
         ),
-        ({"notes": [RESUMED]}, f"dp-fast: {RESUMED.sentence()}"),
+        ({"notes": [RESUMED]}, RESUMED.sentence()),
         (
             {"not_applied": {"train.compile": "dp_is_not_compiled"}},
-            f"dp-fast: train.compile was not applied: {NOT_APPLIED['dp_is_not_compiled']}",
+            f"train.compile was not applied: {NOT_APPLIED['dp_is_not_compiled']}",
         ),
     ],
 )
 def test_what_a_reader_must_know_is_said(changes, remark, compared):
     comparison = compared(**changes)
-    assert remarks(comparison) == [remark]
-    assert f"- {remark}" in markdown(comparison)
+    assert remarks(comparison) == [f"dp-fast: {remark}"]
+    assert f"- dp-fast: {remark}" in markdown(comparison)
 
 
 def test_a_fallback_is_never_a_speed_up(compared):
@@ -527,9 +502,7 @@ def test_runs_of_other_params_are_not_compared_under_these(changes, message, com
 def test_runs_of_other_data_are_not_compared(compared, tmp_path):
     compared()
     rewrite(tmp_path / "runs/ddp-fast/run.json", "data", "sha256", value="f" * 64)
-    with pytest.raises(
-        UserError, match=r"runs/ddp-fast/run\.json: trained on other data: SHA-256 f{12}, single-fast on "
-    ):
+    with pytest.raises(UserError, match=r"runs/ddp-fast/run\.json: trained on other data: SHA-256 f{12}, single-fast"):
         compare_in(tmp_path)
 
 
@@ -540,43 +513,31 @@ def rows_of(found):
         yield row(strategy, devices=1 if strategy == "single" else 2, **known)
 
 
+DDP = "Fastest here is ddp-fast on 2 GPUs: 1.50 times the speed of single (1.40 to 1.60)"
+SINGLE = "Fastest here is single-fast"
+NONE = "None is shown to be faster here than one device: no difference shown"
+NO_FASTER = "1.02 times the speed of single (0.98 to 1.05)"
+UNKNOWN = "Which strategy is fastest here was not measured"
+
+
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
-        (
-            {"dp": OPEN, "ddp": FASTER},
-            "Fastest here is ddp-fast on 2 GPUs: 1.50 times the speed of single (1.40 to 1.60).",
-        ),
-        (
-            {"dp": ratio(1.45, 1.41, 1.49), "ddp": FASTER},
-            "Fastest here is ddp-fast on 2 GPUs: 1.50 times the speed of single (1.40 to 1.60); dp-fast is not shown "
-            "to be slower than that.",
-        ),
-        (
-            {"dp": SLOWER, "ddp": OPEN},
-            "None is shown to be faster here than one device: no difference shown for ddp-fast, 1.02 times the speed "
-            "of single (0.98 to 1.05).",
-        ),
-        (
-            {"dp": OPEN, "ddp": OPEN},
-            "None is shown to be faster here than one device: no difference shown for dp-fast, 1.02 times the speed of "
-            "single (0.98 to 1.05), and ddp-fast, 1.02 times the speed of single (0.98 to 1.05).",
-        ),
-        (
-            {"dp": ONE_REPEAT, "ddp": FASTER},
-            "Fastest here is ddp-fast on 2 GPUs: 1.50 times the speed of single (1.40 to 1.60). dp-fast had no "
-            "speed-up measured.",
-        ),
-        ({"dp": SLOWER, "ddp": SLOWER}, "Fastest here is single-fast: no other strategy beat one device."),
-        ({"dp": FALLBACK, "ddp": SLOWER}, "Fastest here is single-fast: no other strategy beat one device."),
-        ({"dp": FALLBACK, "ddp": ONE_REPEAT}, "Which strategy is fastest here was not measured: train.repeats is 1."),
-        ({"dp": SLOWER, "ddp": ONE_REPEAT}, "Which strategy is fastest here was not measured: train.repeats is 1."),
-        ({"dp": FALLBACK}, "Fastest here is single-fast: no other strategy could use more than one device."),
-        ({}, "Fastest here is single-fast: nothing else was trained."),
-        ({"dp": SHARED}, "Which strategy is fastest here was not measured: 8 workers share 4 GPUs."),
-        ({"dp": FALLBACK, "ddp": SHARED}, "Which strategy is fastest here was not measured: 8 workers share 4 GPUs."),
+        ({"dp": OPEN, "ddp": FASTER}, f"{DDP}."),
+        ({"dp": ratio(1.45, 1.41, 1.49), "ddp": FASTER}, f"{DDP}; dp-fast is not shown to be slower than that."),
+        ({"dp": ONE_REPEAT, "ddp": FASTER}, f"{DDP}. dp-fast had no speed-up measured."),
+        ({"dp": SLOWER, "ddp": OPEN}, f"{NONE} for ddp-fast, {NO_FASTER}."),
+        ({"dp": OPEN, "ddp": OPEN}, f"{NONE} for dp-fast, {NO_FASTER}, and ddp-fast, {NO_FASTER}."),
+        ({"dp": SLOWER, "ddp": SLOWER}, f"{SINGLE}: no other strategy beat one device."),
+        ({"dp": FALLBACK, "ddp": SLOWER}, f"{SINGLE}: no other strategy beat one device."),
+        ({"dp": FALLBACK}, f"{SINGLE}: no other strategy could use more than one device."),
+        ({}, f"{SINGLE}: nothing else was trained."),
+        ({"dp": FALLBACK, "ddp": ONE_REPEAT}, f"{UNKNOWN}: train.repeats is 1."),
+        ({"dp": SLOWER, "ddp": ONE_REPEAT}, f"{UNKNOWN}: train.repeats is 1."),
+        ({"dp": SHARED}, f"{UNKNOWN}: 8 workers share 4 GPUs."),
+        ({"dp": FALLBACK, "ddp": SHARED}, f"{UNKNOWN}: 8 workers share 4 GPUs."),
     ],
-)  # fmt: skip
+)
 def test_which_is_fastest_as_far_as_it_was_measured(found, sentence):
     assert say_fastest(sample(*rows_of({"single": ratio(1.0), **found}))) == sentence
     if found:  # the order is the user's
@@ -584,9 +545,8 @@ def test_which_is_fastest_as_far_as_it_was_measured(found, sentence):
 
 
 def test_without_single_no_single_is_named():
-    assert say_fastest(sample(row("ddp", speedup_unavailable=SpokenRemark(kind="one_device", text="one")))) == (
-        "Which strategy is fastest here was not measured: ddp-fast used one device."
-    )
+    alone = row("ddp", speedup_unavailable=SpokenRemark(kind="one_device", text="one"))
+    assert say_fastest(sample(alone)) == f"{UNKNOWN}: ddp-fast used one device."
 
 
 def test_the_largest_difference_of_all_runs_is_said():
@@ -681,8 +641,8 @@ def test_one_line_about_a_training(compared, tmp_path):
 
 
 def test_a_host_that_turned_out_quiet_is_not_called_noisy(compared):
-    narrow = Repeats(planned=2, count=7, prolonged_seconds=9.5, half_width=0.04, stopped="narrow")
-    assert remarks(compared(repeats=narrow)) == []
+    spread = ratio(107.0, 100.0, 114.0)
+    assert remarks(compared(repeats=repeats(7, 0.04, "narrow"), samples_per_sec_spread=spread)) == []
 
 
 def test_what_a_reader_must_know_of_a_training(compared, tmp_path):
