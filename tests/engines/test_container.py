@@ -1,4 +1,4 @@
-"""The image's name, what is mounted, and where a stage runs; without an engine; tests/system/container has one."""
+"""The image's name, mounts, and the place of a stage, without an engine. tests/system/container has one."""
 
 import json
 import os
@@ -39,7 +39,7 @@ NAMED = ("Dockerfile", "requirements.uv.lock", "requirements.cpu.lock", "require
 
 
 def compose_environment(folder):
-    """What tools/env.sh tells Compose of a folder."""
+    """The variables that tools/env.sh writes for Compose."""
     for name in (*NAMED, "tools/env.sh"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
@@ -449,7 +449,7 @@ def test_a_result_never_stays_in_the_container_also_where_the_host_would_do(comm
 )
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_ends_a_container_delivers_first(fails, pid, environ, writes, delivers, monkeypatch, tmp_path, capsys):
-    """The logs of a folder that machines share may be node 0's."""
+    """In a folder that machines share, the logs may be those of node 0."""
     monkeypatch.chdir(tmp_path)
     stage.LOGS.mkdir(parents=True)
     (stage.LOGS / "old.jsonl").touch()
@@ -512,7 +512,7 @@ def test_gpus_come_with_the_limits_that_nccl_needs(tmp_path):
     ],
 )  # fmt: skip
 def test_a_container_finds_the_other_machines_as_its_command_would_outside(started_by, tmp_path):
-    """Else each would train alone, as node 0."""
+    """Otherwise each machine would train alone, as node 0."""
     environ = create_arguments(tmp_path, **started_by)["environment"]
     assert find_nodes(environ=environ) == find_nodes(environ=started_by)
     assert find_nodes(environ=environ).rank == 1
@@ -527,7 +527,7 @@ def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):
 
 
 def test_gpus_that_are_kept_from_this_process_are_kept_from_a_container(gpu_host, monkeypatch):
-    """The engine is outside the control group, and would give all."""
+    """The engine is outside the control group, and would give all GPUs."""
     monkeypatch.setenv("PATH", "/nowhere")
     gpu_host("F")
     request = gpu_request(engine())
@@ -545,7 +545,7 @@ def test_gpus_that_are_kept_from_this_process_are_kept_from_a_container(gpu_host
 
 
 def test_a_container_is_given_no_dead_gpu_and_finds_those_that_were_chosen(gpu_host, tmp_path):
-    """The engine may fail to start one with it, and without it the others have other numbers."""
+    """With the dead GPU a container may not start, and without it the others have other indices."""
     gpu_host("A")
     whole = create_arguments(tmp_path, gpus=4, CUDA_VISIBLE_DEVICES="1,3")["environment"]
     assert whole["CUDA_VISIBLE_DEVICES"] == "1,3"

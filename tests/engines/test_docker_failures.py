@@ -1,4 +1,4 @@
-"""What an engine refuses: the SDK talks to a socket that answers as an engine would, which no real one does at will."""
+"""Failures of an engine. The SDK talks to a socket that answers as a failing engine does."""
 
 import gc
 import hashlib
@@ -39,7 +39,7 @@ ANSWERS = {
 
 
 class Request(BaseHTTPRequestHandler):
-    """Is answered by the first of its answers that is left; the last one stays."""
+    """Gives the answers for a request one after the other, and then the last one again and again."""
 
     def answer(self):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -65,7 +65,7 @@ class Request(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def engine():
-    """Starts one; it gives DOCKER_HOST, and what it was asked for."""
+    """Start a server with these answers; gives DOCKER_HOST and the list of its requests."""
     folder = tempfile.TemporaryDirectory()  # a socket's path has 107 bytes at most, and pytest's own may be longer
     socket = f"{folder.name}/docker.sock"
     server = ThreadingUnixStreamServer(socket, Request)
@@ -82,7 +82,7 @@ def engine():
 
 
 def output_of_true(client, gpus=0):
-    """What ``samebits container run true`` asks the engine for."""
+    """Run a short command in a container."""
     image = SimpleNamespace(id="sha256:0", tags=["samebits:x"], labels={}, attrs={})
     command = ContainerCommand(
         argv=["true"], cwd=Path(), mounts=[Path()], tracking_uri="http://mlflow:5000", gpus=gpus, environ={}
@@ -120,7 +120,7 @@ def test_a_container_that_the_engine_does_not_make_is_told(answer, why, engine):
     ],
 )
 def test_an_engine_that_fails_is_the_hosts_fault(request_line, ask, answer, engine, tmp_path, monkeypatch):
-    """None of them may end in a traceback, nor blame a file for it."""
+    """The error is no traceback, and blames no file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Dockerfile").touch()
     environ, _ = engine(**{request_line: [answer]})
@@ -214,7 +214,7 @@ def test_a_signal_that_comes_before_the_command_is_sent_once_it_runs(refusal, en
 
 
 def test_the_doctor_goes_on_where_the_engines_disk_and_the_locks_are_not_to_be_seen(engine, tmp_path, monkeypatch):
-    """As an engine's in a machine of its own, and in a folder that no image is made from."""
+    """The engine's disk may be that of a virtual machine, and the folder may have no Dockerfile."""
     environ, _ = engine()
     monkeypatch.chdir(tmp_path)
     found = {finding.name: (finding.status, finding.text) for finding in containers(0, environ)}

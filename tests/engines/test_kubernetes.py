@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes: by Kubeflow's models, and by what their pods would be told."""
+"""Manifests for Kubernetes: valid by Kubeflow's models, and with the right variables for their pods."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ def training(*more, strategy="ddp", numerics="exact", num_devices=None, **paths)
 
 
 def made(settings, kind="Job", *, nodes=2, of=None, **environ):
-    """The documents, as a program reads them that knows YAML 1.1, which ``kubectl`` does."""
+    """The documents, read as YAML 1.1, as ``kubectl`` reads them."""
     cluster = Cluster(nodes=nodes, kubernetes={**settings, "kind": kind})
     return list(yaml.safe_load_all(as_yaml(manifests(cluster, of or training(), environ))))
 
@@ -48,7 +48,7 @@ def keys(value, path=""):
 
 
 def check_train_job(manifest):
-    """By Kubeflow's own models, which pass over keys that they do not know: none may be lost on the way."""
+    """Check a manifest by Kubeflow's models. They drop unknown keys, so that all keys must be left."""
     model = TrainerV1alpha1TrainJob.from_dict(copy.deepcopy(manifest))
     assert set(keys(manifest)) == set(keys(json.loads(model.to_json())))
 
@@ -72,7 +72,7 @@ def test_kubeflow_takes_the_train_job(settings):
     ],
 )
 def test_a_key_that_is_misspelt_would_be_found(path):
-    """The schemas of a Service and a Job are held against them by ``make lint``."""
+    """``make lint`` checks Services and Jobs against their schemas."""
     (manifest,) = made(MOST, "TrainJob")
     way, _, last = path.rpartition(".")
     place = at(manifest, way)
@@ -115,7 +115,7 @@ def test_without_gpus_kubeflows_number_of_devices_is_not_taken(settings, num_dev
 
 
 def pod_of(manifest):
-    """The spec of the pods by either kind, and what in it is their container's."""
+    """The pods' spec in a manifest of either kind, and their container in it."""
     pod = at(manifest, PATCHED if manifest["kind"] == "TrainJob" else "spec.template.spec")
     return pod, pod["containers"][0]
 
@@ -212,7 +212,7 @@ def test_a_name_is_that_of_what_it_names():
 
 
 def test_a_name_leaves_room_for_the_numbers_of_pods():
-    """A host name has 63 characters: here, the Job's or Kubeflow's for its job, and an index."""
+    """A host name has at most 63 characters: the name of the Job, or of Kubeflow's job, and an index."""
     name = name_of(LEAST, of=training(strategy="fully_sharded_tensor", numerics="exact"))
     assert name.startswith("samebits-fully-sharded-tensor-exact-")
     assert len(f"{name}-node-0-99999") <= 63

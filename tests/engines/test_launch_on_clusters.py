@@ -1,4 +1,4 @@
-"""`samebits launch` and SAMEBITS_LAUNCHER: what goes to which engine, what is printed, and what is refused."""
+"""`samebits launch` and SAMEBITS_LAUNCHER: submissions, printed manifests, and refusals."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ DDP = ("--strategy", "ddp", "--numerics", "exact")
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A folder with what a launch reads, for which no engine is set."""
+    """A folder with the files that a launch reads, and no variables of an engine."""
     folder = tmp_path / "kit"
     (folder / "pipeline").mkdir(parents=True)
     shutil.copy(ROOT / "pipeline/train.py", folder / "pipeline")
@@ -43,7 +43,7 @@ def repository(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("engine", "code"), [("slurm", 0), ("local", 3)])
 def test_devices_are_counted_where_a_training_goes(engine, code, stage):
-    """A login node has others than the cluster's machines."""
+    """The devices of a login node are not those of the cluster's machines."""
     text = (ROOT / "params.yaml").read_text()
     text = re.sub(r"num_devices: \S+", "num_devices: 8", re.sub(r"strategies: .*", "strategies: [single, ddp]", text))
     (stage.folder / "params.yaml").write_text(text)
@@ -57,7 +57,7 @@ def launch(*arguments):
 
 
 def launch_here(code):
-    """A launch that shows its job's output on this process's own streams, and its exit code."""
+    """Launch with output on this process's own streams, and check the exit code."""
     with pytest.raises(SystemExit) as ended:
         main(["launch", "slurm", *DDP], standalone_mode=False)
     assert ended.value.code == code
@@ -104,7 +104,7 @@ def test_in_an_image_python_is_the_images(key, image, repository):
 
 
 def test_pyxis_is_told_a_file_as_one(repository):
-    """It takes a name without a slash at its beginning for an image of a registry."""
+    """It takes a name that does not begin with a slash for an image of a registry."""
     (repository / "cluster.toml").write_text('[slurm]\ncontainer_image = "kit.sqsh"\n')
     assert " --container-image=kit.sqsh " in launch("--dry-run", "slurm", *DDP).stdout
     (repository / "kit.sqsh").touch()
@@ -116,11 +116,11 @@ printf '%s\\n' "$@" > arguments.txt
 env > environ.txt
 printf '{"schema": 1, "exit_code": 4, "message": "a worker", "hint": "look"}' > "$SAMEBITS_LAUNCH/node1.json"
 exit 1"""
-"""A stand-in for ``sbatch``, whose job fails on one machine; a real Slurm's is tried in tests/system/nodes."""
+"""A stand-in for ``sbatch`` whose job fails on one machine. tests/system/nodes has a real Slurm."""
 
 
 def test_a_launch_in_an_image_says_which(repository, program):
-    """Without it the run would not record where its libraries came from, and machines could have unlike ones."""
+    """The run records it, and machines with unlike images are refused."""
     program("sbatch", SBATCH)
     digest = f"registry.example/kit@sha256:{'0' * 64}"
     (repository / "kit.sif").write_bytes(b"an image")
@@ -154,7 +154,7 @@ def test_a_launch_waits_and_ends_as_the_machines_do(repository, program, monkeyp
 
 @pytest.mark.attack("a stranger on the network")
 def test_the_machines_of_a_launch_share_a_secret_that_nobody_else_is_told(repository, program, monkeypatch):
-    """In the environment: arguments are shown to all users of a host."""
+    """It is in the environment, because all users of a host see arguments."""
     program("sbatch", SBATCH)
 
     def told():
@@ -188,7 +188,7 @@ def test_a_job_has_a_name_of_its_own(repository):
     ids=["not numbered yet", "pending", "running"],
 )
 def test_a_job_whose_launch_is_interrupted_is_cancelled(said, listed, cancelled, repository, program, monkeypatch):
-    """By its number once it has one; what does not end after a signal is cancelled outright."""
+    """A job is cancelled by its number if it has one, and after a signal that did not end it."""
     program("sbatch", f"echo '{said}'\nexec sleep 3600")
     program("squeue", f"echo '{listed}'" if listed else "")
     program("scancel", 'echo "$@" >> scancelled.txt')
@@ -293,7 +293,7 @@ printf '{"schema": 1, "exit_code": 0, "message": "", "hint": ""}' > "$SAMEBITS_L
 
 
 def test_what_a_jobs_sender_leaves_behind_is_delivered_from_here(repository, program, monkeypatch):
-    """It ends with its job where Slurm keeps the job's processes in a control group; a job may end at once."""
+    """Slurm may end the sender with its job, by their control group. The job may end at once."""
 
     class Ended(subprocess.Popen):
         def __init__(self, *arguments, **options):

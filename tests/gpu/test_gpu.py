@@ -34,7 +34,7 @@ pytestmark = pytest.mark.gpus(1)
 
 
 def params_of_net(stage, *, first="pass", added="0", **train):
-    """Params of a model of one layer, whose forward pass does something first and adds something to its result."""
+    """Params of a model of one layer, with a statement before it and a term that is added to its result."""
     (stage.folder / "mine.py").write_text(
         "import os, sys, time, torch\nfrom torch import nn\n"
         "class Net(nn.Linear):\n"

@@ -1,4 +1,4 @@
-"""Which machine of how many this is, as torchrun, Slurm, a container or options tell it."""
+"""The number of machines and this one's rank, from torchrun, Slurm, a container or options."""
 
 import socket
 import threading
@@ -89,7 +89,7 @@ def test_what_cannot_be_is_refused(options, environ, message):
     ],
 )
 def test_the_first_of_slurms_hosts(names, first):
-    """A real Slurm's list is read in tests/system/nodes."""
+    """tests/system/nodes compares with a real Slurm."""
     environ = {**STEP, "SLURM_STEP_NODELIST": names, "PET_MASTER_PORT": "20500"}
     assert (find_nodes(environ=environ).master, find_nodes(environ=environ).port) == (first, 20500)
 
@@ -135,7 +135,7 @@ def answer(ip):
 
 @pytest.fixture
 def name_server(monkeypatch):
-    """Gives one answer after the other, the last one for ever: an address, None for a name that is not known."""
+    """Give one answer after the other, and the last one from then on: an address, or None for an unknown name."""
 
     def give(*answers, after=None):
         left, asked = list(answers), []
@@ -178,7 +178,7 @@ def test_a_name_that_stays_unknown_is_said(start_seconds, least, name_server, mo
 
 
 def test_a_slow_name_server_is_asked_once_at_a_time(name_server, monkeypatch):
-    """No thread may be left when workers are forked."""
+    """No thread is left when workers are forked."""
     monkeypatch.setattr(addresses, "_RESOLVE_SECONDS", 0.1)
     before = set(threading.enumerate())
     said, texts = threading.Event(), set()

@@ -1,4 +1,4 @@
-"""What others use of the cores: from a /proc that is made up, and from the real one."""
+"""CPU time of the training and of others, from a made-up /proc and from the real one."""
 
 import os
 import subprocess
@@ -153,7 +153,7 @@ input()
 
 
 def test_the_real_clocks_count_a_process():
-    """One of its own: this one may have helpers that other tests have started."""
+    """The process is a new one, because this one may have children of other tests."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", SPINNING], **pipes) as spinning:
         cores = Cores(spinning.pid)

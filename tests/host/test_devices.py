@@ -1,4 +1,4 @@
-"""Which devices CUDA would show, and what ends a training before it starts: against the stand-in for NVML."""
+"""The devices that CUDA would show, and errors before a training starts, by the stand-in for NVML."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ def test_whole_gpus(setting, expected):
     ],
 )  # fmt: skip
 def test_slices_and_whole_gpus(setting, expected):
-    """One GPU as it is, one in two slices, one in MIG mode without any."""
+    """One whole GPU, one with two slices, and one in MIG mode without slices."""
     gpus = [ListedGpu("GPU-a"), ListedGpu("GPU-b", dict.fromkeys(["MIG-x", "MIG-y"])), ListedGpu("GPU-c", {})]
     assert visible(gpus, setting) == expected
 
@@ -128,7 +128,7 @@ def test_a_host_without_a_driver(gpu_host):
 
 
 def test_a_driver_that_does_not_answer_is_no_host_without_one(gpu_host):
-    """Trainings would go to the CPU without a word, in a container in the middle of a pipeline."""
+    """Otherwise trainings would silently use the CPU, in a container in the middle of a pipeline."""
     gpu_host("A", "init_fails UNKNOWN")
     with pytest.raises(HostError, match="the NVIDIA driver here does not answer: NVMLError_Unknown: Unknown Error"):
         host.count_gpus()
@@ -201,7 +201,7 @@ def test_an_older_driver_ends_a_stage_in_one_line(script, stage, gpu_host):
     ],
 )
 def test_the_drivers_cuda_is_asked_for_in_another_process(code, gpu_host, tmp_path):
-    """NVML opens CUDA's library for it."""
+    """NVML opens CUDA's library to answer."""
     calls = gpu_host("A")
     command = [sys.executable, "-c", f"{code}\nimport os; print(os.getpid())"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ)

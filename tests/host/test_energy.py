@@ -1,4 +1,4 @@
-"""RAPL's counters, as a folder shows them."""
+"""RAPL's energy counters, from a made-up folder."""
 
 import pytest
 

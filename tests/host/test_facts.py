@@ -1,4 +1,4 @@
-"""What is written to host.json."""
+"""The facts of a host, as host.json has them."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_what_torch_says_when_cuda_does_not_start_is_one_line(error, said, gpu_h
 
 
 def test_a_call_that_torch_had_put_off_is_told_by_its_own_error(gpu_host, monkeypatch):
-    """As ``torch.cuda`` raises it where CUDA starts and a GPU does not: in many lines, with the call."""
+    """``torch.cuda`` raises it, with many lines, if CUDA starts and a GPU does not."""
     import torch
 
     def fail(index):
@@ -95,7 +95,7 @@ def test_a_call_that_torch_had_put_off_is_told_by_its_own_error(gpu_host, monkey
 
 
 def test_the_real_torch_of_the_cpu_under_a_gpu_host(gpu_host, monkeypatch):
-    """The CUDA side of ``host_facts`` as it is, in a torch that has none."""
+    """The CUDA part of ``host_facts`` is the real one, in a torch without CUDA."""
     import torch
 
     real = facts._multiprocessors

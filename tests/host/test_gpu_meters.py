@@ -88,7 +88,7 @@ def test_values_are_in_the_unit_of_their_name(gpu_host, tmp_path):
     ],
 )
 def test_pcie_is_measured_where_there_is_time(name, rates, gpu_host):
-    """Not counted: counters of 32 bits begin again after 4 GB."""
+    """It is a rate and no count, because counters of 32 bits begin again after 4 GB."""
     calls = gpu_host(name)
     quick = read()[0]
     assert not PCIE & quick.values.keys()
@@ -112,7 +112,7 @@ def test_reasons_have_names(lines, reasons, gpu_host):
     [((7,), (7,), False), ((7, 8), (7, 8, 9), False), ((7, 8), (7,), True), ((8,), (7,), None), ((), (7,), None)],
 )
 def test_who_else_computes_on_a_gpu(listed, pids, shared, gpu_host):
-    """Nothing is said where none of the own is listed: a container's numbers are not those of its host."""
+    """The answer is unknown if NVML lists no own process: process ids in a container are not those of its host."""
     gpu_host("A", *(f"process {pid}" for pid in listed))
     reading = read(pids=pids)[0]
     assert reading.shared is shared

@@ -1,4 +1,4 @@
-"""What is told of the visible GPUs: against the stand-in for NVML."""
+"""Facts of the visible GPUs, by the stand-in for NVML."""
 
 import pytest
 
@@ -82,7 +82,7 @@ def test_a_counter_that_cannot_be_read_is_left_out(name, lines, left_out, gpu_ho
 
 
 def test_the_counters_of_a_slice_are_its_own(gpu_host):
-    """Those of the whole GPU, where others compute too, are no measure of it."""
+    """Counters of the whole GPU contain the work of others."""
     gpu_host("E")
     assert host.gpu_counters([0, 1]) == {
         "gpu_0_memory_usage_percentage": 0.2,

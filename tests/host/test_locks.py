@@ -1,4 +1,4 @@
-"""Locks, also as a disk has them that several machines share."""
+"""Locks, on a local disk and on one that several machines share."""
 
 import fcntl
 import os
@@ -49,7 +49,7 @@ with locked(Path(sys.argv[1]) / "lock"), scratch_folder(Path(sys.argv[1])) as fo
 
 @pytest.fixture
 def other(tmp_path):
-    """Another process, which holds a lock and a folder; the folder's path."""
+    """The path of a scratch folder of another process, which also holds a lock."""
     process = subprocess.Popen([sys.executable, "-c", HOLDS, tmp_path], stdout=subprocess.PIPE, text=True)
     try:
         yield process.stdout.readline().strip()
@@ -103,7 +103,7 @@ def test_nobody_else_holds_a_lock_than_who_may_write_beside_it(before, folder, a
 
 @pytest.fixture
 def umask():
-    """None, as the loosest that users have."""
+    """No umask, the loosest one."""
     before = os.umask(0)
     yield
     os.umask(before)
@@ -111,7 +111,7 @@ def umask():
 
 @pytest.mark.attack("another user of the host")
 def test_a_lock_file_that_cannot_be_written_still_locks(monkeypatch, tmp_path):
-    """Another user may have made it, and root, as whom the tests may run, is refused nothing."""
+    """Another user may own the file. The refusal is a stand-in, because root is refused nothing."""
     real = os.open
 
     def refuse(path, flags, *mode):

@@ -1,4 +1,4 @@
-"""What a host and its control groups leave to a process."""
+"""The memory that a host and its control groups leave to a process."""
 
 import resource
 
@@ -40,7 +40,7 @@ def test_the_lowest_limit_counts(cgroup, files, limit, available, kernel):
 
 
 def test_a_kernel_that_tells_less_is_asked_otherwise(tmp_path, monkeypatch):
-    """As those of sandboxes for containers; figures of both ways are the same."""
+    """Kernels of sandboxes have fewer figures. Both ways give the same."""
     (tmp_path / "self").mkdir()
     monkeypatch.setattr(memory, "PROC", tmp_path)
     page = resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Tests on a host with GPUs: hidden, but in a session of ``tests/gpu``."""
+"""On a host with GPUs, only a session of ``tests/gpu`` sees them."""
 
 import subprocess
 import sys
@@ -34,7 +34,7 @@ def test_who_sees_gpus(paths, host, lines, devices, said, gpu_host):
 
 
 def test_a_test_that_takes_a_cpu_for_granted_passes_beside_gpus(gpu_host):
-    """As all of `make test` does; with the GPUs in sight this one places its references on CUDA, which is not there."""
+    """With the GPUs visible, this test would place its references on CUDA, which is not there."""
     gpu_host("A")
     done = session("tests/measuring/test_slices.py", "-k", "test_slices_repeat")
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout

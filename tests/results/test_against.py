@@ -1,4 +1,4 @@
-"""A run over another one: is it slower, or has its step more samples?"""
+"""The change from one run to another: a slower training, or a step with more samples."""
 
 import re
 from pathlib import Path

@@ -43,7 +43,7 @@ RESUMED = Resumed(steps=(1,))
 
 
 def write_stage_files(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels=(), devices=1, **changes):
-    """What train and evaluate leave of one run."""
+    """Write the files of stages train and evaluate for one run."""
     placement, _ = placed("single", PARAMS, gpus=4)
     placement = placement.model_copy(
         update={"strategy": strategy, "num_devices": devices, "devices_used": devices, "labels": tuple(labels)}
@@ -279,7 +279,7 @@ def test_a_fallback_is_never_a_speed_up(compared):
 
 
 def test_what_a_record_says_moves_no_cursor(compared, capsys):
-    """It may be another's: from a store of a group, or a cache."""
+    """The record may come from somebody else, by a shared store or cache."""
     text = "\x1b[2Kgone\u202e"
     changed = compared().model_copy(update={"rows": (row(notes=[SpokenRemark(kind="resumed", text=text)], run=text),)})
     show(changed)
@@ -289,7 +289,7 @@ def test_what_a_record_says_moves_no_cursor(compared, capsys):
 
 
 def test_seconds_of_several_goes_are_called_that():
-    """They hold each go's own beginning; the speed-up is of slices, which are all of the last one."""
+    """The seconds contain the start of each part. The speed-up comes from slices, which are all of the last part."""
     once = cells(row("ddp", training_seconds=1.5))
     again = cells(row("ddp", training_seconds=1.5, notes=[SpokenRemark(kind="resumed", text="went on at step 3")]))
     changed = {HEADINGS[i]: value for i, value in enumerate(again) if value != once[i]}
@@ -376,7 +376,7 @@ DIVIDED = {
 
 
 def rewrite(file, *places, value):
-    """Give a part of a JSON file another value."""
+    """Replace one value in a JSON file."""
     tree = part = json.loads(file.read_text())
     for key in places[:-1]:
         part = part[key]
@@ -442,7 +442,7 @@ RECORDS = ["runs/dp-fast/run.json", "runs/dp-fast/timing.json", "reports/evaluat
 
 @pytest.mark.parametrize("file", RECORDS)
 def test_whatever_a_record_says_its_row_is_made_or_refused(file, compared, tmp_path):
-    """A reader of one record learns of faults in it; that figures fit each other shows where they meet."""
+    """A reader of one record finds faults inside it. Figures that do not fit each other show when a row is made."""
     compared(**DIVIDED)
     path = tmp_path / file
 
@@ -507,7 +507,7 @@ def test_runs_of_other_data_are_not_compared(compared, tmp_path):
 
 
 def rows_of(found):
-    """Rows by strategy, each with its speed-up or why it has none; single's is 1."""
+    """Rows by strategy, each with its speed-up or with the reason for none."""
     for strategy, value in found.items():
         known = {"speedup_unavailable": value} if isinstance(value, SpokenRemark) else {"speedup": value}
         yield row(strategy, devices=1 if strategy == "single" else 2, **known)
@@ -550,7 +550,7 @@ def test_without_single_no_single_is_named():
 
 
 def test_the_largest_difference_of_all_runs_is_said():
-    """Not that of the first run of the worst grade."""
+    """It need not be that of the first run with the worst grade."""
 
     def against_single(strategy, losses, weights):
         return row(strategy, devices=2, verdict=verdict("within tolerance", losses=losses, weights=weights))
@@ -589,7 +589,7 @@ def test_the_gpus_of_a_host_are_counted_by_name():
     ],
 )
 def test_why_a_run_has_no_speedup_is_said_where_the_answers_do_not(labels, reason, said):
-    """They speak of the first numerics alone."""
+    """The answers are about the first numerics only."""
     without = {"labels": labels, "speedup_unavailable": reason}
     compared = sample(row(), row("dp", devices=2, **without), row(numerics="exact"),
                       row("dp", devices=2, numerics="exact", **without))  # fmt: skip

@@ -164,7 +164,7 @@ def test_a_straggler_is_the_same_rank_in_every_turn_of_a_quiet_host(own, others,
 
 
 def test_workers_that_share_a_gpu_are_told_so_in_place_of_communication():
-    """How long one waits for the other's kernels shows in none of its phases."""
+    """No phase of a worker shows how long it waits for the kernels of another one."""
     placement = placed("ddp", gpus=2)[0]
     label = Oversubscribed(workers=4, devices=2, device="GPU")
     shared = placement.model_copy(update={"labels": (label,)})
@@ -183,7 +183,7 @@ def test_workers_that_share_a_gpu_are_told_so_in_place_of_communication():
     ],
 )
 def test_advice_can_be_followed(data, train, change, said):
-    """The data have samples for it, and CUDA graphs are not turned off by it."""
+    """The data have enough samples for it, and it does not turn CUDA graphs off."""
     params = parse_params({"data": {"num_samples": 4096 * data}, "train": train})
     record = run_record(placement=placed("ddp", gpus=2)[0], breakdown=breakdown(*[rank(SENDING, SOUND)] * 2))
     record = record.model_copy(update={"params": params})
@@ -254,7 +254,7 @@ def test_slices_of_another_moment_blame_nobody(slices, why):
 @pytest.mark.parametrize("factor", [0.85, 1.0, 1.2])
 @pytest.mark.parametrize("name", ["communication", "straggler", "buffers", "threads that send take a core"])
 def test_all_figures_of_a_run_have_one_step_as_their_base(name, factor):
-    """The profiling pass is of a moment later, in which the host is faster or slower."""
+    """The profiling pass comes a moment later, when the host is faster or slower."""
     broken, slices, *_ = CASES[name]
     slices = SliceSteps(**{key: factor * ms for key, ms in slices if ms is not None})
     explanation = explained(broken, slices)
@@ -268,7 +268,7 @@ def test_all_figures_of_a_run_have_one_step_as_their_base(name, factor):
 
 
 def test_a_share_that_is_not_compiled_as_the_batch_is_shows_no_unsteady_host():
-    """Under dp: one device has its step captured or compiled, and a share of it runs as under dp."""
+    """Under dp, the step of one device is captured or compiled, and that of its share is not."""
     params = parse_params({"train": {"compile": True}})
     for strategy in ("dp", "ddp"):
         record = run_record(placement=placed(strategy, gpus=2)[0], breakdown=breakdown(rank(SOUND)), params=params)
@@ -319,7 +319,7 @@ def test_a_step_that_is_faster_than_ideal_has_lost_nothing():
 
 
 def test_the_slowest_turns_do_not_count():
-    """A turn counts with both of its kinds of steps, or with none."""
+    """A turn counts with both kinds of its steps, or with neither."""
     steps = [20.0] * 4 + [500.0, 80.0]
     noted = tuple(Phases(forward=step) for step in steps)
     one = RankPhases(noted=noted, alone=(), threads=1)

@@ -1,4 +1,4 @@
-"""What of a model follows from how a batch is split is named, and told from a training that is another."""
+"""A difference that follows from the split of a batch is named, and is told from another training."""
 
 import json
 
@@ -30,7 +30,7 @@ def make(kind):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory, stage_server, data_dir):
-    """The folder of a kind of layer: one device, two, and two with another learning rate."""
+    """The folder of a kind of layer, with three runs: one device, two devices, and two with another learning rate."""
     found = {}
 
     def compare(kind):

@@ -21,7 +21,7 @@ SAID = "model.1 (BatchNorm1d): native_batch_norm: BatchNorm depends on how the b
 
 @pytest.fixture
 def project(stage):
-    """Its stages up to the trainings; numerics as params say."""
+    """A pipeline that has run up to its trainings, with these numerics."""
     (stage.folder / "mine.py").write_text(NET)
 
     def make(numerics):

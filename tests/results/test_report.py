@@ -22,7 +22,7 @@ from samples import comparison, explanation, memory, ratio, row, verdict
 
 
 def test_every_strategy_has_its_colour_and_look():
-    """A run that has none would end the report after all trainings."""
+    """A strategy without one would end the report after all trainings."""
     assert COLOURS.keys() == _LOOKS.keys() == set(get_args(StrategyName))
 
 

@@ -31,7 +31,7 @@ def record(usage, *, gpus=0, strategy="single", **changes):
 
 
 def test_what_others_leave_on_the_first_of_several_machines():
-    """Whose cores are counted; the devices are those of all."""
+    """The cores are those of the first machine, and the devices those of all."""
     one = record(used(cores=cores(0.6, available=4)), strategy="ddp")
     over_two = one.placement.model_copy(update={"devices_used": 4, "devices_by_node": (2, 2)})
     assert disturbances(one.model_copy(update={"placement": over_two})) == []

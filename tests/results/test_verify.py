@@ -1,4 +1,4 @@
-"""What ``dvc.lock`` says of the exact runs."""
+"""``samebits verify``: the lock, what is made again, and the stages that do it."""
 
 import hashlib
 import json
@@ -84,7 +84,7 @@ BUT = "not as in dvc.lock"
     ],
 )  # fmt: skip
 def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, tmp_path, monkeypatch):
-    """Where ``text`` is None the file is made again as it was, and the lock has none of that name."""
+    """If ``text`` is None, the file has the same bits again, and the lock does not have it."""
     monkeypatch.chdir(tmp_path)
     Path("data").mkdir()
     Path("data/train.safetensors").write_text("the data")
@@ -97,7 +97,7 @@ def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, tm
     Path("dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
 
     def run_stage(root, name, *arguments, quiet):
-        """Leaves what the workspace has, but for the one file."""
+        """Write the files of the workspace, and ``text`` to the one file."""
         out = arguments[arguments.index("--out-dir") + 1]
         shutil.copytree("data" if name == "prepare" else "runs/single-exact", out)
         if text is not None and (out / file).exists():

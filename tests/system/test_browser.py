@@ -110,7 +110,7 @@ SCROLL_DOWN = """element => {
 
 
 def curves_of(page, within):
-    """Names and lengths of the curves of a plot, as the library that draws it has them, once three have a name."""
+    """Names and lengths of a plot's curves, from the plotting library, once it has three."""
     return page.wait_for_function(CURVES, arg=within, timeout=patient(60_000)).json_value()
 
 
@@ -166,7 +166,7 @@ LONG = "a_name_without_a_place_to_break_it_such_as_a_path_of_a_model_or_a_driver
 
 
 def long_row(strategy, numerics, slower):
-    """A row whose every figure is as long as a figure gets."""
+    """A row with figures of the greatest length."""
     differences = {"losses": 0.01, "weights": 0.02, "steps": 100_000, "tensor": LONG}
     alike = verdict("within tolerance", against=f"single-{numerics}", **differences)
     return row(

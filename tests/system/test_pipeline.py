@@ -89,7 +89,7 @@ class Repository:
 
     @contextmanager
     def edited(self, name: str, change: Callable[[str], str] = "{}# edited\n".format) -> Iterator[None]:
-        """A file has another text in the block."""
+        """Change a file for the block."""
         file = self.folder / name
         kept = file.read_text()
         file.write_text(change(kept))

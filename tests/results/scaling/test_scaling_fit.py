@@ -106,7 +106,7 @@ def test_noise_of_two_percent_leaves_projections_within_their_ranges(by, seed):
 
 
 def test_no_coefficient_is_negative():
-    """Devices that are faster together than alone, as noise may have it."""
+    """Noise may make devices faster together than alone."""
     faster = LINK.model_copy(update={"contention": -5e-4, "contention_per_row": 0.0})
     found = fit(measured(faster, *steps_of(2, 4)))
     values = [value for one in found.candidates for value in one.coefficients.model_dump().values()]

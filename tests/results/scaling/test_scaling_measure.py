@@ -1,4 +1,4 @@
-"""Which trainings a scaling curve is made of, the points they give, and what is said and drawn of them."""
+"""The trainings of a scaling curve, their points, and the text and plot of a curve."""
 
 from dataclasses import replace
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_trained_is_refused_first(devices, projected, error, mess
 
 
 def run_of(folder, kind, devices, *, speed=1.0, oversubscribed=False, by=BY, problem=None):
-    """A training whose slices take what the model says, on a host that is so many times as fast; and its record."""
+    """A training and its run, whose slices take the cost model's time, on a host that is ``speed`` times as fast."""
     rows = {"strong": BATCH // devices, "weak": BATCH, "few": 2}[kind]
     training = PlannedTraining(kind, devices, rows)
     shared = Step(devices=devices, rows=rows, sharing=devices)
@@ -249,7 +249,7 @@ def test_two_devices_alone_do_not_tell_latency_from_bandwidth(tmp_path):
 
 
 def test_what_costs_nothing_is_not_called_unknown(tmp_path):
-    """A host whose messages take no time, or whose gradients none at all: nothing more need be measured."""
+    """If messages take no time, or gradients none at all, nothing more has to be measured."""
     for free in ({"latency": 0.0}, {"latency": 0.0, "per_byte": 0.0}):
         by = BY.model_copy(update=free)
         found = curve(pairs_of(tmp_path, 2, 4, by=by), network=parse_network("1Gb/s,1us"))
@@ -294,7 +294,7 @@ def test_nothing_is_projected_where_more_devices_do_less(tmp_path):
 
 
 def test_a_projection_is_no_faster_than_fewer_devices_were(tmp_path):
-    """What the fit does not explain, here a step that took twice as long as it says, is no gain of more devices."""
+    """Time that the fit does not explain, here half of a step, is no gain of more devices."""
     pairs = pairs_of(tmp_path, 2, 4)
     (slow,) = [run for training, run in pairs if training.name == "weak-4"]
     chunks = slow.record.measurement.chunk_seconds

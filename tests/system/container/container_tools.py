@@ -33,7 +33,7 @@ BASE = {"BASE_IMAGE": os.environ["SAMEBITS_TEST_BASE"]} if os.environ.get("SAMEB
 
 
 def missing(reason):
-    """Skip, but where everything is said to be there."""
+    """Skip a test, or fail it if the environment promises an engine."""
     if os.environ.get("SAMEBITS_NEEDS_ENGINE"):
         pytest.fail(reason)
     pytest.skip(reason)
@@ -130,7 +130,7 @@ def clone(tmp_path_factory):
 
 
 def add_wheels(checkout):
-    """Put wheels that pip is told of where a build looks for them."""
+    """Copy the wheels of PIP_FIND_LINKS to the folder that a build looks into."""
     wheels = os.environ.get("PIP_FIND_LINKS")
     if wheels and Path(wheels).is_dir():
         shutil.copytree(wheels, checkout.folder / "wheels", dirs_exist_ok=True)
@@ -166,7 +166,7 @@ def other_image(engine, clone):
 
 
 def containers(engine, checkout):
-    """Those that a clone's commands have started; others may be a parallel run's."""
+    """Containers of a clone's commands. Others may belong to a parallel run."""
     labelled = engine.containers.list(all=True, filters={"label": OWNER}, ignore_removed=True)
     return [one for one in labelled if one.attrs["Config"]["WorkingDir"] == str(checkout.folder)]
 

@@ -33,7 +33,7 @@ exec "$@"
 
 
 def why_none(*programs: str) -> str | None:
-    """Why there can be no such machines here, or a program is missing that is run on them; None where there can."""
+    """Why this host cannot have such machines with these programs; None if it can."""
     if os.geteuid():
         return "only root makes network namespaces"
     missing = [name for name in ("ip", "nsenter", "unshare", "tc", *programs) if not shutil.which(name)]
@@ -121,7 +121,7 @@ class Machine:
         ip("-n", self.switch, "link", "set", f"to-{self.name}", state)
 
     def limit(self, rate: str) -> None:
-        """Let it send so much at most, such as ``100mbit``."""
+        """Limit its sending rate, such as ``100mbit``."""
         shape = ["qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "32k", "latency", "50ms"]
         subprocess.run(["tc", "-n", self.namespace, *shape], check=True, capture_output=True, text=True)
 
@@ -164,7 +164,7 @@ class Machine:
 
 @contextmanager
 def machines(count: int, folder: Path) -> Iterator[list[Machine]]:
-    """So many machines n0, n1 ... with addresses 10.77.0.10, 10.77.0.11 ..., which go away at the end."""
+    """``count`` machines n0, n1 ... with addresses 10.77.0.10, 10.77.0.11 ..., removed at the end."""
     tag = f"{os.getpid()}-{time.monotonic_ns() % 10**6}"
     switch = f"sw-{tag}"
     made: list[Machine] = []

@@ -30,12 +30,12 @@ needs_machines = [
         bool(_LACKING) and not os.environ.get("SAMEBITS_NEEDS_NODES"), reason=f"needs machines: {_LACKING}"
     ),
 ]
-"""Of every test here; where SAMEBITS_NEEDS_NODES is set they fail rather than be skipped."""
+"""Marks of every test here. With SAMEBITS_NEEDS_NODES, tests without machines fail and are not skipped."""
 
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Callable[[int], list[Machine]]]:
-    """Gives so many machines."""
+    """Make a number of machines."""
     with ExitStack() as stack:
         yield lambda count: stack.enter_context(machines(count, tmp_path / "machines"))
 
@@ -62,11 +62,11 @@ class Checkout:
         self.write_params(raw | {key: raw[key] | value for key, value in changes.items()})
 
     def weights(self, out: str) -> bytes:
-        """The weights that a training left in one of its folders."""
+        """The weights of a run, by its folder."""
         return (self.folder / out / "model.safetensors").read_bytes()
 
     def checkpoints(self) -> list[Path]:
-        """Those that trainings which go on have written."""
+        """Checkpoints of trainings that have not ended."""
         return sorted((self.folder / ".samebits/resume").glob("*/*.safetensors"))
 
     def train_alone(self, out: str = "alone") -> bytes:
@@ -118,7 +118,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def all_end(processes: Sequence[Process], code: int = 0) -> list[tuple[int, str, str]]:
-    """Wait for their ends with this exit code; what each wrote to stdout and to stderr."""
+    """Wait for all processes and check their exit codes; the code, stdout and stderr of each."""
     ended = [process.wait() for process in processes]
     assert [one for one, *_ in ended] == [code] * len(processes), ended
     return ended

@@ -51,7 +51,7 @@ def why_none() -> str | None:
 
 @contextmanager
 def munge() -> Iterator[Path]:
-    """The socket of a service of its own that tells Slurm's daemons from others."""
+    """The socket of a new munge service, by which Slurm's daemons know each other."""
     with tempfile.TemporaryDirectory(prefix="munge-") as name:  # a socket's path may not be long
         folder = Path(name)
         key, socket = folder / "key", folder / "socket"

@@ -52,7 +52,7 @@ FAULTS = {
     "cut off": lambda nodes, _: nodes[1].link("down"),
     "first cut off": lambda nodes, _: nodes[0].link("down"),
 }
-"""What happens to one of two machines, or to a process on it."""
+"""Faults of one of two machines, or of a process on it."""
 
 UNHEARD = r"node 1 \(n1\): not heard of for \d+ s: it is down or stopped, or its network is"
 WORKER = r"node 1 \(n1\): the worker of rank 1"
@@ -88,7 +88,7 @@ def test_a_fault_on_one_machine_ends_the_training_on_the_others(fault, told, lon
 
 
 def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
-    """Also those that hear of it from node 0, whose store ends with node 0's launcher."""
+    """So do those that hear of it from node 0, whose store ends with its launcher."""
     nodes = network(3)
     processes = training(long, nodes)
     nodes[2].kill()
@@ -226,14 +226,14 @@ def listener(machine, port, cwd):
 
 @pytest.fixture
 def unhurried(long):
-    """One that would wait for others for longer than any test does."""
+    """A checkout whose trainings wait for others longer than any test."""
     params = long.folder / "params.yaml"
     params.write_text(params.read_text().replace(f"timeout_s: {TIMEOUT_S}", "timeout_s: 36000"))
     return long
 
 
 def said_alone(code, long, node, *options):
-    """What a node that waits for nobody longer than train.timeout_s says, and ends with this exit code."""
+    """Train on one node, which waits for others for train.timeout_s, and check the exit code; its stderr."""
     environ = {"SAMEBITS_START_SECONDS": "0"}
     return long.train(node, *options, "--num-devices", 1, "--no-tracking", environ=environ).ends(code)[1]
 
