@@ -36,6 +36,7 @@ START = {"SAMEBITS_START_SECONDS": "40"}
         ((), {**STEP, "PET_MASTER_ADDR": "n9"}, Nodes(count=2, rank=1, master="n9", port=20017)),
         ((), {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, Nodes()),
         ((), {"SLURM_NNODES": "2", "SLURM_NODEID": "0"}, Nodes()),  # a batch script, outside of any step
+        ((), {"SLURM_STEP_ID": "0"}, Nodes()),
         ((3, 2, "10.0.0.1"), TORCHRUN, Nodes(count=3, rank=2, master="10.0.0.1")),
         ((3, 2, "n0:65535"), {}, Nodes(count=3, rank=2, master="n0", port=65535)),
         ((3, 2, "[fd00::1]:29600"), {}, Nodes(count=3, rank=2, master="fd00::1", port=29600)),
@@ -66,7 +67,7 @@ def test_the_nodes_are_found(options, environ, expected):
         ((), {"PET_NNODES": "two"}, "PET_NNODES: got two, expected a number"),
         ((), {"PET_NNODES": "2"}, "PET_MASTER_ADDR is not set, and there are 2 machines"),
         ((), {**TORCHRUN, "PET_NODE_RANK": "7"}, "PET_NODE_RANK: got 7, accepts 0 to 1"),
-        ((), {**AGENT, "LOCAL_WORLD_SIZE": "4"}, "torchrun started 4 processes on this machine"),
+        ((), {**AGENT, "LOCAL_WORLD_SIZE": "2"}, "torchrun started 2 processes on this machine"),
         ((), {**STEP, "SLURM_STEP_NUM_TASKS": "8"}, "srun started 8 tasks on 2 machines"),
         ((), {**TORCHRUN, "SAMEBITS_START_SECONDS": "soon"}, "SAMEBITS_START_SECONDS: got soon, expected a number"),
     ],

@@ -133,6 +133,7 @@ def test_without_control_groups(proc):
         (CoreTimes(12.0, 2, 13.0, 6.0, 1.5), CoreShares(cores=2, training=0.5, others=1.0, throttled=0.25)),
         (CoreTimes(12.0, 2, 14.0, 9.0, 2.0), CoreShares(cores=2, training=2.0, others=0.0, throttled=0.25)),
         (CoreTimes(12.0, 2, 10.0, 5.5, None), CoreShares(cores=2, training=0.25, others=0.0, throttled=None)),
+        (CoreTimes(10.25, 2, 10.5, 5.25, 1.0), CoreShares(cores=2, training=1.0, others=1.0, throttled=0.0)),
         (CoreTimes(10.1, 2, 11.0, 6.0, 1.0), None),
     ],
 )
