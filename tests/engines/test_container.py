@@ -590,21 +590,21 @@ def test_a_server_on_this_host_is_reached_by_its_network(uri, mode, tmp_path):
 
 def test_variables_of_the_kits_parts_go_inside_and_no_others(tmp_path):
     (tmp_path / "src").mkdir()
-    given = {
+    passed = {
         "NCCL_DEBUG": "INFO",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        "TRITON_CACHE_DIR": "/var/cache/of/the/host",
         "SSL_CERT_FILE": str(tmp_path / "ca.crt"),
+    }
+    others = {
+        "TRITON_CACHE_DIR": "/var/cache/of/the/host",
         "AWS_SECRET_ACCESS_KEY": "x",
         "SAMEBITS_RUNTIME": "container",
         "SAMEBITS_MOUNTS": str(tmp_path),
         "SAMEBITS_IMAGE": "mine",
         "HOME": "/root",
     }
-    assert create_arguments(tmp_path, **given)["environment"] == {
-        "NCCL_DEBUG": "INFO",
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-        "SSL_CERT_FILE": str(tmp_path / "ca.crt"),
+    assert create_arguments(tmp_path, **passed, **others)["environment"] == {
+        **passed,
         "SAMEBITS_IMAGE": "samebits:x",
         "SAMEBITS_IMAGE_ID": "sha256:0",
         "SAMEBITS_IMAGE_DIGEST": "registry.example/samebits@sha256:1",

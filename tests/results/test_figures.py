@@ -16,7 +16,7 @@ from samples import ratio
         (joules, {None: "–", 0.5: "0.5 J", 12.345: "12.3 J", 1234.5: "1.23 kJ", 4_567_000.0: "4.57 MJ"}),
         (duration, {2: "2 s", 0.0123: "12.3 ms", 4.567e-6: "4.57 us", 1e-8: "10 ns", 1e-12: "0.001 ns"}),
         (flops, {0.000021: "0.021 GFLOP/s", 0.0031: "3.1 GFLOP/s", 0.077: "77 GFLOP/s", 0.21: "210 GFLOP/s",
-                 41.7: "42 TFLOP/s", 988.4: "988 TFLOP/s"}),
+                 1.0: "1 TFLOP/s", 41.7: "42 TFLOP/s", 988.4: "988 TFLOP/s"}),
     ],
 )  # fmt: skip
 def test_a_figure_has_the_digits_and_the_unit_that_fit(say, said):

@@ -61,6 +61,17 @@ class Checkout:
         raw = YAML(typ="safe").load(self.folder / "params.yaml")
         self.write_params(raw | {key: raw[key] | value for key, value in changes.items()})
 
+    def run_here(self, stage: str, *arguments: str) -> None:
+        """Run a stage on this host."""
+        command = [sys.executable, f"pipeline/{stage}.py", *arguments]
+        environ = {**os.environ, "PYTHONPATH": str(self.folder / "src")}
+        subprocess.run(command, cwd=self.folder, env=environ, check=True)
+
+    def prepare(self, raw: dict[str, Any]) -> None:
+        """Write params.yaml, and prepare the data on this host."""
+        self.write_params(raw)
+        self.run_here("prepare")
+
     def weights(self, out: str) -> bytes:
         """The weights of a run, by its folder."""
         return (self.folder / out / "model.safetensors").read_bytes()
@@ -72,7 +83,7 @@ class Checkout:
     def train_alone(self, out: str = "alone") -> bytes:
         """Train in one process on this host, and give the weights: the bits of every exact training."""
         options = ["--strategy", "single", "--numerics", "exact", "--no-tracking", "--out-dir", out]
-        assert run_here(self, "train", *options) == 0
+        self.run_here("train", *options)
         return self.weights(out)
 
     def commit(self) -> None:
@@ -122,13 +133,6 @@ def all_end(processes: Sequence[Process], code: int = 0) -> list[tuple[int, str,
     ended = [process.wait() for process in processes]
     assert [one for one, *_ in ended] == [code] * len(processes), ended
     return ended
-
-
-def run_here(checkout: Checkout, stage: str, *arguments: str) -> int:
-    """Run a stage of a checkout on this host, and give its exit code."""
-    command = [sys.executable, f"pipeline/{stage}.py", *arguments]
-    environ = {**os.environ, "PYTHONPATH": str(checkout.folder / "src")}
-    return subprocess.run(command, cwd=checkout.folder, env=environ, check=False).returncode
 
 
 RUNS = """

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from statistics import median
 
-from node_fixtures import all_end, checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import all_end, checkout, needs_machines, network  # noqa: F401 - two fixtures
 
 from conftest import small
 
@@ -19,8 +19,7 @@ def test_a_slow_network_is_in_the_seconds_of_a_step_over_machines(checkout, netw
     What it does to speed-up and bound is measured by benchmarks/nodes.py.
     """
     model = {"name": "wide_mlp", "kwargs": {"hidden": [512, 512]}}
-    checkout.write_params(small(numerics=["fast"], model=model, repeats=2))
-    assert run_here(checkout, "prepare") == 0
+    checkout.prepare(small(numerics=["fast"], model=model, repeats=2))
     nodes = network(2)
     for node in nodes:  # else four workers would share this host's cores, which are no speed-up
         node.disks[Path("/proc/sys/kernel/random/boot_id")] = checkout.folder / f"{node.name}.id"

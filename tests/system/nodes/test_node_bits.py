@@ -5,7 +5,7 @@ import shutil
 import sys
 
 import pytest
-from node_fixtures import all_end, checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
+from node_fixtures import all_end, checkout, needs_machines, network, params_of  # noqa: F401 - two fixtures
 
 pytestmark = needs_machines
 
@@ -16,8 +16,7 @@ INSTRUCTION_SETS = [{}, OLD, MIDDLE]
 
 def prepared(checkout, model, **train):
     """A checkout with data and a user's model."""
-    checkout.write_params(params_of(model, checkout.folder, **{"numerics": ["exact"], "repeats": 2, **train}))
-    assert run_here(checkout, "prepare") == 0
+    checkout.prepare(params_of(model, checkout.folder, **{"numerics": ["exact"], "repeats": 2, **train}))
 
 
 @pytest.mark.parametrize(

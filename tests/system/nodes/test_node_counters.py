@@ -4,7 +4,7 @@ import signal
 import sqlite3
 from contextlib import closing, suppress
 
-from node_fixtures import all_end, checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import all_end, checkout, needs_machines, network  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 
@@ -13,8 +13,7 @@ pytestmark = needs_machines
 
 def test_counters_of_the_second_machine_stand_beside_the_firsts(checkout, network):
     """The training goes on until both are there: node 0's come from its sender, which takes seconds to start."""
-    checkout.write_params(small(numerics=["fast"], epochs=200_000, repeats=1))
-    assert run_here(checkout, "prepare") == 0
+    checkout.prepare(small(numerics=["fast"], epochs=200_000, repeats=1))
     nodes = network(2)
     for node in nodes:
         node.limit("10mbit")  # so that steps, whose losses are delivered too, leave cores to what is tried here

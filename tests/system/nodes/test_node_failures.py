@@ -9,7 +9,7 @@ import sys
 from functools import partial
 
 import pytest
-from node_fixtures import all_end, checkout, git, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import all_end, checkout, git, needs_machines, network  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 from slowed import slow_model, slowed
@@ -22,10 +22,9 @@ TIMEOUT_S = 15  # how soon a training ends after it is measured by benchmarks/no
 @pytest.fixture
 def long(checkout):
     """A checkout whose training goes on until it is stopped, with checkpoints."""
-    checkout.write_params(
+    checkout.prepare(
         small(numerics=["exact"], epochs=20_000, timeout_s=TIMEOUT_S, checkpoint_every_steps=20, repeats=1)
     )
-    run_here(checkout, "prepare")
     return checkout
 
 
@@ -99,11 +98,10 @@ def test_all_that_are_left_name_the_machine_that_is_lost(long, network):
 
 @pytest.mark.parametrize("fault", ["power off", "frozen", "cut off"])
 def test_the_same_command_goes_on_where_a_machine_was_lost(fault, checkout, network):
-    checkout.write_params(
+    checkout.prepare(
         small(numerics=["exact"], epochs=60, timeout_s=TIMEOUT_S, checkpoint_every_steps=10, repeats=1,
               model=slow_model(checkout.folder))
     )  # fmt: skip
-    run_here(checkout, "prepare")
     alone = checkout.train_alone()
     nodes = network(2)
     with slowed(checkout.folder):
@@ -123,8 +121,7 @@ def test_the_same_command_goes_on_where_a_machine_was_lost(fault, checkout, netw
 def test_a_training_that_was_stopped_goes_on_with_fewer_machines(checkout, network, tmp_path):
     """On three, then on two of which the first is another one with a copy of the checkpoints, then on one alone."""
     model = slow_model(checkout.folder)
-    checkout.write_params(small(numerics=["exact"], epochs=120, checkpoint_every_steps=10, repeats=1, model=model))
-    run_here(checkout, "prepare")
+    checkout.prepare(small(numerics=["exact"], epochs=120, checkpoint_every_steps=10, repeats=1, model=model))
     alone = checkout.train_alone()
     nodes = network(3)
     for signum, rank, team in ((signal.SIGINT, 2, nodes), (signal.SIGTERM, 0, nodes[1:])):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from node_fixtures import RUNS, all_end, checkout, needs_machines, network, run_here  # noqa: F401 - two fixtures
+from node_fixtures import RUNS, all_end, checkout, needs_machines, network  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 from pods import container_of, told
@@ -56,9 +56,8 @@ class Pods:
 def prepared(checkout):
     def prepare(*, epochs, slow=False):
         model = slow_model(checkout.folder) if slow else None
-        params = small(numerics=["exact"], model=model, repeats=1, checkpoint_every_steps=10, epochs=epochs)
-        checkout.write_params(params)
-        assert run_here(checkout, "prepare") == 0
+        often = {"checkpoint_every_steps": 10, "repeats": 1}
+        checkout.prepare(small(numerics=["exact"], model=model, epochs=epochs, **often))
         checkout.train_alone()
         return checkout
 

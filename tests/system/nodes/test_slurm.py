@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import slurm as real_slurm
-from node_fixtures import RUNS, checkout, needs_machines, network, params_of, run_here  # noqa: F401 - two fixtures
+from node_fixtures import RUNS, checkout, needs_machines, network, params_of  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
 from samebits.host.cluster_environment import find_nodes
@@ -63,16 +63,14 @@ UNMEASURED = {"numerics": ["exact"], "repeats": 1, "checkpoint_every_steps": 10}
 
 
 def prepared(checkout, **train):
-    checkout.write_params(small(**{**UNMEASURED, **train}))
-    assert run_here(checkout, "prepare") == 0
+    checkout.prepare(small(**{**UNMEASURED, **train}))
 
 
 @pytest.mark.parametrize(
     ("before", "model"), [((), "mlp"), (("salloc", "--quiet", "--nodes=2"), "mlp"), ((), "gpt"), ((), "users")]
 )
 def test_a_training_on_slurm_has_the_bits_of_one_process(before, model, cluster, checkout):
-    checkout.write_params(params_of(model, checkout.folder, epochs=2, **UNMEASURED))
-    assert run_here(checkout, "prepare") == 0
+    checkout.prepare(params_of(model, checkout.folder, epochs=2, **UNMEASURED))
     stdout, _ = cluster.train(before=before).ends()
     assert stdout.startswith("ddp-exact: ")
     assert checkout.weights("out") == checkout.train_alone()
