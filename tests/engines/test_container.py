@@ -48,15 +48,15 @@ def compose_environment(folder):
 
 
 def test_compose_and_the_kit_name_one_image(tmp_path):
-    values = compose_environment(tmp_path)
+    folder = tmp_path / "alice/samebits"
+    values, other = compose_environment(folder), compose_environment(tmp_path / "bob/samebits")
+    assert values["COMPOSE_PROJECT_NAME"] != other["COMPOSE_PROJECT_NAME"]
     assert values["SAMEBITS_GPU_IMAGE"] == image.image_name("gpu", ROOT)
     assert values["SAMEBITS_CPU_IMAGE"] == image.image_name("cpu", ROOT)
     assert values["SAMEBITS_PULL_POLICY"] == "missing"  # one that was loaded is taken
-    assert (values["SAMEBITS_ROOT"], values["SAMEBITS_GIT"]) == (str(tmp_path), str(tmp_path))
+    assert (values["SAMEBITS_ROOT"], values["SAMEBITS_GIT"]) == (str(folder), str(folder))
     assert [image.variant_of(values[f"SAMEBITS_{name}_IMAGE"]) for name in ("CPU", "GPU")] == ["cpu", "gpu"]
     assert image.variant_of("samebits:changed") is None
-    other = compose_environment(tmp_path / "another clone")
-    assert values["COMPOSE_PROJECT_NAME"] != other["COMPOSE_PROJECT_NAME"]
 
 
 @needs_root
