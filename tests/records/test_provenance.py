@@ -4,7 +4,6 @@ import email
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,28 +11,17 @@ import pytest
 
 from samebits.records import provenance
 from samebits.records.provenance import capture, environment, git_changes, git_patch, git_state
-
-
-def git(folder, *arguments):
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+from standins import commit_all, git
 
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    for name in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{name}_NAME", "test")
-        monkeypatch.setenv(f"GIT_{name}_EMAIL", "test@localhost")
     folder = tmp_path / "repository"
     (folder / "package").mkdir(parents=True)
-    files = {"kept.py": "1\n", "changed.py": "1\n", "gone.py": "1\n", "package/inner.py": "1\n", "dvc.lock": "1\n",
-             ".gitignore": "ignored/\n"}  # fmt: skip
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    git(folder, "init", "--quiet")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--message", "first")
+    for name in ("kept.py", "changed.py", "gone.py", "package/inner.py", "dvc.lock"):
+        (folder / name).write_text("1\n")
+    (folder / ".gitignore").write_text("ignored/\n")
+    commit_all(folder)
     monkeypatch.chdir(folder)
     return folder
 
@@ -91,12 +79,11 @@ def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monk
     git(tmp_path, "clone", "--quiet", str(repository), str(clone))
     (tmp_path / "patch").write_bytes(patch)
     git(clone, "apply", str(tmp_path / "patch"))
-    files = {str(file.relative_to(clone)): file.read_bytes() for file in clone.rglob("*") if ".git/" not in str(file)
-             and file.is_file()}  # fmt: skip
-    expected = {name: (repository / name).read_bytes() for name in files}
-    assert files == {**expected, "dvc.lock": b"1\n"}
-    assert set(files) == {"kept.py", "changed.py", "package/inner.py", "package/new näme.py", "binary.bin", "dvc.lock",
-                          ".gitignore"}  # fmt: skip
+    files = {str(file.relative_to(clone)) for file in clone.rglob("*") if ".git/" not in str(file) and file.is_file()}
+    new = {"package/new näme.py", "binary.bin"}
+    assert files == {"kept.py", "changed.py", "package/inner.py", "dvc.lock", ".gitignore", *new}
+    assert {name for name in files if (clone / name).read_bytes() != (repository / name).read_bytes()} == {"dvc.lock"}
+    assert (clone / "dvc.lock").read_bytes() == b"1\n"
 
 
 @pytest.mark.parametrize(
@@ -156,21 +143,20 @@ def test_a_lock_file_alone_does_not_make_the_tree_dirty(repository, tmp_path):
 
 @pytest.mark.parametrize(
     ("prepare", "reason"),
-    [(lambda folder: None, "not a git repository"), (lambda folder: git(folder, "init", "--quiet"), "HEAD")],
+    [
+        (lambda folder, monkeypatch: None, "not a git repository"),
+        (lambda folder, monkeypatch: git(folder, "init", "--quiet"), "HEAD"),
+        (lambda folder, monkeypatch: monkeypatch.setenv("PATH", str(folder)), "git is not installed"),
+    ],
+    ids=["no repository", "no commit", "no git"],
 )
 def test_without_a_commit_the_reason_is_said(prepare, reason, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    prepare(tmp_path)
+    prepare(tmp_path, monkeypatch)
     state = git_state()
-    assert state.commit is None
     assert reason in state.problem
-    assert state.told == f"unavailable: {state.problem}"
-
-
-def test_without_git_the_reason_is_said(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state().told == "unavailable: git is not installed"
+    assert (state.commit, state.dirty, state.told) == (None, False, f"unavailable: {state.problem}")
 
 
 def test_only_known_variables_are_recorded():
@@ -187,10 +173,8 @@ def test_a_patch_that_git_does_not_give_is_said(repository, tmp_path):
     blob = git(repository, "rev-parse", "HEAD:alone.py").strip()
     (repository / ".git/objects" / blob[:2] / blob[2:]).unlink()
     found = capture(tmp_path / "git.patch")
-    assert found.git.dirty
-    assert found.patch is None
+    assert (found.git.dirty, found.patch, (tmp_path / "git.patch").exists()) == (True, None, False)
     assert blob[:12] in found.patch_problem
-    assert not (tmp_path / "git.patch").exists()
     assert git_changes(git_state()) == f"unavailable: {found.patch_problem}"
 
 

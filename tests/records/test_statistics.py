@@ -71,6 +71,11 @@ def test_repeats_that_differ_count_for_more_than_their_chunks():
     assert widening(np.log(lucky)) > student(3.0) / student(math.inf)
 
 
+def test_one_repeat_is_as_sure_as_its_chunks():
+    by_chunks = student(CHUNKS - 1) / student(math.inf) * math.sqrt(CHUNKS / (CHUNKS - 1))
+    assert widening(np.log(NOISE[:1])) == pytest.approx(by_chunks)
+
+
 @pytest.mark.parametrize(
     ("freedom", "quantile"),  # of tables; 0.5 is taken for 1
     [(0.5, 12.706), (1, 12.706), (1.1, 10.276), (1.5, 6.017), (2, 4.303), (2.5, 3.575), (5, 2.571), (20, 2.086),
