@@ -11,16 +11,9 @@ import pytest
 from safetensors import SafetensorError
 
 from samebits.errors import HostError, Interrupted, UserError, WorkerError, exit_on_error, from_exit_code
-from samebits.files import (
-    atomic,
-    read_json,
-    remove,
-    scratch_folder,
-    settle,
-    write_json,
-    write_text,
-)
+from samebits.files import atomic, read_json, remove, scratch_folder, settle, write_json, write_text
 from samebits.hashes import sha256, sha256_tree
+from standins import raising
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
@@ -57,37 +50,25 @@ def test_what_does_not_settle_on_the_disk_is_named(number, kind, message, tmp_pa
     (tmp_path / "run.json").write_text("{}")
     settle(tmp_path, ["run.json"])
 
-    def refuse(fd):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "fsync", refuse)
+    monkeypatch.setattr(os, "fsync", raising(OSError(number, os.strerror(number))))
     with pytest.raises(kind, match=rf"run\.json.*{message}"):
         settle(tmp_path, ["run.json"])
 
 
 def test_what_went_wrong_is_told_and_not_that_tidying_up_did(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError(13, "tidying up failed")
-
     with pytest.raises(HostError, match="no space left"), atomic(tmp_path / "file") as file:  # noqa: PT012
         file.write_text("a part")
         for name in ("unlink", "rmdir"):
-            monkeypatch.setattr(os, name, refuse)
+            monkeypatch.setattr(os, name, raising(PermissionError(13, "tidying up failed")))
         raise OSError(28, "full")
     assert list(tmp_path.iterdir())  # it really was not removed
 
 
 def test_no_folder_for_temporary_files_is_the_hosts_fault(tmp_path, monkeypatch):
-    def refuse(*_, **__):
-        raise OSError(28, "as the kernel says it")
-
-    def none():
-        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
-
-    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    monkeypatch.setattr(tempfile, "mkdtemp", raising(OSError(28, "as the kernel says it")))
     with pytest.raises(HostError, match=f"{tmp_path}: no space left on the device"), scratch_folder(tmp_path):
         pass
-    monkeypatch.setattr(tempfile, "gettempdir", none)
+    monkeypatch.setattr(tempfile, "gettempdir", raising(FileNotFoundError(2, "No usable temporary directory found")))
     with pytest.raises(HostError, match="temporary files: No usable temporary directory found"), scratch_folder():
         pass
 
@@ -234,12 +215,7 @@ def test_the_hash_of_a_folder_is_of_its_names_and_bytes(tmp_path):
         (WorkerError("wrong", hint="right it"), 4, "error: wrong. hint: right it\n"),
         (Interrupted(15), 143, "error: stopped by SIGTERM. hint: run the same command again\n"),
         (KeyboardInterrupt(), 130, "error: stopped by Ctrl-C. hint: run the same command again\n"),
-        (
-            MemoryError("Unable to allocate 7.28 TiB for an array with shape (1,) and data type float32"),
-            3,
-            "error: out of memory: Unable to allocate 7.28 TiB for an array with shape (1,) and data type float32. "
-            "hint: free some memory, or lower data.num_samples\n",
-        ),
+        (MemoryError("none"), 3, "error: out of memory: none. hint: free some memory, or lower data.num_samples\n"),
     ],
 )
 def test_exit_codes(error, code, line, capsys):
@@ -298,12 +274,6 @@ def test_signals_cross_processes(signum):
 def test_errors_cross_processes(code, kind):
     error = from_exit_code(code, "wrong", "right it")
     assert (type(error), str(error)) == (kind, "wrong. hint: right it")
-
-
-@pytest.mark.parametrize("code", [130, 143])
-def test_a_stop_crosses_processes(code):
-    error = from_exit_code(code, "wrong", "right it")
-    assert (type(error), error.exit_code) == (Interrupted, code)
 
 
 def test_what_cannot_be_removed_is_told(tmp_path):

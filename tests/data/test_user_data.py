@@ -33,6 +33,10 @@ def params(samples=30, tests=20, model=None, **kwargs):
     )
 
 
+def splits(folder, card):
+    return [load_data(folder / "data", card, split) for split in ("train", "test")]
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -43,7 +47,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_first_rows_train_and_those_after_them_test(folder):
     card = prepare(params(), folder / "data")
-    train, test = (load_data(folder / "data", card, split) for split in ("train", "test"))
+    train, test = splits(folder, card)
     assert torch.equal(train[0], torch.from_numpy(X[:30]))
     assert torch.equal(test[1], torch.from_numpy(Y[30:]))
     assert (card.loss, card.num_classes, card.output_shape) == ("cross_entropy", 4, (4,))
@@ -88,7 +92,7 @@ def test_a_split_chooses_the_rows(folder):
     split = RANDOM.permutation([0] * 30 + [1] * 20)
     np.save("split.npy", split)
     card = prepare(params(samples=25, tests=15, split="split.npy"), folder / "data")
-    train, test = (load_data(folder / "data", card, split) for split in ("train", "test"))
+    train, test = splits(folder, card)
     assert np.array_equal(train[0], X[split == 0][:25])
     assert np.array_equal(test[0], X[split == 1][:15])
 
@@ -213,18 +217,18 @@ def test_mistakes(arrays, settings, message, folder):
 @pytest.mark.parametrize(
     ("model", "x", "y"),
     [
-        ({"name": "mlp"}, Y[:, None], Y),
-        ({"name": "convnet"}, X, Y),
-        ({"name": "gpt"}, X, Y),
-        ({"name": "mlp"}, X, np.stack([Y, Y], 1)),
+        ("mlp", Y[:, None], Y),
+        ("convnet", X, Y),
+        ("gpt", X, Y),
+        ("mlp", X, np.stack([Y, Y], 1)),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(model, x, y, folder):
     np.save("x.npy", x)
     np.save("y.npy", y)
-    settings = params(model=model)
+    settings = params(model={"name": model})
     card = prepare(settings, folder / "data")
-    with pytest.raises(UserError, match=rf"model\.name: {model['name']} needs "):
+    with pytest.raises(UserError, match=rf"model\.name: {model} needs "):
         build_model(settings.model, card, 0)
 
 
@@ -232,14 +236,8 @@ def test_a_training_on_own_data(folder, stage):
     raw = params(model={"name": "mlp"}).model_dump(mode="json")
     raw["train"] |= {"strategies": ["single"], "repeats": 1}
     stage.write_params(raw)
-    for name, *arguments in (
-        ("host",),
-        ("prepare",),
-        ("train", "--strategy", "single", "--no-tracking"),
-        ("evaluate",),
-        ("compare", "--no-tracking"),
-    ):
-        done = stage(name, *arguments)
+    for command in ("host", "prepare", "train --strategy single --no-tracking", "evaluate", "compare --no-tracking"):
+        done = stage(*command.split())
         assert done.returncode == 0, done.stderr
     assert set(json.loads((folder / "files.json").read_text())) == {"inputs", "targets"}
     row = json.loads((folder / "reports/comparison.json").read_text())["rows"][0]

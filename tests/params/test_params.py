@@ -55,10 +55,7 @@ BAD = [
     ({"seed": -1}, "seed: got -1: Input should be greater than or equal to 0"),
     ({"data": 3}, "data: got 3: Input should be a valid dictionary"),
     ({"data": {"task": "audio"}}, "data.task: got 'audio': Input should be one of 'vectors', 'regression', 'images', "),
-    (
-        {"data": {"kwargs": {"feature": 3}}},
-        "data.kwargs.feature: unknown key, accepts features, classes. hint: did you",
-    ),
+    ({"data": {"kwargs": {"feature": 3}}}, "data.kwargs.feature: unknown key, accepts features, classes. hint: did"),
     (
         {"data": {"kwargs": {"nothing": 3}}, "train": {"epochs": 0}},
         "data.kwargs.nothing: unknown key, accepts features, classes (and 1 more). hint: remove it",
@@ -76,14 +73,8 @@ BAD = [
     ({"model": {"name": "gpt"}}, "model.name: got 'gpt', accepts mlp, wide_mlp or your own"),
     ({"data": {"num_samples": 5}}, "train.global_batch_size: got 4096, accepts at most data.num_samples = 5"),
     ({"train": {"grad_accum_steps": 3}}, "train.grad_accum_steps: got 3, accepts a divisor"),
-    (
-        {"exact": {"shards": 7}},
-        "exact.shards: got 7, accepts a divisor of train.global_batch_size = 4096. hint: set it to 4",
-    ),
-    (
-        {"train": {"schedule": {"warmup_steps": 24}}},
-        "train.schedule.warmup_steps: got 24, accepts fewer than the 20",
-    ),
+    ({"exact": {"shards": 7}}, "exact.shards: got 7, accepts a divisor of train.global_batch_size = 4096. hint: set i"),
+    ({"train": {"schedule": {"warmup_steps": 20}}}, "train.schedule.warmup_steps: got 20, accepts fewer than the 20"),
     (
         {"data": {"task": "tokens"}, "model": {"name": "gpt", "kwargs": {"heads": 3}}},
         "model.kwargs.heads: got 3, accepts a divisor of model.kwargs.width = 64",
@@ -108,6 +99,8 @@ LAUGHS = "a: &a [1]\n" + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (None, "no such file. hint: "),
+        (b"seed: \xff\n", "params.yaml: cannot be read: 'utf-8' codec can't decode byte 0xff"),
         ("seed: 1\nseed: 2\n", 'params.yaml:2: found duplicate key "seed"'),
         ("seed: [1\n", "not valid YAML"),
         ("train: {epochs: 3, epochs: 4}", 'found duplicate key "epochs"'),
@@ -132,11 +125,12 @@ LAUGHS = "a: &a [1]\n" + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for 
         ("model: &m {name: a.b:c, source: x.py, kwargs: *m}\n", "params.yaml: a value cannot be read: an alias"),
         ('"\\e[31m": 1\n', r"params.yaml: \x1b[31m: unknown key, accepts"),
     ],
-    ids=lambda value: value[:30],
+    ids=lambda value: str(value)[:30],
 )
-def test_bad_yaml(tmp_path: Path, text: str, message: str) -> None:
+def test_bad_yaml(tmp_path: Path, text: str | bytes | None, message: str) -> None:
     file = tmp_path / "params.yaml"
-    file.write_text(text)
+    if text is not None:
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
     with pytest.raises(UserError) as caught:
         load_params(file)
     assert message in str(caught.value)
@@ -150,12 +144,6 @@ def test_params_are_read_from_a_file_alone(make, tmp_path: Path) -> None:
         load_params(tmp_path / "params.yaml")
 
 
-def test_params_that_are_no_text_are_told(tmp_path: Path) -> None:
-    (tmp_path / "params.yaml").write_bytes(b"seed: \xff\n")
-    with pytest.raises(UserError, match=r"params\.yaml: cannot be read: 'utf-8' codec can't decode byte 0xff"):
-        load_params(tmp_path / "params.yaml")
-
-
 def test_every_builtin_model_and_task_is_known_by_its_name() -> None:
     """The tag by which a section is chosen is not a key that a message may name, nor one that a file must have."""
     for raw in ({"name": "wide_mlp"}, {"kwargs": {"hidden": [3]}}, {"name": "a.b:c", "source": "a"}):
@@ -164,11 +152,6 @@ def test_every_builtin_model_and_task_is_known_by_its_name() -> None:
     assert parse_params({"data": {"num_samples": 5000}}).data.task == "vectors"
     builtin = {tag.tag for section in get_args(get_args(Model)[0]) for tag in get_args(section) if isinstance(tag, Tag)}
     assert builtin - {FACTORY} == set(MODELS)
-
-
-def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no such file\. hint: "):
-        load_params(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(
@@ -196,15 +179,11 @@ def test_num_devices_of_the_command_line(value: str | None, expected: object) ->
     assert found.train.numerics == params.train.numerics
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "x"])
+@pytest.mark.parametrize("value", ["0", "-1", "x", "9" * 5000], ids=lambda value: value[:4])
 def test_bad_num_devices_of_the_command_line(value: str) -> None:
-    with pytest.raises(UserError, match=rf"--num-devices {value}: train\.num_devices: got .* an integer from 1"):
+    message = rf"--num-devices {value[:9]}.*: train\.num_devices: got .{{1,99}}: Input should be .* an integer from 1"
+    with pytest.raises(UserError, match=message):
         with_num_devices(parse_params({}), value, "fast")
-
-
-def test_a_number_of_devices_with_thousands_of_digits_is_refused() -> None:
-    with pytest.raises(UserError, match=r"got '9+\.\.\.: Input should be 'auto' or an integer from 1"):
-        with_num_devices(parse_params({}), "9" * 5000, "fast")
 
 
 def test_numerics_that_the_file_does_not_name_are_checked() -> None:
@@ -241,20 +220,15 @@ def test_what_a_key_changes(effects, keys):
 
 
 def test_keys_that_change_nothing_that_is_kept():
-    assert {key for key, effects in effects_of(Params) if not effects} == {
-        "train.checkpoint_every_steps",
-        "train.timeout_s",
-    }
+    unused = {key for key, effects in effects_of(Params) if not effects}
+    assert unused == {"train.checkpoint_every_steps", "train.timeout_s"}
 
 
 def test_the_values_of_keys_by_their_dotted_names():
     params = parse_params({})
-    assert values_affecting(params, "runs") == {
-        "train.strategies": ["single", "dp", "ddp"],
-        "train.numerics": ["fast", "exact"],
-    }
+    runs = values_affecting(params, "runs")
+    assert runs == {"train.strategies": ["single", "dp", "ddp"], "train.numerics": ["fast", "exact"]}
     assert "train.optimizer.lr" in values_affecting(params, "exact")
     assert "exact.shards" in values_affecting(params, "evaluation", numerics="exact")
-    assert {"exact.shards", "train.precision"} & {*values_affecting(params, "evaluation", numerics="fast")} == {
-        "train.precision"
-    }
+    fast = values_affecting(params, "evaluation", numerics="fast")
+    assert ("exact.shards" in fast, "train.precision" in fast) == (False, True)
