@@ -11,63 +11,25 @@ import pytest
 from ruamel.yaml import YAML
 
 import generate
+from conftest import ROOT
 from count_imports import count, files_of, imports, room
 
-ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src" / "samebits"
 FILES = files_of(SRC)
 MODULES = list(FILES.values())
 
-# Which rooms each may import, beside those that anybody may; the same table stands in CONTRIBUTING.md.
-ANYBODY = {"batch_split", "errors", "files", "hashes", "host", "models", "params", "portable", "remarks", "section",
-           "strategies", "tasks"}  # fmt: skip
-MAY_IMPORT = {
-    "cli": {"stages", "doctor", "engines", "tracking", "results", "numerics"},
-    "stages": {"engines"},
-    "doctor": {"engines", "tracking", "workers", "training", "data", "numerics", "results", "records"},
-    "engines": {"tracking", "records"},
-    "tracking": {"results", "records"},
-    "workers": {"measuring", "training", "numerics", "records"},
-    "measuring": {"training", "numerics", "records"},
-    "training": {"numerics", "records"},
-    "data": {"numerics", "records"},
-    "results": {"records"},
-    "numerics": {"records"},
-    "records": set(),
-    "params": set(),
-    "models": set(),
-    "tasks": set(),
-    "portable": set(),
-    "strategies": set(),
-    "remarks": set(),
-    "host": set(),
-    "hashes": set(),
-    "files": set(),
-    "section": set(),
-    "batch_split": set(),
-    "errors": set(),
-    "__init__": set(),
-}
-OF_THE_LOOSE = {
-    "host": {"errors", "files"},
-    "hashes": {"errors", "files"},
-    "files": {"errors"},
-    "params": {"batch_split", "errors", "models", "section", "strategies", "tasks"},
-    "models": {"section"},
-    "tasks": {"portable", "section"},
-    "portable": set(),
-    "strategies": {"batch_split", "errors", "files", "remarks", "section"},
-    "remarks": {"errors", "files"},
-    "section": set(),
-    "batch_split": set(),
-    "errors": set(),
-    "__init__": set(),
-}
-"""What the rooms that anybody may import may import themselves."""
+SHAPE = (ROOT / "CONTRIBUTING.md").read_text().partition("## The shape")[2]
+ROWS = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", SHAPE, flags=re.MULTILINE)
+MAY_IMPORT = {room: set(re.findall(r"`(\w+)`", rooms)) for room, rooms in [*ROWS, ("__init__", "")]}
+"""Which rooms each may import, by the table in CONTRIBUTING.md."""
+ANYBODY = set(re.findall(r"`(\w+)`", re.search(r"may import([^.]*)", SHAPE)[1]))
+"""Rooms that every other one may import beside those, by the sentence above the table."""
 
 
 def test_every_room_stands_in_the_table():
     assert {room(name) for name in FILES} == set(MAY_IMPORT)
+    assert {name for name, _ in ROWS[-len(ANYBODY) :]} == ANYBODY
+    assert f"any room but the last {len(ANYBODY)} may import" in SHAPE
     packages = {name for name in MAY_IMPORT if (SRC / name).is_dir()}
     assert (len(packages) <= 16, len(set(MAY_IMPORT) - packages) <= 9) == (True, True)
 
@@ -75,7 +37,7 @@ def test_every_room_stands_in_the_table():
 @pytest.mark.parametrize("module", FILES)
 def test_imports_keep_to_the_table(module):
     here = room(module)
-    allowed = {here, "__init__"} | OF_THE_LOOSE.get(here, MAY_IMPORT[here] | ANYBODY)
+    allowed = {here, "__init__"} | MAY_IMPORT[here] | (set() if here in {*ANYBODY, "__init__"} else ANYBODY)
     assert sorted(name for name in imports(FILES[module], FILES, for_types=True) if room(name) not in allowed) == []
 
 
@@ -183,7 +145,7 @@ def reads_pickles(tree: ast.AST) -> list[str]:
 
 
 @pytest.mark.parametrize("file", [*MODULES, *sorted((ROOT / "pipeline").glob("*.py"))], ids=lambda file: file.stem)
-def test_no_pickle_is_read_and_no_text_run(file):
+def test_no_module_reads_pickles_or_runs_text(file):
     assert reads_pickles(ast.parse(file.read_text())) == []
 
 
@@ -207,19 +169,19 @@ def imported_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+HEAVY = {"torch", "mlflow", "dvc", "docker"}
+
+
 @pytest.mark.parametrize(
     ("statement", "without"),
     [
-        (
-            "import samebits.results.page, samebits.results.verify, samebits.tracking.sender, "
-            "samebits.tracking.reproduce",
-            {"torch", "mlflow", "dvc", "docker"},
-        ),
-        ("import samebits.cli", {"torch", "mlflow", "dvc", "docker"}),
-        ("import samebits.doctor.checks", {"torch", "mlflow", "dvc", "docker"}),
-        ("import samebits.data.prepare, samebits.stages, samebits.records.log", {"torch", "mlflow", "dvc", "docker"}),
+        ("import samebits.results.page, samebits.results.verify", HEAVY),
+        ("import samebits.tracking.sender, samebits.tracking.reproduce", HEAVY),
+        ("import samebits.cli", HEAVY),
+        ("import samebits.doctor.checks", HEAVY),
+        ("import samebits.data.prepare, samebits.stages, samebits.records.log", HEAVY),
         # the one stage of an unchanged repository
-        ("import runpy; runpy.run_path('pipeline/host.py', run_name='stage')", {"torch", "mlflow", "dvc", "docker"}),
+        ("import runpy; runpy.run_path('pipeline/host.py', run_name='stage')", HEAVY),
         ("import samebits.workers.launch", {"mlflow", "dvc", "docker", "samebits.tracking"}),
         (
             "from samebits.numerics.dispatch import EagerDispatchMode\n"
@@ -269,11 +231,11 @@ def test_what_is_generated_is_not_stale(path):
     assert (ROOT / path).read_text() == generate.FILES[path](), "run `python tools/generate.py`"
 
 
-def test_words_are_followed_where_they_are_the_result():
+def test_only_compare_depends_on_words():
     assert {stage for stage in STAGES if stage != "host" and declared(stage) & generate.WORDS} == {"compare"}
 
 
-def test_no_script_hides_a_module_of_pythons():
+def test_no_script_shadows_a_standard_module():
     """The folder of a script comes first on the path of what it imports."""
     assert {file.stem for file in (ROOT / "pipeline").glob("*.py")} & sys.stdlib_module_names == set()
 
@@ -304,18 +266,12 @@ def test_wording_report_tracking_doctor_and_containers_retrain_nothing(stage):
     assert declared(stage) & {*generate.AROUND_A_STAGE, "cli", "doctor"} == set()
 
 
-def test_what_a_result_depends_on_is_what_a_checkpoint_is_of():
+def test_a_checkpoint_depends_on_the_same_code_as_a_result():
     """Else one would go on from a stop of other code."""
     from samebits.training.checkpoints import _CODE
 
-    assert {name.removesuffix(".py") for name in _CODE} == declared("train") - {
-        "files",
-        "hashes",
-        "host",
-        "measuring",
-        "records",
-        "workers",
-    }
+    without = {"files", "hashes", "host", "measuring", "records", "workers"}
+    assert {name.removesuffix(".py") for name in _CODE} == declared("train") - without
 
 
 CHILDREN = re.compile(r"""(?:executable|"python"|= \[|allocation\(\[)(?:, )?"-[mc]\"""")

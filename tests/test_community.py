@@ -4,17 +4,15 @@ import hashlib
 import itertools
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 from flit_core.config import read_flit_config
 from ruamel.yaml import YAML
 
-from conftest import FIRST
+from conftest import FIRST, ROOT
 from run_tests import GROUPS
 from samebits import __version__
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))

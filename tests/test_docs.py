@@ -6,19 +6,17 @@ import re
 import runpy
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from conftest import ROOT
 from samebits.errors import RefusedError
 from samebits.models import MODELS
 from samebits.numerics.exact.operations import EXACT
 from samebits.remarks import LABELS
 from samebits.results import table
 from samples import comparison, run_files, run_record
-from test_architecture import ANYBODY, MAY_IMPORT, OF_THE_LOOSE
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -61,7 +59,7 @@ def test_the_doctors_lines_on_gpu_hosts_are_what_it_says():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_commands_lead_somewhere(page):
+def test_links_commands_and_modules_of_a_page_are_there(page):
     text = page.read_text()
     for target in re.findall(r"\]\(([^)#]+)\)", text):
         assert target.startswith("http") or (page.parent / target).exists(), target
@@ -69,7 +67,9 @@ def test_links_and_commands_lead_somewhere(page):
         done = subprocess.run(["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     for script in re.findall(r"python ((?:pipeline|tools|benchmarks)/\w+\.py)", text):
-        assert (ROOT / script).exists()
+        assert (ROOT / script).exists(), script
+    for module in re.findall(r"`((?:[a-z_-]+/)+[a-z_]+\.py)`", text):
+        assert (ROOT / module).exists() or (ROOT / "src/samebits" / module).exists(), module
 
 
 def test_the_tree_of_the_readme_exists():
@@ -86,22 +86,6 @@ def test_clean_removes_what_the_readme_says():
     made = re.search(r"^MADE := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)[1]
     assert written - {"mlflow.db", "mlartifacts"} <= {*recipe.replace("$(MADE)", made).split()}
     assert not {"mlflow.db", "mlartifacts"} & {*recipe.split()}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_modules_that_a_page_names_exist(page):
-    for name in re.findall(r"`((?:[a-z_-]+/)+[a-z_]+\.py)`", page.read_text()):
-        assert (ROOT / name).exists() or (ROOT / "src/samebits" / name).exists(), name
-
-
-def test_contributing_says_who_may_import_whom():
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    rows = [line.split(" | ") for line in text.partition("| room |")[2].partition("\n\n")[0].splitlines()[2:]]
-    table = {room.strip("| `"): set(re.findall(r"`(\w+)`", rooms[-1])) for room, *rooms in rows}
-    assert table == {room: OF_THE_LOOSE.get(room, rooms) for room, rooms in MAY_IMPORT.items() if room != "__init__"}
-    assert set(list(table)[-len(ANYBODY) :]) == ANYBODY
-    *names, last = (f"`{room}`" for room in sorted(ANYBODY))
-    assert f"any room but the last {len(ANYBODY)} may import {', '.join(names)} and {last}." in " ".join(text.split())
 
 
 def test_a_run_is_quoted_where_the_pages_have_room_for_it(tmp_path, monkeypatch):
@@ -154,14 +138,10 @@ def test_the_limits_name_keys_that_there_are():
     assert not [key for key in named if not any(f"{one}.".startswith(f"{key}.") for one in known)]
 
 
-def test_the_report_guide_knows_the_labels():
+def test_the_report_guide_knows_the_labels_and_columns():
     report = (ROOT / "docs/guides/reading-the-report.md").read_text()
-    assert [kind.replace("_", " ") for kind in LABELS if f"| {kind.replace('_', ' ')} |" not in report] == []
-
-
-def test_the_report_guide_knows_the_columns():
-    report = (ROOT / "docs/guides/reading-the-report.md").read_text()
-    assert [column for column in table.HEADINGS if f"| {column} |" not in report] == []
+    names = [*(kind.replace("_", " ") for kind in LABELS), *table.HEADINGS]
+    assert [name for name in names if f"| {name} |" not in report] == []
 
 
 def test_every_page_is_reached_from_the_index():

@@ -10,7 +10,7 @@ import sys
 import pytest
 from ruamel.yaml import YAML
 
-from conftest import ROOT
+from conftest import copy_sources
 
 MOST = {"strategy": 3, "model": 3, "task": 2, "operation": 2, "stage": 4, "label": 2, "key": 1, "cause": 1}
 """Files to touch, with where a label is found; CHANGELOG.md and pages of the documentation come beside them."""
@@ -21,28 +21,7 @@ class Tree:
 
     def __init__(self, folder):
         self.folder, self.touched = folder, set()
-        names = [
-            "src",
-            "pipeline",
-            "tools",
-            "params.yaml",
-            "dvc.yaml",
-            "pyproject.toml",
-            ".gitignore",
-            "docs",
-            "Makefile",
-        ]
-        listed = subprocess.run(
-            ["git", "ls-files", "--cached", "--others", "--exclude-standard", *names],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for name in listed.stdout.splitlines():
-            if (ROOT / name).is_file():  # else it was removed, and git does not know yet
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                (folder / name).write_bytes((ROOT / name).read_bytes())
+        copy_sources(folder)
 
     def write(self, name, text):
         """Make a file that was not there."""
@@ -59,10 +38,8 @@ class Tree:
 
     def run(self, *command):
         """What Python prints that uses this tree; ``-c`` is a script's."""
-        environ = {**os.environ, "PYTHONPATH": str(self.folder / "src")}
-        done = subprocess.run(
-            [sys.executable, "-P", *command], cwd=self.folder, env=environ, capture_output=True, text=True
-        )
+        environ, full = {**os.environ, "PYTHONPATH": str(self.folder / "src")}, [sys.executable, "-P", *command]
+        done = subprocess.run(full, cwd=self.folder, env=environ, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -271,9 +248,8 @@ def list_beside(tree, package, neighbour, name):
     init = f"src/samebits/{package}/__init__.py"
     line = f"from samebits.{package}.{neighbour} import {name}\n"
     tree.change(init, line, f"{line}from samebits.{package}.toy import TOY\n")
-    (listed,) = [
-        one for one in (tree.folder / init).read_text().splitlines() if one.startswith(f"{package.upper()}: dict")
-    ]
+    lines = (tree.folder / init).read_text().splitlines()
+    (listed,) = [one for one in lines if one.startswith(f"{package.upper()}: dict")]
     tree.change(init, listed, listed.replace(")", ", TOY)", 1))
 
 
@@ -326,17 +302,14 @@ def test_a_label(tree):
     tree.change("src/samebits/remarks.py", line, LABEL + line)
     assert len(tree.touched) < MOST["label"]
     script = "from samebits.remarks import LABELS, Toy\nfrom samebits.results.remarks import in_words\n"
-    assert (
-        tree.run("-c", f"{script}print(in_words(Toy(count=3)), LABELS['toy'])")
-        == "kind='toy' text='3 times' It was there.\n"
-    )
+    printed = tree.run("-c", f"{script}print(in_words(Toy(count=3)), LABELS['toy'])")
+    assert printed == "kind='toy' text='3 times' It was there.\n"
 
 
 def test_a_cause(tree):
     file = "src/samebits/results/explanation/causes.py"
-    tree.change(
-        file, "CAUSES = {\n", 'CAUSES = {\n    "toy": CauseSpec("A toy takes this time", without("free_cores")),\n'
-    )
+    cause = '    "toy": CauseSpec("A toy takes this time", without("free_cores")),\n'
+    tree.change(file, "CAUSES = {\n", f"CAUSES = {{\n{cause}")
     tree.change(file, "_FINDERS: tuple[", '_TOY = _own_phase("toy", "host", "Python")\n_FINDERS: tuple[')
     tree.change(file, "    _communication,\n    _straggler,", "    _TOY,\n    _communication,\n    _straggler,")
     assert len(tree.touched) <= MOST["cause"]

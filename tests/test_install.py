@@ -34,12 +34,8 @@ def program(folder, name, text):
 def clone(tmp_path):
     """What `make .venv` reads, and a uv that ends at once."""
     (tmp_path / "tools").mkdir()
-    for name in (
-        "Makefile",
-        "tools/install.sh",
-        "pyproject.toml",
-        *(f"requirements.{x}.lock" for x in ("cpu", "gpu", "uv")),
-    ):
+    locks = (f"requirements.{name}.lock" for name in ("cpu", "gpu", "uv"))
+    for name in ("Makefile", "tools/install.sh", "pyproject.toml", *locks):
         shutil.copy(ROOT / name, tmp_path / name)
     program(tmp_path / "bin", "uv", UV)
     return tmp_path

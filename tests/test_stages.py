@@ -12,36 +12,37 @@ from patience import patient
 from samebits import cli
 from samebits.errors import UserError
 from samebits.stages import Group, StageSpec, say_what_stays_unused, stage
+from standins import raising
 
 SPEC = StageSpec(about="a stage", writes=())
 
 
+@stage(SPEC)
+def some_stage(params):
+    pass
+
+
 @pytest.mark.parametrize(
-    ("name", "cuda", "devices", "said"),
+    ("host", "cuda", "devices", "said"),
     [
-        ("A", "13.0", None, []),
-        ("A", None, None, ["is a CPU build, and the driver shows 4 GPUs: trainings run on the CPU. "
+        (("A",), "13.0", None, []),
+        (("A", "gpu 0", "fails all GPU_IS_LOST"), None, None, ["the driver shows 4 GPUs"]),
+        (("A",), None, None, ["is a CPU build, and the driver shows 4 GPUs: trainings run on the CPU. "
                            "hint: make repro TORCH=gpu, or set CUDA_VISIBLE_DEVICES= to agree"]),
-        ("B", None, None, ["the driver shows 1 GPU: "]),
-        ("B", None, "", []),
-        ("A", "13.0", "9", ["warning: CUDA_VISIBLE_DEVICES is 9, which names no GPU of the 4 here"]),
-        ("E", None, None, ["the first of 4 is taken", "the driver shows 1 GPU: "]),
+        (("B",), None, None, ["the driver shows 1 GPU: "]),
+        (("B",), None, "", []),
+        (("A",), "13.0", "9", ["warning: CUDA_VISIBLE_DEVICES is 9, which names no GPU of the 4 here"]),
+        (("E",), None, None, ["the first of 4 is taken", "the driver shows 1 GPU: "]),
     ],
 )  # fmt: skip
-def test_gpus_that_no_training_will_use_are_said(name, cuda, devices, said, gpu_host, capsys):
-    gpu_host(name, cuda=cuda, **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+def test_unused_gpus_are_warned_of(host, cuda, devices, said, gpu_host, capsys):
+    gpu_host(*host, cuda=cuda, **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
     say_what_stays_unused()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(said)
     for line, text in zip(lines, said, strict=True):
         assert line.startswith("warning: ")
         assert text in line
-
-
-def test_a_dead_gpu_ends_no_training_on_the_cpu(gpu_host, capsys):
-    gpu_host("A", "gpu 0", "fails all GPU_IS_LOST", cuda=None)
-    say_what_stays_unused()
-    assert "the driver shows 4 GPUs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_dead_gpu_ends_no_training_on_the_cpu(gpu_host, capsys):
         ("train", {"DVC_STAGE": "train@single-fast"}, False),
     ],
 )
-def test_the_first_stage_says_it_and_a_training_by_hand(script, environ, says, stage, gpu_host):
+def test_the_first_stage_and_a_training_by_hand_warn_of_unused_gpus(script, environ, says, stage, gpu_host):
     """What comes after it fails: there is no data."""
     gpu_host("A", cuda=None)
     shutil.copy(ROOT / "params.yaml", stage.folder)
@@ -74,40 +75,16 @@ def test_torch_is_imported_with_its_native_compilation_switched_off(stage, data_
     assert "switched off True" in done.stdout, done.stderr
 
 
-def test_a_signal_while_options_are_read_ends_a_stage_as_any_other(monkeypatch, capsys):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    @stage(SPEC)
-    def main(params):
-        pass
-
-    monkeypatch.setattr(click.Command, "make_context", interrupted)
-    with pytest.raises(SystemExit) as ended:
-        main.main([])
-    assert ended.value.code == 130
-    assert capsys.readouterr().err.strip() == "error: stopped by Ctrl-C. hint: run the same command again"
-
-
 def test_a_wrong_option_of_a_stage_is_named(capsys):
-    @stage(SPEC)
-    def main(params):
-        pass
-
     with pytest.raises(SystemExit) as ended:
-        main.main(["--parms", "p.yaml"])
+        some_stage.main(["--parms", "p.yaml"])
     assert ended.value.code == 2
     assert "No such option" in (said := capsys.readouterr().err)
     assert "--params" in said
 
 
-@stage(SPEC)
-def some_stage(params):
-    pass
-
-
 @pytest.mark.parametrize(("command", "above"), [(some_stage, []), (cli.main, []), (cli.main, ["track", "sync"])])
-def test_what_a_terminal_would_obey_is_written_out(command, above, capsys):
+def test_control_characters_are_escaped(command, above, capsys):
     with pytest.raises(SystemExit) as ended:
         command.main([*above, "--\x07\x9b"], prog_name="x")
     assert ended.value.code == 2
@@ -160,14 +137,11 @@ def test_a_signal_that_python_swallows_is_not_lost(name, code):
         (KeyError("a bug"), 4, "Traceback (most recent call last)"),
     ],
 )
-def test_what_happens_while_options_are_read_ends_as_in_a_stage(raised, code, said, capsys):
+def test_errors_while_options_are_read_end_as_in_a_stage(raised, code, said, capsys):
     """Click would say "Aborted!", or let Python end with 1, which is a verdict's."""
 
-    def read(context, parameter, value):
-        raise raised
-
     @click.group(cls=Group, invoke_without_command=True)
-    @click.option("--it", callback=read)
+    @click.option("--it", callback=raising(raised))
     def command(it):
         raise AssertionError
 
