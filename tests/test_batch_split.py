@@ -61,7 +61,7 @@ def test_which_splits_there_are(split, even):
         ),
     ],
 )
-def test_a_devices_share_is_a_batch_of_its_own(split, share):
+def test_the_share_of_a_device_is_a_batch(split, share):
     assert split.share() == share
 
 
@@ -91,5 +91,5 @@ def test_the_first_samples_are_whole_shards(rows, shards, most, expected):
     assert leading(rows, shards, most) == expected
 
 
-def test_what_does_not_fill_a_batch_is_left_out():
+def test_an_incomplete_batch_is_left_out():
     assert [WHOLE.batches_of(samples) for samples in (31, 32, 100)] == [0, 1, 3]

@@ -95,7 +95,7 @@ def test_code_that_bad_input_runs_is_seen(tmp_path):
             bench.check_around()
 
 
-def test_what_a_sender_is_about_to_remove_is_no_leftover(tmp_path, monkeypatch):
+def test_a_file_that_a_sender_removes_is_no_leftover(tmp_path, monkeypatch):
     box = Sandbox(tmp_path)
     left, removed = box.folder / "left.samebits.tmp", box.folder / "removed.samebits.tmp"
     left.touch()

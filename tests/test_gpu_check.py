@@ -46,7 +46,7 @@ def test_each_step_leaves_what_it_found(tmp_path):
     assert str(Path.home()) not in json.dumps(found)
 
 
-def test_what_fails_is_kept_without_whose_it_is(tmp_path, monkeypatch):
+def test_a_failed_steps_output_names_no_user(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     check = gpu_check.Check(tmp_path)
     printed = f"{tmp_path}/me/x http://me:secret@host"
@@ -75,7 +75,7 @@ def test_failures_are_read_from_pytests_report(kind):
     assert gpu_check._why(gpu_check.ET.fromstring("<testcase><skipped/></testcase>")) == []
 
 
-def test_what_takes_too_long_may_report_what_it_has_done():
+def test_a_step_out_of_time_can_still_report():
     """As pytest does at Ctrl-C."""
     code = "import time\ntry: print('here', flush=True), time.sleep(3600)\nexcept KeyboardInterrupt: print('reported')"
     command = [sys.executable, "-c", code]

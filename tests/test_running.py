@@ -56,7 +56,7 @@ def test_a_process_that_is_left_fails_its_test(program, session, tmp_path):
     wait_for(lambda: not is_running(tmp_path))
 
 
-def test_a_process_that_ends_by_itself_is_none(session):
+def test_a_process_that_ends_by_itself_is_not_reported(session):
     code, said = session("start('import time; time.sleep(0.2)')", patience="1")
     assert (code, "1 passed" in said) == (0, True), said
 

@@ -59,7 +59,7 @@ def test_the_first_rows_train_and_those_after_them_test(folder):
     ("x", "y", "folders"), [(0o644, 0o644, 0o755), (0o600, 0o644, 0o700), (0o644, 0o640, 0o750), (0o640, 0o604, 0o700)]
 )
 @pytest.mark.attack("another user of the host")
-def test_whoever_may_not_read_the_files_gets_to_no_copy_of_them(x, y, folders, folder):
+def test_copies_are_as_private_as_the_files(x, y, folders, folder):
     (folder / "x.npy").chmod(x)
     (folder / "y.npy").chmod(y)
     (folder / ".dvc").mkdir()
@@ -255,7 +255,7 @@ def test_a_large_file_is_hashed_once(folder, monkeypatch):
     assert sha256_remembered(folder / "x.npy", memory) != first
 
 
-def test_hashes_that_cannot_be_kept_are_taken_again(folder):
+def test_a_hash_that_cannot_be_stored_is_computed_again(folder):
     (folder / "closed").write_text("somebody's")
     assert sha256_remembered(folder / "x.npy", folder / "closed/hashes.json") == sha256(folder / "x.npy")
 
@@ -263,7 +263,7 @@ def test_hashes_that_cannot_be_kept_are_taken_again(folder):
 @pytest.mark.parametrize(
     "damage", ["", "{", "[]", '{"NAME": 3}', '{"NAME": [SIZE, TIME, 7]}', "\xff", '{"x": NaN}', None]
 )
-def test_hashes_that_are_damaged_are_forgotten(damage, folder):
+def test_damaged_hashes_are_discarded(damage, folder):
     memory, path = folder / "hashes.json", folder / "x.npy"
     if damage is None:
         os.mkfifo(memory)

@@ -138,7 +138,7 @@ def test_bad_yaml(tmp_path: Path, text: str | bytes | None, message: str) -> Non
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
-def test_params_are_read_from_a_file_alone(make, tmp_path: Path) -> None:
+def test_params_are_read_from_a_regular_file_only(make, tmp_path: Path) -> None:
     make(tmp_path / "params.yaml")
     with pytest.raises(UserError, match=r"params\.yaml: expected a file\. hint: "):
         load_params(tmp_path / "params.yaml")

@@ -15,7 +15,7 @@ def statuses(log):
 
 
 @pytest.mark.parametrize("taken", [None, 0, 1, 10])
-def test_what_the_disk_does_not_take_is_written_with_the_next_event(taken, tmp_path, monkeypatch, capsys):
+def test_an_event_that_the_disk_refuses_is_written_with_the_next(taken, tmp_path, monkeypatch, capsys):
     """None: the write fails; else so many bytes of it are taken, as of a disk that is nearly full."""
     log, write = RunLog(tmp_path / "run.jsonl"), os.write
     log.append(EndEvent(status="FINISHED"))

@@ -31,7 +31,7 @@ def change(folder):
     (folder / "gone.py").unlink()
     (folder / "dvc.lock").write_text("2\n")
     (folder / "package" / "new näme.py").write_text("new\n")
-    (folder / "binary.bin").write_bytes(bytes(range(256)))
+    (folder / "binary.bin").write_bytes(bytes(range(256)) * 2**12)  # as large as may be
     (folder / "large.bin").write_bytes(bytes(2**20 + 1))
     (folder / "ignored").mkdir()
     (folder / "ignored" / "data").write_text("data")
@@ -105,7 +105,7 @@ def test_a_patch_has_no_file_whose_name_says_that_it_holds_secrets(name, is_take
     assert omitted == ([] if is_taken else [name])
 
 
-def test_names_that_are_no_text_and_packages_without_a_version_end_nothing(repository, tmp_path, monkeypatch):
+def test_undecodable_names_and_packages_without_a_version_are_tolerated(repository, tmp_path, monkeypatch):
     name = b"caf\xe9.key"
     Path(os.fsdecode(bytes(repository) + b"/" + name)).write_text("x")
     facts = [SimpleNamespace(metadata=email.message_from_string(text)) for text in ("Name: Whole\nVersion: 1\n", "")]
@@ -164,7 +164,7 @@ def test_only_known_variables_are_recorded():
     assert environment(environ) == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}
 
 
-def test_a_patch_that_git_does_not_give_is_said(repository, tmp_path):
+def test_a_patch_that_git_cannot_make_is_reported(repository, tmp_path):
     """Another process may hold an object that git needs; here it is gone."""
     (repository / "alone.py").write_text("alone\n")
     git(repository, "add", "--all")

@@ -11,20 +11,20 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
     finish,
     make_migrated_store,
     make_repository,
+    record_compared,
+    recorded_from_files,
     result,
     runs,
     start,
     write_files,
 )
 
-from samebits.records.log import SCHEMA, ComparedEvent
-from samebits.records.run import WEIGHTS, read_run
+from samebits.records.run import WEIGHTS
 from samebits.tracking import delivery
-from samebits.tracking.comparison import comparison_key, record_comparison
 from samebits.tracking.delivery import Delivery, deliver
-from samebits.tracking.recorder import events, record_all
-from samebits.tracking.store import RUN_TAG, connect, tracking_uri
+from samebits.tracking.store import RUN_TAG
 from samples import comparison, host, row
+from standins import raising
 
 FIGURES = {"loss": 1.0, "training_seconds": 2.0, "speedup": 1.5, "peak_memory_gib": 3.0}
 
@@ -85,11 +85,10 @@ def test_the_weights_are_a_logged_model_with_the_runs_metrics(repository):
     assert len(client.get_metric_history(run.info.run_id, "loss")) == 2  # linking adds no points
 
 
-def test_what_was_sampled_of_the_host_says_nothing_of_the_model(repository):
+def test_telemetry_of_the_host_is_no_metric_of_the_model(repository):
     path = trained(repository)
-    client = connect(tracking_uri())
     deliver(path)
-    (_, (run,)), (model,) = runs(), models()
+    client, (run,) = runs()
     client.log_metric(run.info.run_id, "system/cpu_utilization_percentage", 50.0)
     delivery.State().write(path.with_suffix(".state.json"))
     deliver(path)
@@ -132,15 +131,15 @@ def test_a_sender_that_is_killed_and_delivers_again_leaves_one_model(state_is_lo
 def test_delivering_twice_makes_one_model(repository):
     path = trained(repository)
     deliver(path)
-    delivery.State().write(path.with_suffix(".state.json"))
     (before,) = models()
+    delivery.State().write(path.with_suffix(".state.json"))
     deliver(path)
     (again,) = models()
-    assert (again.model_id, again.last_updated_timestamp) == (before.model_id, before.last_updated_timestamp)
-    assert len(again.metrics) == len(before.metrics)
+    facts = [(model.model_id, model.last_updated_timestamp, len(model.metrics)) for model in (before, again)]
+    assert facts[0] == facts[1]
 
 
-def test_a_half_model_whose_files_are_a_later_runs_by_then_has_failed(repository):
+def test_an_unfinished_model_fails_if_a_later_run_has_replaced_its_files(repository):
     path = trained(repository)
     with killed_at("create_logged_model"):
         deliver(path)
@@ -150,11 +149,10 @@ def test_a_half_model_whose_files_are_a_later_runs_by_then_has_failed(repository
     assert model.status == "FAILED"
 
 
-def test_a_half_model_of_what_the_store_refuses_has_failed(repository, monkeypatch):
-    def refuse(*arguments):
-        raise MlflowException("no room", INVALID_PARAMETER_VALUE)
-
-    monkeypatch.setattr(MlflowClient, "log_model_artifact", refuse)
+def test_an_unfinished_model_fails_if_the_store_refuses_its_files(repository, monkeypatch):
+    monkeypatch.setattr(
+        MlflowClient, "log_model_artifact", raising(MlflowException("no room", INVALID_PARAMETER_VALUE))
+    )
     path = trained(repository)
     deliver(path)
     assert Delivery(path).state.refused == "no room"
@@ -163,31 +161,24 @@ def test_a_half_model_of_what_the_store_refuses_has_failed(repository, monkeypat
 
 
 @pytest.mark.parametrize("status", ["FAILED", "KILLED"])
-def test_a_run_that_has_no_weights_has_no_model(status, repository):
+def test_a_run_has_a_model_once_its_weights_were_saved(status, repository):
     deliver(finish(start("early"), status))
-    assert len(runs()[1]) == 1
     assert models() == []
-
-
-def test_a_run_that_was_killed_after_its_weights_were_saved_has_its_model(repository):
-    deliver(trained(repository, status="KILLED"))
+    deliver(trained(repository, status=status))
     (model,) = models()
-    assert model.status == "READY"
+    assert (model.status, model.tags[RUN_TAG]) == ("READY", "one")
 
 
-def test_a_model_of_a_deleted_run_is_not_taken_for_that_of_the_next(repository):
+def test_a_run_recorded_again_after_its_deletion_gets_its_own_model(repository):
     deliver(trained(repository))
     client, (run,) = runs()
     client.delete_run(run.info.run_id)
-    again = record_all(client, events(read_run(repository)))
+    again = recorded_from_files(repository)
     assert {model.source_run_id for model in models()} == {run.info.run_id, again}
 
 
-def test_a_server_that_knows_no_logged_models_gets_the_run_all_the_same(repository, monkeypatch):
-    def unknown(*arguments):
-        raise MlflowException("not found", ENDPOINT_NOT_FOUND)
-
-    monkeypatch.setattr(MlflowClient, "search_logged_models", unknown)
+def test_a_server_without_logged_models_still_gets_the_run(repository, monkeypatch):
+    monkeypatch.setattr(MlflowClient, "search_logged_models", raising(MlflowException("no such", ENDPOINT_NOT_FOUND)))
     path = trained(repository)
     assert deliver(path)
     _, (run,) = runs()
@@ -202,28 +193,21 @@ ROW = row("ddp", devices=2, run="one", device_type="cpu", eval_loss=2.25, accura
 COMPARISON = comparison(ROW, host=host())
 
 
-def compare(repository, **changes):
-    reports = repository / "reports"
-    COMPARISON.write(reports / "comparison.json")
-    facts = {"log_schema": SCHEMA, "tracking_uri": None, "keys": (), "reports": str(reports), "runs": str(repository)}
-    record_comparison(connect(tracking_uri()), ComparedEvent(key=comparison_key(COMPARISON), **facts, **changes))
-
-
 def test_the_figures_of_a_comparison_are_linked_with_the_model(repository):
     deliver(trained(repository))
     for _ in range(2):  # the second time changes nothing
-        compare(repository)
+        record_compared(repository, COMPARISON)
         (model,) = models()
         assert {"eval_loss": 2.25, "accuracy": 0.5}.items() <= values_of(model).items()
         assert len({point.key for point in model.metrics}) == len(model.metrics)
 
 
 @pytest.mark.parametrize("number", [2, 3])  # the run's metrics, and the model's
-def test_a_comparison_that_is_cut_off_is_linked_by_the_next_delivery(number, repository):
+def test_an_interrupted_comparison_is_linked_by_the_next_delivery(number, repository):
     deliver(trained(repository))
     with killed_at("log_batch", number=number):
-        compare(repository, time_ms=1)
-    compare(repository, time_ms=1)
+        record_compared(repository, COMPARISON, time_ms=1)
+    record_compared(repository, COMPARISON, time_ms=1)
     client, found = runs()
     (child,) = [run for run in found if run.data.tags[RUN_TAG] == "one"]
     (model,) = models()
@@ -234,10 +218,10 @@ def test_a_comparison_that_is_cut_off_is_linked_by_the_next_delivery(number, rep
 
 def test_a_run_that_is_recorded_again_from_its_files_has_a_model(repository):
     write_files(repository / "ddp-fast", "one")
-    compare(repository)
+    record_compared(repository, COMPARISON)
     (model,) = models()
     assert model.status == "READY"
     assert values_of(model)["eval_loss"] == 2.25
     shutil.rmtree(repository / "ddp-fast")
-    compare(repository)
+    record_compared(repository, COMPARISON)
     assert len(models()) == 1

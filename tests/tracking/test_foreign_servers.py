@@ -8,15 +8,15 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from contextlib import contextmanager, suppress
 
 import pytest
 from tracking_fixtures import (  # noqa: F401 - two fixtures
+    Server,
     finish,
     make_migrated_store,
     make_repository,
-    result,
+    recorded_from_files,
     setup,
     start,
     write_files,
@@ -24,18 +24,18 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
 
 from conftest import wait_for
 from patience import patient
-from ports import free_port
 from samebits.doctor.store import ask
 from samebits.errors import HostError, UserError
-from samebits.records.run import FILES, read_run
+from samebits.records.run import FILES
 from samebits.tracking import download, limits
 from samebits.tracking.delivery import Delivery, sync
 from samebits.tracking.download import find_run_files
 from samebits.tracking.limits import require_own_place
-from samebits.tracking.recorder import events, record_all
 from samebits.tracking.store import answers, connect, tracking_uri
+from standins import Handler, serving
 
 RUN = "0" * 32
+JSON = {"Content_Type": "application/json"}
 SERVER = "https://me:secret@mlflow.example:5000/base"
 
 
@@ -44,7 +44,7 @@ SERVER = "https://me:secret@mlflow.example:5000/base"
     ["mlflow-artifacts:/1/2/artifacts", "mlflow-artifacts://mlflow.example:5000/1", "s3://bucket/1", "gs://bucket/1",
      "wasbs://box@account.blob.core.windows.net/1", "abfss://box@account.dfs.core.windows.net/1"],
 )  # fmt: skip
-def test_places_of_the_servers_own_and_object_stores_are_taken(uri):
+def test_artifact_places_of_the_server_itself_and_object_stores_are_accepted(uri):
     require_own_place(uri, SERVER)
 
 
@@ -56,13 +56,13 @@ def test_places_of_the_servers_own_and_object_stores_are_taken(uri):
      "MLFLOW-ARTIFACTS://other.example/1", "FILE:///home/me"],
 )  # fmt: skip
 @pytest.mark.attack("a malicious server")
-def test_other_places_are_refused_and_told_without_a_password(uri):
+def test_other_artifact_places_are_refused_without_showing_a_password(uri):
     with pytest.raises(UserError, match="MLflow's server keeps the files at"):
         require_own_place(uri, SERVER)
     require_own_place(uri, "sqlite:////home/me/mlflow.db")  # which this user's own processes write
 
 
-class Seen(BaseHTTPRequestHandler):
+class Seen(Handler):
     def handle_one_request(self):
         self.server.seen.append(self.rfile.read1())
 
@@ -70,58 +70,45 @@ class Seen(BaseHTTPRequestHandler):
 @pytest.fixture
 def listener():
     """Another host than the server's; the logins that it was sent."""
-    server = HTTPServer(("127.0.0.1", 0), Seen)
-    server.seen = []
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(Seen, seen=[]) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def real_server(migrated_store, tmp_path_factory):
-    """The folder and the port of an MLflow server."""
-    folder, port = tmp_path_factory.mktemp("server"), free_port()
-    shutil.copy(migrated_store, folder)
-    uri = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{folder}/mlflow.db",
-               "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]  # fmt: skip
-    environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with (folder / "log").open("wb") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=output, stderr=output, start_new_session=True, env=environ
-        )
+    """An MLflow server."""
+    server = Server(tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("store") / "mlflow.db")
+    shutil.copy(migrated_store, server.store)
+    server.start()
     try:
-        wait_for(lambda: answers(uri), seconds=600)
-        yield folder, port
+        wait_for(lambda: answers(server.uri), seconds=600)
+        yield server
     finally:
-        os.killpg(process.pid, 15)
-        process.wait()
+        server.kill()
 
 
 @pytest.fixture
 def says(repository, real_server, monkeypatch):
     """A real MLflow server whose experiment, a new one, says that its files are there."""
-    folder, port = real_server
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{port}")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://me:secret@127.0.0.1:{real_server.port}")
+
+    def change(statement, *values):
+        with sqlite3.connect(real_server.store) as database:
+            database.execute(statement, values)
 
     def say(place):
-        with sqlite3.connect(folder / "mlflow.db") as database:
-            database.execute(
-                "UPDATE experiments SET name = 'of a test before ' || experiment_id WHERE name = 'samebits'"
-            )
-        connect(f"http://127.0.0.1:{port}").create_experiment("samebits")
-        with sqlite3.connect(folder / "mlflow.db") as database:
-            database.execute("UPDATE experiments SET artifact_location = ?", [place])
+        change("UPDATE experiments SET name = 'of a test before ' || experiment_id WHERE name = 'samebits'")
+        connect(real_server.uri).create_experiment("samebits")
+        change("UPDATE experiments SET artifact_location = ?", place)
 
-    def set_place(place):
-        with sqlite3.connect(folder / "mlflow.db") as database:
-            database.execute("UPDATE runs SET artifact_uri = ?", [place])
-
-    say.set_place = set_place
+    say.set_place = lambda place: change("UPDATE runs SET artifact_uri = ?", place)
     return say
+
+
+def ended_log():
+    log = start("one")
+    setup(log)
+    return finish(log)
 
 
 @pytest.mark.parametrize(
@@ -135,13 +122,11 @@ def says(repository, real_server, monkeypatch):
     ],
 )
 @pytest.mark.attack("a malicious server")
-def test_no_file_and_no_login_goes_where_a_server_says(place, says, listener, repository, tmp_path_factory):
+def test_no_file_and_no_login_goes_where_the_server_points(place, says, listener, repository, tmp_path_factory):
     home = tmp_path_factory.mktemp("home")
     says(place.format(home=home, port=listener.server_port))
     write_files(repository / "runs" / "ddp-fast", "one")
-    log = start("one")
-    setup(log)
-    path = finish(log)
+    path = ended_log()
     count, problems = sync()
     assert (count, listener.seen, list(home.rglob("*"))) == (0, [], [])
     assert "MLflow's server keeps the files at" in problems[path]
@@ -155,10 +140,8 @@ def test_no_file_and_no_login_goes_where_a_server_says(place, says, listener, re
 def test_a_run_is_fetched_from_a_server(says, repository, tmp_path):
     """As ``says`` leaves it: with files where a server puts them by itself."""
     says("mlflow-artifacts:/1")
-    write_files(repository / "runs" / "ddp-fast", "one")
-    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "runs" / "ddp-fast")))
-    found = find_run_files(run_id, tmp_path)
-    assert found.record.run == "one"
+    run_id = recorded_from_files(repository / "run")
+    assert find_run_files(run_id, tmp_path).record.run == "one"
 
 
 @pytest.mark.parametrize("uri", ["runs:/{run}", "runs:/{run}/x"])
@@ -172,7 +155,22 @@ def test_a_run_with_files_at_another_run_is_refused(uri, says, repository, tmp_p
         find_run_files(run_id, tmp_path)
 
 
-class Slow(BaseHTTPRequestHandler):
+def write_for_ever(handler, piece, pause):
+    with suppress(OSError):
+        while not handler.server.ended.wait(pause):
+            handler.wfile.write(piece)
+
+
+@contextmanager
+def until_the_end(handler, monkeypatch, **facts):
+    """A server that MLflow's client takes for MLflow's, and whose answers last as long as the block."""
+    with serving(handler, ended=threading.Event(), **facts) as server:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
+        yield server
+        server.ended.set()
+
+
+class Slow(Handler):
     """Answers as MLflow does, by a byte now and then, or by more than it has said."""
 
     protocol_version = "HTTP/1.1"
@@ -180,55 +178,23 @@ class Slow(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path.endswith("path=1"):
             listed = [{"path": name, "is_dir": False, "file_size": self.server.size} for name in FILES]
-            return self.answer(json.dumps({"files": listed}).encode())
+            return self.answer(json.dumps({"files": listed}).encode(), **JSON)
         if "runs/get" in self.path:
             info = {"run_id": RUN, "run_uuid": RUN, "experiment_id": "1", "user_id": "", "status": "FINISHED",
                     "start_time": 1, "end_time": 2, "artifact_uri": "mlflow-artifacts:/1",
                     "lifecycle_stage": "active"}  # fmt: skip
-            return self.answer(json.dumps({"run": {"info": info, "data": {}}}).encode())
+            return self.answer(json.dumps({"run": {"info": info, "data": {}}}).encode(), **JSON)
         if "path=" in self.path and self.server.sends != "answer":  # is it a folder?
-            return self.answer(b'{"files": []}')
-        self.send_response(200)
-        self.send_header("Content-Length", str(2**33))
-        self.end_headers()
+            return self.answer(b'{"files": []}', **JSON)
+        self.begin(length=2**33)
         self.server.reached.set()
-        with suppress(OSError):
-            while not self.server.ended.wait(0.05 if self.server.sends == "bytes" else 0.0):
-                self.wfile.write(b"x" if self.server.sends == "bytes" else b"x" * 2**20)
-        return None
-
-    def answer(self, body):
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
+        return write_for_ever(self, *((b"x", 0.05) if self.server.sends == "bytes" else (b"x" * 2**20, 0.0)))
 
 
 @pytest.fixture
-def slow(in_use):
-    yield from in_use(Slow, size=10, sends="bytes", reached=threading.Event())
-
-
-@pytest.fixture
-def in_use(repository, monkeypatch):
-    """A server of such a handler, with these attributes, which MLFLOW_TRACKING_URI names."""
-
-    def serve(handler, **attributes):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        server.ended = threading.Event()
-        vars(server).update(attributes)
-        threading.Thread(target=server.serve_forever, args=[0.05]).start()
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.server_port}")
+def slow(repository, monkeypatch):
+    with until_the_end(Slow, monkeypatch, size=10, sends="bytes", reached=threading.Event()) as server:
         yield server
-        server.ended.set()
-        server.shutdown()
-        server.server_close()
-
-    return serve
 
 
 @pytest.mark.parametrize(
@@ -262,7 +228,7 @@ def test_a_long_fetch_says_how_far_it_is(slow, tmp_path, monkeypatch, capfd):
     ],
 )
 @pytest.mark.attack("a malicious server")
-def test_a_server_that_sends_for_ever_is_left(sends, seconds, message, slow, tmp_path, monkeypatch):
+def test_a_server_that_never_stops_sending_is_given_up(sends, seconds, message, slow, tmp_path, monkeypatch):
     slow.sends = sends
     monkeypatch.setattr(download, "ANSWER_SECONDS", seconds)
     with pytest.raises(HostError, match=message):
@@ -271,7 +237,7 @@ def test_a_server_that_sends_for_ever_is_left(sends, seconds, message, slow, tmp
 
 
 @pytest.mark.attack("a malicious server")
-def test_the_first_signal_ends_who_waits_for_a_server(slow):
+def test_the_first_signal_ends_a_command_that_waits_for_a_server(slow):
     command = [sys.executable, "-P", "-c", "from samebits.cli import main; main()", "compare", RUN, RUN]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert slow.reached.wait(patient(120))
@@ -279,68 +245,44 @@ def test_the_first_signal_ends_who_waits_for_a_server(slow):
         assert process.wait(patient(20)) == 143
 
 
-class Hostile(BaseHTTPRequestHandler):
+class Hostile(Handler):
     """Answers every call of the API in one way."""
 
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.read_body()
         getattr(self, self.server.does)()
 
-    def do_GET(self):
-        getattr(self, self.server.does)()
+    do_GET = do_POST  # noqa: N815
 
     def body_by_bytes(self):
-        self.send_response(200)
-        self.send_header("Content-Length", "1000000")
-        self.end_headers()
-        self.write_for_ever(b"x", 0.05)
+        self.begin(length=1000000)
+        write_for_ever(self, b"x", 0.05)
 
     def header_by_bytes(self):
         self.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
-        self.write_for_ever(b"x", 0.05)
+        write_for_ever(self, b"x", 0.05)
 
     def endless_body(self):
-        self.send_response(200)
-        self.send_header("Content-Length", str(2**40))
-        self.end_headers()
-        self.write_for_ever(b"x" * 2**20, 0.0)
+        self.begin(length=2**40)
+        write_for_ever(self, b"x" * 2**20, 0.0)
 
     def packed_body(self):
-        packed = gzip.compress(bytes(2**28))
-        self.send_response(200)
-        self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(packed)))
-        self.end_headers()
-        self.wfile.write(packed)
+        self.answer(gzip.compress(bytes(2**28)), Content_Encoding="gzip")
 
     def elsewhere(self):
-        self.send_response(307)
-        self.send_header("Location", self.server.elsewhere)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.begin(307, Location=self.server.elsewhere)
 
     def escapes(self):
         text = json.dumps({"error_code": "INVALID_PARAMETER_VALUE", "message": "\x1b]0;mine\x07\nanother line"})
-        self.send_response(400)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def write_for_ever(self, piece, pause):
-        with suppress(OSError):
-            while not self.server.ended.wait(pause):
-                self.wfile.write(piece)
-
-    def log_message(self, *_):
-        pass
+        self.answer(text.encode(), 400, **JSON)
 
 
 @pytest.fixture
-def hostile(in_use):
-    yield from in_use(Hostile)
+def hostile(repository, monkeypatch):
+    with until_the_end(Hostile, monkeypatch) as server:
+        yield server
 
 
 @pytest.mark.parametrize(
@@ -354,12 +296,10 @@ def hostile(in_use):
     ],
 )
 @pytest.mark.attack("a malicious server")
-def test_a_log_is_not_delivered_to_a_server_that_answers_so(does, seconds, says, hostile, listener, monkeypatch):
-    hostile.does, hostile.elsewhere = does, f"http://127.0.0.1:{listener.server_port}/x"
+def test_a_log_is_not_delivered_to_a_hostile_server(does, seconds, says, hostile, listener, monkeypatch):
+    hostile.does, hostile.elsewhere = does, f"{listener.url}/x"
     monkeypatch.setattr(limits, "ANSWER_SECONDS", seconds)
-    log = start("one")
-    setup(log)
-    path = finish(log)
+    path = ended_log()
     count, problems = sync()
     assert (count, listener.seen) == (0, [])
     assert says.format(elsewhere=hostile.elsewhere) in problems[path]
@@ -374,24 +314,22 @@ def test_a_log_is_not_delivered_to_a_server_that_answers_so(does, seconds, says,
     ],
 )
 @pytest.mark.attack("a malicious server")
-def test_the_doctor_says_where_a_server_leads(elsewhere, says, hostile):
+def test_the_doctor_names_the_address_that_a_server_redirects_to(elsewhere, says, hostile):
     hostile.does, hostile.elsewhere = "elsewhere", elsewhere
     finding = ask(os.environ["MLFLOW_TRACKING_URI"])
     assert (finding.status, finding.text) == ("failed", says.format(here=f"127.0.0.1:{hostile.server_port}"))
 
 
 @pytest.mark.attack("a malicious server")
-def test_what_a_server_says_stays_one_line_of_a_terminal(hostile):
+def test_a_servers_message_is_printed_as_one_line(hostile):
     hostile.does = "escapes"
-    log = start("one")
-    setup(log)
-    path = finish(log)
+    path = ended_log()
     _, problems = sync()
     assert problems[path].isprintable()
     assert "mine" in problems[path]
 
 
-def test_a_run_of_another_server_is_left_for_who_has_its_login(repository, monkeypatch):
+def test_a_run_of_another_server_waits_for_that_servers_login(repository, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@127.0.0.1:1")
     path = finish(start("one"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:2")
@@ -428,10 +366,9 @@ def test_a_package_that_a_store_needs_is_named(says, repository, tmp_path):
         find_run_files(run_id, tmp_path)
 
 
-def test_files_that_are_no_runs_are_told_by_the_run(says, repository, tmp_path):
+def test_a_damaged_artifact_is_named_by_its_run(says, repository, tmp_path):
     says("mlflow-artifacts:/1")
-    write_files(repository / "runs" / "ddp-fast", "one")
-    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "runs" / "ddp-fast")))
+    run_id = recorded_from_files(repository / "run")
     connect(tracking_uri()).log_text(run_id, "{", "run.json")
     with pytest.raises(UserError, match=f"^run {run_id}: run.json: cannot be read") as caught:
         find_run_files(run_id, tmp_path)

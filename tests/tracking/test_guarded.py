@@ -8,11 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from tracking_fixtures import make_migrated_store  # noqa: F401 - a fixture
@@ -21,6 +19,7 @@ from conftest import ROOT, wait_for
 from ports import free_port
 from samebits.tracking.guarded import OWN_HEADER, OwnPeers, owner_of
 from samebits.tracking.ui import announce
+from standins import Handler, raising, serving
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="another user's processes take root to start")
 
@@ -38,28 +37,22 @@ def connection():
 
 
 @pytest.mark.attack("another user of the host")
-def test_whose_a_connection_is_linux_knows_as_long_as_it_is_open():
+def test_the_owner_of_an_open_connection_is_known():
     with connection() as (client, server, peer):
         assert owner_of(client, server) == os.getuid()
-        assert owner_of((client[0], client[1] ^ 1), server) is None
-        assert owner_of(("::1", 1), server) is None
-        assert owner_of(None, server) is None
+        for another in ((client[0], client[1] ^ 1), ("::1", 1), None):
+            assert owner_of(another, server) is None
         peer.close()
         wait_for(lambda: owner_of(client, server) is None, seconds=60)
 
 
 @pytest.mark.attack("another user of the host")
-def test_a_websocket_of_nobody_is_closed():
-    async def app(*_):
-        raise AssertionError("it was let in")
-
+def test_a_websocket_of_an_unknown_user_is_closed():
     async def send(message):
         said.append(message)
 
-    said = []
-    asyncio.run(
-        OwnPeers(app, "own")({"type": "websocket", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}, None, send)
-    )
+    said, scope = [], {"type": "websocket", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2)}
+    asyncio.run(OwnPeers(raising(AssertionError("it was let in")), "own")(scope, None, send))
     assert said == [{"type": "websocket.close", "code": 1008}]
 
 
@@ -77,18 +70,16 @@ def server(repository):
     """The address of ``samebits ui`` over a store of its own, in a folder that has files with libraries' names."""
     for name in ("queue", "sqlalchemy", "flask", "mlflow", "uvicorn"):
         (repository / f"{name}.py").write_text("raise SystemExit('mine')\n")
-    port = free_port()
+    port, said = free_port(), repository / "ui.log"
     command = [str(ROOT / ".venv/bin/samebits"), "ui", "--port", str(port)]
-    with (repository / "ui.log").open("wb") as output:
-        environ = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
-        process = subprocess.Popen(
-            command, cwd=repository, env=environ, stdout=output, stderr=output, start_new_session=True
-        )
-    root = f"http://127.0.0.1:{port}"
+    environ = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+    with said.open("wb") as output:
+        options = {"cwd": repository, "env": environ, "stdout": output, "stderr": output}
+        process = subprocess.Popen(command, start_new_session=True, **options)
     try:
-        wait_for(lambda: b"Ready: " in (repository / "ui.log").read_bytes() or process.poll() is not None, seconds=600)
-        assert process.poll() is None, (repository / "ui.log").read_text()
-        yield root
+        wait_for(lambda: b"Ready: " in said.read_bytes() or process.poll() is not None, seconds=600)
+        assert process.poll() is None, said.read_text()
+        yield f"http://127.0.0.1:{port}"
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGTERM)
@@ -113,30 +104,21 @@ except urllib.error.HTTPError as error:
 """
 
 
-def code_for(uid, address):
+def code_for_another(address):
     """What the server answers to a process of another user."""
-    command = [
-        "setpriv",
-        f"--reuid={uid}",
-        f"--regid={uid}",
-        "--clear-groups",
-        sys.executable,
-        "-I",
-        "-c",
-        ASKS,
-        address,
-    ]
+    user = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    command = [*user, sys.executable, "-I", "-c", ASKS, address]
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd="/").stdout.strip()
 
 
 @needs_root
 @pytest.mark.attack("another user of the host")
-def test_another_user_is_answered_nothing_and_no_file_outside_the_store_is_read_or_written(server, repository):
+def test_other_users_are_refused_and_no_file_outside_the_store_is_read_or_written(server, repository):
     api, secret = "/api/2.0/mlflow", repository.parent / f"{repository.name}-home"
     secret.mkdir(mode=0o700)
     (secret / "key").write_text("secret")
     for path in ("/", "/health", f"{api}/experiments/search?max_results=1", "/get-artifact?path=key&run_uuid=0"):
-        assert code_for(65534, server + path) == "403"
+        assert code_for_another(server + path) == "403"
     assert ask(server, "/health") == b"OK"
 
     link = repository.parent / f"{repository.name}-link"
@@ -178,33 +160,15 @@ def test_the_runs_of_the_store_are_served(server, repository):
 EVIL = "http://evil.example"
 ANOTHER_PORT = "http://localhost:9999"
 MAKES = b'{"name": "of a page"}'
+SEARCH, CREATE = "/api/2.0/mlflow/experiments/search?max_results=9", "/api/2.0/mlflow/experiments/create"
+JSON, PLAIN = {"Content-Type": "application/json"}, {"Content-Type": "text/plain"}
 _PAGES = {  # what a page that the user looks at has the browser send: path, headers, body
     "reads by a name of its own that leads to this host": ("/", {"Host": "evil.example"}, None),
-    "reads the API by such a name": (
-        "/api/2.0/mlflow/experiments/search?max_results=9",
-        {"Host": "evil.example:5000", "Origin": f"{EVIL}:5000"},
-        None,
-    ),
-    "writes with JSON": (
-        "/api/2.0/mlflow/experiments/create",
-        {"Origin": EVIL, "Content-Type": "application/json"},
-        MAKES,
-    ),
-    "writes with what needs no question before": (
-        "/api/2.0/mlflow/experiments/create",
-        {"Origin": EVIL, "Content-Type": "text/plain"},
-        MAKES,
-    ),
-    "writes from a frame without an origin": (
-        "/api/2.0/mlflow/experiments/create",
-        {"Origin": "null", "Content-Type": "text/plain"},
-        MAKES,
-    ),
-    "writes with JSON from another port of this host": (
-        "/api/2.0/mlflow/experiments/create",
-        {"Origin": ANOTHER_PORT, "Content-Type": "application/json"},
-        MAKES,
-    ),
+    "reads the API by such a name": (SEARCH, {"Host": "evil.example:5000", "Origin": f"{EVIL}:5000"}, None),
+    "writes with JSON": (CREATE, {"Origin": EVIL, **JSON}, MAKES),
+    "writes with what needs no question before": (CREATE, {"Origin": EVIL, **PLAIN}, MAKES),
+    "writes from a frame without an origin": (CREATE, {"Origin": "null", **PLAIN}, MAKES),
+    "writes with JSON from another port of this host": (CREATE, {"Origin": ANOTHER_PORT, **JSON}, MAKES),
     "writes a file": ("/ajax-api/2.0/mlflow/upload-artifact?path=x&run_uuid=0", {"Origin": EVIL}, b"x"),
 }
 
@@ -221,66 +185,55 @@ def answer_to(server, path, headers, body=None, method=None):
 
 @pytest.mark.parametrize("how", _PAGES)
 @pytest.mark.attack("a web page in the user's browser")
-def test_a_page_of_another_site(how, server):
+def test_requests_of_another_sites_page_are_refused(how, server):
     path, headers, body = _PAGES[how]
     assert answer_to(server, path, headers, body)[0] == 403
-    assert b"of a page" not in ask(server, "/api/2.0/mlflow/experiments/search?max_results=9")
+    assert b"of a page" not in ask(server, SEARCH)
 
 
 _GRAPHQL = b'{"query": "{mlflowGetExperiment(input: {experimentId: \\"0\\"}) {experiment {name}}}"}'
 
 
 @pytest.mark.parametrize("origin", [EVIL, ANOTHER_PORT])
-@pytest.mark.parametrize(
-    ("path", "body"), [("/api/2.0/mlflow/experiments/search?max_results=9", None), ("/", None), ("/graphql", _GRAPHQL)]
-)
+@pytest.mark.parametrize(("path", "body"), [(SEARCH, None), ("/", None), ("/graphql", _GRAPHQL)])
 @pytest.mark.attack("a web page in the user's browser")
-def test_what_a_page_of_another_origin_asks_for_is_not_answered(path, body, origin, server):
-    code, headers = answer_to(server, path, {"Origin": origin, "Content-Type": "application/json"}, body)
+def test_a_page_of_another_origin_reads_nothing(path, body, origin, server):
+    code, headers = answer_to(server, path, {"Origin": origin, **JSON}, body)
     assert (code, headers.get("Access-Control-Allow-Origin")) == (403, None)
 
 
-def test_a_page_is_shown_in_no_frame_of_another_site(server):
+def test_no_other_site_can_frame_a_page(server):
     code, headers = answer_to(server, "/", {})
     assert (code, headers["X-Frame-Options"]) == (200, "SAMEORIGIN")
 
 
 @pytest.mark.parametrize("origin", [EVIL, ANOTHER_PORT])
 @pytest.mark.attack("a web page in the user's browser")
-def test_no_page_of_another_origin_is_told_that_it_may_write(origin, server):
+def test_a_preflight_of_another_origin_allows_no_write(origin, server):
     asks = {"Origin": origin, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
-    _, headers = answer_to(server, "/api/2.0/mlflow/experiments/create", asks, method="OPTIONS")
+    _, headers = answer_to(server, CREATE, asks, method="OPTIONS")
     assert headers.get("Access-Control-Allow-Origin") is None
 
 
-def test_pages_of_the_server_itself_write(server):
+def test_the_servers_own_pages_can_write(server):
     """By whatever name and port it is reached: through a tunnel, the host's own differ."""
-    own = {"Host": "localhost:6000", "Origin": "http://localhost:6000", "Content-Type": "application/json"}
-    assert answer_to(server, "/api/2.0/mlflow/experiments/create", own, b'{"name": "through a tunnel"}')[0] == 200
+    own = {"Host": "localhost:6000", "Origin": "http://localhost:6000", **JSON}
+    assert answer_to(server, CREATE, own, b'{"name": "through a tunnel"}')[0] == 200
 
 
 @pytest.mark.attack("another user of the host")
-def test_a_server_that_took_the_port_meanwhile_is_not_announced(monkeypatch, capsys):
+def test_another_server_on_the_port_is_not_announced(monkeypatch, capsys):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # which nobody answers
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
     values = iter([None, "of another", "own"])
 
-    class Answer(BaseHTTPRequestHandler):
+    class Answer(Handler):
         def do_GET(self):
-            self.send_response(200)
-            if value := next(values):
-                self.send_header(OWN_HEADER, value)
-            self.end_headers()
+            value = next(values)
+            self.begin(**({OWN_HEADER: value} if value else {}))
 
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Answer) as other:
-        threading.Thread(target=other.serve_forever).start()
-        try:
-            announce(other.server_port, os.getppid(), "own")
-        finally:
-            other.shutdown()
+    with serving(Answer) as other:
+        announce(other.server_port, os.getppid(), "own")
     assert next(values, "none left") == "none left"
-    assert capsys.readouterr().err.count(f"Ready: http://127.0.0.1:{other.server_port}/") == 1
+    assert capsys.readouterr().err.count(f"Ready: {other.url}/") == 1

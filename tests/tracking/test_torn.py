@@ -43,14 +43,8 @@ class Memory:
         return [run for run in self.runs.values() if run.data.tags[recorder.RUN_TAG] == key][:max_results]
 
     def create_run(self, experiment, start_time, tags, run_name):
-        info = SimpleNamespace(
-            run_id=f"{len(self.runs):032x}",
-            experiment_id=experiment,
-            name=run_name,
-            began=start_time,
-            end=None,
-            status="RUNNING",
-        )
+        facts = {"experiment_id": experiment, "name": run_name, "began": start_time, "end": None, "status": "RUNNING"}
+        info = SimpleNamespace(run_id=f"{len(self.runs):032x}", **facts)
         data = SimpleNamespace(tags=dict(tags), params={}, metrics={}, points=set(), files=set(), inputs=set())
         self.runs[info.run_id] = SimpleNamespace(info=info, data=data)
         return self.runs[info.run_id]
@@ -114,22 +108,25 @@ def log(tmp_path, monkeypatch):
 
 
 SOME_OR_ALL = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-"""Bytes, of which those beside the ends of lines matter most."""
+"""Bytes at which a file ends, of which those beside the ends of lines matter most."""
 
 
 def ends_of(text):
     return list(itertools.accumulate(map(len, text.splitlines(keepends=True))))
 
 
+def places_in(text, every):
+    """Bytes at which a file may end: every one, or those beside the ends of its lines."""
+    near = {end + beside for end in [0, *ends_of(text)] for beside in (-1, 0, 1)}
+    return [place for place in range(len(text) + 1) if every or place in near]
+
+
 @pytest.fixture
 def compared(log, tmp_path):
     """The log of a comparison of that training with one of which nothing is left."""
-    rows = row("ddp", run=log.stem), row(run="20260101-000000-single")
-    reports = tmp_path / "reports"
-    reports.mkdir()
-    of_both = sample(*rows)
-    of_both.write(reports / "comparison.json")
-    return comparison.log_comparison(of_both, reports=reports, runs=tmp_path / "runs")
+    of_both = sample(row("ddp", run=log.stem), row(run="20260101-000000-single"))
+    of_both.write(tmp_path / "reports/comparison.json")
+    return comparison.log_comparison(of_both, reports=tmp_path / "reports", runs=tmp_path / "runs")
 
 
 @SOME_OR_ALL
@@ -140,9 +137,8 @@ def test_a_comparison_whose_log_and_state_end_at_any_byte_is_recorded_once(every
     assert child[1]["tags"][comparison.PARENT_TAG] == parent[0]["run_id"]
     assert parent[0]["end"][0] == "FINISHED"
     assert parent[1]["files"] == {"params.yaml", "report/comparison.json"}
-    (whole, state), ends = (compared.read_bytes(), compared.with_suffix(".state.json")), ends_of(compared.read_bytes())
-    some = sorted({end + beside for end in [0, *ends] for beside in (-1, 0, 1) if 0 <= end + beside <= len(whole)})
-    for place in range(len(whole) + 1) if every else some:
+    whole, state = compared.read_bytes(), compared.with_suffix(".state.json")
+    for place in places_in(whole, every):
         store = Memory()
         for one in (log, compared):
             one.with_suffix(".state.json").unlink(missing_ok=True)
@@ -150,7 +146,7 @@ def test_a_comparison_whose_log_and_state_end_at_any_byte_is_recorded_once(every
         assert deliver(store, compared, writing=True) == (place == len(whole))
         text = state.read_bytes() if state.exists() else b""
         compared.write_bytes(whole)
-        for torn in range(len(text) + 1) if every and place in ends else (0, len(text) // 2, len(text)):
+        for torn in range(len(text) + 1) if every and place in ends_of(whole) else (0, len(text) // 2, len(text)):
             state.write_bytes(text[:torn])
             assert deliver(store, compared)
             assert store.told() == reference.told(), (place, torn)
@@ -166,9 +162,7 @@ def test_a_log_that_ends_at_any_byte_is_delivered_once_when_it_is_whole(every, l
     assert {(key, step, value) for key, step, _, value in data["points"] if key == "loss"} == {
         ("loss", first + index, loss) for first, losses in LOSSES for index, loss in enumerate(losses)
     }
-    ends = ends_of(whole)
-    some = sorted({min(end + beside, len(whole)) for end in [0, *ends] for beside in (-1, 0, 1) if end + beside >= 0})
-    for place in range(len(whole) + 1) if every else some:
+    for place in places_in(whole, every):
         state.unlink(missing_ok=True)
         store = Memory()
         log.write_bytes(whole[:place])
@@ -179,7 +173,7 @@ def test_a_log_that_ends_at_any_byte_is_delivered_once_when_it_is_whole(every, l
 
 
 @SOME_OR_ALL
-def test_a_state_that_ends_at_any_byte_is_as_if_nothing_had_been_delivered(every, log, deliver):
+def test_a_state_that_ends_at_any_byte_has_the_whole_log_delivered_again(every, log, deliver):
     whole, state = log.read_bytes(), log.with_suffix(".state.json")
     reference = Memory()
     deliver(reference, log)

@@ -9,23 +9,24 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import tracemalloc
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, TEMPORARILY_UNAVAILABLE
 from tracking_fixtures import (  # noqa: F401 - two fixtures
+    Server,
     finish,
+    keys,
     make_migrated_store,
     make_repository,
+    record_compared,
+    recorded_from_files,
     result,
     runs,
     setup,
@@ -51,11 +52,12 @@ from samebits.tracking import delivery, download, recorder, reproduce, sender, s
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import Delivery, deliver, sync
 from samebits.tracking.download import find_run_files
-from samebits.tracking.recorder import events, record_all
+from samebits.tracking.recorder import events
 from samebits.tracking.reproduce import Recorded, Reproduction, log_reproduction
 from samebits.tracking.store import RUN_TAG, connect, tracking_uri
 from samebits.tracking.ui import link
 from samples import card, comparison, explanation, host, ratio, row, run_files, run_record
+from standins import Handler, commit_all, git, raising, serving
 
 
 def provenance(commit, **changes):
@@ -103,6 +105,7 @@ def test_losses_arrive_while_training_goes_on(repository):
     line = line_of(LossesEvent(first_step=3, losses=(0.5,), learning_rates=(0.1,)))
     os.write(log._fd, line[:30])  # a line that is being written
     assert not deliver(log.path)
+    assert sync() == (0, {})  # it is left to its own sender
     _, (run,) = runs()
     assert (run.info.status, run.data.metrics["loss"]) == ("RUNNING", 1.0)
     os.write(log._fd, line[30:])
@@ -110,26 +113,6 @@ def test_losses_arrive_while_training_goes_on(repository):
     log.close()
     _, (run,) = runs()
     assert run.data.metrics["loss"] == 0.5
-
-
-def test_a_writer_that_is_gone_leaves_a_failed_run(repository):
-    log = start("gone")
-    log.losses(1, [2.0], [0.1])
-    log.close()
-    assert deliver(log.path)
-    _, (run,) = runs()
-    assert (run.info.status, run.data.metrics["loss"]) == ("FAILED", 2.0)
-
-
-@pytest.mark.slow
-def test_files_of_the_repository_are_not_taken_for_libraries(stage, data_dir, repository):
-    for name in ("queue", "mlflow", "sqlalchemy"):
-        (stage.folder / f"{name}.py").write_text("raise SystemExit('mine')\n")
-    params = stage.write_params(small())
-    done = stage("train", "--strategy", "single", "--data-dir", str(data_dir(params)))
-    assert done.returncode == 0, done.stderr
-    _, (run,) = finished(stage.folder)
-    assert run.info.status == "FINISHED"
 
 
 def test_a_training_that_is_refused_says_why(stage, data_dir, repository):
@@ -143,29 +126,25 @@ def test_a_training_that_is_refused_says_why(stage, data_dir, repository):
     assert run.data.tags["error"].startswith("exact: model.1 (BatchNorm1d): native_batch_norm: ")
 
 
+@pytest.mark.parametrize(("last", "status"), [("KILLED", "KILLED"), (None, "FAILED")])  # its writer is gone
 @pytest.mark.parametrize("lost", [None, delivery.State()])
-def test_delivering_again_changes_nothing(repository, lost):
+def test_delivering_again_changes_nothing(last, status, lost, repository):
     log = start("again")
     log.losses(1, [2.0, 1.0], [0.1, 0.1])
-    path = finish(log, "KILLED")
-    deliver(path)
+    path = finish(log, last)
+    assert deliver(path)
     if lost:  # as if the sender had died before it could write down how far it was
         lost.write(path.with_suffix(".state.json"))
-    deliver(path)
+    assert deliver(path)
     client, (run,) = runs()
-    assert run.info.status == "KILLED"
-    assert len(client.get_metric_history(run.info.run_id, "loss")) == 2
+    assert run.info.status == status
+    assert losses_of(client, run) == [(1, 2.0), (2, 1.0)]
 
 
 def test_what_was_refused_is_tried_again_by_hand(repository, monkeypatch):
     path = finish(start("refused"))
-    refusal = MlflowException("no such thing", INVALID_PARAMETER_VALUE)
-
-    def refuse(*arguments):
-        raise refusal
-
     with monkeypatch.context() as patch:
-        patch.setattr(delivery.Recorder, "record", refuse)
+        patch.setattr(delivery.Recorder, "record", raising(MlflowException("no such thing", INVALID_PARAMETER_VALUE)))
         assert sync() == (0, {path: "no such thing"})
         assert Delivery(path).done  # for the sender, which would try for ever
         assert sync() == (0, {path: "no such thing"})
@@ -206,33 +185,18 @@ def test_the_end_of_a_run_that_was_refused_may_be_refused_too(refusal, told, rep
         (b"nonsense", "a damaged line, or another version's"),
     ],
 )
-def test_a_log_of_another_version_is_told_and_holds_up_no_other(line, why, repository, serve):
+def test_a_log_of_another_version_is_reported_and_does_not_block_others(line, why, repository, serve):
     old = LOGS / "1-old.jsonl"
     LOGS.mkdir(parents=True)
     old.write_bytes(line + b"\n")
     finish(start("2-new"))
     serve()
-    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["2-new"]
+    assert keys() == ["2-new"]
     assert why in Delivery(old).state.refused
     assert Delivery(old).done
 
 
-@pytest.mark.parametrize("kept", [0, 1, 40, -2])
-def test_a_torn_state_loses_and_doubles_nothing(kept, repository):
-    log = start("torn")
-    log.losses(1, [2.0, 1.0], [0.1, 0.1])
-    assert not deliver(log.path)
-    state = log.path.with_suffix(".state.json")
-    state.write_bytes(state.read_bytes()[:kept])
-    log.losses(3, [0.5], [0.1])
-    finish(log)
-    assert sync() == (1, {})
-    client, (run,) = runs()
-    assert run.info.status == "FINISHED"
-    assert losses_of(client, run) == [(1, 2.0), (2, 1.0), (3, 0.5)]
-
-
-def test_a_lost_state_doubles_no_point_that_was_delivered_by_itself(repository):
+def test_a_lost_state_doubles_no_point(repository):
     """Each keeps the time of its own line, however many lines are sent together."""
     log = start("lost")
     for step in (1, 2, 3):
@@ -247,7 +211,7 @@ def test_a_lost_state_doubles_no_point_that_was_delivered_by_itself(repository):
     assert [(rate.step, rate.timestamp) for rate in rates] == [(1, 1000), (2, 2000), (3, 3000)]
 
 
-def test_a_damaged_line_ends_the_run_with_all_that_stands_before_it(repository):
+def test_a_damaged_line_ends_the_run_with_all_lines_before_it(repository):
     log = start("damaged")
     log.losses(1, [2.0, 1.0], [0.1, 0.1])
     os.write(log._fd, b"nonsense\n")
@@ -260,7 +224,7 @@ def test_a_damaged_line_ends_the_run_with_all_that_stands_before_it(repository):
 
 
 @pytest.mark.attack("another user of the host")
-def test_a_log_that_is_moved_away_or_is_another_users_holds_up_none(repository, serve, monkeypatch):
+def test_a_missing_or_unreadable_log_does_not_block_others(repository, serve, monkeypatch):
     gone, secret = LOGS / "0-gone.jsonl", finish(start("1-secret"))
     finish(start("2-sound"))
     allowed = os.access
@@ -270,11 +234,11 @@ def test_a_log_that_is_moved_away_or_is_another_users_holds_up_none(repository, 
     with monkeypatch.context() as patch:  # it was there when the logs were listed
         patch.setattr(sender, "all_logs", lambda but=(): [gone, LOGS / "2-sound.jsonl"])
         serve()
-    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["2-sound"]
+    assert keys() == ["2-sound"]
     assert sync() == (0, {})
 
 
-def test_one_logs_own_trouble_does_not_hold_up_those_behind_it(repository, monkeypatch):
+def test_a_log_that_fails_alone_does_not_block_the_next_ones(repository, monkeypatch):
     """As of an artifact that a proxy does not let through: the store itself answers."""
     first, second = finish(start("1-troubled")), finish(start("2-sound"))
     record = delivery.Recorder.record
@@ -291,7 +255,7 @@ def test_one_logs_own_trouble_does_not_hold_up_those_behind_it(repository, monke
 
 
 @pytest.mark.parametrize("niceness", [0, 15])
-def test_a_sender_is_no_less_nice_than_its_training(niceness, monkeypatch):
+def test_a_senders_niceness_is_at_least_that_of_its_training(niceness, monkeypatch):
     """And a user who may not lower a niceness has the sender as it is."""
     asked = []
 
@@ -326,24 +290,17 @@ def test_a_request_whose_answer_is_lost_is_not_made_again(monkeypatch):
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
     asked = []
 
-    class Silent(BaseHTTPRequestHandler):
+    class Silent(Handler):
         def do_POST(self):
             asked.append(self.path)
             self.connection.close()
 
-        def log_message(self, *_):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Silent) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        client = connect(f"http://127.0.0.1:{server.server_port}")
-        with pytest.raises(MlflowException):
-            client.create_run("1")
-        server.shutdown()
+    with serving(Silent) as server, pytest.raises(MlflowException):
+        connect(server.url).create_run("1")
     assert asked == ["/api/2.0/mlflow/runs/create"]
 
 
-def test_mlflow_says_nothing_of_what_we_tell(repository):
+def test_mlflows_logger_is_silent(repository):
     """Its own logger prints tracebacks of a full disk; its import sets the logger's level."""
     code = (
         "import logging; from samebits.tracking.store import connect, tracking_uri; connect(tracking_uri());"
@@ -353,7 +310,7 @@ def test_mlflow_says_nothing_of_what_we_tell(repository):
     assert done.stdout == "True\n", done.stderr
 
 
-def test_an_address_that_is_none_is_named(monkeypatch):
+def test_an_invalid_address_is_named(monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://[")
     with pytest.raises(UserError, match=r"MLFLOW_TRACKING_URI: http://\[: Invalid IPv6 URL. hint: as in https://"):
         connect(tracking_uri())
@@ -369,21 +326,21 @@ def test_a_state_of_another_version_is_left_alone(repository, serve):
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to(path)])
-def test_what_is_no_file_is_no_log_and_holds_up_none(make, repository, serve):
+def test_a_log_that_is_not_a_file_does_not_block_others(make, repository, serve):
     LOGS.mkdir(parents=True)
     make(LOGS / "1-strange.jsonl")
     finish(start("2-sound"))
     os.mkfifo(LOGS / "2-sound.lock")
     serve()
-    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["2-sound"]
+    assert keys() == ["2-sound"]
     assert sync() == (0, {})
 
 
-def test_a_state_that_is_a_pipe_is_not_waited_for_but_replaced(repository, serve):
+def test_a_state_that_is_a_pipe_is_replaced(repository, serve):
     path = finish(start("piped"))
     os.mkfifo(path.with_suffix(".state.json"))
     serve()
-    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == ["piped"]
+    assert keys() == ["piped"]
     assert Delivery(path).done
 
 
@@ -395,17 +352,18 @@ def serve(monkeypatch):
     return lambda: sender.Sender().serve()
 
 
-def test_a_store_that_is_away_does_not_hold_up_another(repository, monkeypatch, serve, capsys):
+def test_a_store_that_is_away_does_not_block_another(repository, monkeypatch, serve, capsys):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     logs = [finish(start(name)) for name in ("first", "second")]
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    finish(start("third"))
+    for name in ("third", "fourth"):
+        finish(start(name))
     serve()
     said = capsys.readouterr().err
     assert "first.jsonl" in said
     assert "second.jsonl" not in said  # the store was asked once, for both of its logs
-    assert {run.data.tags[RUN_TAG] for run in runs()[1]} == {"third"}
+    assert {*keys()} == {"third", "fourth"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     assert list(sync()[1]) == logs
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
@@ -413,17 +371,10 @@ def test_a_store_that_is_away_does_not_hold_up_another(repository, monkeypatch, 
     assert sync() == (0, {})
     _, found = runs()
     statuses = {run.data.tags[RUN_TAG]: run.info.status for run in found}
-    assert statuses == dict.fromkeys(("first", "second", "third"), "FINISHED")
+    assert statuses == dict.fromkeys(("first", "second", "third", "fourth"), "FINISHED")
 
 
-def test_a_sender_delivers_what_others_left(repository, serve):
-    for name in ("first", "second"):
-        finish(start(name))
-    serve()
-    assert len(runs()[1]) == 2
-
-
-def test_logs_that_mlflow_has_had_for_a_month_go_away(repository, monkeypatch):
+def test_logs_delivered_a_month_ago_are_removed(repository, monkeypatch):
     old, young, more, refused = (finish(start(name)) for name in ("old", "young", "old.and-more", "refused"))
     assert sync()[0] == 4
     waiting = finish(start("waiting"))
@@ -455,44 +406,55 @@ def test_a_log_is_delivered_line_by_line(repository, monkeypatch):
     assert most < size / 2
 
 
-def test_a_sender_waits_for_what_may_follow_until_the_comparison_is_delivered(repository, monkeypatch):
-    paused = []
+@pytest.fixture
+def clock(monkeypatch):
+    """The time of a sender in this process, which passes while it pauses, and its pauses."""
+    made = SimpleNamespace(now=0.0, pauses=[])
 
-    def pause(seconds):  # of which the first minute is over at once
-        paused.append(seconds)
-        monkeypatch.setattr(sender, "LINGER_SECONDS", 0.0)
+    def sleep(seconds):
+        made.pauses.append(seconds)
+        made.now += seconds
 
-    monkeypatch.setattr(sender, "time", SimpleNamespace(sleep=pause, monotonic=time.monotonic))
+    told = SimpleNamespace(sleep=sleep, monotonic=lambda: made.now, strftime=time.strftime)
+    monkeypatch.setattr(sender, "time", told)
+    return made
+
+
+def log_comparison(repository):
+    COMPARISON.write(repository / "reports/comparison.json")
+    return comparing.log_comparison(COMPARISON, reports=repository / "reports", runs=repository / "runs")
+
+
+def test_a_sender_lingers_until_a_comparison_is_delivered(repository, clock):
     finish(start("20260101-101500-single-fast"))
     sender.Sender().serve()
-    assert paused
-    paused.clear()
-    monkeypatch.setattr(sender, "LINGER_SECONDS", 3600.0)
-    COMPARISON.write(repository / "reports/comparison.json")
-    comparing.log_comparison(COMPARISON, reports=repository / "reports", runs=repository / "runs")
+    assert clock.now > sender.LINGER_SECONDS
+    clock.pauses.clear()
+    log_comparison(repository)
     sender.Sender().serve()
-    assert not paused
+    assert clock.pauses == [sender.POLL_SECONDS]  # before which no time had passed
+
+
+def test_a_store_that_is_away_is_tried_for_a_minute_after_a_comparison_too(repository, clock, monkeypatch):
+    monkeypatch.setattr(sender, "deliver", raising(OSError("away")))
+    assert not Delivery(log_comparison(repository)).done
+    sender.Sender().serve()
+    assert {*clock.pauses} == {sender.RETRY_SECONDS}
+    assert clock.now > sender.GIVE_UP_SECONDS
 
 
 @pytest.mark.parametrize(("took", "pause"), [(0.001, sender.POLL_SECONDS), (1.0, 20.0)])
-def test_a_look_that_takes_long_is_made_rarely(took, pause, repository, monkeypatch):
+def test_slow_polls_are_made_rarely(took, pause, repository, clock, monkeypatch):
     """Of very many logs; a training wants the core."""
-    clock, paused = [0.0], []
 
     def look(_):
-        clock[0] += took
+        clock.now += took
         return []
 
-    def sleep(seconds):
-        paused.append(seconds)
-        clock[0] += 3600
-
-    monkeypatch.setattr(sender, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: clock[0]))
     monkeypatch.setattr(sender.Sender, "_undelivered", look)
-    monkeypatch.setattr(sender, "LINGER_SECONDS", 60.0)
     finish(start("20260101-101500-single-fast"))
     sender.Sender().serve()
-    assert paused == [pytest.approx(pause)]
+    assert {*clock.pauses} == {pause}
 
 
 def senders(folder, log=None):
@@ -520,13 +482,15 @@ def test_a_sender_has_a_low_priority(repository):
     wait_for(lambda: Delivery(log.path).done, seconds=900)
 
 
-def test_files_of_a_later_run_are_not_uploaded_as_this_ones(repository):
+@pytest.mark.parametrize("key", ["later", None])
+def test_files_that_are_gone_or_a_later_runs_are_not_uploaded(key, repository):
     log = start("replaced")
-    write_files(repository, "later")
+    if key:
+        write_files(repository, key)
     result(log, repository)
     deliver(finish(log))
     client, (run,) = runs()
-    assert run.data.tags["artifacts"].startswith("unavailable: ")
+    assert run.data.tags["artifacts"].startswith("unavailable: the files were gone, or were a later run's")
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {"params.yaml"}
 
 
@@ -578,10 +542,8 @@ def compare(repository, compared=COMPARISON):
 
 
 @pytest.mark.parametrize("why", ["Read-only file system", "No space left on device", "Not a directory"])
-def test_a_comparison_that_cannot_be_logged_stands_for_itself(why, repository, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSPC if "space" in why else errno.EROFS, why)
-
+def test_a_comparison_that_cannot_be_logged_stays_untracked(why, repository, monkeypatch):
+    refuse = raising(OSError(errno.ENOSPC if "space" in why else errno.EROFS, why))
     if why == "Not a directory":
         (repository / ".samebits").write_text("somebody's")
     elif "space" in why:
@@ -619,7 +581,7 @@ def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
         assert (repository / ".samebits/view.txt").read_text() == link(parent.info.experiment_id)
 
 
-def test_another_experiment_doubles_no_point_of_the_first(repository):
+def test_another_experiment_leaves_the_points_of_the_first_alone(repository):
     """No stage but compare depends on it, so that runs stand in the one and the comparison in the other."""
     write_files(repository / "runs" / "ddp-fast", ROW.run)
     log = start(ROW.run)
@@ -648,7 +610,7 @@ def test_a_comparison_under_other_params_is_another_one(repository):
     assert found[ROW.run].data.tags[PARENT_TAG] == found[comparison_key(changed)].info.run_id
 
 
-def test_of_a_folder_that_has_more_only_the_report_is_uploaded(repository):
+def test_only_the_report_is_uploaded_of_a_folder_with_other_files(repository):
     """As of ``--out-dir .``."""
     for name in (".env", "plots/loss.svg", "plots.txt"):
         (repository / "reports" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -659,7 +621,7 @@ def test_of_a_folder_that_has_more_only_the_report_is_uploaded(repository):
     assert [file.path for file in client.list_artifacts(parent, "report/plots")] == ["report/plots/loss.svg"]
 
 
-def test_an_experiment_that_another_host_makes_meanwhile_is_the_one(repository):
+def test_an_experiment_that_another_host_creates_meanwhile_is_used(repository):
     client = connect(tracking_uri())
 
     class Late:
@@ -698,25 +660,26 @@ def test_a_run_that_mlflow_does_not_know_is_recorded_again(repository):
     assert {file.path for file in client.list_artifacts(run.info.run_id)} == {*FILES, "params.yaml"}
 
 
-def test_a_run_that_is_nowhere_is_left_out_of_the_comparison(repository, capsys):
-    reports, key = repository / "reports", comparison_key(COMPARISON)
-    COMPARISON.write(reports / "comparison.json")
-    event = events_of_a_log.ComparedEvent(
-        log_schema=events_of_a_log.SCHEMA, tracking_uri=None, key=key, keys=(), reports=str(reports), runs="runs"
-    )
-    comparing.record_comparison(connect(tracking_uri()), event)
-    assert [run.data.tags[RUN_TAG] for run in runs()[1]] == [key]
-    assert capsys.readouterr().err.startswith("runs/ddp-fast/run.json: no such file")
+def test_a_run_without_files_is_left_out_of_the_comparison(repository, capsys):
+    record_compared(repository, COMPARISON)
+    assert keys() == [comparison_key(COMPARISON)]
+    assert capsys.readouterr().err.startswith(f"{repository}/ddp-fast/run.json: no such file")
 
 
-def test_a_run_that_was_cut_off_while_it_was_recorded_again_is_completed(repository, monkeypatch):
+def test_a_comparison_that_was_replaced_is_left_to_the_later_one(repository, capsys):
+    record_compared(repository, COMPARISON, key="another")
+    assert keys() == []
+    assert "holds a later comparison" in capsys.readouterr().err
+
+
+def test_an_interrupted_recording_from_files_is_completed(repository, monkeypatch):
     write_files(repository / "runs" / "ddp-fast", ROW.run)
     client = connect(tracking_uri())
     record = partial(
         comparing._child, client, store.experiment_id(client, "samebits"), ROW, Path("runs"), COMPARISON.params.tracking
     )
     with monkeypatch.context() as patch:
-        patch.setattr(recorder.Recorder, "_losses", lambda *_: (_ for _ in ()).throw(OSError("the store went away")))
+        patch.setattr(recorder.Recorder, "_losses", raising(OSError("the store went away")))
         with pytest.raises(OSError, match="went away"):
             record()
     (run,) = runs()[1]
@@ -727,43 +690,21 @@ def test_a_run_that_was_cut_off_while_it_was_recorded_again_is_completed(reposit
     assert losses_of(client, run) == [(1, 2.0), (2, 1.5)]
 
 
-def test_a_key_that_does_not_say_when_a_run_began_leaves_that_to_its_file(repository):
+def test_the_start_of_a_run_is_its_files_time_if_its_key_has_none(repository):
     write_files(repository, "odd")
     os.utime(repository / "run.json", (1000, 1000))
     assert next(events(read_run(repository))).time_ms == 1_000_000
 
 
-def test_files_that_are_gone_when_they_could_be_delivered_are_told(repository):
-    write_files(repository / "runs/ddp-fast", ROW.run)
-    recorded = list(events(read_run(repository / "runs/ddp-fast")))
-    shutil.rmtree(repository / "runs")
-    run_id = record_all(connect(tracking_uri()), recorded)
-    tags = connect(tracking_uri()).get_run(run_id).data.tags
-    assert tags["artifacts"].startswith("unavailable: the files were gone")
-
-
 def test_recording_from_files_twice_changes_nothing(repository):
-    write_files(repository, ROW.run)
-    client = connect(tracking_uri())
-    first, second = (record_all(client, events(read_run(repository))) for _ in range(2))
+    first, second = (recorded_from_files(repository, ROW.run) for _ in range(2))
     assert first == second
-    assert len(client.get_metric_history(first, "loss")) == 2
-
-
-def test_a_comparison_that_was_replaced_is_left_to_the_later_one(repository, capsys):
-    reports = repository / "reports"
-    COMPARISON.write(reports / "comparison.json")
-    event = events_of_a_log.ComparedEvent(
-        log_schema=events_of_a_log.SCHEMA, tracking_uri=None, key="another", keys=(), reports=str(reports), runs="runs"
-    )
-    comparing.record_comparison(connect(tracking_uri()), event)
-    assert "holds a later comparison" in capsys.readouterr().err
-    assert runs()[1] == []
+    client, (run,) = runs()
+    assert losses_of(client, run) == [(1, 2.0), (2, 1.5)]
 
 
 def test_a_run_is_found_by_its_folder_and_by_its_id(repository, tmp_path_factory):
-    write_files(repository / "here", ROW.run)
-    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "here")))
+    run_id = recorded_from_files(repository / "here")
     first = find_run_files("here", tmp_path_factory.mktemp("a"))
     second = find_run_files(run_id, tmp_path_factory.mktemp("b"))
     assert first.folder != second.folder
@@ -786,16 +727,23 @@ def test_outside_of_a_repository_no_store_is_made(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_name_that_is_too_long_for_a_folder_is_no_run(repository, tmp_path):
-    with pytest.raises(UserError, match=r"xxx: no such folder, and not a run id"):
-        find_run_files("x" * 5000, tmp_path)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("0" * 32, f"MLflow has no run {'0' * 32}. hint: is MLFLOW_TRACKING_URI the right one"),
+        ("x" * 5000, "xxx: no such folder, and not a run id"),  # too long for a folder
+    ],
+    ids=["another store's", "long"],
+)
+def test_a_run_that_is_not_there_is_said(name, message, repository, tmp_path):
+    with pytest.raises(UserError, match=message):
+        find_run_files(name, tmp_path)
 
 
 @pytest.mark.parametrize("target", ["nowhere", "run.json"])
 def test_artifacts_that_cannot_be_read_are_the_hosts_fault(target, repository, tmp_path_factory):
     """Links that lead nowhere or to themselves."""
-    write_files(repository / "here", ROW.run)
-    run_id = record_all(connect(tracking_uri()), events(read_run(repository / "here")))
+    run_id = recorded_from_files(repository / "here")
     (file,) = (repository / "mlartifacts").rglob("run.json")
     file.unlink()
     file.symlink_to(target)
@@ -811,11 +759,6 @@ def test_a_database_that_cannot_be_opened_is_the_hosts_fault(repository, monkeyp
             find_run_files("0" * 32, tmp_path)
         with pytest.raises(HostError, match=r"^MLflow cannot be reached: "):
             log_reproduction(None)
-
-
-def test_a_run_of_another_store_is_not_found(repository, tmp_path):
-    with pytest.raises(UserError, match=f"MLflow has no run {'0' * 32}. hint: is MLFLOW_TRACKING_URI the right one"):
-        find_run_files("0" * 32, tmp_path)
 
 
 # -- telemetry -------------------------------------------------------------------------------------------------
@@ -845,7 +788,7 @@ def test_telemetry_samples_the_host_and_the_gpus_in_use(repository, monkeypatch)
 
 
 @pytest.mark.parametrize("visible", ["2,3", None])
-def test_gpus_are_those_that_the_training_sees_whoever_started_the_sender(visible, repository, monkeypatch):
+def test_telemetry_is_of_the_gpus_that_the_training_sees(visible, repository, monkeypatch):
     asked = []
     monkeypatch.setattr(counters, "gpu_counters", lambda devices, environ: asked.append((devices, dict(environ))) or {})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")  # of the first training
@@ -860,7 +803,7 @@ def test_gpus_are_those_that_the_training_sees_whoever_started_the_sender(visibl
     assert asked == [((0, 1), seen)]
 
 
-def test_what_was_sampled_waits_for_a_store_that_is_away_at_the_end(repository, monkeypatch):
+def test_samples_are_kept_until_the_store_is_back(repository, monkeypatch):
     log = start("away")
     watching = sender.Sender()
     watching._watch([log.path])
@@ -868,7 +811,7 @@ def test_what_was_sampled_waits_for_a_store_that_is_away_at_the_end(repository, 
     finish(log)
     watching._watch([])
     with monkeypatch.context() as patch:
-        patch.setattr(sender, "deliver", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        patch.setattr(sender, "deliver", raising(OSError("away")))
         assert watching._deliver([log.path]) is False
     watching._watch([])
     assert watching._deliver([log.path])
@@ -879,7 +822,7 @@ def test_what_was_sampled_waits_for_a_store_that_is_away_at_the_end(repository, 
     assert watching._telemetry == {}
 
 
-def test_the_last_samples_wait_for_a_store_that_fails_just_then(repository, monkeypatch):
+def test_the_last_samples_are_kept_if_their_delivery_fails(repository, monkeypatch):
     log = start("last")
     deliver(log.path)  # it has begun in MLflow
     watching = sender.Sender()
@@ -887,27 +830,11 @@ def test_the_last_samples_wait_for_a_store_that_fails_just_then(repository, monk
     watching._telemetry[log.path].sample()
     finish(log)
     with monkeypatch.context() as patch:
-        patch.setattr(delivery, "send", lambda *_: (_ for _ in ()).throw(OSError("away")))
+        patch.setattr(delivery, "send", raising(OSError("away")))
         assert watching._deliver([log.path]) is False
     watching._watch(watching._undelivered())
     assert watching._deliver([log.path])
     assert "system/cpu_utilization_percentage" in runs()[1][0].data.metrics
-
-
-def test_telemetry_that_could_not_be_delivered_is_kept(repository, monkeypatch):
-    log = start("kept")
-    deliver(log.path)
-    watching = sender.Telemetry([])
-    watching.sample()
-
-    def fail(*arguments):
-        raise OSError("away")
-
-    monkeypatch.setattr(delivery, "send", fail)
-    with pytest.raises(OSError, match="away"):
-        deliver(log.path, watching)
-    assert watching.points != []
-    log.close()
 
 
 # -- whole trainings -------------------------------------------------------------------------------------------
@@ -969,26 +896,6 @@ def states(folder):
     return [json.loads(file.read_text()) for file in (folder / LOGS).glob("*.state.json")]
 
 
-class Server:
-    """A real MLflow server on loopback that can be killed and started again on the same port."""
-
-    def __init__(self, folder, store):
-        self.folder, self.store, self.port = folder, store, free_port()
-        self.uri = f"http://127.0.0.1:{self.port}"
-
-    def start(self):
-        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.store}",
-                   "--artifacts-destination", str(self.folder / "artifacts"), "--host", "127.0.0.1",
-                   "--port", str(self.port), "--workers", "1"]  # fmt: skip
-        environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-        with (self.folder / "server.log").open("ab") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True, env=environ)
-
-    def kill(self):
-        os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
 @pytest.mark.slow
 def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir, repository, tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("server"), repository / "mlflow.db")
@@ -1021,12 +928,9 @@ def test_a_server_that_is_away_for_a_while_gets_every_loss_once(stage, data_dir,
 
 
 @pytest.mark.attack("another user of the host")
-def test_a_password_in_a_stores_own_words_is_not_passed_on(repository, serve, monkeypatch, capsys):
-    def fails(*_):
-        raise OSError("cannot reach\npostgresql://me:S3CRET@db/mlflow")
-
+def test_a_password_in_a_stores_message_is_not_shown(repository, serve, monkeypatch, capsys):
     finish(start("one"))
-    monkeypatch.setattr(sender, "deliver", fails)
+    monkeypatch.setattr(sender, "deliver", raising(OSError("cannot reach\npostgresql://me:S3CRET@db/mlflow")))
     serve()
     said = capsys.readouterr().err
     assert "cannot reach postgresql://me:***@db/mlflow" in said
@@ -1045,30 +949,36 @@ def with_secrets(uri):
     }
 
 
+def begin_pipeline(stage, data_dir):
+    """What the first two stages write, for a training under ``single``."""
+    shutil.copytree(data_dir(stage.write_params(small(strategies=["single"]))), stage.folder / "data")
+    write_json(stage.folder / "host.json", host_facts().model_dump(mode="json"))
+
+
+def files_with(text, *folders):
+    """Files in which a text stands, of the many in these folders."""
+    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    assert len(files) > 20
+    return [path for path in files if text.encode() in path.read_bytes()]
+
+
 @pytest.mark.slow
 @pytest.mark.attack("another user of the host")
 def test_no_secret_of_the_environment_is_written_anywhere(stage, data_dir, repository, tmp_path_factory):
     server = Server(tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("store") / "mlflow.db")
     environ = with_secrets(server.uri)
-    params = stage.write_params(small(strategies=["single"]))
+    begin_pipeline(stage, data_dir)
     server.start()
     try:
-        shutil.copytree(data_dir(params), stage.folder / "data")
-        write_json(stage.folder / "host.json", host_facts().model_dump(mode="json"))
         for command, *arguments in (["train", "--strategy", "single"], ["evaluate"], ["compare"]):
             done = stage(command, *arguments, **environ)
             assert done.returncode == 0, done.stderr
             assert SECRET not in done.stdout + done.stderr
         wait_for(lambda: all(state["ended"] for state in states(stage.folder)), seconds=900)
-        client = MlflowClient(server.uri)
-        runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-        assert len(runs) >= 2
+        assert len(runs(server.uri)[1]) >= 2
     finally:
         server.kill()
-    folders = [stage.folder, stage.output, server.folder, server.store.parent]
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    assert len(files) > 20
-    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+    assert files_with(SECRET, stage.folder, stage.output, server.folder, server.store.parent) == []
 
 
 @contextmanager
@@ -1078,25 +988,16 @@ def answering(status):
         yield 9
         return
 
-    class Refusing(BaseHTTPRequestHandler):
+    class Refusing(Handler):
         def _refuse(self):
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.read_body()
             said = f"{self.headers.get('Authorization')} of http://somebody:{SECRET}@127.0.0.1{self.path}"
-            body = json.dumps({"error_code": "UNAUTHENTICATED", "message": said}).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.answer(json.dumps({"error_code": "UNAUTHENTICATED", "message": said}).encode(), status)
 
         do_GET = do_POST = do_PUT = do_PATCH = _refuse  # noqa: N815
 
-        def log_message(self, *_):
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serving(Refusing) as server:
         yield server.server_port
-        server.shutdown()
 
 
 ASKED_OF_A_STORE = [
@@ -1112,16 +1013,11 @@ ASKED_OF_A_STORE = [
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [None, 401, 500])
 @pytest.mark.attack("another user of the host")
-def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data_dir):
-    params = stage.write_params(small(strategies=["single"]))
-    shutil.copytree(data_dir(params), stage.folder / "data")
-    write_json(stage.folder / "host.json", host_facts().model_dump(mode="json"))
+def test_no_secret_is_shown_if_a_server_is_away_or_refuses(status, stage, data_dir):
+    begin_pipeline(stage, data_dir)
     with answering(status) as port:
-        environ = {
-            **os.environ,
-            **with_secrets(f"http://127.0.0.1:{port}"),
-            "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-        }
+        secrets = with_secrets(f"http://127.0.0.1:{port}")
+        environ = {**os.environ, **secrets, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
         codes, said = [], ""
         stages = [("train", "--strategy", "single"), ("evaluate",), ("compare",)]
         commands = [[sys.executable, stage.script(name), "--debug", *more] for name, *more in stages]
@@ -1139,31 +1035,38 @@ def test_no_secret_is_said_where_a_server_is_away_or_refuses(status, stage, data
         wait_for(lambda: not senders(stage.folder), seconds=900)
     assert f"127.0.0.1:{port}" in said
     assert ("somebody:***@127.0.0.1" in said) is (status == 401)  # whose words are passed on
-    files = [path for path in stage.folder.rglob("*") if path.is_file()]
-    assert len(files) > 20
     for hidden in (SECRET, base64.b64encode(f"somebody:{SECRET}".encode()).decode()):
         assert [line for line in said.splitlines() if hidden in line] == []
-        assert [path for path in files if hidden.encode() in path.read_bytes()] == []
+        assert files_with(hidden, stage.folder) == []
+
+
+# -- runs that are made again ----------------------------------------------------------------------------------
+
+OWN_PARAMS = (ROOT / "params.yaml").read_text()
+
+
+def recorded(folder, params=OWN_PARAMS, *, record=None, losses=(2.0, 1.5), **facts):
+    """A run that left its files in a folder, as it is read from MLflow, with such ``params.yaml``."""
+    run_files(folder, record or run_record(), losses=losses)
+    if params is not None:
+        (folder / "params.yaml").write_bytes(params.encode() if isinstance(params, str) else params)
+    facts = {"commit": "HEAD", "patch": None, "packages": {}, **facts}
+    return Recorded(run_id="0" * 32, folder=folder, run=read_run(folder), **facts)
 
 
 @pytest.mark.attack("a malicious repository or patch")
-def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_terminal_would_hide(tmp_path, monkeypatch):
-    run_files(tmp_path, run_record())
-    params = (ROOT / "params.yaml").read_text().replace("seed: 0", "seed: 9  # \u202e")
-    (tmp_path / "params.yaml").write_text(params)
+def test_the_question_before_recorded_code_runs_hides_no_line(tmp_path, monkeypatch):
     patch = tmp_path / "git.patch"
     lines = ["+    os.system('\x1b[2K\rharmless')\u202e\tx", *(f"+line {number}" for number in range(500))]
     patch.write_bytes("\n".join(lines).encode())
     monkeypatch.chdir(ROOT)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    recorded = Recorded(
-        run_id="0" * 32, folder=tmp_path, run=read_run(tmp_path), commit=commit, patch=patch, packages={"torch": "1.0"}
-    )
-    shown = recorded.describe(patch).splitlines()
-    subject = subprocess.run(["git", "log", "-1", "--format=%s"], capture_output=True, text=True, check=True).stdout
+    commit, subject = git(ROOT, "log", "-1", "--format=%H %s").strip().split(" ", 1)
+    params = OWN_PARAMS.replace("seed: 0", "seed: 9  # \u202e")
+    made = recorded(tmp_path, params, commit=commit, patch=patch, packages={"torch": "1.0"})
+    shown = made.describe(patch).splitlines()
     assert shown[0] == f"run {'0' * 32}: single-fast, 2 steps, of this commit:"
     assert shown[1].startswith(commit[:7])
-    assert shown[1].endswith(subject.strip())
+    assert shown[1].endswith(subject)
     assert shown[3:5] == ["+    os.system('\\x1b[2K\\rharmless')\\u202e     x", "+line 0"]
     assert f"... and 101 more lines, as long as you are asked in {patch}" in shown
     at = shown.index("with these params, which came from MLflow, in place of the commit's:")
@@ -1173,7 +1076,7 @@ def test_what_is_asked_before_recorded_code_runs_shows_every_line_that_a_termina
 
 
 @pytest.mark.attack("a malicious server")
-def test_of_what_a_server_lists_only_files_of_the_run_are_downloaded(tmp_path, monkeypatch):
+def test_only_files_of_the_run_are_downloaded(tmp_path, monkeypatch):
     listed = [*FILES, "params.yaml", "provenance.json", "git.patch", "../secret", "/etc/passwd", "a/b", "..", ""]
     downloaded = []
     client = SimpleNamespace(
@@ -1198,16 +1101,15 @@ def test_a_patch_is_a_file_beside_its_provenance(patch, tmp_path):
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_patch_that_is_no_file_is_none(make, tmp_path):
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT).stdout
-    provenance(commit.strip(), patch="a.patch").write(tmp_path / "provenance.json")
+def test_a_patch_that_is_not_a_file_is_missing(make, tmp_path):
+    provenance(git(ROOT, "rev-parse", "HEAD").strip(), patch="a.patch").write(tmp_path / "provenance.json")
     make(tmp_path / "a.patch")
     with pytest.raises(UserError, match=r"whose patch is not there: a\.patch is not among its artifacts"):
         reproduce.read_recorded("0" * 32, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("git", "message"),
+    ("state", "message"),
     [
         (GitState(commit=None, dirty=False, problem="no git here"), "has no commit: no git here. hint: "),
         *(
@@ -1218,9 +1120,9 @@ def test_a_patch_that_is_no_file_is_none(make, tmp_path):
     ],
 )
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_run_whose_commit_is_not_here_cannot_be_made_again(git, message, tmp_path, monkeypatch):
+def test_a_run_without_its_commit_cannot_be_reproduced(state, message, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    provenance("0" * 40).model_copy(update={"git": git}).write(tmp_path / "provenance.json")
+    provenance("0" * 40).model_copy(update={"git": state}).write(tmp_path / "provenance.json")
     with pytest.raises(UserError, match=message):
         reproduce.read_recorded("0" * 32, tmp_path)
 
@@ -1232,134 +1134,109 @@ def test_a_run_whose_commit_is_not_here_cannot_be_made_again(git, message, tmp_p
         ("nowhere", None, "git worktree failed: .*hint: see `git worktree list`"),
     ],
 )
-def test_a_worktree_that_cannot_be_made_is_said_and_leaves_nothing(commit, patch, message, tmp_path, monkeypatch):
+def test_a_worktree_that_cannot_be_made_leaves_nothing(commit, patch, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for command in ("init --quiet", "commit --quiet --allow-empty --message=all"):
-        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *command.split()], check=True)
+    commit_all(tmp_path)
     if patch:
         Path("git.patch").write_text(patch)
-    recorded = SimpleNamespace(commit=commit, patch=Path("git.patch") if patch else None)
-    with pytest.raises(UserError, match=message), reproduce.worktree(recorded, tmp_path):
+    made = SimpleNamespace(commit=commit, patch=Path("git.patch") if patch else None)
+    with pytest.raises(UserError, match=message), reproduce.worktree(made, tmp_path):
         raise AssertionError("there is a worktree")
     assert not (tmp_path / "worktree").exists()
-    listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
-    assert len(listed.splitlines()) == 1
+    assert len(git(tmp_path, "worktree", "list").splitlines()) == 1
 
 
-def patched(tmp_path, monkeypatch, files, attributes="", change=lambda: None):
-    """A repository with two files, and a run of it whose patch gives them this content."""
+@pytest.fixture
+def patched(tmp_path, monkeypatch):
+    """Make a repository with two files, and a run of it whose patch gives files this content, or makes links to a text."""
     monkeypatch.chdir(tmp_path)
-    for variable in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setenv(f"GIT_{variable}_NAME", "A")
-        monkeypatch.setenv(f"GIT_{variable}_EMAIL", "a@b")
 
-    def git(*arguments):
-        return subprocess.run(["git", *arguments], check=True, capture_output=True).stdout
+    def be(files, attributes=""):
+        Path("net.py").write_text("a = 1\n")
+        Path("data.bin").write_bytes(b"\0\1")
+        commit_all(tmp_path)
+        for name, content in files.items():
+            Path(name).parent.mkdir(exist_ok=True)
+            if isinstance(content, str):
+                Path(name).unlink(missing_ok=True)
+                Path(name).symlink_to(content)
+            else:
+                Path(name).write_bytes(content)
+        Path(".git/info/attributes").write_text(attributes)
+        git(tmp_path, "add", "--intent-to-add", ".")
+        patch = tmp_path.parent / f"{tmp_path.name}.patch"
+        git(tmp_path, "diff", "--binary", f"--output={patch}", "HEAD")
+        Path(".git/info/attributes").unlink()
+        git(tmp_path, "reset", "--hard", "--quiet")
+        git(tmp_path, "clean", "-d", "--force", "--quiet")
+        return SimpleNamespace(commit="HEAD", patch=patch)
 
-    Path("net.py").write_text("a = 1\n")
-    Path("data.bin").write_bytes(b"\0\1")
-    git("init", "--quiet")
-    git("add", ".")
-    git("commit", "--quiet", "--message=all")
-    for name, content in files.items():
-        Path(name).write_bytes(content)
-    change()
-    Path(".git/info/attributes").write_text(attributes)
-    git("add", "--intent-to-add", ".")
-    patch = tmp_path.parent / f"{tmp_path.name}.patch"
-    patch.write_bytes(git("diff", "--binary", "HEAD"))
-    Path(".git/info/attributes").unlink()
-    git("reset", "--hard", "--quiet")
-    git("clean", "-d", "--force", "--quiet")
-    return SimpleNamespace(commit="HEAD", patch=patch)
-
-
-@pytest.mark.attack("a malicious repository or patch")
-def test_what_a_patch_changes_is_shown_as_it_lies_there(tmp_path, monkeypatch):
-    files = {"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.npy": b"\0\2"}
-    (tmp_path / "new").mkdir()
-    recorded = patched(tmp_path, monkeypatch, files)
-    with reproduce.worktree(recorded, tmp_path):
-        shown = (tmp_path / "changes.diff").read_text()
-    for line in ("-a = 1", "+a = 2", "+b = 3", "Binary files /dev/null and b/data.npy differ"):
-        assert line in shown.splitlines()
-
-
-@pytest.mark.parametrize("name", ["net.py", "other.py"])
-@pytest.mark.attack("a malicious repository or patch")
-def test_text_in_a_part_for_binary_files_is_shown(name, tmp_path, monkeypatch):
-    recorded = patched(tmp_path, monkeypatch, {name: b"import os\n"}, "*.py binary")
-    assert b"GIT binary patch" in recorded.patch.read_bytes()
-    with reproduce.worktree(recorded, tmp_path):
-        assert "+import os" in (tmp_path / "changes.diff").read_text().splitlines()
-
-
-@pytest.mark.parametrize("attribute", [b"binary", b"-diff"])
-@pytest.mark.attack("a malicious repository or patch")
-def test_a_patch_that_calls_text_binary_is_refused(attribute, tmp_path, monkeypatch):
-    files = {"net.py": b"import os\n", ".gitattributes": b"*.py " + attribute}
-    recorded = patched(tmp_path, monkeypatch, files)
-    message = r"the patch changes net\.py as a binary file, and it is text"
-    with pytest.raises(UserError, match=message), reproduce.worktree(recorded, tmp_path):
-        raise AssertionError("it is shown")
-    assert not (tmp_path / "worktree").exists()
+    return be
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("files", "attributes", "lines"),
     [
-        ("net.py", b"PK\3\4\0"),
-        ("mine.so", b"\x7fELF\0"),
-        ("data.bin", b"\0\2"),
-        ("w.pt", b"PK\3\4\0"),
-        ("tool", b"\x7fELF\0"),
+        ({"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.npy": b"\0\2"}, "",
+         ["-a = 1", "+a = 2", "+b = 3", "Binary files /dev/null and b/data.npy differ"]),
+        ({"net.py": b"import os\n"}, "*.py binary", ["+import os"]),
+        ({"other.py": b"import os\n"}, "*.py binary", ["+import os"]),
+    ],
+    ids=["as it lies there", "text in a part for binary files", "a new file in such a part"],
+)  # fmt: skip
+@pytest.mark.attack("a malicious repository or patch")
+def test_what_a_patch_changes_is_shown(files, attributes, lines, patched, tmp_path):
+    made = patched(files, attributes)
+    assert b"GIT binary patch" in made.patch.read_bytes()
+    with reproduce.worktree(made, tmp_path):
+        assert {*lines} <= {*(tmp_path / "changes.diff").read_text().splitlines()}
+
+
+CODE, TEXT = "a binary file of which nobody sees what it runs", "as a binary file, and it is text"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "attribute", "why"),
+    [
+        ("net.py", b"import os\n", b"*.py binary", f" {TEXT}"),
+        ("net.py", b"import os\n", b"*.py -diff", f" {TEXT}"),
+        ("net.py", b"PK\3\4\0", b"", f", {CODE}"),  # Python runs a zip by the name of a script
+        ("mine.so", b"\x7fELF\0", b"", f", {CODE}"),
+        ("data.bin", b"\0\2", b"", f", {CODE}"),
+        ("w.pt", b"PK\3\4\0", b"", f", {CODE}"),
+        ("tool", b"\x7fELF\0", b"", f", {CODE}"),
     ],
 )
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_binary_file_that_may_be_code_is_refused(name, content, tmp_path, monkeypatch):
-    """Python runs a zip by the name of a script."""
-    recorded = patched(tmp_path, monkeypatch, {name: content})
-    message = f"the patch changes {name}, a binary file of which nobody sees what it runs"
-    with pytest.raises(UserError, match=message), reproduce.worktree(recorded, tmp_path):
+def test_a_binary_file_that_may_be_code_or_is_text_is_refused(name, content, attribute, why, patched, tmp_path):
+    made = patched({name: content, **({".gitattributes": attribute} if attribute else {})})
+    with pytest.raises(UserError, match=f"the patch changes {name}{why}"), reproduce.worktree(made, tmp_path):
         raise AssertionError("it is run")
+    assert not (tmp_path / "worktree").exists()
 
 
 @pytest.mark.parametrize("target", ["data.bin", "/tmp"])
 @pytest.mark.parametrize("name", ["net.py", "runs"])
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_link_out_of_a_patch_is_refused(target, name, tmp_path, monkeypatch):
+def test_a_link_out_of_a_patch_is_refused(target, name, patched, tmp_path):
     """What lies there is not shown, runs, or is written to."""
-
-    def add():
-        Path(name).unlink(missing_ok=True)
-        Path(name).symlink_to(target)
-
-    recorded = patched(tmp_path, monkeypatch, {}, change=add)
-    with (
-        pytest.raises(UserError, match=f"the patch makes {name} a symbolic link, whose content is not part of it"),
-        reproduce.worktree(recorded, tmp_path),
-    ):
+    message = f"the patch makes {name} a symbolic link, whose content is not part of it"
+    with pytest.raises(UserError, match=message), reproduce.worktree(patched({name: target}), tmp_path):
         raise AssertionError("it is run")
 
 
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_carriage_return_ends_no_line_of_what_is_shown(tmp_path, monkeypatch):
-    recorded = patched(tmp_path, monkeypatch, {"net.py": b"a = 1\nb = 2\r import os\n"})
-    run_files(tmp_path / "run", run_record())
-    shutil.copy(ROOT / "params.yaml", tmp_path / "run")
-    run = read_run(tmp_path / "run")
-    made = Recorded(run_id="0" * 32, folder=tmp_path / "run", run=run, commit="HEAD", patch=recorded.patch, packages={})
-    with reproduce.worktree(recorded, tmp_path):
+def test_a_carriage_return_does_not_end_a_shown_line(patched, tmp_path):
+    made = recorded(tmp_path / "run", patch=patched({"net.py": b"a = 1\nb = 2\r import os\n"}).patch)
+    with reproduce.worktree(made, tmp_path):
         assert "+b = 2\\r import os" in made.describe(tmp_path / "changes.diff").splitlines()
 
 
 @pytest.mark.attack("a malicious repository or patch")
-def test_params_of_more_than_can_be_shown_are_refused(tmp_path):
+def test_params_too_large_to_show_are_refused(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    run_files(tmp_path, run_record())
-    (tmp_path / "params.yaml").write_text("\n".join(lines))
-    made = Recorded(run_id="0" * 32, folder=tmp_path, run=read_run(tmp_path), commit="HEAD", patch=None, packages={})
+    made = recorded(tmp_path, "\n".join(lines))
     with pytest.raises(UserError, match=r"params.yaml of run 0+ cannot be read: more than 100000 of them"):
         made.params()
 
@@ -1367,31 +1244,24 @@ def test_params_of_more_than_can_be_shown_are_refused(tmp_path):
 @pytest.mark.attack("a malicious repository or patch")
 def test_what_a_patch_leaves_out_is_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    run_files(tmp_path, run_record())
-    shutil.copy(ROOT / "params.yaml", tmp_path)
-    run = read_run(tmp_path)
-    made = Recorded(
-        run_id="0" * 32, folder=tmp_path, run=run, commit="HEAD", patch=None, packages={}, omits=("a.key", "big.py")
-    )
+    made = recorded(tmp_path, omits=("a.key", "big.py"))
     assert "without files that it was made beside, and that MLflow has not: a.key, big.py" in made.describe()
 
 
 @pytest.mark.attack("a malicious server")
-def test_other_data_than_the_recorded_are_not_trained_on(repository, monkeypatch):
-    run_files(repository / "run", run_record())
-    run = SimpleNamespace(run=read_run(repository / "run"))
+def test_nothing_is_trained_on_other_data_than_recorded(repository, monkeypatch):
     stages = []
     monkeypatch.setattr(reproduce, "run_stage", lambda tree, name, *arguments: stages.append(name))
     others = {"file": "test.safetensors", "num_samples": 8, "sha256": "0" * 64, "floor": 1.9, "teacher_loss": 1.9}
     monkeypatch.setattr(reproduce, "read_card", lambda file: card(test=others))
     message = r"the data are not those of the run: SHA-256 .*, expected .*\. hint: get the files"
     with pytest.raises(UserError, match=message):
-        reproduce.train_again(run, repository, num_devices=None)
+        reproduce.train_again(recorded(repository / "run"), repository, num_devices=None)
     assert stages == ["prepare"]
 
 
 @pytest.mark.attack("a malicious repository or patch")
-def test_data_of_a_recorded_run_are_linked_within_its_tree_alone(tmp_path, monkeypatch):
+def test_data_files_are_linked_within_the_worktree_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tree, outside = tmp_path / "tree", tmp_path / "outside"
     for folder in (tree, outside, tmp_path / "link", tmp_path / "mine"):
@@ -1413,58 +1283,38 @@ def test_data_of_a_recorded_run_are_linked_within_its_tree_alone(tmp_path, monke
                                               (b"seed: [", "while parsing"), (b"[" * 99_999, "recursion")])  # fmt: skip
 @pytest.mark.attack("a malicious server")
 def test_recorded_params_that_cannot_be_read_are_said(content, why, tmp_path):
-    if content:
-        (tmp_path / "params.yaml").write_bytes(content)
-    run_files(tmp_path, run_record())
-    recorded = Recorded(
-        run_id="0" * 32, folder=tmp_path, run=read_run(tmp_path), commit="HEAD", patch=None, packages={}
-    )
     with pytest.raises(UserError, match=f"params.yaml of run 0+ cannot be read: .*{why}"):
-        recorded.describe()
+        recorded(tmp_path, content).describe()
 
 
-def test_a_run_that_was_made_again_is_of_the_commit_of_the_original(repository):
+def test_a_reproduction_has_the_commit_of_the_original(repository):
     """Whatever the checkout is at from which it was asked for."""
-    write_files(repository / "runs/ddp-fast", ROW.run)
-    run = read_run(repository / "runs/ddp-fast")
-    original = record_all(connect(tracking_uri()), events(run))
+    original = recorded_from_files(repository / "run", ROW.run)
     write_files(repository / "again", f"{ROW.run}-again")
-    again = log_reproduction(
-        Reproduction(
-            run_id=original,
-            commit="c0ffee",
-            original=run,
-            again=read_run(repository / "again"),
-            verdict=compare_runs(run, run),
-            differences={},
-        )
-    )
+    run, made = (read_run(repository / name) for name in ("run", "again"))
+    facts = {"original": run, "again": made, "verdict": compare_runs(run, run), "differences": {}}
+    again = log_reproduction(Reproduction(run_id=original, commit="c0ffee", **facts))
     assert connect(tracking_uri()).get_run(again).data.tags["git_commit"] == "c0ffee"
 
 
 @pytest.mark.parametrize(("steps", "arguments"), [(2, ["--steps", 2]), (None, [])])
-def test_a_run_of_the_first_steps_is_made_again_as_long(steps, arguments, repository, monkeypatch):
+def test_a_reproduction_makes_as_many_steps_as_the_original(steps, arguments, repository, monkeypatch):
     record = run_record()
     count = steps or record.params.total_steps
     measurement = record.measurement.model_copy(update={"step_ms": (1.0,) * count})
     record = record.model_copy(update={"measurement": measurement})
-    run_files(repository / "runs/single-fast", record, losses=(1.0,) * count)
-    recorded = Recorded(
-        run_id="0" * 32, folder=repository, run=read_run(repository / "runs/single-fast"), commit="HEAD", patch=None,
-        packages={},
-    )  # fmt: skip
+    made = recorded(repository / "runs/single-fast", record=record, losses=(1.0,) * count)
     stages = []
     monkeypatch.setattr(reproduce, "run_stage", lambda tree, *command: stages.append(command))
     monkeypatch.setattr(reproduce, "read_card", lambda file: record.data)
-    reproduce.train_again(recorded, repository, num_devices=None)
+    reproduce.train_again(made, repository, num_devices=None)
     assert list(stages[-1][stages[-1].index("--out-dir") + 2 :]) == arguments
 
 
-def test_devices_are_not_asked_of_a_run_that_uses_one(repository, monkeypatch):
-    run_files(repository / "runs/single-fast", run_record())
-    run = SimpleNamespace(run=read_run(repository / "runs/single-fast"))
+def test_devices_cannot_be_chosen_for_a_run_of_single(repository, monkeypatch):
+    made = recorded(repository / "runs/single-fast")
     monkeypatch.setattr(reproduce, "fetch_run", lambda run_id, folder: folder)
-    monkeypatch.setattr(reproduce, "read_recorded", lambda run_id, folder: run)
+    monkeypatch.setattr(reproduce, "read_recorded", lambda run_id, folder: made)
     with pytest.raises(UserError, match="--num-devices: the run is of single, which uses one device"):
         reproduce.reproduce("0" * 32, repository, num_devices="2", confirm=lambda text: True)
 
@@ -1484,7 +1334,7 @@ connect(tracking_uri())
 """
 
 
-def test_a_store_whose_making_was_killed_is_made_again(tmp_path, monkeypatch):
+def test_a_store_whose_creation_was_killed_is_created_again(tmp_path, monkeypatch):
     """MLflow cannot go on with a file that has some of its tables."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -1521,22 +1371,14 @@ def test_the_page_of_a_store_is_served_without_its_address_among_the_arguments(r
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_verdict_is_told_also_where_mlflow_is_away_at_the_end(away, repository, monkeypatch, capsys):
-    write_files(repository / "run", ROW.run)
-    run = read_run(repository / "run")
-    recorded = Recorded(run_id="0" * 32, folder=repository, run=run, commit="HEAD", patch=None, packages={})
-
-    def log(reproduction):
-        if away:
-            raise HostError("MLflow cannot be reached", hint="later")
-
-    monkeypatch.setattr(reproduce, "fetch_run", lambda run_id, folder: folder)
-    monkeypatch.setattr(reproduce, "read_recorded", lambda run_id, folder: recorded)
-    monkeypatch.setattr(reproduce, "worktree", lambda recorded, scratch: nullcontext(scratch))
-    monkeypatch.setattr(reproduce, "train_again", lambda *_, **__: run)
+def test_the_verdict_is_printed_if_mlflow_is_away_at_the_end(away, repository, monkeypatch, capsys):
+    made = recorded(repository / "run")
+    log = raising(HostError("MLflow cannot be reached", hint="later")) if away else lambda reproduction: None
+    for name, answer in {"fetch_run": None, "read_recorded": made, "worktree": nullcontext(repository)}.items():
+        monkeypatch.setattr(reproduce, name, lambda *_, answer=answer: answer)
+    monkeypatch.setattr(reproduce, "train_again", lambda *_, **__: made.run)
     monkeypatch.setattr(reproduce, "log_reproduction", log)
     monkeypatch.setattr(Recorded, "describe", lambda *_: "")
-    monkeypatch.setattr(Recorded, "params", lambda _: "")
     again = reproduce.reproduce("0" * 32, repository, num_devices=None, confirm=lambda _: True)
     assert again.verdict.grade == "bitwise"
     said = "the verdict stays untracked: MLflow cannot be reached. hint: later\n" if away else ""
@@ -1544,38 +1386,32 @@ def test_a_verdict_is_told_also_where_mlflow_is_away_at_the_end(away, repository
 
 
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_commit_that_is_no_text_can_be_shown(tmp_path, monkeypatch):
+def test_a_commit_message_that_is_not_utf8_can_be_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    name = ["-c", "user.name=A", "-c", "user.email=a@b", "-c", "i18n.commitEncoding="]
-    subprocess.run(["git", "init", "--quiet"], check=True)
-    message = b"caf\xe9"
-    subprocess.run(["git", *name, "commit", "--quiet", "--allow-empty", "--file=-"], input=message, check=True)
+    Path("message").write_bytes(b"caf\xe9")
+    git(tmp_path, "init", "--quiet")
+    git(tmp_path, "-c", "i18n.commitEncoding=", "commit", "--quiet", "--allow-empty", "--file=message")
     assert reproduce._git("show", "--no-patch", "--format=%s", "HEAD").stdout.strip() == "caf\ufffd"
 
 
-def test_without_git_nothing_can_be_made_again(monkeypatch):
+def test_without_git_no_run_can_be_reproduced(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(HostError, match=r"git cannot be run: No such file or directory\. hint: install git"):
         reproduce._git("show")
 
 
 @pytest.mark.parametrize(
-    ("committed", "recorded", "changed"),
+    ("committed", "given", "changed"),
     [
         ("seed: [", "seed: 9\ntrain: {epochs: 2}\n", ["seed: (absent) -> 9", "train.epochs: (absent) -> 2"]),
         ("seed: 9\n", "seed: 9\nmodel: {source: null}\ntrain: {epochs: 3}\n", ["train.epochs: 2 -> 3"]),
+        ("seed: 9\nmodel: {name: mlp}\n", "seed: 9\n", ["model.name: mlp -> (absent)"]),
     ],
-    ids=["which cannot be read", "which leave keys to their defaults"],
+    ids=["which cannot be read", "which leave keys to their defaults", "which have more keys"],
 )
 @pytest.mark.attack("a malicious repository or patch")
-def test_what_differs_from_the_params_of_a_commit(committed, recorded, changed, tmp_path, monkeypatch):
+def test_what_differs_from_the_params_of_a_commit(committed, given, changed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(committed)
-    for command in ("init --quiet", "add params.yaml", "commit --quiet --message=all"):
-        subprocess.run(["git", "-c", "user.name=A", "-c", "user.email=a@b", *command.split()], check=True)
-    run_files(tmp_path / "run", run_record())
-    (tmp_path / "run/params.yaml").write_text(recorded)
-    made = Recorded(
-        run_id="0" * 32, folder=tmp_path / "run", run=read_run(tmp_path / "run"), commit="HEAD", patch=None, packages={}
-    )
-    assert made._changed_params() == changed
+    commit_all(tmp_path)
+    assert recorded(tmp_path / "run", given)._changed_params() == changed

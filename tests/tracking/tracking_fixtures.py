@@ -1,15 +1,21 @@
-"""A repository with a store of its own, and logs of trainings that are delivered there."""
+"""A repository with a store of its own, logs of trainings that are delivered there, and a real MLflow server."""
 
 import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 from mlflow import MlflowClient
 
+from ports import free_port
 from samebits.records import log as events_of_a_log
 from samebits.records.log import LOGS, RunLog
-from samebits.tracking.recorder import TIMES
-from samebits.tracking.store import connect, tracking_uri
+from samebits.records.run import read_run
+from samebits.tracking.comparison import comparison_key, record_comparison
+from samebits.tracking.recorder import TIMES, events, record_all
+from samebits.tracking.store import RUN_TAG, connect, tracking_uri
 from samples import PARAMS, card, host, placed, ratio, run_files, run_record, timing
 
 PLACEMENT, _ = placed("ddp", gpus=0, cores=1)
@@ -57,7 +63,9 @@ def setup(log, data_dir="data"):
 
 
 def finish(log, status="FINISHED"):
-    log.append(events_of_a_log.EndEvent(status=status))
+    """Let the writer of a log end, with an event of that status, or without one."""
+    if status:
+        log.append(events_of_a_log.EndEvent(status=status))
     log.close()
     return log.path
 
@@ -72,7 +80,49 @@ def result(log, folder):
     log.append(events_of_a_log.ResultEvent(run=key, timing=TIMING, out_dir=out, weights_sha256="abc"))
 
 
-def runs():
-    client = connect(tracking_uri())
+def recorded_from_files(folder, key="one"):
+    """The id of a run that MLflow knows from the files that it left in a folder."""
+    write_files(folder, key)
+    return record_all(connect(tracking_uri()), events(read_run(folder)))
+
+
+def record_compared(folder, compared, **changes):
+    """Write a comparison of the runs in a folder, and record it as a sender does."""
+    compared.write(folder / "reports/comparison.json")
+    facts = {"key": comparison_key(compared), "keys": (), "reports": str(folder / "reports"), "runs": str(folder)}
+    schema = events_of_a_log.SCHEMA
+    event = events_of_a_log.ComparedEvent(log_schema=schema, tracking_uri=None, **{**facts, **changes})
+    record_comparison(connect(tracking_uri()), event)
+
+
+def runs(uri=None):
+    client = connect(uri or tracking_uri())
     found = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
     return client, found
+
+
+def keys():
+    """The keys of the runs that MLflow knows."""
+    return [run.data.tags[RUN_TAG] for run in runs()[1]]
+
+
+class Server:
+    """A real MLflow server on loopback, whose files are in a folder; it can be killed and started on the same port."""
+
+    def __init__(self, folder, store):
+        self.folder, self.store, self.port = folder, store, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def start(self):
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", f"sqlite:///{self.store}",
+                   "--artifacts-destination", str(self.folder / "artifacts"), "--host", "127.0.0.1",
+                   "--port", str(self.port), "--workers", "1"]  # fmt: skip
+        environ = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+        with (self.folder / "server.log").open("ab") as output:
+            self.process = subprocess.Popen(
+                command, cwd=self.folder, stdout=output, stderr=output, start_new_session=True, env=environ
+            )
+
+    def kill(self):
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
