@@ -10,7 +10,7 @@ from samebits.doctor import containers
 from samebits.engines.stage import INSIDE, RUNTIME, Place
 
 SEEN = "GPU 0: NVIDIA L4 (UUID: GPU-0)\nGPU 1: NVIDIA L4 (UUID: GPU-1)\n"
-GPUS, MLFLOW = ("inside", "ok", "2 GPUs"), ("inside: mlflow", "ok", "answers")
+FAILED, GPUS, MLFLOW = ("inside", "failed"), ("inside", "ok", "2 GPUs"), ("inside: mlflow", "ok", "answers")
 ANSWERS = json.dumps([{"name": "mlflow", "status": "ok", "text": "answers"}])
 
 
@@ -18,24 +18,9 @@ ANSWERS = json.dumps([{"name": "mlflow", "status": "ok", "text": "answers"}])
     ("listing", "answers", "expected"),
     [
         ((0, SEEN), (0, f"a warning\n{ANSWERS}\n"), [GPUS, MLFLOW]),
-        (
-            (0, SEEN.splitlines()[0]),
-            (0, ANSWERS),
-            [("inside", "failed", "1 of 2 GPUs are seen in the image"), MLFLOW],
-        ),
-        (
-            (127, "exec: no nvidia-smi\nmore"),
-            (0, ANSWERS),
-            [
-                ("inside", "failed", "nvidia-smi ended with 127: exec: no nvidia-smi"),
-                MLFLOW,
-            ],
-        ),
-        (
-            (0, SEEN),
-            (1, "no torch"),
-            [GPUS, ("inside", "failed", "python ended with 1: no torch")],
-        ),
+        ((0, SEEN.splitlines()[0]), (0, ANSWERS), [(*FAILED, "1 of 2 GPUs are seen in the image"), MLFLOW]),
+        ((127, "exec: none\nmore"), (0, ANSWERS), [(*FAILED, "nvidia-smi ended with 127: exec: none"), MLFLOW]),
+        ((0, SEEN), (1, "no torch"), [GPUS, (*FAILED, "python ended with 1: no torch")]),
     ],
 )
 def test_what_a_container_sees(listing, answers, expected, monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import signal
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from samebits.params import parse_params
 from samebits.strategies.placement import Devices
 from samebits.workers.processes import WorkerSignalledError
 from samples import memory as taken
+from standins import raising
 
 MIB = 2**20
 
@@ -60,16 +62,8 @@ def test_a_good_forecast_needs_few_trials(off):
 def make_case(folder, *, strategy="single", numerics="fast", gpus=0, limit=None, num_samples=4096, **train):
     raw = small(numerics=[numerics], **train)
     raw["data"]["num_samples"] = num_samples
-    return Case(
-        params=parse_params(raw),
-        strategy=strategy,
-        numerics=numerics,
-        machine=Devices(gpus=gpus, cores=2),
-        data_dir=folder,
-        folder=folder,
-        limit=limit,
-        seconds=60,
-    )
+    facts = {"strategy": strategy, "numerics": numerics, "machine": Devices(gpus=gpus, cores=2), "seconds": 60}
+    return Case(params=parse_params(raw), data_dir=folder, folder=folder, limit=limit, **facts)
 
 
 @pytest.mark.parametrize(
@@ -140,14 +134,7 @@ def test_where_growing_ends(room, tried, forecast, start, made_up, tmp_path):
     assert (estimate and estimate.forecast, estimate and estimate.start) == (forecast, start)
 
 
-def raising(error):
-    def launch(function, _workers):
-        raise error
-
-    return launch
-
-
-def test_a_training_that_fails_otherwise_is_no_want_of_memory(tmp_path, monkeypatch):
+def test_another_error_of_a_training_is_not_out_of_memory(tmp_path, monkeypatch):
     case = make_case(tmp_path)
     monkeypatch.setattr(fitting, "launch", raising(UserError("wrong", hint="mend it")))
     with pytest.raises(UserError, match="wrong"):
@@ -188,49 +175,41 @@ def said(tmp_path, monkeypatch):
     return say
 
 
-def test_what_was_forecast_and_what_was_tried(said):
-    found = said(1000, 1000, forecast=Forecast(990, 0))
-    assert found.status == "ok"
-    assert found.text == (
-        "single-fast: forecast a batch of 990 in 8 MiB; tried: 990 fits and 1,009 does not"
-    )  # fmt: skip
+BOTH = {"strategy": "dp", "gpus": 2, "rooms": (8 * MIB, 16 * MIB)}
+KEPT = "; but {} while the C library keeps freed memory as it likes: "
+KEPT += "MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536 make it give that back at once"
 
 
-def test_all_samples_fit(said):
-    text = "single-fast: forecast all 4,096 samples of the data set in 8 MiB; tried: 4,096 fits, and there are no more"
-    assert said(9999, 9999).text == text
-
-
-def test_too_little_room_for_two_batches(said):
-    text = "single-fast: too near the end of 8 MiB for a forecast; tried: 66 fits and 67 does not"
-    assert said(66, 66, start=64).text == text
-
-
-def test_what_the_c_library_keeps_decides_on_a_cpu(said):
-    found = said(1000, 500, forecast=Forecast(1000, 0))
-    assert found.status == "ok"
-    assert "; but 500 fits and 510 does not while" in found.text
-    variables = "MALLOC_MMAP_THRESHOLD_=65536 MALLOC_TRIM_THRESHOLD_=65536"
-    assert found.text.endswith(f": {variables} make it give that back at once")
-    failed = said(1000, 50, forecast=Forecast(1000, 0))
-    assert (failed.status, failed.exit_code) == ("failed", 3)
-    assert failed.text.endswith("; params.yaml asks for 64")
-
-
-def test_the_device_that_is_the_limit_is_named(said):
-    both = {"strategy": "dp", "gpus": 2, "rooms": (8 * MIB, 16 * MIB)}
-    assert (
-        "in 8 MiB of device 0, which also holds what dp gathers; tried"
-        in said(1000, 0, forecast=Forecast(990, 0), **both).text
-    )
-    assert "in 16 MiB of device 1; tried" in said(1000, 0, forecast=Forecast(990, 1), **both).text
-
-
-def test_a_batch_that_does_not_fit_fails(said):
-    found = said(0, 0, forecast=Forecast(10, 0))
-    assert (found.status, found.exit_code) == ("failed", 3)
-    assert "tried: 1 does not fit; params.yaml asks for 64" in found.text
-    assert "grad_accum_steps" in found.hint
+@pytest.mark.parametrize(
+    ("largest", "usual", "facts", "text"),
+    [
+        (1000, 1000, {"forecast": Forecast(990, 0)},
+         "single-fast: forecast a batch of 990 in 8 MiB; tried: 990 fits and 1,009 does not"),
+        (9999, 9999, {},
+         "single-fast: forecast all 4,096 samples of the data set in 8 MiB; tried: 4,096 fits, and there are no more"),
+        (64, 64, {"start": 63},  # as many as are wanted
+         "single-fast: too near the end of 8 MiB for a forecast; tried: 64 fits and 65 does not"),
+        (1000, 500, {"forecast": Forecast(1000, 0)},  # what the C library keeps decides on a CPU
+         "single-fast: forecast a batch of 1,000 in 8 MiB; tried: 1,000 fits and 1,020 does not"
+         + KEPT.format("500 fits and 510 does not")),
+        (1000, 50, {"forecast": Forecast(1000, 0)},
+         "single-fast: forecast a batch of 1,000 in 8 MiB; tried: 1,000 fits and 1,020 does not"
+         + KEPT.format("50 fits and 51 does not") + "; params.yaml asks for 64"),
+        (1000, 0, {"forecast": Forecast(990, 0), **BOTH},
+         "dp-fast: forecast a batch of 990 in 8 MiB of device 0, which also holds what dp gathers; tried: "),
+        (1000, 0, {"forecast": Forecast(990, 1), **BOTH},
+         "dp-fast: forecast a batch of 990 in 16 MiB of device 1; tried: "),
+        (0, 0, {"forecast": Forecast(10, 0)},
+         "single-fast: forecast a batch of 10 in 8 MiB; tried: 1 does not fit; params.yaml asks for 64"),
+    ],
+    ids=["some", "all", "near", "kept", "too much kept", "gathered", "the other device", "none"],
+)  # fmt: skip
+def test_what_was_forecast_and_what_was_tried(largest, usual, facts, text, said):
+    found = said(largest, usual, **facts)
+    assert found.text.startswith(text) if text.endswith(": ") else found.text == text
+    failed = "asks for" in text
+    assert (found.status, found.exit_code) == (("failed", 3) if failed else ("ok", 0))
+    assert not failed or "grad_accum_steps" in found.hint
 
 
 def test_dp_without_gpus_is_as_single(tmp_path):
@@ -239,14 +218,12 @@ def test_dp_without_gpus_is_as_single(tmp_path):
 
 
 def test_wrong_params_and_damaged_data(tmp_path):
-    (tmp_path / "params.yaml").write_text("sed: 0\n")
-    (found,) = memory.memory_findings(tmp_path / "params.yaml", data_dir=tmp_path)
-    assert (found.status, found.name) == ("skipped", "memory")
-    assert found.text == f"{tmp_path / 'params.yaml'} is wrong, as its line says"
-    (tmp_path / "params.yaml").write_text("seed: 0\n")
     (tmp_path / "card.json").write_text("{")
-    (found,) = memory.memory_findings(tmp_path / "params.yaml", data_dir=tmp_path)
-    assert (found.status, found.name, found.exit_code) == ("failed", "data", 2)
+    for text, told in (("sed: 0\n", ("skipped", "memory", 0)), ("seed: 0\n", ("failed", "data", 2))):
+        (tmp_path / "params.yaml").write_text(text)
+        (found,) = memory.memory_findings(tmp_path / "params.yaml", data_dir=tmp_path)
+        assert (found.status, found.name, found.exit_code) == told
+        assert ("params.yaml is wrong, as its line says" in found.text) == (found.status == "skipped")
 
 
 def test_a_case_that_cannot_be_tried_is_named_and_the_next_one_is(tmp_path, data_dir, monkeypatch):
@@ -254,7 +231,7 @@ def test_a_case_that_cannot_be_tried_is_named_and_the_next_one_is(tmp_path, data
     (tmp_path / "params.yaml").write_text(json.dumps(raw))  # which is YAML too
 
     def launch(function, _workers):
-        raise UserError("wrong", hint="mend it")
+        raise UserError("wrong", hint="mend it")  # another one for each case, which gets its name
 
     monkeypatch.setattr(fitting, "launch", launch)
     _, *rest = memory.memory_findings(tmp_path / "params.yaml", data_dir=data_dir(parse_params(raw)))
@@ -265,22 +242,11 @@ def test_a_case_that_cannot_be_tried_is_named_and_the_next_one_is(tmp_path, data
 @pytest.mark.parametrize(
     ("error", "full"), [(torch.OutOfMemoryError("CUDA out of memory"), True), (ValueError("another"), False)]
 )
-def test_a_worker_that_ran_out_of_memory_leaves_word_and_no_other(error, full, tmp_path, monkeypatch):
-    def fails(self):
-        raise error
-
-    monkeypatch.setattr(memory_trial.MemoryTrialRank, "_train", fails)
-    case = make_case(tmp_path)
-    attempt = Attempt(
-        case=case,
-        params=case.params,
-        placement=case.placement,
-        split=case.params.batch_split("fast"),
-        out=tmp_path,
-        limit=None,
-        at_once=True,
-        measured=False,
-    )
+def test_only_a_worker_out_of_memory_leaves_a_mark(error, full, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_trial.MemoryTrialRank, "_train", raising(error))
+    case, facts = make_case(tmp_path), {"out": tmp_path, "limit": None, "at_once": True, "measured": False}
+    split = case.params.batch_split("fast")
+    attempt = Attempt(case=case, params=case.params, placement=case.placement, split=split, **facts)
     with pytest.raises(type(error)):
         memory_trial.MemoryTrialRank(attempt).run()
     assert (tmp_path / FULL).exists() is full
@@ -342,7 +308,6 @@ def test_the_forecast_is_within_a_tenth_of_the_truth(task, tmp_path, data_dir):
     wide = params.model_copy(update={"data": params.data.model_copy(update={"num_samples": 10**6})})
     case = Case(params=wide, data_dir=data_dir(params), folder=tmp_path, limit=limit, **facts)
     forecast = case.estimate().forecast
-    bracket = search(
-        lambda samples: case.fits(samples, limit=limit, at_once=True), forecast.samples, unit=1, most=10**6
-    )
+    fits = partial(case.fits, limit=limit, at_once=True)
+    bracket = search(fits, forecast.samples, unit=1, most=10**6)
     assert forecast.samples == pytest.approx(bracket.fitted, rel=0.1)

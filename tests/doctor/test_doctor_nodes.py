@@ -8,7 +8,7 @@ from samebits.workers.rendezvous import Rendezvous
 from samebits.workers.world import environment_of
 
 
-def test_a_worker_that_waits_in_vain_for_the_others_is_a_finding(port, monkeypatch):
+def test_nodes_that_never_measure_are_a_finding(port, monkeypatch):
     """The third machine, while the first two have not measured."""
     monkeypatch.setattr(pairs, "PAIR_SECONDS", 0.1)
     nodes = [Nodes(count=3, rank=rank, master="localhost", port=port) for rank in range(3)]
@@ -20,7 +20,7 @@ def test_a_worker_that_waits_in_vain_for_the_others_is_a_finding(port, monkeypat
     assert finding.hint == "see what the other machines say"
 
 
-def test_a_pair_with_a_problem_is_a_failure_with_a_way_out():
+def test_a_pair_with_a_problem_fails_with_a_hint():
     finding = _of_pair(NodePair(first=0, second=2, backend="gloo", problem="no such interface"), ["n0", "n1", "n2"])
     assert (finding.name, finding.status) == ("n0 - n2", "failed")
     assert finding.text == "gloo does not connect them: no such interface"

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from samebits.doctor import sharing
 from samebits.doctor.store import _answers
 
 NOBODY = 65534
+COMPILED = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 def texts(findings):
@@ -26,8 +26,8 @@ def repository(tmp_path, monkeypatch):
     """Where others come, as to no folder of pytest's."""
     monkeypatch.setattr(sharing, "_is_private", lambda path: False)
     monkeypatch.setattr(sharing.sys, "prefix", sys.base_prefix)
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    for name in COMPILED:
+        monkeypatch.delenv(name, raising=False)
     for name in (".git", ".dvc", "src", "pipeline"):
         (tmp_path / name).mkdir(mode=0o755)
     (tmp_path / "dvc.yaml").touch(0o644)
@@ -70,7 +70,7 @@ def test_a_folder_above_the_clone_that_all_write_to(repository):
     assert text == f"other users can write to {folder}, and so decide what runs"
 
 
-@pytest.mark.parametrize("variable", ["TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"])
+@pytest.mark.parametrize("variable", COMPILED)
 @pytest.mark.attack("another user of the host", outcome="warned")
 def test_compiled_code_that_all_write_to(variable, repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp("compiled")
@@ -79,7 +79,7 @@ def test_compiled_code_that_all_write_to(variable, repository, tmp_path_factory)
     assert (status, hint) == ("warning", f"chmod -R go-w {folder}")
 
 
-def test_what_lies_where_nobody_else_comes_is_nobody_elses(repository, monkeypatch):
+def test_files_in_a_private_folder_are_safe(repository, monkeypatch):
     (repository / "src").chmod(0o777)
     monkeypatch.setattr(sharing, "_is_private", lambda path: path == repository.parent)
     assert texts(sharing.clone(repository))[0] == "ok"
@@ -96,7 +96,7 @@ def test_a_clone_that_a_group_or_another_owner_writes_to(owner, group, mode, rep
 
 
 @needs_root
-def test_a_group_that_is_its_owners_alone_is_nobody_else(repository):
+def test_the_owners_own_group_is_safe(repository):
     (repository / "src").chmod(0o775)  # root's own
     assert texts(sharing.clone(repository))[0] == "ok"
 
@@ -159,16 +159,17 @@ def test_dvcs_cache_is_where_dvc_itself_says(level, repository, home, monkeypatc
 
 @pytest.mark.parametrize(
     ("mode", "owner", "private"),
-    [(0o700, None, True), (0o755, None, False), (0o710, None, False), (0o700, NOBODY, False)],
+    [
+        (0o700, None, True),
+        (0o755, None, False),
+        (0o710, None, False),
+        pytest.param(0o700, NOBODY, False, marks=needs_root),
+    ],
 )
 def test_a_private_folder(mode, owner, private, tmp_path):
-    if owner and os.geteuid():
-        pytest.skip("gives files to somebody else, which root alone can")
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    folder.chmod(mode)
-    os.chown(folder, owner or -1, -1)
-    assert sharing._is_private(Path(folder)) == private
+    tmp_path.chmod(mode)
+    os.chown(tmp_path, owner or -1, -1)
+    assert sharing._is_private(tmp_path) == private
 
 
 @pytest.mark.parametrize(
