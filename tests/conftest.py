@@ -57,7 +57,6 @@ FIRST = (
     "workers/test_peers.py",
     "workers/test_connectivity.py",
     "workers/test_processes.py",
-    "doctor/test_pairs.py",
     "doctor/test_doctor_nodes.py",
     "system/container/test_containers.py",
     "system/test_pipeline.py",

@@ -55,8 +55,6 @@ def tree(tmp_path):
 
 STRATEGY = '''"""``toy``: what ``single`` does, under another name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from samebits.strategies.single import SINGLE
@@ -74,8 +72,6 @@ class Toy(nn.Linear):
 '''
 
 MODEL = '''"""``toy``: one linear layer."""
-
-from __future__ import annotations
 
 from typing import Literal
 
@@ -109,8 +105,6 @@ TOY = ModelSpec(section=ToyModel, tasks=("toy",), needs="vectors", fits=lambda _
 '''
 
 TASK = '''"""``toy``: the sign of the first number."""
-
-from __future__ import annotations
 
 from typing import Literal
 

@@ -10,7 +10,7 @@ import torch
 from conftest import small
 from samebits.doctor import fitting, memory, memory_trial
 from samebits.doctor.finding import Finding
-from samebits.doctor.fitting import Bracket, Case, Estimate, Forecast, search
+from samebits.doctor.fitting import Bracket, Case, Estimate, Forecast, largest_batch, search
 from samebits.doctor.memory_trial import FULL, STEP_MEMORY, Attempt, StepMemory
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
@@ -54,6 +54,39 @@ def test_a_good_forecast_needs_few_trials(off):
     fitted, failed = search(fits, int(100_000 * off), unit=4, most=10**6)
     assert fitted <= 100_000 < failed <= fitted * 1.02
     assert len(tried) <= 9
+
+
+# -- a forecast from two looks -----------------------------------------------------------------------------------
+
+
+def step(samples, peaks, rooms):
+    return StepMemory(memory=taken(samples=samples), peaks=peaks, rooms=rooms)
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "rooms", "expected"),
+    [
+        # 10 bytes a sample on top of 100: 700 are left for 70 more than 20
+        ((200,), (300,), [1000], Forecast(90, 0)),
+        ((200,), (300,), [1009], Forecast(90, 0)),
+        ((200,), (300,), [250], Forecast(15, 0)),  # less than what was measured
+        ((200,), (300,), [50], Forecast(0, 0)),
+        ((300,), (300,), [1000], None),  # no line rises
+        ((300,), (200,), [1000], None),
+        # of dp: the first device gathers, and is full first
+        ((250, 50), (400, 100), [1000, 1000], Forecast(60, 0)),
+        # but not where the others have less
+        ((250, 50), (400, 100), [1000, 200], Forecast(40, 1)),
+        ((300, 50), (300, 100), [1000, 200], Forecast(40, 1)),
+    ],
+)
+def test_the_device_that_is_full_first_sets_the_batch(small, large, rooms, expected):
+    assert largest_batch(step(10, small, rooms), step(20, large, rooms)) == expected
+
+
+def test_two_looks_at_one_batch_say_nothing():
+    with pytest.raises(AssertionError, match="two different batches"):
+        largest_batch(step(10, (1,), [1]), step(10, (2,), [1]))
 
 
 # -- a case, with made-up workers ------------------------------------------------------------------------------

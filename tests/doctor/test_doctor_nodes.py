@@ -1,11 +1,28 @@
-"""What the doctor says of machines that do not measure with each other; tests/system/nodes has such as do."""
+"""What the doctor says of machines that do not connect or measure; tests/system/nodes has such as do."""
+
+import threading
+
+from torch.distributed import HashStore
 
 from samebits.doctor import pairs
 from samebits.doctor.nodes import _joined, _of_pair
-from samebits.doctor.pairs import NodePair
+from samebits.doctor.pairs import NodePair, _measure, _unreachable
 from samebits.host.cluster_environment import Nodes
 from samebits.workers.rendezvous import Rendezvous
 from samebits.workers.world import environment_of
+
+
+def test_what_gloo_says_of_a_pair_is_its_problem(monkeypatch):
+    """Each reaches the other's ports, and gloo is told of an interface that is not there."""
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-one")
+    store = HashStore()
+    other = threading.Thread(target=_unreachable, args=(store, 1))
+    other.start()
+    pair = _measure(store, 0, NodePair(first=0, second=1, backend="gloo"))
+    other.join()
+    assert "no-such-one" in pair.problem
+    assert (pair.round_trip_seconds, pair.bytes_per_second) == (None, None)
 
 
 def test_nodes_that_never_measure_are_a_finding(port, monkeypatch):

@@ -3,6 +3,7 @@
 The store is in memory, so that every byte can be tried; real ones are torn by ``make faults``.
 """
 
+import copy
 import itertools
 from types import SimpleNamespace
 
@@ -107,18 +108,12 @@ def log(tmp_path, monkeypatch):
     return LOGS / f"{key}.jsonl"
 
 
-SOME_OR_ALL = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
-"""Bytes at which a file ends, of which those beside the ends of lines matter most."""
-
-
-def ends_of(text):
-    return list(itertools.accumulate(map(len, text.splitlines(keepends=True))))
-
-
-def places_in(text, every):
-    """Bytes at which a file may end: every one, or those beside the ends of its lines."""
-    near = {end + beside for end in [0, *ends_of(text)] for beside in (-1, 0, 1)}
-    return [place for place in range(len(text) + 1) if every or place in near]
+def set_states(states):
+    """Let these be all states of deliveries that there are."""
+    for file in LOGS.glob("*.state.json"):
+        file.unlink()
+    for file, content in states.items():
+        file.write_bytes(content)
 
 
 @pytest.fixture
@@ -129,66 +124,37 @@ def compared(log, tmp_path):
     return comparison.log_comparison(of_both, reports=tmp_path / "reports", runs=tmp_path / "runs")
 
 
-@SOME_OR_ALL
-def test_a_comparison_whose_log_and_state_end_at_any_byte_is_recorded_once(every, log, compared, deliver):
-    reference = Memory()
-    assert deliver(reference, compared)
-    child, parent = reference.told()
-    assert child[1]["tags"][comparison.PARENT_TAG] == parent[0]["run_id"]
-    assert parent[0]["end"][0] == "FINISHED"
-    assert parent[1]["files"] == {"params.yaml", "report/comparison.json"}
-    whole, state = compared.read_bytes(), compared.with_suffix(".state.json")
-    for place in places_in(whole, every):
-        store = Memory()
-        for one in (log, compared):
-            one.with_suffix(".state.json").unlink(missing_ok=True)
-        compared.write_bytes(whole[:place])
-        assert deliver(store, compared, writing=True) == (place == len(whole))
-        text = state.read_bytes() if state.exists() else b""
-        compared.write_bytes(whole)
-        for torn in range(len(text) + 1) if every and place in ends_of(whole) else (0, len(text) // 2, len(text)):
-            state.write_bytes(text[:torn])
-            assert deliver(store, compared)
-            assert store.told() == reference.told(), (place, torn)
+def test_what_is_delivered_of_a_training_and_of_a_comparison(log, compared, deliver):
+    store = Memory()
+    assert deliver(store, compared)
+    (info, data), (parent, of_both) = store.told()
+    assert (info["end"][0], parent["end"][0]) == ("FINISHED", "FINISHED")
+    assert data["tags"][comparison.PARENT_TAG] == parent["run_id"]
+    assert of_both["files"] == {"params.yaml", "report/comparison.json"}
+    losses = [(key, step, value) for key, step, _, value in data["points"] if key == "loss"]
+    assert sorted(losses) == [("loss", first + at, loss) for first, part in LOSSES for at, loss in enumerate(part)]
 
 
-@SOME_OR_ALL
-def test_a_log_that_ends_at_any_byte_is_delivered_once_when_it_is_whole(every, log, deliver):
-    whole, state = log.read_bytes(), log.with_suffix(".state.json")
-    reference = Memory()
-    assert deliver(reference, log)
-    ((info, data),) = reference.told()
-    assert info["end"][0] == "FINISHED"
-    assert {(key, step, value) for key, step, _, value in data["points"] if key == "loss"} == {
-        ("loss", first + index, loss) for first, losses in LOSSES for index, loss in enumerate(losses)
-    }
-    for place in places_in(whole, every):
-        state.unlink(missing_ok=True)
-        store = Memory()
-        log.write_bytes(whole[:place])
-        assert deliver(store, log, writing=True) == (place == len(whole))
-        log.write_bytes(whole)
-        assert deliver(store, log)
-        assert store.told() == reference.told(), place
-
-
-@SOME_OR_ALL
-def test_a_state_that_ends_at_any_byte_has_the_whole_log_delivered_again(every, log, deliver):
-    whole, state = log.read_bytes(), log.with_suffix(".state.json")
-    reference = Memory()
-    deliver(reference, log)
-    for end in ends_of(whole):
-        state.unlink(missing_ok=True)
-        log.write_bytes(whole[:end])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("which", ["log", "compared"])
+def test_a_log_and_a_state_that_end_at_any_byte_are_delivered_once(which, every, log, compared, deliver):
+    """Of all bytes those beside the ends of lines matter most."""
+    path = {"log": log, "compared": compared}[which]
+    reference, whole, state = Memory(), path.read_bytes(), path.with_suffix(".state.json")
+    assert deliver(reference, path)
+    ends = list(itertools.accumulate(map(len, whole.splitlines(keepends=True)), initial=0))
+    near = {end + beside for end in ends for beside in (-1, 0, 1)}
+    for place in (place for place in range(len(whole) + 1) if every or place in near):
+        set_states({})
+        path.write_bytes(whole[:place])
         before = Memory()
-        deliver(before, log, writing=True)
-        text = state.read_bytes()
-        for place in range(len(text)) if every else (0, 1, len(text) // 2, len(text) - 1):
-            store = Memory()
-            state.unlink()
-            deliver(store, log, writing=True)
-            state.write_bytes(text[:place])
-            log.write_bytes(whole)
-            assert deliver(store, log)
-            assert store.told() == reference.told(), (end, place)
-            log.write_bytes(whole[:end])
+        assert deliver(before, path, writing=True) == (place == len(whole))
+        states = {file: file.read_bytes() for file in LOGS.glob("*.state.json")}
+        text = states.get(state, b"")
+        path.write_bytes(whole)
+        torn_at = range(len(text) + 1) if place in ends else [len(text)]
+        for torn in torn_at if every else {0, 1, len(text) // 2, max(len(text) - 1, 0), len(text)}:
+            store = copy.deepcopy(before)
+            set_states({**states, state: text[:torn]})
+            assert deliver(store, path)
+            assert store.told() == reference.told(), (place, torn)
