@@ -230,10 +230,11 @@ def test_a_long_fetch_says_how_far_it_is(slow, tmp_path, monkeypatch, capfd):
 @pytest.mark.attack("a malicious server")
 def test_a_server_that_never_stops_sending_is_given_up(sends, seconds, message, slow, tmp_path, monkeypatch):
     slow.sends = sends
-    monkeypatch.setattr(download, "ANSWER_SECONDS", seconds)
-    with pytest.raises(HostError, match=message):
-        find_run_files(RUN, tmp_path)
-    assert slow.reached.is_set()
+    while not slow.reached.is_set():  # a busy host may import MLflow for longer than the first deadline
+        monkeypatch.setattr(download, "ANSWER_SECONDS", seconds)
+        with pytest.raises(HostError, match=message):
+            find_run_files(RUN, tmp_path)
+        seconds *= 4
 
 
 @pytest.mark.attack("a malicious server")
