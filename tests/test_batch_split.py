@@ -50,10 +50,10 @@ def test_which_splits_there_are(split, even):
 @pytest.mark.parametrize(
     ("split", "share"),
     [
-        (SAMPLES.over(ranks=4), SAMPLES.__class__(samples=8, shards=None, grad_accum_steps=1)),
-        (SAMPLES.over(devices=4), SAMPLES.__class__(samples=8, shards=None, grad_accum_steps=1)),
-        (WHOLE.over(ranks=3), WHOLE.__class__(samples=12, shards=3, grad_accum_steps=1)),
-        (WHOLE.over(devices=4), WHOLE.__class__(samples=8, shards=2, grad_accum_steps=1)),
+        (SAMPLES.over(ranks=4), BatchSplit(samples=8, shards=None, grad_accum_steps=1)),
+        (SAMPLES.over(devices=4), BatchSplit(samples=8, shards=None, grad_accum_steps=1)),
+        (WHOLE.over(ranks=3), BatchSplit(samples=12, shards=3, grad_accum_steps=1)),
+        (WHOLE.over(devices=4), BatchSplit(samples=8, shards=2, grad_accum_steps=1)),
         # Two micro-batches of three shards each, of which the first of two devices gets two.
         (
             BatchSplit(samples=24, shards=6, grad_accum_steps=2, devices=2),
