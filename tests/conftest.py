@@ -273,7 +273,7 @@ class Stage:
             timeout=patient(240),
         )
 
-    def train(self, strategy: str, data: Path, *arguments: str, out: str = "out", **environ: str) -> Run:
+    def train_fresh(self, strategy: str, data: Path, *arguments: str, out: str = "out", **environ: str) -> Run:
         """Train untracked, in a new interpreter as for a user; the run."""
         options = ["--strategy", strategy, "--no-tracking", "--data-dir", str(data), "--out-dir", out, *arguments]
         done = self.fresh("train", *options, **environ)

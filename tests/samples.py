@@ -34,7 +34,7 @@ def placed(
     strategy: str, params: Params = PARAMS, *, gpus: int, cores: int = 2, numerics: NumericsName = "fast"
 ) -> tuple[Placement, BatchSplit]:
     """``place`` with its usual arguments."""
-    return place(strategy, params, numerics, Devices(gpus=gpus, cores=cores))  # type: ignore[arg-type]
+    return place(strategy, params, numerics, Devices(gpus=gpus, cores=cores))
 
 
 def ratio(median: float, low: float | None = None, high: float | None = None) -> Ratio:

@@ -1,7 +1,10 @@
 """A training in the tests' own process."""
 
+from __future__ import annotations
+
 import copy
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,8 +17,16 @@ from samebits.training.setup import Setup
 from samebits.training.worker import Worker
 from samples import placed
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
-def make_trainable(data_dir, **settings):
+    from samebits.params import Params
+    from samebits.training.checkpoints import PeriodicCheckpointer
+    from samebits.training.loop import Trainable, TrainResult
+
+
+def make_trainable(data_dir: Callable[[Params], Path], **settings: Any) -> SimpleNamespace:
     """A training of 8 steps in this process, with dropout and momentum, so that state has somewhere to hide."""
     model = {"name": "mlp", "kwargs": {"hidden": [16], "dropout": 0.2}}
     params = parse_params(small(model=model, clip_grad_norm=1.0, **settings))
@@ -29,7 +40,14 @@ def make_trainable(data_dir, **settings):
     return SimpleNamespace(trainable=trainable, untrained=untrained, params=params, data=data, card=card, setup=setup)
 
 
-def train_from_start(trainable, steps=8, *, step_seconds=1, tracker=None, checkpointer=None):
+def train_from_start(
+    trainable: Trainable,
+    steps: int = 8,
+    *,
+    step_seconds: float = 1,
+    tracker: Tracker | None = None,
+    checkpointer: PeriodicCheckpointer | None = None,
+) -> TrainResult:
     """The result of a training that starts anew."""
     trainable.reset()
     return train(trainable, steps, step_seconds=step_seconds, tracker=tracker or Tracker(), checkpointer=checkpointer)

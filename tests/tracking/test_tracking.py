@@ -1137,7 +1137,7 @@ def test_a_worktree_that_cannot_be_made_leaves_nothing(commit, patch, message, t
 
 @pytest.fixture
 def patched(tmp_path, monkeypatch):
-    """Make a repository with two files, and a run of it whose patch gives files this content, or makes links to a text."""
+    """Make a repository with two files, and a run whose patch gives files this content; a text is a link's target."""
     monkeypatch.chdir(tmp_path)
 
     def be(files, attributes=""):
