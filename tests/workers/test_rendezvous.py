@@ -5,6 +5,7 @@ import re
 import socket
 import socketserver
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -228,6 +229,27 @@ def test_what_was_signed_in_another_training_of_the_same_secret_is_not_heard(cop
             first.share("facts", "a")
 
 
+@pytest.mark.timeout(150)  # less than the 200 s that it would wait once more
+@pytest.mark.attack("a stranger on the network")
+def test_nobody_is_waited_for_because_another_training_was_busy(meet, port, monkeypatch, capsys):
+    monkeypatch.setenv("SAMEBITS_SECRET", "of both")
+    monkeypatch.setattr(rendezvous, "_BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(addresses, "_SAY_SECONDS", 0.0)
+    with meet(0) as first, meet(1) as second:
+        join(first, second)
+        with second.busy():
+            wait_for(second._beat)
+        busy = store_at(port).get("busy")
+    with meet(0, seconds=200) as first:
+        first.join()
+        store_at(port).set("busy", busy)
+        store_at(port).set("joined/1", "x")
+        first._deadline = time.monotonic() + 0.5
+        with pytest.raises(HostError, match=r"node 1 of 2 came to .* with another SAMEBITS_SECRET"):
+            first.share("facts", "a")
+    assert "what came for node 1 of 2 is not signed with this SAMEBITS_SECRET" in capsys.readouterr().err
+
+
 def test_who_starts_late_is_waited_for_as_long_as_starts_take(meet):
     """And not for train.timeout_s alone."""
     late = pytest.raises(HostError, match=r"node 1 of 2 did not come to localhost \(.*\) within 2 s")
@@ -244,7 +266,7 @@ def test_a_node_that_is_at_work_is_waited_for(pair, monkeypatch):
     join(first, second)
     first._deadline = 0.0
     with second.busy():
-        wait_for(lambda: second._door.get("busy"))
+        wait_for(second._beat)
     assert shared(first, second) == (["a", "b"], ["a", "b"])
     first._deadline = 0.0
     with pytest.raises(HostError, match="node 1 of 2 did not come"):

@@ -116,7 +116,8 @@ class Rendezvous:
         def beat() -> None:
             with suppress(RuntimeError):  # node 0 is gone; the next ``share`` says so
                 while not ended.wait(_BUSY_SECONDS):
-                    self._door.set("busy", secrets.token_hex(8))
+                    if beats := self._beats():
+                        beats.set("busy", secrets.token_hex(8))
 
         thread = threading.Thread(target=beat)
         thread.start()
@@ -125,6 +126,15 @@ class Rendezvous:
         finally:
             ended.set()
             thread.join()  # workers can then be forked
+
+    def _beat(self) -> str | None:
+        """The last beat of a busy node; None if no node was busy."""
+        return beats.get("busy") if (beats := self._beats()) else None
+
+    def _beats(self) -> Board | None:
+        """The board of this launch's beats, as far as its node 0 has joined: beats of another would let it wait on."""
+        token = self._token if self.nodes.rank == 0 else self._door.get("joined/0")
+        return self._door.within(token) if token else None
 
     def share(self, name: str, value: Shared) -> list[Shared]:
         """Give a value under a name and return those of all nodes, in their order.
@@ -157,7 +167,7 @@ class Rendezvous:
 
     def _gather(self, board: Board, name: str) -> list[str]:
         """Wait for the text of each node under a name and return all texts."""
-        nodes, waiting = self.nodes, Waiting()
+        nodes, waiting, strange = self.nodes, Waiting(), Waiting()
         told: dict[int, str | None] = dict.fromkeys(range(nodes.count))
         while True:
             told |= {k: board.get(f"{name}/{k}") for k, text in told.items() if text is None}
@@ -166,18 +176,21 @@ class Rendezvous:
                 break
             if report := root_cause(self.reports()):
                 raise report.error()
-            if self._heard != (beat := self._door.get("busy")):
+            if self._heard != (beat := self._beat()):
                 self._heard, self._deadline = beat, time.monotonic() + self._seconds
             text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
+            unsigned = any(board.has(f"{name}/{k}") for k in missing)
             if time.monotonic() > self._deadline:
-                if any(board.has(f"{name}/{k}") for k in missing):
+                if unsigned:
                     hint = "give all machines the same one"
                     raise HostError(f"{text} came to {self.address} with another SAMEBITS_SECRET", hint=hint)
                 hint = f"start the same command there with its number, {missing[0]}, and this SAMEBITS_SECRET, if any"
                 raise HostError(f"{text} did not come to {self.address} within {self._seconds:g} s", hint=hint)
             waiting.say(f"waiting at {self.address} for {text}")
+            if unsigned:
+                strange.say(f"what came for {text} is not signed with this SAMEBITS_SECRET, or for another training")
             time.sleep(_POLL_SECONDS)
-        self._heard, self._deadline = self._door.get("busy"), time.monotonic() + self._seconds  # for what comes next
+        self._heard, self._deadline = self._beat(), time.monotonic() + self._seconds  # for what comes next
         return [text for text in told.values() if text is not None]
 
     def hand_over(self) -> None:
