@@ -477,20 +477,29 @@ def test_a_server_that_does_not_answer(server, ask, monkeypatch):
     server.may_answer.set()
 
 
-def test_something_that_is_no_web_server(ask):
+@pytest.mark.parametrize(
+    ("says", "text"),
+    [
+        (b"SSH-2.0-OpenSSH\r\n", "something else than MLflow answers at http://127.0.0.1:"),
+        (b"", "closes the connection without an answer"),
+    ],
+)
+def test_something_that_is_no_web_server(says, text, ask):
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def talk():
             connection, _ = listener.accept()
             with connection:
                 connection.recv(1000)
-                connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+                connection.sendall(says)
 
         thread = threading.Thread(target=talk)
         thread.start()
-        uri = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        expect(ask(uri), "failed", f"something else than MLflow answers at {uri}", "correct MLFLOW")
+        expect(ask(f"http://127.0.0.1:{listener.getsockname()[1]}"), "failed", text)
         thread.join()
+
+
+def test_an_address_without_a_port_number(ask):
     expect(ask("http://127.0.0.1:port"), "failed", "something else than MLflow answers", "correct MLFLOW")
 
 

@@ -96,6 +96,18 @@ def test_a_clone_that_a_group_or_another_owner_writes_to(owner, group, mode, rep
 
 
 @needs_root
+def test_files_of_another_users_clone_are_left_as_they_are(repository):
+    """git clone makes hard links on one disk: a change of the owner would be the other clone's, too."""
+    (repository / "object").touch()
+    (repository / ".git/object").hardlink_to(repository / "object")
+    os.chown(repository / ".git/object", NOBODY, NOBODY)
+    (repository / "object").unlink()
+    (repository.parent / "other").hardlink_to(repository / ".git/object")
+    status, _, hint = texts(sharing.clone(repository))
+    assert (status, hint) == ("warning", "git clone --no-hardlinks: files are another clone's, too")
+
+
+@needs_root
 def test_the_owners_own_group_is_safe(repository):
     (repository / "src").chmod(0o775)  # root's own
     assert texts(sharing.clone(repository))[0] == "ok"

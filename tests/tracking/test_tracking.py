@@ -1189,6 +1189,9 @@ CODE, TEXT = "a binary file of which nobody sees what it runs", "as a binary fil
     [
         ("net.py", b"import os\n", b"*.py binary", f" {TEXT}"),
         ("net.py", b"import os\n", b"*.py -diff", f" {TEXT}"),
+        ("net.py", b'a = "$Id: "; import os; "$"\n', b"*.py ident", ", whose attribute ident lets git show another"),
+        ("net.py", b"a = 2\n", b"*.py working-tree-encoding=UTF-8", ", whose attribute working-tree-encoding lets"),
+        ("net.py", b"a = 2\n", b"*.py filter=x", ", whose attribute filter lets git show another text"),
         ("net.py", b"PK\3\4\0", b"", f", {CODE}"),  # Python runs a zip by the name of a script
         ("mine.so", b"\x7fELF\0", b"", f", {CODE}"),
         ("data.bin", b"\0\2", b"", f", {CODE}"),

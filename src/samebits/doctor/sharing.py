@@ -41,8 +41,7 @@ def clone(folder: Path = Path(), environ: Mapping[str, str] = os.environ) -> Fin
             hints.append(f"ask for `chmod go-w {above[0]}`")
         if open_ones := _written_by_others(root):
             found += open_ones
-            foreign = any(path.lstat().st_uid not in (os.getuid(), 0) for path in open_ones)
-            hints.append(f"chown -R {os.getuid()} {root}" if foreign else f"chmod -R go-w {root}")
+            hints.append(_how_to_close(root, open_ones))
     if found:
         names = few([str(path) for path in found])
         return warning(f"other users can write to {names}, and so decide what runs", "; ".join(hints))
@@ -97,6 +96,13 @@ def _written_by_others(root: Path) -> list[Path]:
                 if not stat.S_ISLNK(entry.st_mode) and _is_open(entry):
                     found.append(path)
     return found
+
+
+def _how_to_close(root: Path, open_ones: list[Path]) -> str:
+    foreign = [found for found in (path.lstat() for path in open_ones) if found.st_uid not in (os.getuid(), 0)]
+    if any(stat.S_ISREG(found.st_mode) and found.st_nlink > 1 for found in foreign):
+        return "git clone --no-hardlinks: files are another clone's, too"
+    return f"chown -R {os.getuid()} {root}" if foreign else f"chmod -R go-w {root}"
 
 
 def _is_open(found: os.stat_result) -> bool:

@@ -49,7 +49,7 @@ def store(uri: str, environ: Mapping[str, str] = os.environ) -> Finding:
 
 def ask(uri: str) -> Finding:
     """A server's answer to MLflow's client. The login is used and never shown."""
-    from urllib3.exceptions import ResponseError
+    from urllib3.exceptions import ProtocolError, ResponseError
 
     parts = address_parts(uri)
     host = parts.netloc.rpartition("@")[2]
@@ -67,6 +67,8 @@ def ask(uri: str) -> Finding:
         return failed(cause.message, cause.hint)
     if isinstance(cause, ResponseError):
         return failed(f"{shown} answers with an error of its own: {cause}", "read the server's log")
+    if isinstance(cause, ProtocolError) and isinstance(cause.args[-1], ConnectionError):
+        return failed(f"{shown} closes the connection without an answer", "is it http or https? read the server's log")
     if isinstance(cause, OSError):
         reason = cause.strerror or f"no answer within {REQUEST_SECONDS} s"
         return failed(f"{shown} does not answer: {reason}", f"start the server, or {_LOCAL}")

@@ -37,6 +37,7 @@ _ABSENT = "(absent)"
 _CHANGES = "changes.diff"
 _DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp",
          ".tif", ".tiff", ".pdf", ".wav", ".flac", ".mp3", ".ogg", ".mp4"}  # fmt: skip
+_CONVERTING = ("filter", "ident", "working-tree-encoding")  # attributes by which git shows another text than lies there
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -211,12 +212,13 @@ def _changes_in(tree: Path) -> str:
     """The changed files and their diff from the commit, as they lie on the disk, since the patch can hide changes.
 
     Raises UserError: a file is a symbolic link, whose content nobody sees; a binary file is not data by
-    its name, so that nobody sees what it runs; or the patch or an attribute declares a text file as binary.
+    its name, so that nobody sees what it runs; or an attribute declares a text file as binary, or converts it.
     """
     _git("-C", str(tree), "add", "--intent-to-add", "--force", ".")
     diff = ("-C", str(tree), "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "HEAD")
-    for line in filter(None, _git(*diff, "--numstat", "-z").stdout.split("\0")):
-        added, _, name = line.split("\t", 2)
+    lines = [line.split("\t", 2) for line in _git(*diff, "--numstat", "-z").stdout.split("\0") if line]
+    _require_unconverted(tree, [name for *_, name in lines])
+    for added, _, name in lines:
         if (tree / name).is_symlink():
             text = f"the patch makes {name} a symbolic link, whose content is not part of it"
             raise UserError(text, hint="whoever made the run has to commit it, or to leave it out")
@@ -229,6 +231,15 @@ def _changes_in(tree: Path) -> str:
             text = f"the patch changes {name}, a binary file of which nobody sees what it runs"
             raise UserError(text, hint="whoever made the run has to commit it, or to leave it out")
     return f"{_git(*diff, '--numstat').stdout}\n{_git(*diff, '--no-color').stdout}"
+
+
+def _require_unconverted(tree: Path, names: list[str]) -> None:
+    """Raise UserError if git shows a file otherwise than Python reads it, by an attribute of the patch or the commit."""
+    asked = _git("-C", str(tree), "check-attr", "-z", *_CONVERTING, "--", *names).stdout.split("\0") if names else []
+    for name, attribute, value in zip(asked[::3], asked[1::3], asked[2::3], strict=False):
+        if value not in ("unspecified", "unset"):
+            text = f"the patch changes {name}, whose attribute {attribute} lets git show another text than lies there"
+            raise UserError(text, hint="whoever made the run has to take its attribute out of .gitattributes")
 
 
 def _is_text(file: Path) -> bool:
