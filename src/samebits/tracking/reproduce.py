@@ -234,7 +234,7 @@ def _changes_in(tree: Path) -> str:
 
 
 def _require_unconverted(tree: Path, names: list[str]) -> None:
-    """Raise UserError if git shows a file otherwise than Python reads it, by an attribute of the patch or the commit."""
+    """Raise UserError if git shows a file otherwise than Python reads it, by an attribute of patch or commit."""
     asked = _git("-C", str(tree), "check-attr", "-z", *_CONVERTING, "--", *names).stdout.split("\0") if names else []
     for name, attribute, value in zip(asked[::3], asked[1::3], asked[2::3], strict=False):
         if value not in ("unspecified", "unset"):
