@@ -1,5 +1,7 @@
 """The loop: what a step makes of a model under a strategy."""
 
+import copy
+
 import pytest
 import torch
 
@@ -30,3 +32,22 @@ def test_a_training_ends_with_what_a_next_step_would_have_said(trainable, monkey
     monkeypatch.setattr(made.worker, "require_reduced", unfinished)
     with pytest.raises(RuntimeError, match="finished reduction"):
         train_from_start(made)
+
+
+def test_a_wrapper_that_replaces_parameters_is_an_error(trainable, monkeypatch):
+    """As sharded ones do: an optimizer of the former parameters trains nothing, and the figures look as usual."""
+    made = trainable()
+    setup, batches = made.setup, made.trainable.batches
+
+    def replace(module, **_):
+        for layer in module.modules():
+            for name, p in list(layer.named_parameters(recurse=False)):
+                setattr(layer, name, torch.nn.Parameter(p.detach().clone()))
+        return module
+
+    wrapped = []
+    monkeypatch.setattr(setup.worker, "wrap", lambda module, **_: wrapped.append(copy.deepcopy(module)) or wrapped[0])
+    with pytest.raises(RuntimeError, match="the optimizer's parameters are not those of the wrapped module"):
+        setup.trainable(made.trainable.model, batches)
+    monkeypatch.setattr(setup.worker, "wrap", replace)
+    setup.trainable(made.trainable.model, batches)  # in place: the optimizer is made of what is there then

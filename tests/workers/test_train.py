@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from typing import get_args
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from safetensors.torch import load_file
 from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.cli import main
 from samebits.hashes import sha256
+from samebits.params.schema import NumericsName
 from samebits.records.card import read_card
 from samebits.records.run import read_losses
+from samebits.strategies import STRATEGIES
 from samebits.training.models.build import build_model
 from samebits.training.weights import load_weights
 
@@ -46,6 +49,16 @@ def test_parity_of_single_and_ddp(task, stage, data_dir):
         assert run["memory"]["samples"] == 64
         assert [device["weights"] for device in run["memory"]["devices"]] == [weights] * devices
         assert all(device["gradients"] >= weights for device in run["memory"]["devices"])  # in buckets, which stay
+
+
+@pytest.mark.parametrize("numerics", get_args(NumericsName))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_loss_falls_under_every_strategy(strategy, numerics, stage, data_dir):
+    """A wrapper whose optimizer trains nothing would give plausible figures otherwise."""
+    params = stage.write_params(small(oversubscribe=True, epochs=4))
+    stage.train(data_dir(params), strategy, "--numerics", numerics)
+    values = losses(stage.folder / f"runs/{strategy}-{numerics}")
+    assert values[-1] < 0.7 * values[0]
 
 
 def test_dp_falls_back_without_cuda_and_says_so(stage, data_dir):
