@@ -117,6 +117,10 @@ def worst_ulps(name, values):
     return worst
 
 
+def test_each_function_has_a_true_value_to_compare_with():
+    assert {function.__name__ for function in elementary.FUNCTIONS} == FUNCTIONS.keys()
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 @settings(max_examples=40)
 @given(values=st.lists(st.one_of(FLOATS, st.floats(-20, 20, width=32)), min_size=1, max_size=40))

@@ -198,6 +198,10 @@ def rsqrt(x: Tensor) -> Tensor:
     return torch.where((near == 0) | near.isinf(), near, better).mul_(power_of_two(half.neg()))
 
 
+FUNCTIONS = (exp, expm1, log, log1p, sigmoid, tanh, erf, sin, cos, sqrt, rsqrt)
+"""The functions of one number, within 1 ulp, that PyTorch has under the same name."""
+
+
 def _near_one(x: Tensor) -> tuple[Tensor, Tensor]:
     """The y and h of x = y * 4**h, with y from 1 to 4, unless x is zero or not finite."""
     half = (x.contiguous().view(torch.int64) >> 52).sub_(1023).bitwise_right_shift_(1).clamp_(-511, 511)
