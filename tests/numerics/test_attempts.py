@@ -22,6 +22,7 @@ TOO_STRICT = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # each attempt trains in several environments
 def test_every_attempt_is_refused_or_gives_the_same_bits():
     found = outcomes([*KINDS])
     by = {outcome: {name for name, one in found.items() if one[0] == outcome} for outcome, _ in found.values()}
