@@ -51,3 +51,13 @@ def test_a_wrapper_that_replaces_parameters_is_an_error(trainable, monkeypatch):
         setup.trainable(made.trainable.model, batches)
     monkeypatch.setattr(setup.worker, "wrap", replace)
     setup.trainable(made.trainable.model, batches)  # in place: the optimizer is made of what is there then
+
+
+def test_frozen_parameters_stay(trainable):
+    made = trainable()
+    first, *others = made.trainable.model.parameters()
+    first.requires_grad_(False)
+    frozen = made.setup.trainable(made.trainable.model, made.trainable.batches)
+    before = [p.detach().clone() for p in (first, *others)]
+    train_from_start(frozen)
+    assert [torch.equal(a, b) for a, b in zip(before, (first, *others), strict=True)] == [True] + [False] * len(others)

@@ -107,7 +107,8 @@ class Trainable:
         if params.train.compile and worker.compiles:
             self.module = numerics.compile(self.module)
         self.optimizer = numerics.optimizer(model)
-        if {id(p) for p in self.module.parameters()} != {id(p) for p in self._optimized()}:  # it would train in vain
+        held, trained = ({id(p) for p in ps if p.requires_grad} for ps in (self._optimized(), self.module.parameters()))
+        if held != trained:  # nothing would be trained, without a word
             raise RuntimeError("the optimizer's parameters are not those of the wrapped module")
         self._trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.module.train()
