@@ -193,6 +193,8 @@ def test_a_private_folder(mode, owner, private, tmp_path):
         ("http://127.0.0.1:5000", {}, "ok"),
         ("http://localhost:5000", {}, "ok"),
         ("http://[::1]:5000", {}, "ok"),
+        ("http://mlflow:5000", {"SAMEBITS_IMAGE": "samebits:gpu"}, "ok"),
+        ("http://mlflow:5000", {}, "warning"),
     ],
 )
 @pytest.mark.attack("a stranger on the network", outcome="warned")
