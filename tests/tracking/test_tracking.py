@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+import zlib
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -571,7 +572,11 @@ def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
         assert parent.info.status == "FINISHED"
         assert [file.path for file in client.list_artifacts(parent.info.run_id, "report")] == ["report/comparison.json"]
         tags = client.get_experiment(parent.info.experiment_id).tags
-        assert {"mlflow.experimentKind", "mlflow.sharedViewState.samebits"} <= set(tags)
+        assert tags["mlflow.experimentKind"] == "custom_model_development"
+        packed = json.loads(tags["mlflow.sharedViewState.samebits"])["state"].removeprefix("deflate;")
+        view = json.loads(zlib.decompress(base64.b64decode(packed)))
+        assert view["selectedColumns"][:2] == ["metrics.`speedup`", "metrics.`bound`"]
+        assert [chart["metricKey"] for chart in view["compareRunCharts"][:2]] == ["loss", "speedup"]
         assert (repository / ".samebits/view.txt").read_text() == link(parent.info.experiment_id)
 
 

@@ -37,12 +37,15 @@ LINK = LOGS.parent / "view.txt"
 """File with the view's address, relative to the server's."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_ANSWERS = ("speedup", "bound", "scaling_efficiency")  # what a reader of the view asks first
+_METRICS = (*_ANSWERS, *(one.metric for one in COLUMNS if one.metric and one.metric not in _ANSWERS))
 _COLUMNS = (
-    *(f"metrics.`{one.metric}`" if one.metric else f"tags.`{one.tag}`" for one in COLUMNS if one.metric or one.tag),
+    *(f"metrics.`{metric}`" for metric in _METRICS),
+    *(f"tags.`{one.tag}`" for one in COLUMNS if one.tag),
     "tags.`labels`",
 )
 _LINES = ("loss",)
-_BARS = (*(one.metric for one in COLUMNS if one.metric), "samples_per_sec", "step_time_ms", "peak_memory_gib")
+_BARS = (*_METRICS, "samples_per_sec", "step_time_ms", "peak_memory_gib")
 _SECTION = {"display": True, "isReordered": False, "deleted": False}
 _NOTE = (
     "Trainings of one model under single, dp and ddp, by samebits. Each parent run is a comparison; its description "
