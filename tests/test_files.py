@@ -1,3 +1,5 @@
+import errno
+import fcntl
 import json
 import math
 import os
@@ -131,6 +133,19 @@ def test_a_folder_without_a_lock_is_removed_once_it_is_old(tmp_path):
     os.utime(left, (0, 0))
     with scratch_folder(tmp_path):
         assert not left.exists()
+
+
+@pytest.mark.parametrize("module", [os, fcntl])
+def test_a_folder_that_cannot_be_locked_does_not_stay(module, tmp_path, monkeypatch):
+    error = OSError(errno.EIO, "Input/output error")
+    name = "open" if module is os else "flock"
+    real, fail = getattr(module, name), raising(error)
+    monkeypatch.setattr(module, name, lambda what, *rest, **named: (
+        fail() if module is fcntl or str(what).endswith(".lock") else real(what, *rest, **named)))  # fmt: skip
+    with pytest.raises(HostError, match="cannot be written: Input/output error"), scratch_folder(tmp_path):
+        raise AssertionError("there is a folder")
+    monkeypatch.undo()
+    assert list(tmp_path.iterdir()) == []
 
 
 WRITES = """

@@ -11,7 +11,7 @@ import shutil
 import stat
 import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -123,7 +123,11 @@ def _claimed(within: Path, prefix: str, suffix: str = "", *, named: Path) -> Ite
     while lock is None:
         with _explained(named):
             folder = Path(tempfile.mkdtemp(suffix, prefix, within))
-        lock = _lock_of(folder)
+            try:
+                lock = _lock_of(folder)
+            except OSError:
+                shutil.rmtree(folder, ignore_errors=True)  # without a lock it would lie there for an hour
+                raise
     try:
         yield folder
     finally:
@@ -138,14 +142,13 @@ def _lock_of(folder: Path) -> int | None:
     The lock is on a file in the folder, since locks on folders do not reach other machines with a shared disk.
     """
     file = folder / _LOCK
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError), ExitStack() as opened:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        with _explained(folder):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(fd), file.stat()):
-                return fd
-        os.close(fd)
+        opened.callback(os.close, fd)
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        if os.path.samestat(os.fstat(fd), file.stat()):
+            opened.pop_all()
+            return fd
     return None
 
 

@@ -79,6 +79,7 @@ class Kills(Area):
             done = child.code == 0
             told = done or _is_told(named, child.err())
             expect(told, "rank and step are not named, as they should be", (named, child.err()))
+            self._sandbox.age()
             again = self._start(arguments, tracked=tracked)
             again.wait(60)
             check_end(again, {0})

@@ -279,6 +279,12 @@ class Sandbox:
         child.wait(seconds or self.LIMIT)
         return child
 
+    def age(self) -> None:
+        """Make unfinished folders without a lock old: the next process removes no young ones, whose maker may live."""
+        for folder in (*self.temporary.iterdir(), *self.folder.rglob("*.samebits.tmp")):
+            if folder.is_dir() and not (folder / ".samebits.lock").exists():
+                os.utime(folder, (0, 0))
+
     def leftovers(self) -> list[str]:
         """Files in the temporary folder and unfinished files in the working folder that nobody has locked.
 

@@ -140,6 +140,7 @@ class Writes(Area):
             self._check_log(sandbox, whole=False)
         else:
             self._check_failed(sandbox, stage, child, operation, fault)
+        sandbox.age()
         shutil.rmtree(sandbox.folder / ".samebits" / "runs", ignore_errors=True)  # so that one log is left to check
         self._check_again(sandbox, stage)
         shutil.rmtree(sandbox.folder.parent)
