@@ -76,6 +76,18 @@ def test_the_floor_is_reached(stage, data_dir):
         assert 0 <= evaluation.above_floor <= 0.03
 
 
+def test_weights_with_another_bit_are_refused(stage, data_dir):
+    data = data_dir(stage.write_params(small()))
+    stage.train(data, "single")
+    weights = stage.folder / "runs/single-fast/model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    done = stage("evaluate", "runs/single-fast", "--data-dir", str(data))
+    assert (done.returncode, "expected the" in done.stderr) == (2, True)
+    assert not (stage.folder / "reports").exists()
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

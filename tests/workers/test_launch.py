@@ -114,6 +114,9 @@ def first_is_slow(reporter):
     ranks.close()
     reporter.done()
 
+def well(reporter):
+    Path(f"of{os.environ['RANK']}").write_text(os.environ["WORLD_SIZE"])
+
 def note_pid(reporter):
     Path(f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
     time.sleep(600)
@@ -133,6 +136,11 @@ def script(stage):
 @pytest.fixture
 def run(script, stage):
     return partial(stage.run_script, script)
+
+
+def test_each_worker_has_its_rank(run, stage):
+    assert run("well").returncode == 0
+    assert [(stage.folder / f"of{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
 
 
 @pytest.mark.slow
