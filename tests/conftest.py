@@ -251,7 +251,7 @@ class Stage:
 
     def train(self, data: Path, strategy: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Train untracked on prepared data, with success."""
-        return self.well("train", "--strategy", strategy, "--no-tracking", "--data-dir", str(data), *arguments)
+        return self.well("train", *self._untracked(data, strategy), *arguments)
 
     def script(self, name: str) -> str:
         return str(ROOT / "pipeline" / f"{name}.py")
@@ -273,12 +273,15 @@ class Stage:
             timeout=patient(240),
         )
 
-    def train_fresh(self, strategy: str, data: Path, *arguments: str, out: str = "out", **environ: str) -> Run:
-        """Train untracked, in a new interpreter as for a user; the run."""
-        options = ["--strategy", strategy, "--no-tracking", "--data-dir", str(data), "--out-dir", out, *arguments]
-        done = self.fresh("train", *options, **environ)
+    def train_fresh(self, data: Path, strategy: str, *arguments: str, out: str = "out", **environ: str) -> Run:
+        """``train`` in a new interpreter as for a user; the run."""
+        done = self.fresh("train", *self._untracked(data, strategy), "--out-dir", out, *arguments, **environ)
         assert done.returncode == 0, done.stderr
         return read_run(self.folder / out)
+
+    @staticmethod
+    def _untracked(data: Path, strategy: str) -> list[str]:
+        return ["--strategy", strategy, "--no-tracking", "--data-dir", str(data)]
 
     def write_params(self, raw: dict[str, Any]) -> Params:
         YAML().dump(raw, self.folder / "params.yaml")

@@ -105,7 +105,7 @@ def test_a_checkpoint_goes_on_on_another_device(first, then, optimizer, data_dir
 
 def train(stage, strategy, data, *arguments, **environ):
     """Hashes of weights and losses."""
-    stage.train_fresh(strategy, data, "--numerics", "exact", *arguments, **environ)
+    stage.train_fresh(data, strategy, "--numerics", "exact", *arguments, **environ)
     return [sha256(stage.folder / "out" / name) for name in ("model.safetensors", "losses.csv")]
 
 

@@ -59,8 +59,8 @@ def test_parity_on_one_shared_gpu(task, strategy, stage, data_dir):
     raw["train"]["global_batch_size"] = 16 * count
     params = stage.write_params(raw)
     data = data_dir(params)
-    single = stage.train_fresh("single", data)
-    run = stage.train_fresh(strategy, data, "--num-devices", str(count))
+    single = stage.train_fresh(data, "single")
+    run = stage.train_fresh(data, strategy, "--num-devices", str(count))
     placement = run.record.placement
     assert run.losses == pytest.approx(single.losses, rel=1e-4)
     assert placement.devices_used == count
@@ -75,8 +75,8 @@ def test_parity_on_one_shared_gpu(task, strategy, stage, data_dir):
 def test_parity_on_several_gpus(task, strategy, stage, data_dir):
     params = stage.write_params(small(task, optimizer={"name": "sgd", "lr": 0.01}, repeats=2))
     data = data_dir(params)
-    single = stage.train_fresh("single", data)
-    run = stage.train_fresh(strategy, data)
+    single = stage.train_fresh(data, "single")
+    run = stage.train_fresh(data, strategy)
     placement, timing = run.record.placement, run.timing
     assert run.losses == pytest.approx(single.losses, rel=1e-4)
     assert placement.labels == ()
@@ -98,7 +98,7 @@ def test_every_precision_under_every_strategy(precision, strategy, stage, data_d
     raw["data"]["num_samples"] = 16 * 16 * count  # 16 steps on any host
     params = stage.write_params(raw)
     arguments = ["--num-devices", str(count)] if strategy != "single" else []
-    run = stage.train_fresh(strategy, data_dir(params), *arguments)
+    run = stage.train_fresh(data_dir(params), strategy, *arguments)
     assert all(math.isfinite(loss) for loss in run.losses)
     assert run.losses[-1] < run.losses[0]
     older = float(driver_facts().gpus[0].compute_capability) < 8
@@ -109,7 +109,7 @@ def test_every_precision_under_every_strategy(precision, strategy, stage, data_d
 def test_a_repeat_gives_the_same_bits(task, stage, data_dir):
     params = stage.write_params(small(task, repeats=2))
     for name in ("a", "b"):
-        run = stage.train_fresh("single", data_dir(params), out=name)
+        run = stage.train_fresh(data_dir(params), "single", out=name)
         assert run.record.first_unrepeated_step is None
     for file in ("losses.csv", "model.safetensors"):
         assert sha256(stage.folder / "a" / file) == sha256(stage.folder / "b" / file)
@@ -124,7 +124,7 @@ HAS_HEADERS = Path(sysconfig.get_path("include"), "Python.h").exists()
 def test_precisions_over_nccl(precision, stage, data_dir):
     """On GPUs of their own: with workers that share one, gloo takes NCCL's place."""
     params = stage.write_params(small("tokens", precision=precision, clip_grad_norm=1.0, repeats=2))
-    run = stage.train_fresh("ddp", data_dir(params))
+    run = stage.train_fresh(data_dir(params), "ddp")
     assert run.record.placement.backend == "nccl"
     assert run.losses[-1] < run.losses[0]
     assert run.record.first_unrepeated_step is None
@@ -148,8 +148,8 @@ def test_compile(strategy, stage, data_dir):
     plain = stage.folder / "plain.yaml"
     plain.write_text((stage.folder / "params.yaml").read_text().replace("compile: true", "compile: false"))
     data = data_dir(params)
-    eager = stage.train_fresh(strategy, data, "--params", "plain.yaml", out="plain")
-    assert stage.train_fresh(strategy, data).losses == pytest.approx(eager.losses, rel=1e-3)
+    eager = stage.train_fresh(data, strategy, "--params", "plain.yaml", out="plain")
+    assert stage.train_fresh(data, strategy).losses == pytest.approx(eager.losses, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_the_host_facts_name_the_gpus():
 def test_evaluation_runs_on_the_gpu(stage, data_dir):
     params = params_of_net(stage, first="sys.stderr.write(f'on {x.device} {self.training}\\n')")
     data = data_dir(params)
-    stage.train_fresh("single", data)
+    stage.train_fresh(data, "single")
     done = stage.fresh("evaluate", "out", "--data-dir", str(data))
     assert done.returncode == 0, done.stderr
     evaluation = Evaluation.read(stage.folder / "reports/evaluation/out.json", made_by="evaluate.py")

@@ -16,7 +16,7 @@ GIB = 2**30
 
 def train(stage, data_dir, strategy, **settings):
     params = stage.write_params(small(model=MODEL, optimizer={"name": "adamw", "lr": 0.001}, **settings))
-    return stage.train_fresh(strategy, data_dir(params))
+    return stage.train_fresh(data_dir(params), strategy)
 
 
 def about(count):

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.gpus(1)
 def divided(stage, data_dir, strategy, devices):
     model = {"name": "mlp", "kwargs": {"hidden": [512, 512]}}
     params = stage.write_params(small(model=model, repeats=2, num_devices=devices))
-    return stage.train_fresh(strategy, data_dir(params)).record.breakdown
+    return stage.train_fresh(data_dir(params), strategy).record.breakdown
 
 
 def test_phases_of_one_gpu_add_up_to_its_step(stage, data_dir):

@@ -46,7 +46,7 @@ def test_the_usage_of_a_training(stage, data_dir):
     raw = small(repeats=2)
     raw["data"]["num_samples"] = 64 * 4000
     params = stage.write_params(raw)
-    usage = stage.train_fresh("single", data_dir(params)).record.usage
+    usage = stage.train_fresh(data_dir(params), "single").record.usage
     (device,) = usage.training.devices
     assert device.readings >= 1
     assert "memory_used_mib" in device.counters
