@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 import click
 from pydantic import TypeAdapter
 
+import pages
 from samebits.cli import main as samebits
 from samebits.models import FACTORY
 from samebits.params import Params
@@ -157,8 +158,8 @@ def operations_page() -> str:
         named += [f"For integers alone:\n{listed(integers)}"] if integers else []
         if named:
             parts += [f"{reason[0].upper()}{reason[1:]}:\n", "\n\n".join(named), ""]
-    parts += ["## Refused\n", "| operation | reason | hint |", "| --- | --- | --- |"]
-    parts += [f"| `{name_of(one)}` | {REFUSED[one]} | {HINTS.get(one, '')} |" for one in sorted(REFUSED, key=str)]
+    parts += ["## Refused\n", *pages.table("operation", "reason", "hint")]
+    parts += [pages.row(f"`{name_of(one)}`", REFUSED[one], HINTS.get(one, "")) for one in sorted(REFUSED, key=str)]
     return "\n".join([*parts, ""])
 
 
