@@ -29,9 +29,14 @@ class Waiting:
     def __init__(self) -> None:
         self._say_at = time.monotonic() + _SAY_SECONDS
 
+    @property
+    def due(self) -> bool:
+        """Whether the wait is long and nothing was written yet."""
+        return time.monotonic() > self._say_at
+
     def say(self, text: str) -> None:
-        """Write a line to stderr if the wait is long and nothing was written yet."""
-        if time.monotonic() > self._say_at:
+        """Write a line to stderr if one is due."""
+        if self.due:
             self._say_at = math.inf
             sys.stderr.write(f"{text}\n")
 

@@ -169,6 +169,10 @@ class Rendezvous:
         """Wait for the text of each node under a name and return all texts."""
         nodes, waiting, strange = self.nodes, Waiting(), Waiting()
         told: dict[int, str | None] = dict.fromkeys(range(nodes.count))
+
+        def unsigned() -> bool:
+            return any(board.has(f"{name}/{k}") for k in missing)
+
         while True:
             told |= {k: board.get(f"{name}/{k}") for k, text in told.items() if text is None}
             missing = [k for k, text in told.items() if text is None]
@@ -179,15 +183,14 @@ class Rendezvous:
             if self._heard != (beat := self._beat()):
                 self._heard, self._deadline = beat, time.monotonic() + self._seconds
             text = f"node{'s' if len(missing) > 1 else ''} {few(list(map(str, missing)))} of {nodes.count}"
-            unsigned = any(board.has(f"{name}/{k}") for k in missing)
             if time.monotonic() > self._deadline:
-                if unsigned:
+                if unsigned():
                     hint = "give all machines the same one"
                     raise HostError(f"{text} came to {self.address} with another SAMEBITS_SECRET", hint=hint)
                 hint = f"start the same command there with its number, {missing[0]}, and this SAMEBITS_SECRET, if any"
                 raise HostError(f"{text} did not come to {self.address} within {self._seconds:g} s", hint=hint)
             waiting.say(f"waiting at {self.address} for {text}")
-            if unsigned:
+            if strange.due and unsigned():  # the store is not asked again and again
                 strange.say(f"what came for {text} is not signed with this SAMEBITS_SECRET, or for another training")
             time.sleep(_POLL_SECONDS)
         self._heard, self._deadline = self._beat(), time.monotonic() + self._seconds  # for what comes next
