@@ -1051,7 +1051,8 @@ def recorded(folder, params=OWN_PARAMS, *, record=None, losses=(2.0, 1.5), **fac
 @pytest.mark.attack("a malicious repository or patch")
 def test_the_question_before_recorded_code_runs_hides_no_line(tmp_path, monkeypatch):
     patch = tmp_path / "git.patch"
-    lines = ["+    os.system('\x1b[2K\rharmless')\u202e\tx", *(f"+line {number}" for number in range(500))]
+    names = [f"new: {number}.py" for number in range(600)]
+    lines = [*names, "", "+    os.system('\x1b[2K\rharmless')\u202e\tx", *(f"+line {number}" for number in range(500))]
     patch.write_bytes("\n".join(lines).encode())
     monkeypatch.chdir(ROOT)
     commit, subject = git(ROOT, "log", "-1", "--format=%H %s").strip().split(" ", 1)
@@ -1061,8 +1062,9 @@ def test_the_question_before_recorded_code_runs_hides_no_line(tmp_path, monkeypa
     assert shown[0] == f"run {'0' * 32}: single-fast, 2 steps, of this commit:"
     assert shown[1].startswith(commit[:7])
     assert shown[1].endswith(subject)
-    assert shown[3:5] == ["+    os.system('\\x1b[2K\\rharmless')\\u202e     x", "+line 0"]
-    assert f"... and 101 more lines, as long as you are asked in {patch}" in shown
+    assert shown[3:603] == names
+    assert shown[603:606] == ["", "+    os.system('\\x1b[2K\\rharmless')\\u202e     x", "+line 0"]
+    assert f"... and 102 more lines, as long as you are asked in {patch}" in shown
     at = shown.index("with these params, which came from MLflow, in place of the commit's:")
     assert shown[at + 1] == "seed: 0 -> 9"
     assert "train.epochs" not in "".join(shown), "of what is the same"
@@ -1142,16 +1144,20 @@ def test_a_worktree_that_cannot_be_made_leaves_nothing(commit, patch, message, t
 
 @pytest.fixture
 def patched(tmp_path, monkeypatch):
-    """Make a repository with two files, and a run whose patch gives files this content; a text is a link's target."""
+    """Make a repository with some files, and a run whose patch gives files this content; a text is a link's target."""
     monkeypatch.chdir(tmp_path)
 
-    def be(files, attributes=""):
+    def be(files, attributes="", submodule=None):
         Path("net.py").write_text("a = 1\n")
+        Path("id.py").write_text('a = "$Id$"\n')
+        Path("long.txt").write_bytes(LONG)
         Path("data.bin").write_bytes(b"\0\1")
         commit_all(tmp_path)
         for name, content in files.items():
             Path(name).parent.mkdir(exist_ok=True)
-            if isinstance(content, str):
+            if content is None:
+                Path(name).unlink()
+            elif isinstance(content, str):
                 Path(name).unlink(missing_ok=True)
                 Path(name).symlink_to(content)
             else:
@@ -1163,51 +1169,76 @@ def patched(tmp_path, monkeypatch):
         Path(".git/info/attributes").unlink()
         git(tmp_path, "reset", "--hard", "--quiet")
         git(tmp_path, "clean", "-d", "--force", "--quiet")
+        if submodule:
+            link = f"160000,{'1' * 40},{submodule}"
+            git(tmp_path, "update-index", "--add", "--cacheinfo", link)
+            git(tmp_path, "commit", "--quiet", "--message=submodule")
         return SimpleNamespace(commit="HEAD", patch=patch)
 
     return be
+
+
+LONG = b"".join(b"line %d\n" % number for number in range(3000))
 
 
 @pytest.mark.parametrize(
     ("files", "attributes", "lines"),
     [
         ({"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.npy": b"\0\2"}, "",
-         ["-a = 1", "+a = 2", "+b = 3", "Binary files /dev/null and b/data.npy differ"]),
+         ["changed: net.py", "new: new/more.py", "new, binary data: data.npy", "-a = 1", "+a = 2", "+b = 3"]),
+        ({"net.py": None}, "", ["removed: net.py", "-a = 1"]),
         ({"net.py": b"import os\n"}, "*.py binary", ["+import os"]),
         ({"other.py": b"import os\n"}, "*.py binary", ["+import os"]),
+        ({"net.py": b"import os\n", ".gitattributes": b"*.py binary -diff"}, "", ["+import os"]),
+        ({"net.py": b"a = 2\n", ".gitattributes": b"*.py working-tree-encoding=UTF-8"}, "", ["+a = 2"]),
+        ({"net.py": b"a = 2\n", ".gitattributes": b"*.py filter=x"}, "", ["+a = 2"]),
+        ({"net.py": b'a = "$Id: "; import os; "$"\n', ".gitattributes": b"*.py ident"}, "*.py -ident",
+         ['+a = "$Id: "; import os; "$"']),
+        ({"id.py": b'a = "$Id: "; import os; "$"\n', ".gitattributes": b"*.py ident"}, "*.py -ident",
+         ["changed: id.py", '+a = "$Id: "; import os; "$"']),
+        ({"long.txt": LONG.replace(b"line 7\n", b"b\n")}, "", ["from line 5:", " line 6", "-line 7", "+b", " line 8"]),
+        ({"long.txt": LONG.replace(b"line", b"row")}, "", ["-line 2999", "+row 0"]),
     ],
-    ids=["as it lies there", "text in a part for binary files", "a new file in such a part"],
+    ids=["as it lies there", "a file is gone", "text in a part for binary files", "a new file in such a part",
+         "declared as binary", "converted by an encoding", "converted by a filter", "between the marks of ident",
+         "between such marks of the commit", "a line of many", "many lines"],
 )  # fmt: skip
 @pytest.mark.attack("a malicious repository or patch")
 def test_what_a_patch_changes_is_shown(files, attributes, lines, patched, tmp_path):
-    made = patched(files, attributes)
-    assert b"GIT binary patch" in made.patch.read_bytes()
-    with reproduce.worktree(made, tmp_path):
-        assert {*lines} <= {*(tmp_path / "changes.diff").read_text().splitlines()}
+    with reproduce.worktree(patched(files, attributes), tmp_path):
+        shown = (tmp_path / "changes.diff").read_text().splitlines()
+    assert {*lines} <= {*shown}
+    assert len(shown) < 20 or lines[0] == "-line 2999"
 
 
-CODE, TEXT = "a binary file of which nobody sees what it runs", "as a binary file, and it is text"
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_file_below_a_submodule_is_shown(patched, tmp_path):
+    """Git looks for no changes there."""
+    made = patched({"sub/code.py": b"import os\n"}, submodule="sub")
+    with reproduce.worktree(made, tmp_path) as tree:
+        assert (tree / "sub/code.py").read_text() == "import os\n"
+        assert {"new: sub/code.py", "+import os"} <= {*(tmp_path / "changes.diff").read_text().splitlines()}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "attribute", "why"),
+    ("name", "content", "attribute"),
     [
-        ("net.py", b"import os\n", b"*.py binary", f" {TEXT}"),
-        ("net.py", b"import os\n", b"*.py -diff", f" {TEXT}"),
-        ("net.py", b'a = "$Id: "; import os; "$"\n', b"*.py ident", ", whose attribute ident lets git show another"),
-        ("net.py", b"a = 2\n", b"*.py working-tree-encoding=UTF-8", ", whose attribute working-tree-encoding lets"),
-        ("net.py", b"a = 2\n", b"*.py filter=x", ", whose attribute filter lets git show another text"),
-        ("net.py", b"PK\3\4\0", b"", f", {CODE}"),  # Python runs a zip by the name of a script
-        ("mine.so", b"\x7fELF\0", b"", f", {CODE}"),
-        ("data.bin", b"\0\2", b"", f", {CODE}"),
-        ("w.pt", b"PK\3\4\0", b"", f", {CODE}"),
-        ("tool", b"\x7fELF\0", b"", f", {CODE}"),
+        ("net.py", b"PK\3\4\0", b""),  # Python runs a zip by the name of a script
+        ("mine.so", b"\x7fELF\0", b""),
+        ("data.bin", b"\0\2", b""),
+        ("w.pt", b"PK\3\4\0", b""),
+        ("tool", b"\x7fELF\0", b""),
+        ("net.pyc", b"\0\2", b"*.pyc diff"),
+        ("latin.py", b"# coding: latin-1\na = '\xe9'\n", b""),
+        (os.fsdecode(b"\xff.pyc"), b"\0\2", b""),
     ],
 )
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_binary_file_that_may_be_code_or_is_text_is_refused(name, content, attribute, why, patched, tmp_path):
+def test_a_binary_file_that_may_be_code_is_refused(name, content, attribute, patched, tmp_path):
     made = patched({name: content, **({".gitattributes": attribute} if attribute else {})})
-    with pytest.raises(UserError, match=f"the patch changes {name}{why}"), reproduce.worktree(made, tmp_path):
+    shown = re.escape(name.replace("\udcff", "\\xff"))
+    message = f"the patch changes {shown}, a binary file of which nobody sees what it runs"
+    with pytest.raises(UserError, match=message), reproduce.worktree(made, tmp_path):
         raise AssertionError("it is run")
     assert not (tmp_path / "worktree").exists()
 

@@ -22,6 +22,7 @@ from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
 from samebits.section import flatten
 from samebits.strategies import BASELINE
+from samebits.tracking.changes import describe_changes, snapshot
 from samebits.tracking.download import errors_by_run, fetch_run
 from samebits.tracking.recorder import events, record_all, set_tags
 from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, tracking_uri
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
 _MOST_LINES = 400  # of a patch or of params on a terminal
 _ABSENT = "(absent)"
 _CHANGES = "changes.diff"
-_DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp",
-         ".tif", ".tiff", ".pdf", ".wav", ".flac", ".mp3", ".ogg", ".mp4"}  # fmt: skip
-_CONVERTING = ("filter", "ident", "working-tree-encoding")  # attributes by which git shows another text than lies there
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -83,7 +81,9 @@ class Recorded:
         lines.append(_git("show", "--no-patch", "--format=%h of %as by %an: %s", self.commit).stdout.strip())
         if changes:
             lines.append("with these changes on top, by a patch that came from MLflow:")
-            lines += _first_of(changes.read_bytes().decode().split("\n"), changes)
+            shown = changes.read_bytes().decode().split("\n")
+            names = shown.index("")
+            lines += [*shown[:names], *_first_of(shown[names:], changes)]
         if self.omits:
             lines.append(f"without files that it was made beside, and that MLflow has not: {', '.join(self.omits)}")
         if changed := self._changed_params():
@@ -199,55 +199,15 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
         raise UserError(f"git worktree failed: {last_line(added.stderr)}", hint="see `git worktree list`")
     try:
         if recorded.patch:
+            before = snapshot(tree)
             applied = _git("-C", str(tree), "apply", "--binary", str(recorded.patch.resolve()))
             if applied.returncode:
                 raise UserError(f"the patch does not apply: {last_line(applied.stderr)}", hint="compare it by hand")
-            write_text(scratch / _CHANGES, _changes_in(tree))
+            names, lines = describe_changes(tree, before)
+            write_text(scratch / _CHANGES, "\n".join([*names, "", *lines]))
         yield tree
     finally:
         _git("worktree", "remove", "--force", str(tree))
-
-
-def _changes_in(tree: Path) -> str:
-    """The changed files and their diff from the commit, as they lie on the disk, since the patch can hide changes.
-
-    Raises UserError: a file is a symbolic link, whose content nobody sees; a binary file is not data by
-    its name, so that nobody sees what it runs; or an attribute declares a text file as binary, or converts it.
-    """
-    _git("-C", str(tree), "add", "--intent-to-add", "--force", ".")
-    diff = ("-C", str(tree), "diff", "--no-ext-diff", "--no-textconv", "--no-renames", "HEAD")
-    lines = [line.split("\t", 2) for line in _git(*diff, "--numstat", "-z").stdout.split("\0") if line]
-    _require_unconverted(tree, [name for *_, name in lines])
-    for added, _, name in lines:
-        if (tree / name).is_symlink():
-            text = f"the patch makes {name} a symbolic link, whose content is not part of it"
-            raise UserError(text, hint="whoever made the run has to commit it, or to leave it out")
-        if added != "-":
-            continue
-        if _is_text(tree / name):
-            hint = "whoever made the run has to take its attribute out of .gitattributes"
-            raise UserError(f"the patch changes {name} as a binary file, and it is text", hint=hint)
-        if Path(name).suffix.lower() not in _DATA and (tree / name).exists():
-            text = f"the patch changes {name}, a binary file of which nobody sees what it runs"
-            raise UserError(text, hint="whoever made the run has to commit it, or to leave it out")
-    return f"{_git(*diff, '--numstat').stdout}\n{_git(*diff, '--no-color').stdout}"
-
-
-def _require_unconverted(tree: Path, names: list[str]) -> None:
-    """Raise UserError if git shows a file otherwise than Python reads it, by an attribute of patch or commit."""
-    asked = _git("-C", str(tree), "check-attr", "-z", *_CONVERTING, "--", *names).stdout.split("\0") if names else []
-    for name, attribute, value in zip(asked[::3], asked[1::3], asked[2::3], strict=False):
-        if value not in ("unspecified", "unset"):
-            text = f"the patch changes {name}, whose attribute {attribute} lets git show another text than lies there"
-            raise UserError(text, hint="whoever made the run has to take its attribute out of .gitattributes")
-
-
-def _is_text(file: Path) -> bool:
-    """Whether people and Python can read the file as text."""
-    try:
-        return file.is_file() and not file.is_symlink() and "\0" not in file.read_text(encoding="utf-8")
-    except ValueError:
-        return False
 
 
 def _first_of(lines: list[str], path: Path) -> list[str]:

@@ -1,0 +1,108 @@
+"""What a patch changes in a tree, by the bytes on the disk: attributes and submodules can hide a change from git."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import stat
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from samebits.errors import UserError, printable
+from samebits.hashes import sha256
+
+_KEPT_BYTES = 1 << 20  # of a file, so that its lines can be compared later
+_COMPARED_LINES = 2000  # difflib's time grows with their square
+_DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp",
+         ".tif", ".tiff", ".pdf", ".wav", ".flac", ".mp3", ".ogg", ".mp4"}  # fmt: skip
+
+
+class _File(NamedTuple):
+    """A file's type and permissions, and its bytes, the target of a link, or the SHA-256 of a large file."""
+
+    mode: int
+    content: bytes | str
+
+    @property
+    def executable(self) -> bool:
+        return bool(self.mode & stat.S_IXUSR)
+
+
+def snapshot(tree: Path) -> dict[str, _File]:
+    """All files and links below ``tree``, by their names from there."""
+    found = {}
+    for folder, folders, files in os.walk(tree):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            state = path.lstat()
+            if not stat.S_ISDIR(state.st_mode):
+                found[os.path.relpath(path, tree)] = _File(state.st_mode, _content(path, state))
+    return found
+
+
+def _content(path: Path, state: os.stat_result) -> bytes | str:
+    if stat.S_ISLNK(state.st_mode):
+        return str(path.readlink())
+    return path.read_bytes() if state.st_size <= _KEPT_BYTES else sha256(path)
+
+
+def describe_changes(tree: Path, before: dict[str, _File]) -> tuple[list[str], list[str]]:
+    """A line for each file that differs from an earlier ``snapshot``, and the lines that differ in all of them.
+
+    Raises UserError: nobody can see what a change does, because a file is a symbolic link, or because it is binary and
+    its name is not that of data.
+    """
+    after, names, lines = snapshot(tree), list[str](), list[str]()
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old == new:
+            continue
+        shown = printable(os.fsencode(name).decode(errors="backslashreplace"))
+        now = _lines(tree / name, new)
+        if new and stat.S_ISLNK(new.mode):
+            _refuse(f"the patch makes {shown} a symbolic link, whose content is not part of it")
+        if now is None and Path(name).suffix.lower() not in _DATA:
+            _refuse(f"the patch changes {shown}, a binary file of which nobody sees what it runs")
+        what = [("changed" if old else "new") if new else "removed"]
+        what += ["executable"] * bool(new and new.executable and not (old and old.executable))
+        what += ["binary data"] * (now is None)
+        names.append(f"{', '.join(what)}: {shown}")
+        lines += _difference(shown, _lines(None, old) or [], now or [])
+    return names, lines
+
+
+def _refuse(what: str) -> NoReturn:
+    raise UserError(what, hint="whoever made the run has to commit it, or to leave it out")
+
+
+def _lines(path: Path | None, file: _File | None) -> list[str] | None:
+    """The lines of a text, where only a line feed ends a line; None if it is no text, or is large and gone."""
+    if file is None:
+        return []
+    content = file.content
+    if isinstance(content, str) and path and stat.S_ISREG(file.mode):
+        content = path.read_bytes()
+    if isinstance(content, str) or b"\0" in content:
+        return None
+    try:
+        return content.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        return None
+
+
+def _difference(name: str, old: list[str], new: list[str]) -> list[str]:
+    """What differs between two texts, with three lines around; of what is long, all old lines before the new ones."""
+    same = _same_lines(old, new)
+    first, left = max(same - 3, 0), max(_same_lines(old[same:][::-1], new[same:][::-1]) - 3, 0)
+    old, new = old[first : len(old) - left], new[first : len(new) - left]
+    if len(old) + len(new) > _COMPARED_LINES:
+        hunks = [*(f"-{line}" for line in old), *(f"+{line}" for line in new)]
+    else:
+        hunks = [*difflib.unified_diff(old, new, lineterm="")][2:]
+    return [f"--- {name}", f"+++ {name}", f"from line {first + 1}:", *hunks] if hunks else []
+
+
+def _same_lines(one: list[str], other: list[str]) -> int:
+    """The number of equal lines at the begin of both."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
