@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -1362,6 +1363,38 @@ connect(tracking_uri())
 """
 
 
+@pytest.mark.parametrize(("folder", "file"), [(0o755, 0o644), (0o2775, 0o664), (0o2770, 0o664), (0o777, 0o666)])
+def test_a_new_store_can_be_written_by_whoever_may_write_beside_it(folder, file, tmp_path, monkeypatch):
+    """As in a group's clone, where each member's runs are recorded."""
+    tmp_path.chmod(folder)
+    (tmp_path / "mlflow.db").touch(0o644)
+    store._open_to_writers_of(tmp_path, tmp_path / "mlflow.db")
+    assert stat.S_IMODE((tmp_path / "mlflow.db").stat().st_mode) == file
+
+
+AS_ANOTHER_USER = """
+import os
+from pathlib import Path
+from samebits.tracking.delivery import Delivery
+os.setgid(65534)
+os.setuid(65534)
+try:
+    Delivery(Path("x.jsonl")).client
+except Exception as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_another_users_store_is_named_before_anything_is_written(repository):
+    repository.chmod(0o777)
+    for folder in repository.parents:
+        folder.chmod(folder.stat().st_mode | 0o055)
+    done = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER], capture_output=True, text=True, check=True)
+    hint = "ask its owner for `chmod g+w mlflow.db`, or set MLFLOW_TRACKING_URI"
+    assert done.stdout == f"{repository}/mlflow.db belongs to another user, and cannot be written. hint: {hint}\n"
+
+
 def test_a_store_whose_creation_was_killed_is_created_again(tmp_path, monkeypatch):
     """MLflow cannot go on with a file that has some of its tables."""
     monkeypatch.chdir(tmp_path)
@@ -1369,7 +1402,9 @@ def test_a_store_whose_creation_was_killed_is_created_again(tmp_path, monkeypatc
     done = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "mlflow.db").exists()
+    tmp_path.chmod(0o2775)
     client = connect(tracking_uri())
+    assert stat.S_IMODE((tmp_path / "mlflow.db").stat().st_mode) == 0o664  # the group's, as its folder
     assert [one.name for one in client.search_experiments()] == ["Default"]
     assert sorted(path.name for path in tmp_path.iterdir()) == [".samebits", "mlflow.db"]
     assert sorted(path.name for path in (tmp_path / ".samebits").iterdir()) == ["store.lock"]

@@ -16,7 +16,7 @@ from samebits.errors import HostError, UserError
 from samebits.host import addresses
 from samebits.host.cluster_environment import Nodes
 from samebits.workers import rendezvous
-from samebits.workers.board import PeerError
+from samebits.workers.board import PeerError, Report
 from samebits.workers.rendezvous import Rendezvous
 
 NOBODY = "192.0.2.1"  # an address that no machine has
@@ -98,10 +98,29 @@ def test_whoever_waits_hears_that_node_0_is_gone(pair, port):
     assert (caught.value.hint, caught.value.exit_code) == ("see what it says", 4)
 
 
+def test_whoever_comes_while_node_0_ends_hears_why(meet):
+    """Also if another node was the cause."""
+    told = Report.of(UserError("of node 7", hint=""), 7)
+    for error, said in (
+        (UserError("a key is missing", hint=""), "a key is missing"),
+        (PeerError(told, "x"), "of node 7"),
+    ):
+        first = meet(0)
+        first.join()
+        with ThreadPoolExecutor(1) as pool:
+            ends = pool.submit(first.__exit__, type(error), error, None)
+            with meet(1) as second:
+                second.join()
+                wait_for(second.reports)
+                assert [report.message for report in second.reports()] == [said]
+            ends.result()
+
+
 def test_whoever_comes_later_is_sent_away_and_those_that_train_hear_nothing(pair, meet, port):
     """As the same command started again: its node 0 finds the port in use, and its node 1 finds this store."""
     first, second = pair
     join(first, second)
+    shared(first, second)
     first.close_door()
     with pytest.raises(UserError) as caught, meet(1) as late:
         late.join()
@@ -121,7 +140,7 @@ def test_once_a_thread_has_the_store_the_end_does_not_ask_it(meet):
 
 def test_two_of_one_number_are_told_to_all_before_they_have_met(pair, meet, port):
     first, second = pair
-    second.join()
+    join(first, second)
     with pytest.raises(UserError) as caught, meet(1) as same:
         same.join()
     assert caught.value.message == f"a node 1 has come to localhost (127.0.0.1:{port}) already"
@@ -185,7 +204,7 @@ def store_at(port):
         lambda store: store.set("joined/1", "me"),
         lambda store: store.set("met", ""),
         lambda store: store.set("facts/1", '"false"'),
-        lambda store: store.set("reports/1", "[[1, {}]]"),
+        lambda store: [store.set(f"reports/1/{node}", "[[1, {}]]") for node in range(2)],
         lambda store: store.add("reports", 7),
         lambda store: store.set("busy", "x"),
     ],
@@ -227,6 +246,29 @@ def test_what_was_signed_in_another_training_of_the_same_secret_is_not_heard(cop
             store_at(port).set(key, text)
         with pytest.raises(HostError, match=r"node 1 of 2 came to .* with another SAMEBITS_SECRET"):
             first.share("facts", "a")
+
+
+@pytest.mark.attack("a stranger on the network")
+def test_no_failure_of_another_training_of_the_same_secret_is_believed(meet, port, monkeypatch):
+    """Nor that one is under way."""
+    monkeypatch.setenv("SAMEBITS_SECRET", "of both")
+    keys = [f"reports/{node}/{told}" for node in range(2) for told in range(2)]
+    with meet(0) as first, meet(1) as second:
+        join(first, second)
+        shared(first, second)
+        first.close_door()
+        for here in (first, second):
+            here.report(Report.of(UserError(f"of {here.nodes.rank}", hint=""), here.nodes.rank))
+        said = {key: store_at(port).get(key) for key in [*keys, "met"]}
+    with meet(0) as first, meet(1) as second:
+        store_at(port).add("reports", 4)
+        for key, text in said.items():
+            store_at(port).set(key, text)
+        join(first, second)
+        assert shared(first, second) == (["a", "b"], ["a", "b"])
+        assert first.reports() == second.reports() == []
+        second.report(Report.of(UserError("of today", hint=""), 1))
+        assert [told.message for told in first.reports()] == ["of today"]
 
 
 @pytest.mark.timeout(150)  # less than the 200 s that it would wait once more

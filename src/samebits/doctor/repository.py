@@ -87,7 +87,8 @@ def logs() -> Finding:
     if strange := sorted(set(LOGS.glob("*.jsonl")) - deliveries.keys()):
         return warning(f"{strange[0].name} is not a file, and no log", f"move it away: {strange[0]}")
     for log, delivery in deliveries.items():
-        if why := delivery.state.refused:
+        if refused := delivery.state.refused:
+            why = refused.partition(". hint: ")[0]
             return warning(f"{log.name} cannot be delivered: {why}", f"move it away: {log}")
     waiting = [log for log, delivery in deliveries.items() if not delivery.done and writer_gone(log)]
     if waiting:

@@ -99,10 +99,12 @@ def _written_by_others(root: Path) -> list[Path]:
 
 
 def _how_to_close(root: Path, open_ones: list[Path]) -> str:
-    foreign = [found for found in (path.lstat() for path in open_ones) if found.st_uid not in (os.getuid(), 0)]
-    if any(stat.S_ISREG(found.st_mode) and found.st_nlink > 1 for found in foreign):
-        return "git clone --no-hardlinks: files are another clone's, too"
-    return f"chown -R {os.getuid()} {root}" if foreign else f"chmod -R go-w {root}"
+    """A command that takes nothing from the others who work there, or whose other clone has the same files."""
+    foreign = any(path.lstat().st_uid not in (os.getuid(), 0) for path in open_ones)
+    of_a_group = root.stat().st_mode & (stat.S_ISGID | stat.S_IWGRP) == stat.S_ISGID | stat.S_IWGRP
+    if foreign or of_a_group:
+        return f"trust all who may write there, or work in your own: git clone --no-hardlinks {root.resolve()}"
+    return f"chmod -R go-w {root}"
 
 
 def _is_open(found: os.stat_result) -> bool:

@@ -106,7 +106,8 @@ def _file(path: Path) -> Finding:
             return ok(f"{path.name} will be made by the first run")
         return failed(f"{path.name} cannot be made in its folder", "check the folder's owner")
     if not os.access(path, os.R_OK | os.W_OK):
-        return failed(f"{path.name} cannot be read and written", "check the file's owner")
+        hint = f"ask its owner for `chmod g+w {path.name}`, or set MLFLOW_TRACKING_URI"
+        return failed(f"{path.name} cannot be read and written", hint)
     try:  # by SQLite, read-only: MLflow's client would create or migrate the file
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}

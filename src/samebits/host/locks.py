@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import HostError
 from samebits.files import make_folder, private_mode
+from samebits.host.addresses import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,11 +39,12 @@ def locked(path: Path, *, seconds: float | None = None) -> Iterator[None]:
         # An older version let all users read the file.
         if found.st_uid == os.getuid() and found.st_mode & 0o777 & ~mode:
             os.fchmod(fd, found.st_mode & mode)
-        deadline = time.monotonic() + (seconds or 0.0)
+        deadline, waiting = time.monotonic() + (seconds or 0.0), Waiting()
         while not _lock(fd, path, waits=seconds is None):
             if time.monotonic() > deadline:
                 hint = "`fuser` on that file names it; end that process, or remove the file"
                 raise HostError(f"{path}: another process holds it for more than {seconds:g} s", hint=hint)
+            waiting.say(f"waiting for {path}, which another process holds")
             time.sleep(0.05)
         yield
     finally:

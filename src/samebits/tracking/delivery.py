@@ -28,7 +28,7 @@ from samebits.records.log import (
 from samebits.records.provenance import Provenance, provenance_of
 from samebits.tracking.comparison import record_comparison
 from samebits.tracking.recorder import BATCH, Recorder, send
-from samebits.tracking.store import connect, is_permanent, tracking_uri
+from samebits.tracking.store import connect, is_permanent, require_writable, tracking_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,8 @@ class Delivery:
 
     @property
     def client(self) -> MlflowClient:
-        """A client of the log's store."""
+        """A client of the log's store. Raises HostError: it is another user's file."""
+        require_writable(self.uri)
         return connect(self.uri)
 
     @property

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from samebits.errors import MASK, HostError, UserError, caused_by, one_line, reason, without_password
-from samebits.files import scratch_folder
+from samebits.files import private_mode, scratch_folder
 from samebits.host.locks import locked
 from samebits.records.log import LOGS
 from samebits.tracking.limits import guard_client
@@ -94,8 +94,25 @@ def _make_whole(file: Path) -> None:
     hidden = LOGS.parent if file.parent == Path.cwd() else file.parent
     with scratch_folder(hidden) as folder:
         MlflowClient(f"sqlite:///{folder / file.name}").search_experiments(max_results=1)
+        _open_to_writers_of(file.parent, folder / file.name)
         with suppress(OSError):  # another process was faster, or the disk has no links: MLflow makes it in place
             file.hardlink_to(folder / file.name)
+
+
+def _open_to_writers_of(folder: Path, file: Path) -> None:
+    """Let whoever may write into a folder, such as its group, write to a new file of it, which SQLite does not."""
+    found = folder.stat()
+    with suppress(OSError):  # this user is not in the folder's group
+        os.chown(file, -1, found.st_gid)
+        file.chmod(file.stat().st_mode | private_mode(folder))
+
+
+def require_writable(uri: str) -> None:
+    """Raise HostError if the store is a file that this user cannot write to."""
+    file = file_of(uri)
+    if file and file.exists() and not os.access(file, os.W_OK):
+        hint = f"ask its owner for `chmod g+w {file.name}`, or set MLFLOW_TRACKING_URI"
+        raise HostError(f"{file} belongs to another user, and cannot be written", hint=hint)
 
 
 def address_parts(uri: str) -> SplitResult:

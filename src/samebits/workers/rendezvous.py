@@ -55,6 +55,7 @@ class Rendezvous:
         Raises what ``Address.of`` raises, and HostError: node 0 cannot listen, or does not answer in time.
         """
         self._token = secrets.token_hex(8)
+        self._tokens: list[str] = []  # of all nodes, as soon as all have come
         self._board: Board | None = None
         self.nodes, self.address = nodes, Address.of(nodes)
         self._seconds = max(seconds, nodes.start_seconds)
@@ -62,7 +63,7 @@ class Rendezvous:
         self._looked = time.monotonic()
         self._heard: str | None = None  # the last beat of busy nodes
         self._server, self._is_stranger, self._handed_over = None, False, False
-        self._own: list[tuple[int, Any]] = []  # failures that this node has reported, with their numbers
+        self._own: list[tuple[int, Any]] = []  # failures that this node has told, with their numbers
         if nodes.rank == 0 and not nodes.served:
             self._check_mine()
             self._server = _serve(self.address)
@@ -78,12 +79,16 @@ class Rendezvous:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if isinstance(error, WithHint | KeyboardInterrupt):
-            if not (isinstance(error, PeerError) or self._is_stranger or self._handed_over):
-                told = error if isinstance(error, WithHint) else Interrupted(signal.SIGINT)
-                with suppress(RuntimeError):
-                    self.report(Report.of(told, self.nodes.rank))
-            if self._server:
-                time.sleep(_LINGER_SECONDS)  # until the others have read it; they read more often
+            own = error if isinstance(error, WithHint) else Interrupted(signal.SIGINT)
+            told = error.report if isinstance(error, PeerError) else Report.of(own, self.nodes.rank)
+            silent = self._is_stranger or self._handed_over or (isinstance(error, PeerError) and not self._server)
+            until = time.monotonic() + (_LINGER_SECONDS if self._server else 0)
+            with suppress(RuntimeError):
+                if not silent:
+                    self.report(told)
+                while time.monotonic() < until:  # the others read more often; some may still come
+                    time.sleep(_POLL_SECONDS)
+                    self._tell()
         self.close()
 
     def join(self) -> None:
@@ -95,18 +100,19 @@ class Rendezvous:
         """
         nodes = self.nodes
         with self._while_node_0_is_there():
-            if self._door.get("met") is not None:
-                self._is_stranger = True  # its failure does not concern the nodes that train
-                hint = "wait for its end, or give each training a port of its own"
-                raise UserError(f"a training is under way at {self.address}", hint=hint)
             if not self._door.claim(f"joined/{nodes.rank}", self._token):
+                tokens = [token for node in range(nodes.count) if (token := self._token_of(node))]
+                if self._door.within("".join(tokens)).get("met") is not None:
+                    self._is_stranger = True  # its failure does not concern the nodes that train
+                    hint = "wait for its end, or give each training a port of its own"
+                    raise UserError(f"a training is under way at {self.address}", hint=hint)
                 hint = "give each machine a number of its own, and each training a port of its own"
                 raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
             self._door.set(f"beat/{nodes.rank}", "0")
 
     def close_door(self) -> None:
         """Refuse nodes that register from now on; every node must have shared something."""
-        self._door.set("met", "")
+        self.board.set("met", "")
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -133,8 +139,12 @@ class Rendezvous:
 
     def _beats(self) -> Board | None:
         """The board of this launch's beats, as far as its node 0 has joined: beats of another would let it wait on."""
-        token = self._token if self.nodes.rank == 0 else self._door.get("joined/0")
+        token = self._token if self.nodes.rank == 0 else self._token_of(0)
         return self._door.within(token) if token else None
+
+    def _token_of(self, node: int) -> str | None:
+        """The random text of a node's launch; None if it has not come. Somebody may have put an earlier one there."""
+        return self._door.get(f"joined/{node}")
 
     def share(self, name: str, value: Shared) -> list[Shared]:
         """Give a value under a name and return those of all nodes, in their order.
@@ -145,9 +155,9 @@ class Rendezvous:
         """
         with self._while_node_0_is_there():
             if self._board is None:
-                tokens = self._gather(self._door, "joined")
-                tokens[self.nodes.rank] = self._token  # not the store's text: no other launch has this token
-                self._board = self._door.within("".join(tokens))
+                self._tokens = self._gather(self._door, "joined")
+                self._tokens[self.nodes.rank] = self._token  # not the store's text: no other launch has this token
+                self._board = self._door.within("".join(self._tokens))
             self._board.set(f"{name}/{self.nodes.rank}", json.dumps(value))
             return [json.loads(text) for text in self._gather(self._board, name)]
 
@@ -201,15 +211,23 @@ class Rendezvous:
         self._handed_over = True
 
     def report(self, report: Report) -> None:
-        """Report a failure of this node to all nodes; reports are numbered in their order."""
+        """Report a failure to all nodes that have come; reports are numbered in their order."""
         self._own.append((self._door.number("reports"), report.model_dump(mode="json")))
-        self._door.set(f"reports/{self.nodes.rank}", json.dumps(self._own))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Write this node's reports, signed for each node that has come: those of another launch must not be heard."""
+        for node, token in enumerate(self._tokens or map(self._token_of, range(self.nodes.count))):
+            known = self._token if node == self.nodes.rank else token
+            if known:
+                self._door.within(known).set(f"reports/{self.nodes.rank}/{node}", json.dumps(self._own))
 
     def reports(self) -> list[Report]:
         """All failures so far, in the order of their reports."""
         if not self._door.has("reports"):  # cheap, because this is called ten times a second
             return []
-        texts = [self._door.get(f"reports/{node}") for node in range(self.nodes.count)]
+        to_this = self._door.within(self._token)
+        texts = [to_this.get(f"reports/{node}/{self.nodes.rank}") for node in range(self.nodes.count)]
         told = [one for text in texts if text for one in json.loads(text)]
         return [Report.model_validate(report) for _, report in sorted(told, key=itemgetter(0))]
 
