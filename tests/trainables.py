@@ -22,18 +22,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.params import Params
+    from samebits.params.schema import NumericsName
     from samebits.training.checkpoints import PeriodicCheckpointer
     from samebits.training.loop import Trainable, TrainResult
 
 
-def make_trainable(data_dir: Callable[[Params], Path], **settings: Any) -> SimpleNamespace:
+def make_trainable(
+    data_dir: Callable[[Params], Path], numerics: NumericsName = "fast", **settings: Any
+) -> SimpleNamespace:
     """A training of 8 steps in this process, with dropout and momentum, so that state has somewhere to hide."""
     model = {"name": "mlp", "kwargs": {"hidden": [16], "dropout": 0.2}}
     params = parse_params(small(model=model, clip_grad_norm=1.0, **settings))
     folder = data_dir(params)
     card = read_card(folder / "card.json")
-    _, split = placed("single", params, gpus=0, cores=1)
-    setup = Setup(params, "fast", card, split=split, worker=Worker([torch.device("cpu")]))
+    _, split = placed("single", params, gpus=0, cores=1, numerics=numerics)
+    setup = Setup(params, numerics, card, split=split, worker=Worker([torch.device("cpu")]))
     data = setup.load(folder)
     untrained = build_model(params.model, card, params.seed)
     trainable = setup.trainable(setup.place(copy.deepcopy(untrained)), setup.batches(data))

@@ -295,6 +295,7 @@ NOT_APPLIED = {
     "graphs_with_accumulation": "a replay writes its gradients over those of the micro-batch before",
     "static_graph_with_accumulation": "PyTorch cannot combine it with gradient accumulation",
     "adamw_has_no_momentum": "AdamW has no momentum setting",
+    "momentum_of_sgd_alone": "only sgd takes it; train.optimizer.kwargs may have one for another optimizer",
     "single_has_one_device": "single always uses one device",
 }
 """Reasons why a setting has no effect."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any, Literal
+import json
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ class Section(BaseModel):
                 context = {"key": str(key), "accepts": ", ".join(cls.model_fields), "near": near}
                 raise PydanticCustomError("unknown_key", "Unknown key", context)
         return raw
+
+
+class _Arguments(dict[str, Any]):
+    """A mapping that can be hashed, and is not changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True, default=str))
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(_Arguments)]
+"""Keyword arguments of somebody's function, whose values are its own business."""
 
 
 def effects_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, frozenset[Effect]]]:

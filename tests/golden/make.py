@@ -16,7 +16,7 @@ import schemas  # noqa: E402
 
 import operations_probe  # noqa: E402 - found by the line above
 from conftest import MODEL_OF_TASK, small  # noqa: E402
-from exact_probe import MODELS, train  # noqa: E402
+from exact_probe import MODELS, OTHERS, train  # noqa: E402
 from samebits.data.prepare import prepare  # noqa: E402
 from samebits.params import parse_params  # noqa: E402
 
@@ -28,7 +28,7 @@ def models():
         for optimizer in ("sgd", "adamw"):
             hashes[f"{model} {optimizer} whole"] = train(model, optimizer)[0]
             hashes[f"{model} {optimizer} by shards"] = train(model, optimizer, whole=False)[0]
-    return hashes
+    return hashes | {f"mlp {optimizer} by shards": train("mlp", optimizer, whole=False)[0] for optimizer in OTHERS}
 
 
 def data():

@@ -54,10 +54,26 @@ def inputs_of(shape):
 
 
 CHOSEN = {"sgd": {"name": "sgd", "lr": 0.05, "weight_decay": 0.01}, "adamw": {"name": "adamw", "lr": 0.003}}
+OTHERS = {
+    "nesterov": {"name": "sgd", "lr": 0.05, "kwargs": {"nesterov": True}},
+    "dampened": {"name": "sgd", "lr": 0.05, "weight_decay": 0.01, "kwargs": {"dampening": 0.1}},
+    "betas": {"name": "adamw", "lr": 0.003, "weight_decay": 0.1, "kwargs": {"betas": [0.8, 0.99], "amsgrad": True}},
+    "adam": {"name": "adam", "lr": 0.003, "weight_decay": 0.01},
+    "adadelta": {"name": "adadelta", "lr": 0.5},
+    "adafactor": {"name": "adafactor", "lr": 0.01},
+    "adagrad": {"name": "adagrad", "lr": 0.02, "kwargs": {"lr_decay": 0.1}},
+    "adamax": {"name": "adamax", "lr": 0.003},
+    "asgd": {"name": "asgd", "lr": 0.05, "kwargs": {"t0": 3}},
+    "nadam": {"name": "nadam", "lr": 0.003},
+    "radam": {"name": "radam", "lr": 0.01},
+    "rmsprop": {"name": "rmsprop", "lr": 0.003, "kwargs": {"centered": True, "momentum": 0.5}},
+    "rprop": {"name": "rprop", "lr": 0.003},
+}
+"""Optimizers of PyTorch's that have no code of ours, by a name."""
 
 
 def settings(optimizer, **train):
-    return parse_params({"train": {"optimizer": CHOSEN[optimizer], **train}}).train
+    return parse_params({"train": {"optimizer": (CHOSEN | OTHERS)[optimizer], **train}}).train
 
 
 def train(model, optimizer="sgd", splits=1, *, whole=True, fast=False, device="cpu", steps=STEPS, **more):

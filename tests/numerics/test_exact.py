@@ -66,7 +66,8 @@ def test_every_environment_gives_the_same_bits(environ):
         for model in exact_probe.MODELS
         for whole in (True, False)
     ]
-    names = [f"{case['model']} adamw {'whole' if case['whole'] else 'by shards'}" for case in cases]
+    cases += [{"model": "mlp", "optimizer": optimizer, "whole": False} for optimizer in exact_probe.OTHERS]
+    names = [f"{case['model']} {case['optimizer']} {'whole' if case['whole'] else 'by shards'}" for case in cases]
     assert dict(zip(names, probe(environ, cases), strict=True)) == {name: GOLDEN[name] for name in names}
 
 

@@ -7,9 +7,12 @@ from fractions import Fraction
 from pathlib import Path
 from statistics import NormalDist
 
+import mpmath
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from samebits.errors import UserError
@@ -17,10 +20,8 @@ from samebits.numerics.environment import ENVIRONMENT, prepare_environment
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.initialization import portable_initialization
 from samebits.params import parse_params
-from samebits.params.schema import Optimizer, Schedule, Train
-from samebits.portable import elementary
+from samebits.portable import elementary, floats
 from samebits.portable.random import Stream
-from samebits.training.loop import learning_rate
 
 
 def test_exp_and_log_against_the_c_library():
@@ -139,25 +140,6 @@ def test_initialization_refuses_other_draws(draw):
         draw()
 
 
-@pytest.mark.parametrize(
-    ("step", "schedule", "warmup", "expected"),
-    [
-        (0, "constant", 0, 1.0),
-        (9, "constant", 0, 1.0),
-        (0, "constant", 4, 0.25),
-        (3, "cosine", 4, 1.0),
-        (4, "cosine", 4, 1.0),
-        (7, "cosine", 4, 0.5),
-        (5, "cosine", 0, 0.5),
-        (25, "cosine", 0, 0.0),
-    ],
-)
-def test_learning_rate(step, schedule, warmup, expected):
-    train = Train(optimizer=Optimizer(lr=1.0), schedule=Schedule(name=schedule, warmup_steps=warmup))
-    got = learning_rate(step, train, total_steps=10)
-    assert got == pytest.approx(expected, abs=1e-15)
-
-
 def take_steps(precision, parameters, losses):
     """Steps with a fused optimizer that starts anew, which like the numerics is returned."""
     train = parse_params({"train": {"precision": precision, "optimizer": {"lr": 0.1, "momentum": 0.9}}}).train
@@ -271,3 +253,30 @@ def test_compiled_code_is_kept_where_nobody_else_can_write(tmp_path, monkeypatch
     monkeypatch.setenv(names[0], "mine")
     prepare_environment()
     assert os.environ[names[0]] == "mine"
+
+
+@given(st.floats(0.3, 2.0), st.floats(-300.0, 300.0))
+def test_a_power_is_rounded_once(x, y):
+    with mpmath.workprec(200):
+        assert floats.power(x, y) == float(mpmath.power(mpmath.mpf(x), mpmath.mpf(y)))
+
+
+def test_what_is_computed_from_a_portable_float_is_one():
+    """As an optimizer computes ``0.96 ** (step * momentum_decay)``."""
+    x = floats.PortableFloat(0.9)
+    for value in (1 - x, 2.0 * x, x / 3, 1 / x, -x, abs(x), x**3.0, 0.96 ** (7.0 * x), x + 1, 1.0 - x**2):
+        assert type(value) is floats.PortableFloat
+    assert (x < 1, x == 0.9, int(x), floats.portable([0.9, 2, "a", None])) == (True, True, 0, (x, 2, "a", None))
+    assert [floats.power(*pair) for pair in ((4.0, 0.5), (-2.0, 3.0), (0.0, 0.0), (2.0, -1080.0))] == [
+        2.0,
+        -8.0,
+        1.0,
+        0.0,
+    ]
+    with pytest.raises(OverflowError):
+        floats.power(10.0, 1000.0)
+
+
+@given(st.floats(0.0, 100.0))
+def test_a_cosine_is_near_the_true_one(x):
+    assert abs(floats.cos(x) - math.cos(x)) < 1e-14

@@ -158,7 +158,10 @@ def test_every_builtin_model_and_task_is_known_by_its_name() -> None:
     ("left_out", "message"),
     [
         (("seed",), "params.yaml: seed: missing, and DVC follows every key. hint: add `seed: 0`"),
-        (("train", "schedule"), 'hint: add `schedule: {"name": "cosine", "warmup_steps": 0}`, which is the default'),
+        (
+            ("train", "schedule"),
+            'hint: add `schedule: {"name": "cosine", "warmup_steps": 0, "kwargs": {}}`, which is the default',
+        ),
     ],
 )
 def test_dvc_needs_every_key(left_out: tuple[str, ...], message: str) -> None:

@@ -116,6 +116,8 @@ NOT_APPLIED = [
     ("single", 0, "fast", False, {"optimizer": {"name": "adamw", "momentum": 0.5}},
      {"optimizer.momentum": "adamw_has_no_momentum"}),
     ("single", 0, "fast", False, {"optimizer": {"name": "adamw", "momentum": 0.0}}, {}),
+    ("single", 0, "fast", False, {"optimizer": {"name": "rmsprop", "momentum": 0.5}},
+     {"optimizer.momentum": "momentum_of_sgd_alone"}),
     ("single", 0, "fast", False, {"num_devices": 2}, {"num_devices": "single_has_one_device"}),
     ("single", 0, "fast", False, {"num_devices": 1}, {}),
     ("ddp", 0, "fast", False, {"grad_accum_steps": 2, "ddp": {"static_graph": True}},

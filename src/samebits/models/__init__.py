@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any, Union
+from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Discriminator, Field, Tag
 
 from samebits.models.convnet import CONVNET_SPEC
 from samebits.models.gpt import GPT_SPEC
 from samebits.models.mlp import MLP_SPEC
-from samebits.section import Section
+from samebits.section import Arguments, Section
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -28,7 +28,7 @@ class UserModel(Section):
 
     name: str
     """package.module:factory, importable from the repository's root."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
+    kwargs: Arguments = Field({}, validate_default=True)
     """What the factory is called with; it also gets ``card=`` if it has such a parameter."""
     source: str | None = None
     """Null, or a file or folder that holds the factory, all of whose files retrain when they are edited."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,6 +14,7 @@ from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
 from samebits.numerics.interface import Numerics, logits_of
 from samebits.numerics.kernels import choose_kernels
+from samebits.numerics.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from samebits.params.schema import Train
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_FUSED = ("sgd", "adam", "adamw")  # of torch.optim, those with such a kernel for GPUs
+_State = MutableMapping[Tensor, dict[str, Any]]
 
 
 class ForwardPass(nn.Module):
@@ -44,6 +48,11 @@ class ForwardPass(nn.Module):
             return logits_of(self.model(inputs))
 
 
+def _copied(state: _State) -> _State:
+    """A copy of an optimizer's state, whose tensors a step changes in place."""
+    return {p: {key: v.clone() if isinstance(v, Tensor) else v for key, v in one.items()} for p, one in state.items()}
+
+
 class FastNumerics(Numerics):
     """Precision, loss, backward pass and optimizer of one training in PyTorch's own arithmetic."""
 
@@ -56,6 +65,7 @@ class FastNumerics(Numerics):
         self._scaler = torch.amp.GradScaler(device.type, enabled=train.precision == "fp16")
         self._initial_scale = self._scaler.state_dict()
         self._shared: SharedDraws | None = None
+        self._initial_state: _State = {}
 
     def configure(self) -> None:
         """Set this process's precision and determinism, with the kernels that PyTorch itself would choose."""
@@ -120,13 +130,13 @@ class FastNumerics(Numerics):
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of params.yaml; fused on GPUs, which also keeps ``fp16`` from waiting for the device."""
+        """The optimizer of params.yaml; fused on GPUs if it can be, which keeps ``fp16`` from waiting for them."""
+        chosen = self._train.optimizer
         parameters = [p for p in model.parameters() if p.requires_grad]
-        chosen, fused = self._train.optimizer, self._device.type == "cuda"
-        common: dict[str, Any] = {"lr": chosen.lr, "weight_decay": chosen.weight_decay, "fused": fused}
-        if chosen.name == "sgd":
-            return torch.optim.SGD(parameters, momentum=chosen.momentum, **common)
-        return torch.optim.AdamW(parameters, **common)
+        fused = {"fused": self._device.type == "cuda"} if chosen.name in _FUSED else {}
+        optimizer = make_optimizer(chosen, parameters, **fused)
+        self._initial_state = _copied(optimizer.state)
+        return optimizer
 
     def backward(self, loss: Tensor) -> None:
         """Add the scaled loss's gradients to those of the parameters."""
@@ -163,6 +173,7 @@ class FastNumerics(Numerics):
         """
         self._scaler.load_state_dict(self._initial_scale)
         optimizer.state.clear()
+        optimizer.state.update(_copied(self._initial_state))
         chosen = self._train.optimizer
         if chosen.name == "sgd" and chosen.momentum:
             for group in optimizer.param_groups:

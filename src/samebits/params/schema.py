@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from samebits.batch_split import BatchSplit
 from samebits.models import Model
 from samebits.models.mlp import MLPModel
-from samebits.section import Affects, Effect, Section, as_tuple, effects_of, flatten
+from samebits.section import Affects, Arguments, Effect, Section, as_tuple, effects_of, flatten
 from samebits.strategies import StrategyName
 from samebits.strategies.ddp import DDPOptions
 from samebits.tasks import Data, FileData
@@ -18,6 +18,17 @@ from samebits.tasks.vectors import VectorsData
 
 NumericsName = Literal["fast", "exact"]
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+OptimizerName = Literal[
+    "sgd", "adamw", "adam", "adadelta", "adafactor", "adagrad", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop"
+]
+"""Optimizers of torch.optim that need one evaluation of the loss in a step, and no sparse gradients."""
+
+ScheduleName = Literal[
+    "constant", "cosine", "StepLR", "MultiStepLR", "ConstantLR", "LinearLR", "ExponentialLR", "PolynomialLR",
+    "CosineAnnealingLR", "CosineAnnealingWarmRestarts", "CyclicLR", "OneCycleLR",
+]  # fmt: skip
+"""Schedules of ours and of torch.optim.lr_scheduler, as far as their rates follow from the number of the step."""
 
 _RUNS = Affects("runs")
 _ALL = Affects("exact", "fast", "time", "evaluation")
@@ -40,29 +51,37 @@ def _auto_or_count(value: object) -> object:
     raise PydanticCustomError("auto_or_count", "Input should be 'auto' or an integer from 1")
 
 
+def _lower_case(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
 _EACH_ONCE = BeforeValidator(_each_once)
 
 
 class Optimizer(Section):
     """The optimizer; ``momentum`` concerns ``sgd`` alone."""
 
-    name: Literal["sgd", "adamw"] = "sgd"
-    """sgd or adamw."""
+    name: Annotated[OptimizerName, BeforeValidator(_lower_case)] = "sgd"
+    """One of torch.optim's, in any case."""
     lr: PositiveFloat = 0.5
     """Learning rate at the top of the schedule."""
     momentum: float = Field(0.9, ge=0.0, lt=1.0)
     """Of sgd."""
     weight_decay: NonNegativeFloat = 0.0
-    """L2 penalty of sgd, decoupled decay of adamw."""
+    """L2 penalty, or the decoupled decay of adamw."""
+    kwargs: Arguments = Field({}, validate_default=True)
+    """Further arguments of that optimizer, such as {betas: [0.9, 0.95]} of adamw or {nesterov: true} of sgd."""
 
 
 class Schedule(Section):
     """The learning rate over the steps; a linear warm-up comes first."""
 
-    name: Literal["constant", "cosine"] = "cosine"
-    """Constant, or a half cosine from lr to near zero."""
+    name: ScheduleName = "cosine"
+    """Constant, a half cosine from lr to near zero, or a class of torch.optim.lr_scheduler."""
     warmup_steps: NonNegativeInt = 0
     """Steps of linear warm-up before it; fewer than the training has."""
+    kwargs: Arguments = Field({}, validate_default=True)
+    """Arguments of that class, such as {step_size: 10, gamma: 0.5} of StepLR."""
 
 
 class Train(Section):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from samebits.errors import NotFiniteError, UserError, few
-from samebits.portable.elementary import cos_pi
 from samebits.training.diagnosis import hint_for_nan, require_same_again, where_not_finite
 from samebits.training.meters import StepClock, ignore_phase
+from samebits.training.schedules import LearningRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from samebits.numerics.interface import Numerics
     from samebits.params import Params
-    from samebits.params.schema import Train
     from samebits.training.batches import Batches
     from samebits.training.checkpoints import PeriodicCheckpointer
     from samebits.training.meters import Notes
@@ -75,21 +73,6 @@ class Snapshot:
         self._model.zero_grad(set_to_none=True)
 
 
-def learning_rate(step: int, train: Train, total_steps: int) -> float:
-    """Learning rate of a step, counted from 0: linear warm-up, then constant or a half cosine to near zero.
-
-    The cosine is lr * (1 + cos(pi * t / T)) / 2 (Loshchilov and Hutter 2017) over the T steps that follow the
-    warm-up, computed without the C library so that it is the same on every host.
-    """
-    lr, warmup_steps = train.optimizer.lr, train.schedule.warmup_steps
-    if step < warmup_steps:
-        return lr * ((step + 1) / warmup_steps)
-    if train.schedule.name == "constant":
-        return lr
-    progress = min(Fraction(1), Fraction(step - warmup_steps, total_steps - warmup_steps))  # warm_up may go beyond
-    return lr * (0.5 * (1.0 + cos_pi(progress)))
-
-
 class Trainable:
     """A model under one strategy with its batches and its optimizer: everything that a step needs."""
 
@@ -98,6 +81,7 @@ class Trainable:
     ) -> None:
         self.model, self.batches, self.worker, self.numerics = model, batches, worker, numerics
         self._params = params
+        self._learning_rates = LearningRates(params.train, params.total_steps)
         self.notes: Notes = ignore_phase
         module = self._unwrapped = numerics.module(model)
         if worker.compiles and numerics.graphs:
@@ -185,7 +169,7 @@ class Trainable:
 
     def rates(self, start: int, stop: int) -> list[float]:
         """Learning rates of the steps from ``start`` up to ``stop``."""
-        return [learning_rate(step, self._params.train, self._params.total_steps) for step in range(start, stop)]
+        return [self._learning_rates.of(step) for step in range(start, stop)]
 
     def run(
         self, start: int, rates: Sequence[float], clock: StepClock, on_step: Callable[[int], None] | None = None

@@ -73,8 +73,9 @@ def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, t
     if train.ddp.static_graph and train.grad_accum_steps > 1 and placement.has_ranks:
         reasons["train.ddp.static_graph"] = "static_graph_with_accumulation"
     usual = type(train.optimizer).model_fields["momentum"].default  # it need not be written in params.yaml
-    if train.optimizer.name == "adamw" and train.optimizer.momentum not in (0.0, usual):
-        reasons["train.optimizer.momentum"] = "adamw_has_no_momentum"
+    if train.optimizer.name != "sgd" and train.optimizer.momentum not in (0.0, usual):
+        has_none = train.optimizer.name == "adamw"
+        reasons["train.optimizer.momentum"] = "adamw_has_no_momentum" if has_none else "momentum_of_sgd_alone"
     if train.num_devices != "auto" and train.num_devices > placement.num_devices:
         reasons["train.num_devices"] = "single_has_one_device"
     return reasons

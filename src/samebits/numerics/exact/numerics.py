@@ -17,12 +17,13 @@ from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.kept import switched, switches
 from samebits.numerics.exact.module import ExactModule, GradientsUnread, run_backward
 from samebits.numerics.exact.operations.normalization import exponentials
-from samebits.numerics.exact.optimizers import SGD, AdamW
+from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
+from samebits.numerics.optimizers import make_optimizer
 from samebits.records.run import Arithmetic
 
 if TYPE_CHECKING:
@@ -173,18 +174,19 @@ class ExactNumerics(Numerics):
 
         return batch, inputs, slopes_of
 
-    def optimizer(self, model: nn.Module) -> SGD | AdamW:  # noqa: ARG002 - ``prepare`` has seen its parameters
+    def optimizer(self, model: nn.Module) -> ExactOptimizer:  # noqa: ARG002 - ``prepare`` has seen its parameters
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
         chosen = self._train.optimizer
-        common: dict[str, Any] = {
-            "lr": chosen.lr,
-            "weight_decay": chosen.weight_decay,
-            "terms": self._targets,
-            "clip": self._train.clip_grad_norm,
-        }
-        if chosen.name == "sgd":
-            return SGD(self._groups, momentum=chosen.momentum, **common)
-        return AdamW(self._groups, **common)
+        common: dict[str, Any] = {"lr": chosen.lr, "terms": self._targets, "clip": self._train.clip_grad_norm}
+        if chosen.name == "sgd" and not chosen.kwargs:
+            return SGD(self._groups, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **common)
+        if chosen.name == "adamw" and not chosen.kwargs:
+            return AdamW(self._groups, weight_decay=chosen.weight_decay, **common)
+
+        def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            return make_optimizer(chosen, parameters, foreach=False, fused=False)
+
+        return TorchOptimizer(self._groups, make, **common)
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's exact gradients to those of the parameters."""
@@ -201,7 +203,7 @@ class ExactNumerics(Numerics):
         self.replaced.clear()  # the first step has shown that forward reads no replaced parameter
         return self.windows.settle(all_reduce_max, self._device)
 
-    def step(self, optimizer: SGD | AdamW) -> None:
+    def step(self, optimizer: ExactOptimizer) -> None:
         """Update the weights, with clipped gradients if ``train.clip_grad_norm`` asks for it."""
         optimizer.step()
 
@@ -228,9 +230,9 @@ class ExactNumerics(Numerics):
         share = lost / counted if counted else 0.0
         return Arithmetic(steps_made_again=self.windows.widened, below_window=share)
 
-    def reset(self, optimizer: SGD | AdamW) -> None:
+    def reset(self, optimizer: ExactOptimizer) -> None:
         """Reset the optimizer and the windows."""
-        optimizer.state.clear()
+        optimizer.reset()
         self.windows.clear()
 
 

@@ -1,7 +1,7 @@
-"""SGD and AdamW, with a kernel of its own for every product and sum.
+"""Optimizers: SGD and AdamW with a kernel of its own for every product and sum, and any other of ``torch.optim``.
 
 Parameters are float64 tensors that hold float32 numbers; gradients are exact sums over the samples of a global batch,
-in float64. Both updates are those of ``torch.optim``, in float32.
+in float64. All updates are those of ``torch.optim``, in float32.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from samebits.errors import RefusedError
 from samebits.numerics.exact import elementary
+from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.grid import blocks, fixed_order_sum
+from samebits.portable.floats import PortableFloat, portable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -29,15 +34,11 @@ def _sums(group: Sequence[nn.Parameter]) -> list[Tensor]:
     return [q.grad.reshape(-1) for q in group if q.grad is not None]
 
 
-class _Exact:
-    """What SGD and AdamW share: gradients divided and clipped, parameters updated block by block.
+class ExactOptimizer:
+    """Parameters with their mean gradients, clipped to the norm ``clip``.
 
     Each of ``groups`` lists tied parameters; summed gradients are divided by ``terms``.
-
-    Not a ``torch.optim.Optimizer``, whose first call imports PyTorch's compiler, which takes seconds.
     """
-
-    _names: tuple[str, ...] = ()
 
     def __init__(
         self, groups: Sequence[Sequence[nn.Parameter]], *, lr: float, terms: int, clip: float | None, **settings: Any
@@ -53,28 +54,13 @@ class _Exact:
         for p in self.param_groups[0]["params"]:
             p.grad = None
 
-    @torch.no_grad()
     def step(self) -> None:
         """Update every parameter by its mean gradient."""
-        settings = self.param_groups[0]
-        torch.set_flush_denormal(False)  # AdamW's squares are often subnormal
-        scale = self._clipping()
-        for group in self._tied:
-            p = group[0]
-            state = self.state[p]
-            if not state:
-                for name in self._names:
-                    state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
-            flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
-            # A missing gradient counts as zeros, as under DataParallel.
-            sums = _sums(group) or [torch.zeros_like(flat[0])]
-            numbers = self._numbers(state, settings)
-            for part in blocks(p.numel(), 1, p.device):
-                weights, *states = (t[part] for t in flat)
-                gradient = self._gradient([s[part] for s in sums], scale)
-                weights.copy_(self._update(weights.to(torch.float32), gradient, states, numbers))
-            for q in group[1:]:
-                q.copy_(p)
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Return to the state before the first step."""
+        self.state.clear()
 
     def _gradient(self, sums: list[Tensor], scale: Tensor | None) -> Tensor:
         """The mean gradient, rounded to float32."""
@@ -102,6 +88,38 @@ class _Exact:
         norm = elementary.sqrt(fixed_order_sum(torch.cat(squares), (0,))).to(torch.float32)
         return torch.full_like(norm, self._clip).div_(norm.add_(1e-6)).clamp_(max=1.0)
 
+
+class _Blockwise(ExactOptimizer):
+    """What SGD and AdamW share.
+
+    Not a ``torch.optim.Optimizer``, whose first call imports PyTorch's compiler, which takes seconds.
+    """
+
+    _names: tuple[str, ...] = ()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter by its mean gradient, block by block."""
+        settings = self.param_groups[0]
+        torch.set_flush_denormal(False)  # AdamW's squares are often subnormal
+        scale = self._clipping()
+        for group in self._tied:
+            p = group[0]
+            state = self.state[p]
+            if not state:
+                for name in self._names:
+                    state[name] = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
+            flat = [t.view(-1) for t in (p, *(state[name] for name in self._names))]
+            # A missing gradient counts as zeros, as under DataParallel.
+            sums = _sums(group) or [torch.zeros_like(flat[0])]
+            numbers = self._numbers(state, settings)
+            for part in blocks(p.numel(), 1, p.device):
+                weights, *states = (t[part] for t in flat)
+                gradient = self._gradient([s[part] for s in sums], scale)
+                weights.copy_(self._update(weights.to(torch.float32), gradient, states, numbers))
+            for q in group[1:]:
+                q.copy_(p)
+
     def _numbers(self, state: dict[str, Any], settings: dict[str, Any]) -> tuple[float, ...]:
         """The numbers that the update of one parameter needs."""
         raise NotImplementedError
@@ -111,7 +129,7 @@ class _Exact:
         raise NotImplementedError
 
 
-class SGD(_Exact):
+class SGD(_Blockwise):
     """Momentum and an L2 penalty, as ``torch.optim.SGD``."""
 
     _names = ("momentum_buffer",)
@@ -128,7 +146,7 @@ class SGD(_Exact):
         return p.sub_(g.mul(lr))
 
 
-class AdamW(_Exact):
+class AdamW(_Blockwise):
     """Adam with decoupled weight decay, as ``torch.optim.AdamW``."""
 
     _names = ("exp_avg", "exp_avg_sq")
@@ -154,3 +172,70 @@ class AdamW(_Exact):
         root = torch.sqrt(square.to(torch.float64)).to(torch.float32)  # correctly rounded: see elementary.sqrt
         root.div_(elementary.divisor(root, correction)).add_(_EPS)
         return p.sub_(mean.div(root).mul_(rate))
+
+
+class TorchOptimizer(ExactOptimizer):
+    """Any optimizer of ``torch.optim``, by its own loop over float32 parameters, with each operation under the guard.
+
+    ``make`` gets these parameters and returns the optimizer. Raises RefusedError in ``step``: an operation has no exact
+    version.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[nn.Parameter]],
+        make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        *,
+        lr: float,
+        terms: int,
+        clip: float | None,
+    ) -> None:
+        super().__init__(groups, lr=lr, terms=terms, clip=clip)
+        self._make = make
+        self._narrow = [nn.Parameter(group[0].detach().to(torch.float32)) for group in self._tied]
+        self.reset()
+
+    def reset(self) -> None:
+        """Return to the state before the first step, which some optimizers make with the object."""
+        self._inner = self._make(self._narrow)
+        for group in self._inner.param_groups:
+            group |= {key: portable(value) for key, value in group.items() if key != "params"}
+        self.state.clear()
+        for tied, narrow in zip(self._tied, self._narrow, strict=True):
+            self.state[tied[0]] = self._inner.state[narrow]  # one dictionary, also where it is still empty
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update every parameter by its mean gradient."""
+        torch.set_flush_denormal(False)
+        scale = self._clipping()
+        for tied, narrow in zip(self._tied, self._narrow, strict=True):
+            narrow.copy_(tied[0])
+            sums = _sums(tied) or [torch.zeros_like(tied[0]).view(-1)]
+            narrow.grad = self._gradient(sums, scale).view(narrow.shape)
+        for group in self._inner.param_groups:
+            group["lr"] = PortableFloat(self.param_groups[0]["lr"])
+        try:
+            with Engine(), _PortableItems():
+                self._inner.step()
+        except RefusedError as error:
+            hint = "choose another optimizer, or set train.numerics: [fast]"
+            raise RefusedError(error.why, hint=hint, at="train.optimizer", kind=type(self._inner).__name__) from None
+        for tied, narrow in zip(self._tied, self._narrow, strict=True):
+            narrow.grad = None
+            for q in tied:
+                q.copy_(narrow)
+
+
+class _PortableItems(TorchFunctionMode):
+    """Context in which numbers read from tensors are portable, as an optimizer computes powers of its step."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return PortableFloat(result) if type(result) is float else result

@@ -1,0 +1,98 @@
+"""The learning rate of each step: schedules of our own, and those of ``torch.optim.lr_scheduler``."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from contextlib import contextmanager
+from fractions import Fraction
+from itertools import islice
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import lr_scheduler
+
+from samebits.errors import UserError, first_line
+from samebits.portable.elementary import cos_pi
+from samebits.portable.floats import PortableFloat, cos, portable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from samebits.params.schema import Train
+
+_PORTABLE_MATH = SimpleNamespace(cos=cos, floor=math.floor, pi=math.pi)
+"""In the place of Python's ``math``, whose cosine differs between C libraries."""
+
+
+class LearningRates:
+    """Learning rates by step, counted from 0: a linear warm-up, then the schedule over the steps after it.
+
+    The cosine is lr * (1 + cos(pi * t / T)) / 2 (Loshchilov and Hutter 2017) over T steps. All are computed without the
+    C library, so that they are the same on every host. A schedule of PyTorch's keeps its last rate after them.
+
+    Raises:
+        UserError: the schedule does not take an argument, or its value.
+    """
+
+    def __init__(self, train: Train, total_steps: int) -> None:
+        self._lr, self._schedule = train.optimizer.lr, train.schedule
+        self._steps = max(total_steps - train.schedule.warmup_steps, 1)
+        self._known: list[float] = []
+        self._coming = iter(()) if self._schedule.name in ("constant", "cosine") else self._rates_of_torch()
+
+    def of(self, step: int) -> float:
+        """The learning rate of a step."""
+        warmup_steps = self._schedule.warmup_steps
+        if step < warmup_steps:
+            return self._lr * ((step + 1) / warmup_steps)
+        step -= warmup_steps
+        if self._schedule.name == "constant":
+            return self._lr
+        if self._schedule.name == "cosine":
+            return self._lr * (0.5 * (1.0 + cos_pi(min(Fraction(1), Fraction(step, self._steps)))))
+        while len(self._known) <= step and (rate := next(self._coming, None)) is not None:
+            self._known.append(rate)
+        return self._known[min(step, len(self._known) - 1)]
+
+    def _rates_of_torch(self) -> Iterator[float]:
+        chosen, made = self._schedule, getattr(lr_scheduler, self._schedule.name)
+        optimizer = torch.optim.SGD([torch.zeros(())], lr=PortableFloat(self._lr))
+        usual = {"T_max": self._steps, "total_iters": self._steps, "total_steps": self._steps, "max_lr": self._lr,
+                 "base_lr": self._lr / 10, "cycle_momentum": False}  # fmt: skip
+        takes = inspect.signature(made).parameters
+        accepts = [name for name in takes if name not in ("optimizer", "last_epoch", "cycle_momentum")]
+        for name in chosen.kwargs:
+            if name not in accepts:
+                hint = f"{chosen.name} takes {', '.join(accepts)}"
+                raise UserError(f"train.schedule.kwargs.{name}: unknown key", hint=hint)
+        given = {name: value for name, value in {**usual, **chosen.kwargs}.items() if name in takes}
+        with _portable_math():
+            try:
+                schedule = made(optimizer, **{name: portable(value) for name, value in given.items()})
+            except (TypeError, ValueError) as error:
+                text = f"train.schedule.kwargs: {chosen.name} does not take {chosen.kwargs}: {first_line(str(error))}"
+                raise UserError(text, hint=f"see torch.optim.lr_scheduler.{chosen.name}") from None
+        return islice(_each_rate(optimizer, schedule), self._steps)
+
+
+def _each_rate(optimizer: torch.optim.Optimizer, schedule: Any) -> Iterator[float]:
+    while True:
+        yield float(optimizer.param_groups[0]["lr"])
+        with _portable_math(), warnings.catch_warnings(action="ignore"):  # it waits for steps of the optimizer
+            try:
+                schedule.step()
+            except ValueError:  # of OneCycleLR, which has no more steps
+                return
+
+
+@contextmanager
+def _portable_math() -> Iterator[None]:
+    own = lr_scheduler.math  # type: ignore[attr-defined]
+    lr_scheduler.math = _PORTABLE_MATH  # type: ignore[attr-defined,assignment]
+    try:
+        yield
+    finally:
+        lr_scheduler.math = own  # type: ignore[attr-defined]
