@@ -7,7 +7,7 @@ from attempts_probe import DOCS, outcomes, table, written
 
 KINDS = {name: kind for kind, name, _ in attempts.ATTEMPTS}
 NOT_SEEN = {
-    "numpy_weight_view", "hash_of_none", "config_show", "node_prehook", "set_of_functions", "frames_of_callers",
+    "hash_of_none", "config_show", "node_prehook", "set_of_functions", "frames_of_callers",
     "frames_of_threads", "descriptor_late", "regex_scanner_late", "process_built", "process_of_log_record",
 }  # fmt: skip
 """Attempts that give other bits; docs/concepts/exact.md says of what kind they are."""

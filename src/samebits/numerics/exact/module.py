@@ -254,6 +254,7 @@ class _Entry(torch.autograd.Function):
 
 
 _CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+_TO_NUMPY = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
 _GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
 
 
@@ -276,6 +277,8 @@ class _OneForm(_Functions):
     ) -> Any:
         if func is Tensor.data_ptr:
             self._refuse("forward asks where a tensor lies in memory", "compare tensors with `is`")
+        if func in _TO_NUMPY:
+            self._refuse("forward hands a tensor to NumPy, whose arithmetic differs between hosts", "use PyTorch's")
         if func in _CHANGES_LEAVES and not args[0].is_leaf and isinstance(args[0].grad_fn, _Entry._backward_cls):
             self._refuse("forward changes whether a parameter is trained (requires_grad)", "do so in the factory")
             return args[0]
