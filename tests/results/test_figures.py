@@ -2,7 +2,18 @@
 
 import pytest
 
-from samebits.results.figures import duration, fine_percent, flops, gain, joules, share, three_digits, times, times_of
+from samebits.results.figures import (
+    duration,
+    fine_percent,
+    flops,
+    gain,
+    joules,
+    share,
+    three_digits,
+    times,
+    times_of,
+    wall_seconds,
+)
 from samples import ratio
 
 
@@ -15,6 +26,8 @@ from samples import ratio
         (share, {None: "–", 0.214: "21%", 1.04: "104%", 0.032: "3.2%", 0.0000021: "0.00021%"}),
         (joules, {None: "–", 0.5: "0.5 J", 12.345: "12.3 J", 1234.5: "1.23 kJ", 4_567_000.0: "4.57 MJ"}),
         (duration, {2: "2 s", 0.0123: "12.3 ms", 4.567e-6: "4.57 us", 1e-8: "10 ns", 1e-12: "0.001 ns"}),
+        (wall_seconds, {12345.67: "12345.67", 1.5: "1.50", 0.9999: "1.00", 0.5: "0.500", 0.01043: "0.0104",
+                        9.5e-6: "0.00000950"}),
         (flops, {0.000021: "0.021 GFLOP/s", 0.0031: "3.1 GFLOP/s", 0.077: "77 GFLOP/s", 0.21: "210 GFLOP/s",
                  1.0: "1 TFLOP/s", 41.7: "42 TFLOP/s", 988.4: "988 TFLOP/s"}),
     ],

@@ -24,6 +24,11 @@ def milliseconds(value: float) -> str:
     return f"{three_digits(value)} ms"
 
 
+def wall_seconds(value: float) -> str:
+    """The seconds of a training: hundredths, or three digits of less than a second. A fast device takes a hundredth."""
+    return f"{value:.2f}" if value >= 1 else f"{Decimal(f'{value:.2e}'):f}"
+
+
 def duration(seconds: float) -> str:
     """Seconds with three digits and a unit that fits."""
     return _in_unit(seconds, ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")))

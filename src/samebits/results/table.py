@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from samebits.errors import printable
-from samebits.results.figures import gain, joules, share, times
+from samebits.results.figures import gain, joules, share, times, wall_seconds
 from samebits.results.text import answers, count_of, headline, remarks
 from samebits.strategies import BASELINE
 
@@ -38,7 +38,8 @@ class Column:
 
 
 def _seconds(row: Row) -> str:
-    return f"{row.training_seconds:.2f}" + (", in parts" if any(note.kind == "resumed" for note in row.notes) else "")
+    text = wall_seconds(row.training_seconds)
+    return f"{text}, in parts" if any(note.kind == "resumed" for note in row.notes) else text
 
 
 def _devices(row: Row) -> str:

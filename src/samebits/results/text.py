@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import counted
 from samebits.remarks import LABELS
-from samebits.results.figures import NO_DIFFERENCE, fine_percent, is_open, milliseconds, times, times_of, undecided
+from samebits.results.figures import (
+    NO_DIFFERENCE,
+    fine_percent,
+    is_open,
+    milliseconds,
+    times,
+    times_of,
+    undecided,
+    wall_seconds,
+)
 from samebits.results.remarks import say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_memory, say_use
 from samebits.results.verdict import GRADES
@@ -49,7 +58,7 @@ def describe_run(run: Run) -> str:
     """One line about a training."""
     record, timing = run.record, run.timing
     parts = [
-        f"{run.name}: {timing.training_seconds:.2f} s",
+        f"{run.name}: {wall_seconds(timing.training_seconds)} s",
         f"median step {milliseconds(timing.step_time_ms)}",
         f"{timing.samples_per_sec:,.0f} samples/s",
     ]
