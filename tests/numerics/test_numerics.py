@@ -3,6 +3,7 @@ import math
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from statistics import NormalDist
@@ -194,10 +195,37 @@ def test_every_switch_of_tf32_is_set_and_can_be_read(precision):
 
 
 @pytest.mark.parametrize(
+    ("device", "precision", "given", "refused"),
+    [
+        ("cuda", "tf32", "0", True),
+        ("cuda", "tf32", "1", False),
+        ("cuda", "tf32", "", False),
+        ("cuda", "fp32", "0", False),
+        ("cuda", "fp32", "1", True),
+        ("cpu", "tf32", "0", False),
+    ],
+)
+def test_a_variable_that_would_overrule_the_precision_is_refused(device, precision, given, refused, monkeypatch):
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", given)
+    numerics = FastNumerics(parse_params({"train": {"precision": precision}}).train, torch.device(device), "mse")
+    expected = (
+        rf"NVIDIA_TF32_OVERRIDE is {given}, and train\.precision is {precision}\. hint: unset NVIDIA_TF32_OVERRIDE"
+    )
+    try:
+        with pytest.raises(UserError, match=expected) if refused else nullcontext():
+            numerics.configure()
+    finally:
+        FastNumerics(parse_params({}).train, torch.device("cpu"), "mse").configure()
+        torch.set_deterministic_debug_mode("default")
+
+
+@pytest.mark.parametrize(
     ("name", "value", "accepts"),
     [
         ("CUBLAS_EMULATE_DOUBLE_PRECISION", None, None),
         ("CUBLAS_EMULATE_DOUBLE_PRECISION", "1", "0"),
+        ("CUBLAS_EMULATE_SINGLE_PRECISION", "", None),
+        ("CUBLAS_EMULATE_SINGLE_PRECISION", "1", "0"),
         ("CUBLAS_WORKSPACE_CONFIG", None, None),
         ("CUBLAS_WORKSPACE_CONFIG", "", None),
         ("CUBLAS_WORKSPACE_CONFIG", ":16:8", None),

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from samebits.numerics.environment import ENVIRONMENT
 from samebits.records import provenance
 from samebits.records.provenance import capture, environment, git_changes, git_patch, git_state
 from standins import commit_all, git
@@ -162,6 +163,10 @@ def test_without_a_commit_the_reason_is_said(prepare, reason, tmp_path, monkeypa
 def test_only_known_variables_are_recorded():
     environ = {"NCCL_ALGO": "Ring", "NCCL_SECRET": "x", "AWS_SECRET_ACCESS_KEY": "x", "OMP_NUM_THREADS": "1"}
     assert environment(environ) == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "1"}
+
+
+def test_every_variable_that_a_training_pins_is_recorded():
+    assert environment(dict.fromkeys(ENVIRONMENT, "1")).keys() == ENVIRONMENT.keys()
 
 
 def test_a_patch_that_git_cannot_make_is_reported(repository, tmp_path):

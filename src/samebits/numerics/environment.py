@@ -16,6 +16,8 @@ ENVIRONMENT = {
     "CUDA_DEVICE_ORDER": ("PCI_BUS_ID",),
     # cuBLAS 13 may emulate float64 products by shorter ones; nobody has shown that exact keeps its bits then.
     "CUBLAS_EMULATE_DOUBLE_PRECISION": ("0",),
+    # cuBLAS 12.9 may emulate float32 products by bfloat16 ones, which are no longer what fp32 says.
+    "CUBLAS_EMULATE_SINGLE_PRECISION": ("0",),
     # torch.cuda.is_available() must not start CUDA before the fork.
     "PYTORCH_NVML_BASED_CUDA_CHECK": ("1",),
     # torch 2.13 compiles some products of a GPU by Triton, which fails where there is no C compiler (pytorch#196977).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import MutableMapping
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from samebits.errors import UserError
 from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
 from samebits.numerics.interface import Numerics, logits_of
@@ -68,7 +70,17 @@ class FastNumerics(Numerics):
         self._initial_state: _State = {}
 
     def configure(self) -> None:
-        """Set this process's precision and determinism, with the kernels that PyTorch itself would choose."""
+        """Set this process's precision and determinism, with the kernels that PyTorch itself would choose.
+
+        Raises UserError: a variable of NVIDIA's libraries overrules the precision.
+        """
+        overruled = {"0": self._train.precision == "tf32", "1": self._train.precision != "tf32"}
+        given = os.environ.get("NVIDIA_TF32_OVERRIDE", "")
+        if self._device.type == "cuda" and overruled.get(given):
+            raise UserError(
+                f"NVIDIA_TF32_OVERRIDE is {given}, and train.precision is {self._train.precision}",
+                hint="unset NVIDIA_TF32_OVERRIDE, which overrules train.precision in NVIDIA's libraries",
+            )
         mode = "tf32" if self._train.precision == "tf32" else "ieee"
         torch.backends.cuda.matmul.allow_tf32 = mode == "tf32"  # else reading it, as PyTorch's own code does, raises
         torch.backends.cuda.matmul.fp32_precision = mode
