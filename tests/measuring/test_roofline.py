@@ -127,6 +127,22 @@ def test_the_best_product_counts(dtype, monkeypatch):
     assert [repeats for size, repeats in tried if size == 16] == [1, 1, 150, 150]
 
 
+def test_products_that_raise_the_clocks_of_a_gpu_are_not_timed(monkeypatch):
+    monkeypatch.setattr(roofline, "_SIZES", {"cpu": (16,)})
+    monkeypatch.setattr(roofline, "WARM_UP_SECONDS", {"cpu": 1.0})
+    monkeypatch.setattr(roofline, "_WARM_PRODUCTS", 7)
+    now = [0.0]
+    monkeypatch.setattr(roofline, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def seconds(a, b, device, repeats):
+        spent = repeats * (2e-4 if now[0] >= 1 else 2e-6)  # a time before the end of the warm-up would win
+        now[0] += 0.3
+        return spent
+
+    monkeypatch.setattr(roofline, "_seconds", seconds)
+    assert multiply_fast(CPU, torch.float32) == pytest.approx(2 * 16**3 / 2e-4)
+
+
 def test_sizes_grow_while_there_is_time(monkeypatch):
     monkeypatch.setattr(roofline, "_SIZES", {"cpu": (16, 32, 64)})
     sizes = []

@@ -13,11 +13,12 @@ from samebits.errors import UserError
 from samebits.measuring import references as references_module
 from samebits.measuring import slices as slices_module
 from samebits.measuring.prolonging import Prolonging
-from samebits.measuring.references import copy_of, make_reference, make_references, reference_names
+from samebits.measuring.references import References, copy_of, make_reference, make_references, reference_names
 from samebits.measuring.rounding import PERTURBATION, envelope, measure_rounding
 from samebits.measuring.slices import Slices, time_slices
 from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
+from samebits.records.measurement import Measurement
 from samebits.records.run import TwinLoss, relative_difference
 from samebits.strategies import STRATEGIES
 from samebits.training import meters as timing
@@ -74,9 +75,21 @@ def test_warm_up_trains_nothing(settings, trainable):
     plain, warmed = trainable(**settings).trainable, trainable(**settings).trainable
     expected = train_from_start(plain).losses
     before = Snapshot(warmed.model)._values
-    assert warm_up(warmed, 5) > 0
+    assert warm_up(warmed, 5, seconds=0.01) > 0
     assert all(torch.equal(a, b) for a, b in zip(before, warmed.model.parameters(), strict=True))
     assert train(warmed, 8, step_seconds=1e-4, tracker=Tracker()).losses == expected
+
+
+def test_a_warm_up_lasts_until_all_ranks_have_had_their_seconds(trainable):
+    """Each time from the initial state, so that no model diverges in it that the training would not make diverge."""
+    one = trainable().trainable
+    heard, steps, step = iter([True, True, False]), [], one.step
+    one.worker.ranks.any_rank = lambda holds: next(heard)
+    one.step = lambda number, rate: steps.append(number) or step(number, rate)
+    warm_up(one, 3)
+    assert steps == [0, 1, 2], "a CPU asks nobody"
+    warm_up(one, 3, seconds=1e-9)
+    assert steps == [0, 1, 2] * 4
 
 
 def test_the_tracker_hears_every_step_once(trainable):
@@ -134,6 +147,39 @@ def test_a_slice_has_the_steps_of_half_a_second_but_no_more_than_the_training(
     made = trainable().trainable
     slices = timed(made, {}, train_from_start(made).losses, repeats=1, step_seconds=step_seconds)
     assert (slices.steps, slices.chunk_steps, chunks_of(slices)) == (steps, chunk, {"strategy": [chunks]})
+
+
+@pytest.mark.parametrize(
+    ("least", "steps", "chunk", "chunks"), [(0.01, 8, 1, 8), (0.03, 24, 3, 8), (0.11, 88, 11, 8), (0.0, 8, 1, 8)]
+)
+def test_a_slice_whose_chunks_would_be_short_begins_the_training_again(
+    least, steps, chunk, chunks, trainable, monkeypatch
+):
+    """On a GPU, where a training may be over in less time than a chunk should take. Its losses are the same again."""
+    monkeypatch.setattr(slices_module, "CHUNK_SECONDS", {"cpu": least})
+    made = trainable()
+    losses = train_from_start(made.trainable).losses
+    others = {"single": make_reference("single", **beside(made))}
+    asked, run = [], made.trainable.run
+    made.trainable.run = lambda start, rates, clock: asked.append((start, len(rates))) or run(start, rates, clock)
+    slices = timed(made.trainable, others, losses, repeats=1, step_seconds=0.01)
+    assert (slices.steps, slices.chunk_steps, slices.first_difference) == (steps, chunk, None)
+    assert chunks_of(slices) == {"strategy": [chunks], "single": [chunks]}
+    assert [start % 8 for start, count in asked for start in range(start, start + count)] == [*range(8)] * (steps // 8)
+    assert all(start + count <= 8 for start, count in asked)
+    Measurement.model_validate_json(slices.measurement([0.01]).model_dump_json())
+    losses[5] *= 1 + 1e-7
+    assert timed(made.trainable, {}, losses, repeats=1, step_seconds=0.01).first_difference == 6
+
+
+def test_a_slice_on_a_gpu_is_as_long_as_its_warm_steps_say(trainable, monkeypatch):
+    """Clocks have fallen while references were made; then a step would be thought slower than it is."""
+    made, warm = trainable(repeats=2), []
+    losses = train_from_start(made.trainable).losses
+    monkeypatch.setattr(slices_module, "WARM_UP_SECONDS", {"cpu": 1.5})
+    monkeypatch.setattr(slices_module, "warm_up", lambda one, steps, *, seconds: warm.append((one, seconds)) or 0.25)
+    measured = slices_module.measure_slices(made.trainable, References(), losses, made.params.train, step_seconds=0.05)
+    assert (warm, measured.steps) == ([(made.trainable, 1.5)], 2)
 
 
 @pytest.mark.parametrize(("lacks", "names"), [("single", ("share", "together")), ("share", ()), ("together", ())])

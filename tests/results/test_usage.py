@@ -65,6 +65,14 @@ def test_the_figures_of_a_row(usage, expected):
     assert figures.model_dump(exclude_none=True, exclude={"uncounted"}) == pytest.approx(expected)
 
 
+def test_the_rate_is_that_of_the_fastest_slice():
+    """A short training is over before the clocks of a GPU have risen, to which the roof belongs."""
+    slices = {"step_ms": [1.0], "slice_steps": 10, "chunk_steps": 5, "chunk_seconds": {"strategy": [[4, 4], [2, 3]]}}
+    one = record(used(roof=Roof(flops_per_step=4e12, roof_flops=16e12)), measurement=slices)
+    found = row_usage(one, timing(samples_per_sec=1.0))
+    assert (found.tflops, found.roof_share) == (8.0, 0.5)
+
+
 @pytest.mark.parametrize(
     ("labels", "tflops"), [((), 0.5), ((Oversubscribed(workers=2, devices=1, device="CPU core"),), 1.0)]
 )

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     ReferenceName = SliceName | Literal["traced", "half"]
 
 WARM_UP_STEPS = {"cpu": 3, "cuda": 10}
+WARM_UP_SECONDS = {"cpu": 0.0, "cuda": 1.0}
+"""Least time of the warm-up before a timed measurement. A GPU raises its clocks only under load."""
 
 
 @dataclass(frozen=True, kw_only=True)

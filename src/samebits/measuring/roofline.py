@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.errors import first_line
+from samebits.measuring.references import WARM_UP_SECONDS
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.records.usage import Roof
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 COUNTING_SECONDS = 0.05  # for the counted passes, estimated from the time of a step
 PRODUCT_SECONDS = 0.03  # for repeated products of one size
 ROOF_SECONDS = 0.15  # for all sizes
+_WARM_PRODUCTS = 100
 _SIZES = {"cpu": (128, 256, 512, 768, 1024, 1536), "cuda": (1024, 2048, 4096, 8192)}
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _ALSO_PRODUCTS = re.compile(
@@ -109,13 +111,15 @@ def multiply_fast(device: torch.device, dtype: torch.dtype) -> float:
     """The most multiplications and additions per second in products of square matrices, with the present switches.
 
     Sizes grow until a product takes long enough to be timed, or the time is over. The first product of a size is not
-    timed. Raises RuntimeError: not even the smallest size works.
+    timed, nor are those that raise the clocks of a GPU. Raises RuntimeError: not even the smallest size works.
     """
-    best, began = 0.0, time.perf_counter()
+    best, began = 0.0, time.perf_counter() + WARM_UP_SECONDS[device.type]
     generator = torch.Generator(device).manual_seed(0)
     for size in _SIZES[device.type]:
         try:
             a, b = (torch.rand(size, size, device=device, generator=generator).to(dtype) for _ in range(2))
+            while time.perf_counter() < began:
+                _seconds(a, b, device, _WARM_PRODUCTS)
             single = _seconds(a, b, device, 1)  # includes the cost of a first call, such as loading a library
             single = min(single, _seconds(a, b, device, 1))
             repeats = max(1, int(PRODUCT_SECONDS / max(single, 1e-6) / 2))

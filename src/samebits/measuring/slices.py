@@ -7,21 +7,23 @@ slows all of them alike, because ratios are taken within a chunk. A noisy host g
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.measuring.prolonging import Prolonging
-from samebits.measuring.references import REFERENCES
+from samebits.measuring.references import REFERENCES, WARM_UP_SECONDS, WARM_UP_STEPS
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.records.measurement import Measurement, Repeats, SliceName
 from samebits.records.statistics import paired_ratio
 from samebits.remarks import Fallback, Missing, OneDevice, Oversubscribed, Reason
 from samebits.strategies import BASELINE
+from samebits.training.loop import warm_up
 from samebits.training.meters import StepClock
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 SLICE_SECONDS = 0.5
 CHUNKS = 8
+CHUNK_SECONDS = {"cpu": 0.0, "cuda": 0.02}
+"""Least time of a chunk. On a GPU each begins with an empty queue, and a shorter one would measure that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,9 @@ def measure_slices(
     """
     if asked.repeats == 1:
         return Slices(problem=references.problem)
+    kind = trainable.worker.device.type
+    if seconds := WARM_UP_SECONDS[kind]:  # clocks have fallen while rank 0 made its references alone
+        step_seconds = warm_up(trainable, WARM_UP_STEPS[kind], seconds=seconds)
     prolonging = Prolonging(asked.repeats - 1, asked.prolong_s)
     slices = time_slices(
         trainable, references.here, references.names, losses, step_seconds=step_seconds, prolonging=prolonging
@@ -111,9 +118,8 @@ def time_slices(
     ``references`` are those of this rank; ``names`` lists the references of all ranks.
     """
     worker = trainable.worker
-    steps = max(1, min(len(losses), round(SLICE_SECONDS / max(step_seconds, 1e-9))))
-    chunk = max(1, steps // CHUNKS)
-    timed = _TimedSlices({"strategy": trainable, **references}, ["strategy", *names], losses[:steps], chunk)
+    steps, chunk = _lengths(len(losses), step_seconds, CHUNK_SECONDS[worker.device.type])
+    timed = _TimedSlices({"strategy": trainable, **references}, ["strategy", *names], losses, steps, chunk)
     more, failed = True, False
     while more:
         timed.repeat()
@@ -136,6 +142,23 @@ def time_slices(
     )
 
 
+def _lengths(trained: int, step_seconds: float, least_seconds: float) -> tuple[int, int]:
+    """Steps of a slice and of a chunk. A slice is longer than the training if its chunks would be too short."""
+    step = max(step_seconds, 1e-9)
+    steps = max(1, min(trained, round(SLICE_SECONDS / step)))
+    chunk, least = max(1, steps // CHUNKS), math.ceil(least_seconds / step)
+    return (steps, chunk) if least <= chunk else (CHUNKS * least, least)
+
+
+def _passes(start: int, stop: int, trained: int) -> Iterator[range]:
+    """The steps from ``start`` up to ``stop`` as steps of the training, which begins again at its end."""
+    while start < stop:
+        first = start % trained
+        taken = min(stop - start, trained - first)
+        yield range(first, first + taken)
+        start += taken
+
+
 def why_no_speedup(placement: Placement, slices: Slices) -> Reason | None:
     """Why there is no ratio to ``single``; None if there is one, or if the strategy is ``single``."""
     if placement.strategy == BASELINE.name or slices.speedup():
@@ -155,12 +178,17 @@ class _TimedSlices:
     """
 
     def __init__(
-        self, here: dict[SliceName, Trainable], order: list[SliceName], losses: Sequence[float], chunk: int
+        self,
+        here: dict[SliceName, Trainable],
+        order: list[SliceName],
+        losses: Sequence[float],
+        steps: int,
+        chunk: int,
     ) -> None:
         self.seconds: dict[SliceName, list[list[float]]] = {name: [] for name in order}
         self.first_difference: int | None = None
         self.ran_out = False
-        self._here, self._order, self._losses, self._chunk = here, order, losses, chunk
+        self._here, self._order, self._losses, self._steps, self._chunk = here, order, losses, steps, chunk
         self._worker = here["strategy"].worker
         self._random: dict[SliceName, list[Tensor]] = {}
         # One cycle over all repeats, so that even short slices share a drift.
@@ -168,25 +196,27 @@ class _TimedSlices:
 
     def repeat(self) -> None:
         """Time a slice of each from the initial state, chunk by chunk in turn."""
-        for name, one in self._here.items():
-            one.reset()
-            self._random[name] = one.worker.random_state()
         times: dict[SliceName, list[float]] = {name: [] for name in self._order}
-        for start in range(0, len(self._losses), self._chunk):
-            steps, turn = range(start, min(start + self._chunk, len(self._losses))), next(self._turns)
+        for start in range(0, self._steps, self._chunk):
+            passes = [*_passes(start, min(start + self._chunk, self._steps), len(self._losses))]
+            turn = next(self._turns)
             for name in self._order[turn:] + self._order[:turn]:
-                times[name].append(self._time(name, steps))
+                times[name].append(self._time(name, passes))
         for name, values in times.items():
             self.seconds[name].append(self._worker.ranks.max_over_ranks(values))
 
-    def _time(self, name: SliceName, steps: range) -> float:
+    def _time(self, name: SliceName, passes: Sequence[range]) -> float:
         """Seconds of a chunk on this rank; 0 if it runs on another rank only."""
-        self._worker.ranks.barrier()
         clock = StepClock(self._worker.device)
-        if name == "strategy" or REFERENCES[name].everywhere:
-            self._run(name, steps, clock)
-        else:  # the other ranks may have to wait for longer than a collective allows
-            self._worker.ranks.first_alone(lambda: self._run(name, steps, clock))
+        for steps in passes:
+            if not steps.start and (one := self._here.get(name)):
+                one.reset()
+                self._random[name] = one.worker.random_state()
+            self._worker.ranks.barrier()
+            if name == "strategy" or REFERENCES[name].everywhere:
+                self._run(name, steps, clock)
+            else:  # the other ranks may have to wait for longer than a collective allows
+                self._worker.ranks.first_alone(partial(self._run, name, steps, clock))
         return clock.seconds
 
     def _run(self, name: SliceName, steps: range, clock: StepClock) -> None:

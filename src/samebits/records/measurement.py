@@ -33,8 +33,8 @@ class Repeats(Part):
 class Measurement(Part):
     """Times of each step in ms, and of the slices in seconds, by name, repeat and chunk.
 
-    A slice has ``slice_steps`` steps in chunks of ``chunk_steps``; the last chunk may be shorter. Without slices both
-    are 0, and ``repeats`` is None.
+    A slice has ``slice_steps`` steps in chunks of ``chunk_steps``; the last chunk may be shorter. A slice with more
+    steps than the training begins it again. Without slices both are 0, and ``repeats`` is None.
     """
 
     step_ms: tuple[float, ...] = Field(min_length=1)

@@ -35,9 +35,10 @@ _SLOWDOWNS = {
 class RowUsage(Part):
     """Energy in joules for a million samples, and the rate of one device in TFLOP/s with its share of the roof.
 
-    The roof is the rate of a product of matrices of the same precision on the device. A figure is None if it was not
-    measured; ``energy_unavailable`` and ``roof_unavailable`` say why, unless nothing was measured at all. ``uncounted``
-    lists operations that the rate leaves out.
+    The roof is the rate of a product of matrices of the same precision on the device. The rate is that of the fastest
+    slice, or without slices that of the training, in which a GPU's clocks may still rise. A figure is None if it was
+    not measured; ``energy_unavailable`` and ``roof_unavailable`` say why, unless nothing was measured at all.
+    ``uncounted`` lists operations that the rate leaves out.
     """
 
     energy_j_per_million_samples: float | None = None
@@ -56,7 +57,11 @@ def row_usage(record: RunRecord, timing: Timing) -> RowUsage:
         return RowUsage()
     joules, roof, tflops = usage.training.energy_j, usage.roof, None
     if roof and roof.flops_per_step:
+        measured = record.measurement
+        slices = [seconds for one in measured.chunk_seconds.get("strategy", ()) if (seconds := sum(one)) > 0]
         steps_per_second = timing.samples_per_sec / record.params.train.global_batch_size
+        if slices:
+            steps_per_second = measured.slice_steps / min(slices)
         labels = record.placement.labels
         shared = sum(label.workers - label.devices for label in labels if label.kind == "oversubscribed")
         tflops = roof.flops_per_step * steps_per_second / (record.placement.devices_used - shared) / 1e12

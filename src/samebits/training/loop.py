@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -257,15 +258,22 @@ class TrainResult:
     elsewhere: bool = False
 
 
-def warm_up(trainable: Trainable, steps: int, before_reset: Callable[[], None] = lambda: None) -> float:
-    """Run some steps and return to the initial state; return the seconds of the slowest rank's last step."""
-    clock = StepClock(trainable.worker.device)
-    trainable.reset()
-    for step in range(steps):
-        trainable.run(step, trainable.rates(step, step + 1), clock)
+def warm_up(
+    trainable: Trainable, steps: int, *, seconds: float = 0.0, before_reset: Callable[[], None] = lambda: None
+) -> float:
+    """Run some steps and return to the initial state; return the seconds of the slowest rank's last step.
+
+    They are repeated, each time from the initial state, until ``seconds`` have passed on every rank.
+    """
+    worker, rates = trainable.worker, trainable.rates(0, steps)
+    clock, began, cold = StepClock(worker.device), time.perf_counter(), True
+    while cold:
+        trainable.reset()
+        trainable.run(0, rates, clock)
+        cold = seconds > 0 and worker.ranks.any_rank(time.perf_counter() - began < seconds)
     before_reset()
     trainable.reset()
-    return trainable.worker.ranks.max_over_ranks([clock.step_seconds[-1]])[0]
+    return worker.ranks.max_over_ranks([clock.step_seconds[-1]])[0]
 
 
 def train(

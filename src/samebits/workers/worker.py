@@ -13,7 +13,7 @@ from tqdm import tqdm
 from samebits.files import settle
 from samebits.host import HostFacts, host_facts
 from samebits.measuring.prolonging import notes_of
-from samebits.measuring.references import WARM_UP_STEPS, copy_of
+from samebits.measuring.references import WARM_UP_SECONDS, WARM_UP_STEPS, copy_of
 from samebits.measuring.roofline import measure_roof
 from samebits.measuring.slices import NOT_ENDED, why_no_speedup
 from samebits.measuring.tracing import write_trace
@@ -149,7 +149,10 @@ class TrainingRank:
         def note_memory() -> None:
             self._memory = measure_memory(prepared.trainable, self._request.split.samples)
 
-        step_seconds = warm_up(prepared.trainable, WARM_UP_STEPS[self.worker.device.type], before_reset=note_memory)
+        kind = self.worker.device.type
+        step_seconds = warm_up(
+            prepared.trainable, WARM_UP_STEPS[kind], seconds=WARM_UP_SECONDS[kind], before_reset=note_memory
+        )
         outcome = self._train(prepared, step_seconds)
         first = self.worker.rank == 0
         if first:
