@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from samebits.strategies import STRATEGIES, replicas
 from samebits.strategies.ddp import DDP
 from samebits.strategies.dp import DP
 from samebits.strategies.placement import Devices
+from samebits.training import collectives
 from samebits.training.placement import place
 from samebits.training.worker import Worker, make_worker
 from samples import placed
@@ -51,6 +53,22 @@ def test_workers_that_torchrun_starts_again_find_nothing_of_those_before(as_rank
         worker.ranks.first_alone(lambda: None)
         worker.close()
         assert kept.num_keys() > before
+
+
+@pytest.mark.parametrize(
+    ("work", "late", "looks"), [(0.0, 0.0, 1), (0.001, 0.0004, 8), (0.02, 0.003, 40), (9, 0.05, 250)]
+)
+def test_ranks_soon_see_that_the_first_one_is_done(work, late, looks, as_rank, monkeypatch):
+    """Their devices are idle meanwhile, and the work of a chunk takes a few milliseconds on a GPU."""
+    as_rank(1, 2)
+    ranks = make("ddp", gpus=0).ranks
+    now, asked = [0.0], []
+    ranks._store = SimpleNamespace(check=lambda keys: asked.append(keys) or now[0] >= work)
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
+    monkeypatch.setattr(collectives, "time", clock)
+    assert ranks.first_alone(lambda: pytest.fail("it is another rank's")) is None
+    assert now[0] - work <= late
+    assert len(asked) <= looks
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

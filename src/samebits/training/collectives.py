@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 INIT_METHOD = "SAMEBITS_INIT_METHOD"
 """Environment variable with the process group's ``init_method``; if unset, as under torchrun, ``env://``."""
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = (0.0002, 0.05)
+"""Least and most time between two looks for the end of rank 0's work."""
+_POLL_SHARE = 1 / 8
+"""Share of the time waited so far after which a rank looks again: short work is soon seen, long work not disturbed."""
 _PIECE_BYTES = 2**26
 
 T = TypeVar("T")
@@ -172,8 +175,9 @@ class GroupCollectives(Collectives):
             result = work()
             self._store.set(key, "done")
             return result
+        began, (least, most) = time.monotonic(), _POLL_SECONDS
         while not self._store.check([key]):
-            time.sleep(_POLL_SECONDS)
+            time.sleep(min(max(least, _POLL_SHARE * (time.monotonic() - began)), most))
         return None
 
     def within(self, groups: Sequence[Sequence[int]]) -> GroupCollectives:
