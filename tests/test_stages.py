@@ -31,12 +31,15 @@ def some_stage(params):
                            "hint: make repro TORCH=gpu, or set CUDA_VISIBLE_DEVICES= to agree"]),
         (("B",), None, None, ["the driver shows 1 GPU: "]),
         (("B",), None, "", []),
+        (("B",), "rocm", "", ["+rocm7.1 is built for ROCm, which the kit does not use: trainings run on the CPU. "
+                              "hint: make repro TORCH=cpu to agree"]),
         (("A",), "13.0", "9", ["warning: CUDA_VISIBLE_DEVICES is 9, which names no GPU of the 4 here"]),
         (("E",), None, None, ["the first of 4 is taken", "the driver shows 1 GPU: "]),
     ],
 )  # fmt: skip
 def test_unused_gpus_are_warned_of(host, cuda, devices, said, gpu_host, capsys):
-    gpu_host(*host, cuda=cuda, **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+    rocm = {"STAND_IN_HIP": "7.1"} if cuda == "rocm" else {}
+    gpu_host(*host, cuda=None if rocm else cuda, devices=devices, **rocm)
     say_what_stays_unused()
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == len(said)

@@ -229,7 +229,7 @@ def _why_none() -> str:
     if problem := driver_facts().problem:
         return problem
     if build.cuda is None:
-        return f"torch {build.version} is a CPU build: make gpu-check TORCH=gpu"
+        return f"torch {build.version} is not built for CUDA: make gpu-check TORCH=gpu"
     return f"the driver answers, and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} leaves none"
 
 

@@ -154,7 +154,10 @@ def say_what_stays_unused() -> None:
     """
     lines = [noted] if (noted := caution()) else []
     build, gpus = torch_build(), count_visible()
-    if gpus and build.version and not build.cuda:
+    if build.hip:
+        text = f"torch {build.version} is built for ROCm, which the kit does not use: trainings run on the CPU"
+        lines.append((text, "make repro TORCH=cpu to agree; NVIDIA's GPUs take TORCH=gpu"))
+    elif gpus and build.version and not build.cuda:
         text = f"torch {build.version} is a CPU build, and the driver shows {counted(gpus, 'GPU')}"
         lines.append(
             (f"{text}: trainings run on the CPU", "make repro TORCH=gpu, or set CUDA_VISIBLE_DEVICES= to agree")

@@ -44,6 +44,7 @@ from standins import Handler, commit_all, git, raising, serving
 GIB = 2**30
 CPU = host.TorchBuild(version="2.13.0+cpu", cuda=None)
 CUDA = host.TorchBuild(version="2.13.0+cu130", cuda="13.0")
+ROCM = host.TorchBuild(version="2.13.0+rocm7.1", cuda=None, hip="7.1")
 NO_DRIVER = host.DriverFacts(problem="NVML Shared Library Not Found")
 
 
@@ -163,6 +164,7 @@ def test_the_lock_is_chosen_by_the_stamp_or_else_by_the_build(stamps, build, loc
         (CPU, NO_DRIVER, "ok", "a CPU build, and no GPU to use", None),
         (CPU, nvidia(gpus=0), "ok", "a CPU build, and no GPU to use", None),
         (CPU, nvidia(), "failed", "2.13.0+cpu is a CPU build, and the driver shows 2 GPUs", "make repro TORCH=gpu"),
+        (ROCM, NO_DRIVER, "warning", "2.13.0+rocm7.1 is built for ROCm, which the kit does not use", "TORCH=cpu"),
         (CUDA, nvidia(), "ok", "for CUDA 13.0, driver 580.1 runs up to 13.0", None),
         (CUDA, nvidia("13.2"), "ok", "runs up to 13.2", None),
         (CUDA, nvidia("12.8"), "failed", "needs CUDA 13.0, driver 580.1 runs up to 12.8", "a driver for CUDA 13"),

@@ -7,6 +7,7 @@ import sys
 from contextlib import nullcontext
 
 import pytest
+import torch
 
 from conftest import ROOT
 from samebits import host
@@ -118,6 +119,22 @@ def test_gpus_that_cannot_be_counted_are_told(gpu_host):
 def test_a_cpu_build_of_torch_has_no_gpus(gpu_host):
     gpu_host("A", cuda=None)
     assert (host.count_gpus(), host.count_visible()) == (0, 4)
+
+
+def test_a_build_for_rocm_has_no_gpus(gpu_host):
+    gpu_host("A", cuda=None, STAND_IN_HIP="7.1")
+    build = host.torch_build()
+    assert (build.cuda, build.hip, host.count_gpus()) == (None, "7.1", 0)
+
+
+def test_hidden_gpus_are_hidden_from_rocm_too(monkeypatch):
+    """torch's own count for each; a ROCm library takes an empty list for none given."""
+    monkeypatch.setattr(os, "environ", {"HIP_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "3"})
+    host.hide_gpus()
+    assert all(value.startswith("-") for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES")
+    for hip in (None, "7.1"):
+        monkeypatch.setattr(torch.version, "hip", hip)
+        assert torch.cuda._parse_visible_devices() == []
 
 
 def test_a_host_without_a_driver(gpu_host):

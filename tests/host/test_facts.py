@@ -28,7 +28,7 @@ def test_a_changed_driver_changes_the_fingerprint():
 def test_the_build_of_torch_without_importing_it():
     import torch
 
-    assert host.torch_build() == (torch.__version__, torch.version.cuda)
+    assert host.torch_build() == (torch.__version__, torch.version.cuda, torch.version.hip)
 
 
 def test_gpus_are_told_by_nvml_and_multiprocessors_by_torch(gpu_host):

@@ -93,6 +93,9 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
     version, cuda, gpus = build.version, build.cuda, len(driver.gpus)
     if version is None:
         return failed("not installed", "make .venv")
+    if build.hip:
+        text = f"{version} is built for ROCm, which the kit does not use: trainings run on the CPU"
+        return warning(text, "make repro TORCH=cpu to agree; NVIDIA's GPUs take TORCH=gpu")
     if cuda is None:
         if gpus:
             hint = "make repro TORCH=gpu; or set CUDA_VISIBLE_DEVICES= to stay on the CPU"

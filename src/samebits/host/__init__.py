@@ -13,6 +13,7 @@ from samebits.host.devices import caution as caution
 from samebits.host.devices import count_gpus as count_gpus
 from samebits.host.devices import count_present as count_present
 from samebits.host.devices import count_visible as count_visible
+from samebits.host.devices import hide_gpus as hide_gpus
 from samebits.host.devices import may_share_gpus as may_share_gpus
 from samebits.host.devices import visible_uuids as visible_uuids
 from samebits.host.energy import Rapl as Rapl

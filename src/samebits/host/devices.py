@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# HIP reads an empty list as none, so it gets an index that no GPU has.
+_HIDDEN = {VISIBLE: "", "HIP_VISIBLE_DEVICES": "-1", "ROCR_VISIBLE_DEVICES": "-1"}
 _NO_DRIVER = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)  # as on a host without a GPU
 _HIDES_ALL = ("", "-1", "NoDevFiles")  # values of the variable that hide all GPUs
 
@@ -215,6 +217,11 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
         if count:
             require_driver(build)
         return count
+
+
+def hide_gpus() -> None:
+    """Let torch in this process, and in those that it starts, find no GPU that NVML does not show."""
+    os.environ.update(_HIDDEN)
 
 
 def may_share_gpus(environ: Mapping[str, str] = os.environ) -> bool:

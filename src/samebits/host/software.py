@@ -25,10 +25,11 @@ _QUESTION = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlSystemGetCudaDri
 
 
 class TorchBuild(NamedTuple):
-    """The installed torch: its version, None without torch, and the CUDA that it is built for, None for a CPU build."""
+    """The installed torch: its version, None without torch, and the CUDA or the HIP (ROCm) that it is built for."""
 
     version: str | None
     cuda: str | None
+    hip: str | None = None
 
 
 def torch_build() -> TorchBuild:
@@ -37,7 +38,7 @@ def torch_build() -> TorchBuild:
     if spec is None or spec.origin is None:
         return TorchBuild(version=None, cuda=None)
     facts = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
-    return TorchBuild(version=str(facts["__version__"]), cuda=facts["cuda"])
+    return TorchBuild(version=str(facts["__version__"]), cuda=facts["cuda"], hip=facts.get("hip"))
 
 
 def installed(*names: str) -> str | None:

@@ -10,7 +10,7 @@ import torch
 
 from samebits.errors import UserError, reason
 from samebits.hashes import sha256
-from samebits.host import count_gpus
+from samebits.host import count_gpus, hide_gpus
 from samebits.numerics.interface import MicroBatch
 from samebits.params import values_affecting
 from samebits.records.card import read_card
@@ -102,6 +102,8 @@ def evaluate_run(
     gpus = min(1, count_gpus())
     placement, split = place(BASELINE.name, params, record.numerics, Devices(gpus=gpus, cores=1))
     device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+    if not gpus:
+        hide_gpus()
     setup = Setup(params, record.numerics, card, split=split, worker=Worker([device]))
     setup.enter_process()
     torch.set_num_threads(1)  # the result must not depend on the host's number of cores

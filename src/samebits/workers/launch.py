@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import Interrupted, SamebitsError, WorkerError, first_line
 from samebits.files import make_folder, remove
+from samebits.host import hide_gpus
 from samebits.host.cluster_environment import Nodes
 from samebits.models import UserModel
 from samebits.records.log import LOGS, SCHEMA, EndEvent, RunLog, SampledEvent, StartEvent, new_key, store_in_use
@@ -78,7 +78,7 @@ def run_training(
     ) as team:
         placement = team.placement
         if placement.device_type == "cpu":
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # PyTorch must not find GPUs that NVML does not show
+            hide_gpus()
         key, log = new_key(run_name(strategy, numerics)), None
         if team.leads:
             _make_empty(out_dir)

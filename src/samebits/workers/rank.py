@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 
 from samebits.errors import CollectiveError, Interrupted, RefusedError, SamebitsError, WorkerError, from_exit_code
 from samebits.files import Part
+from samebits.host import hide_gpus
 from samebits.training.diagnosis import explain
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ def run_trial(make: Callable[[], Rank], placement: Placement, reporter: Reporter
     """As ``run_rank``, for a trial: the model's output goes to stderr, and the trial ends after ``seconds``."""
     os.dup2(2, 1)
     if placement.device_type == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # PyTorch must not find GPUs that NVML does not show
+        hide_gpus()
     signal.alarm(seconds)  # ends a model that never returns
     run_rank(make, placement, reporter)
 

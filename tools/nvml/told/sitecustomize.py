@@ -1,6 +1,6 @@
 """Let torch's version file say that torch was built for the CUDA version in STAND_IN_CUDA, or for none if it is empty.
 
-samebits reads that file instead of importing torch.
+STAND_IN_HIP names ROCm's version instead. samebits reads that file instead of importing torch.
 """
 
 import os
@@ -14,9 +14,9 @@ def _told(path_name: str, init_globals: dict[str, Any] | None = None, run_name: 
     facts = _read(path_name, init_globals, run_name)
     if path_name.endswith("/torch/version.py") and "STAND_IN_CUDA" in os.environ:
         cuda = os.environ["STAND_IN_CUDA"]
-        version = facts["__version__"].partition("+")[0]
-        facts["cuda"] = cuda or None
-        facts["__version__"] = f"{version}+cu{cuda.replace('.', '')}" if cuda else f"{version}+cpu"
+        facts["cuda"], facts["hip"] = cuda or None, os.environ.get("STAND_IN_HIP")
+        local = f"cu{cuda.replace('.', '')}" if cuda else f"rocm{facts['hip']}" if facts["hip"] else "cpu"
+        facts["__version__"] = f"{facts['__version__'].partition('+')[0]}+{local}"
     return facts
 
 
