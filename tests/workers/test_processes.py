@@ -46,9 +46,16 @@ def test_a_worker_that_cannot_be_started_is_the_hosts_fault(monkeypatch):
         launch(lambda reporter: None, 2)
 
 
-@pytest.mark.parametrize(("signum", "name"), [(signal.SIGSEGV, "SIGSEGV"), (40, "signal 40")])
-def test_a_worker_may_be_ended_by_any_signal(signum, name):
-    with pytest.raises(WorkerError, match=f"the worker of rank 0 was ended by {name}"):
+@pytest.mark.parametrize(
+    ("signum", "name", "hint"),
+    [
+        (signal.SIGSEGV, "SIGSEGV", "--shm-size or --ipc=host, or set NCCL_CUMEM_HOST_ENABLE=0"),
+        (signal.SIGBUS, "SIGBUS", "--shm-size or --ipc=host"),
+        (40, "signal 40", "--debug"),
+    ],
+)
+def test_a_worker_may_be_ended_by_any_signal(signum, name, hint):
+    with pytest.raises(WorkerError, match=f"the worker of rank 0 was ended by {name}.* hint: .*{hint}"):
         launch(lambda reporter: (faulthandler.disable(), os.kill(os.getpid(), signum)), 1)
 
 

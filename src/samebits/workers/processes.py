@@ -284,8 +284,11 @@ class WorkerSignalledError(WorkerError):
         self.signum = signum
 
 
+_MORE_SHARED_MEMORY = "give the container more with --shm-size or --ipc=host"
 _SIGNAL_HINTS = {
     "SIGKILL": "the kernel may have been out of memory: see dmesg",
     "SIGABRT": "NCCL ends a rank like this that waited longer than train.timeout_s for another; see NCCL_DEBUG=INFO",
-    "SIGBUS": "shared memory may be full: give the container more with --shm-size or --ipc=host",
+    "SIGBUS": f"shared memory may be full: {_MORE_SHARED_MEMORY}",
+    "SIGSEGV": f"native code crashed; on GPUs NCCL may lack shared memory: {_MORE_SHARED_MEMORY}, or set "
+    "NCCL_CUMEM_HOST_ENABLE=0",
 }
