@@ -2,6 +2,7 @@
 
 import errno
 import faulthandler
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from conftest import wait_for
 from samebits.errors import HostError, Interrupted, WorkerError
-from samebits.workers.processes import _is_stopped, launch
+from samebits.workers.processes import Ranks, _is_stopped, launch
 from samebits.workers.rank import Reports, failures_reported
 
 
@@ -57,6 +58,31 @@ def test_a_worker_that_cannot_be_started_is_the_hosts_fault(monkeypatch):
 def test_a_worker_may_be_ended_by_any_signal(signum, name, hint):
     with pytest.raises(WorkerError, match=f"the worker of rank 0 was ended by {name}.* hint: .*{hint}"):
         launch(lambda reporter: (faulthandler.disable(), os.kill(os.getpid(), signum)), 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "several", "expected"),
+    [
+        ({}, False, {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}),
+        ({}, True, {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": None, "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}),
+        (dict.fromkeys(["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"], ""), False,
+         {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}),
+        (MINE := {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth2", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+                  "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}, False, MINE),
+        (MINE, True, MINE),
+    ],
+)  # fmt: skip
+def test_what_a_worker_is_told_of_its_network(given, several, expected, tmp_path, monkeypatch):
+    """One machine needs no other interface than loopback."""
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    told = tmp_path / "told"
+
+    def work(reporter):
+        told.write_text(json.dumps({name: os.environ.get(name) for name in expected}))
+
+    launch(work, Ranks(range(1), 1, {"GLOO_SOCKET_IFNAME": "eth0"} if several else None))
+    assert json.loads(told.read_text()) == expected
 
 
 def test_a_failure_that_cannot_be_written_is_said(tmp_path, capsys):

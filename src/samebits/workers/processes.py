@@ -39,7 +39,13 @@ END_SECONDS = 2.0  # from the failure of one worker until the others are killed
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}  # ask a worker to stop
 SIGNAL_SECONDS = 1.0
 STACK_SECONDS = 10.0  # for workers to write their stacks; a worker that is scheduled does it at once
-_CHOSEN = "GLOO_SOCKET_IFNAME"  # the user's value is kept
+_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
+_DEFAULTS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    # The dump of a rank that waited too long may end other ranks before it, and then the wrong one is named.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+}
+_OFFERED = {*_LOOPBACK, *_DEFAULTS}  # the user's values are kept
 
 
 @dataclass(frozen=True)
@@ -244,14 +250,17 @@ def _environment(rank: int, ranks: Ranks, folder: Path) -> dict[str, str]:
     On one machine the process group meets at a file and uses the loopback interface. PyTorch's TCP store would look up
     a name for ``::ffff:127.0.0.1`` at every connection, which takes 5 seconds if a name server does not answer.
     """
-    variables = ranks.environment or {INIT_METHOD: f"file://{folder}/process-group", "GLOO_SOCKET_IFNAME": "lo"}
+    variables = ranks.environment or {INIT_METHOD: f"file://{folder}/process-group", **_LOOPBACK}
     return {
         "RANK": str(ranks.here[rank]),
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(len(ranks.here)),
         "WORLD_SIZE": str(ranks.world_size),
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        **{name: value for name, value in variables.items() if name != _CHOSEN or name not in os.environ},
+        **{
+            name: value
+            for name, value in {**_DEFAULTS, **variables}.items()
+            if name not in _OFFERED or not os.environ.get(name)
+        },
     }
 
 
