@@ -20,8 +20,8 @@ MODULES = list(FILES.values())
 
 SHAPE = (ROOT / "CONTRIBUTING.md").read_text().partition("## The shape")[2]
 ROWS = re.findall(r"^\| `(\w+)` \|.*\|(.*)\|$", SHAPE, flags=re.MULTILINE)
-MAY_IMPORT = {room: set(re.findall(r"`(\w+)`", rooms)) for room, rooms in [*ROWS, ("__init__", "")]}
-"""Which rooms each may import, by the table in CONTRIBUTING.md."""
+MAY_IMPORT = {room: set(re.findall(r"`(\w+)`", rooms)) for room, rooms in [*ROWS, ("__init__", "`models`")]}
+"""Which rooms each may import, by the table in CONTRIBUTING.md; what users import comes from ``models``."""
 ANYBODY = set(re.findall(r"`(\w+)`", re.search(r"may import([^.]*)", SHAPE)[1]))
 """Rooms that every other one may import beside those, by the sentence above the table."""
 

@@ -76,7 +76,7 @@ def captured(stand_in, module=None):
     """The sample of which a model's graphs are made, with a stand-in for PyTorch's capture."""
     sample = torch.randn(8, 4)
     with mock.patch.object(torch.cuda, "make_graphed_callables", stand_in):
-        capture(module or nn.Linear(4, 3), sample, torch.randn(8, 4))
+        capture(module or nn.Linear(4, 3), (sample,), (torch.randn(8, 4),))
     return sample
 
 

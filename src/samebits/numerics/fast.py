@@ -12,15 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from samebits.errors import UserError
+from samebits.models.experiment import loss_of
 from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
-from samebits.numerics.interface import Numerics, logits_of
+from samebits.numerics.interface import Numerics, each_loss, logits_of
 from samebits.numerics.kernels import choose_kernels
 from samebits.numerics.optimizers import make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from samebits.models.experiment import Loss
     from samebits.numerics.draws import SharedDraws
     from samebits.numerics.interface import AllReduce, MicroBatch
     from samebits.params.schema import Train
@@ -37,17 +39,21 @@ class ForwardPass(nn.Module):
     output is a tensor so that its ``gather`` can join the parts.
     """
 
-    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype | None) -> None:
+    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype | None, loss: Loss | None = None) -> None:
         super().__init__()
         self.model = model
+        self._loss = loss
         self.module_paths = module_paths(model)
         self._device_type, self._dtype = device_type, dtype
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return the model's tensor, or the ``logits`` of its output object."""
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Return the model's tensor, or the ``logits`` of its output object; with ``targets``, losses of samples."""
         context = torch.autocast(self._device_type, self._dtype) if self._dtype else nullcontext()
         with context:
-            return logits_of(self.model(inputs))
+            outputs = self.model(inputs)
+            if targets is None or self._loss is None:
+                return logits_of(outputs)
+            return each_loss(self._loss(outputs, targets), len(inputs))
 
 
 def _copied(state: _State) -> _State:
@@ -95,7 +101,10 @@ class FastNumerics(Numerics):
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model under autocast."""
-        return ForwardPass(model, self._device.type, self._dtype)
+        self.own_loss = loss_of(model)
+        if isinstance(self.own_loss, nn.Module):
+            self.own_loss.to(self._device)
+        return ForwardPass(model, self._device.type, self._dtype, self.own_loss)
 
     def compile(self, module: nn.Module) -> nn.Module:
         """The module compiled, for a strategy that allows it."""
@@ -110,12 +119,15 @@ class FastNumerics(Numerics):
 
     def capture(self, module: nn.Module, sample: MicroBatch, check: MicroBatch) -> None:
         """Capture graphs and check them. Raises UserError: the model cannot be captured."""
-        capture(module, sample.inputs, check.inputs)
+        capture(module, self._fed(sample), self._fed(check))
+
+    def _fed(self, batch: MicroBatch) -> tuple[Tensor, ...]:
+        return (batch.inputs, batch.targets) if self.own_loss else (batch.inputs,)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for all samples at once."""
         with self._shared.of(batch) if self._shared else nullcontext():
-            outputs: Tensor = module(batch.inputs)
+            outputs: Tensor = module(*self._fed(batch))
         return outputs
 
     @contextmanager
@@ -130,6 +142,8 @@ class FastNumerics(Numerics):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss in float32; any axes between the first and the last count as samples."""
         outputs = outputs.float()
+        if self.own_loss:
+            return outputs.mean()
         if self._loss == "mse":
             return F.mse_loss(outputs, targets)
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
@@ -137,6 +151,8 @@ class FastNumerics(Numerics):
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each target."""
         outputs = outputs.float()
+        if self.own_loss:
+            return outputs
         if self._loss == "mse":
             return F.mse_loss(outputs, targets, reduction="none").flatten()
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")

@@ -16,7 +16,7 @@ from samebits.errors import SamebitsError, UserError, few, first_line, place_of
 from samebits.numerics.allocators import is_out_of_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor, nn
 
@@ -24,8 +24,8 @@ _WARM_UP_PASSES = 3  # PyTorch's default; the 11 that it asks for under DDP are 
 _TURN_OFF = "or set train.cuda_graphs: false"
 
 
-def capture(module: nn.Module, sample: Tensor, check: Tensor) -> None:
-    """Make a module replay graphs of its training passes from now on, for inputs of the shape of ``sample``.
+def capture(module: nn.Module, sample: Sequence[Tensor], check: Sequence[Tensor]) -> None:
+    """Make a module replay graphs of its training passes from now on, for arguments of the shapes of ``sample``.
 
     A replay over ``check`` must give the bits of the module's own passes. Parameters and buffers must stay where they
     are in memory. The caller restores buffers and random streams.
@@ -40,7 +40,10 @@ def capture(module: nn.Module, sample: Tensor, check: Tensor) -> None:
     start.require_graph_safe(module)
     try:
         torch.cuda.make_graphed_callables(
-            module, (sample.clone(),), num_warmup_iters=_WARM_UP_PASSES, allow_unused_input=True
+            module,
+            tuple(tensor.clone() for tensor in sample),
+            num_warmup_iters=_WARM_UP_PASSES,
+            allow_unused_input=True,
         )
     except Exception as error:
         raise _explained(error) from error
@@ -99,9 +102,9 @@ class _State:
         self._generator.set_state(self._random)
 
 
-def _passes(module: nn.Module, inputs: Tensor) -> list[Tensor]:
+def _passes(module: nn.Module, arguments: Sequence[Tensor]) -> list[Tensor]:
     """Outputs of a forward pass and gradients of their sum."""
-    outputs = module(inputs)
+    outputs = module(*arguments)
     parameters = [p for p in module.parameters() if p.requires_grad]
     grads = torch.autograd.grad(outputs, parameters, torch.ones_like(outputs), allow_unused=True)
     return [tensor.detach().clone() for tensor in (outputs, *grads) if tensor is not None]

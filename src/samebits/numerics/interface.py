@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from samebits.models.experiment import Loss
     from samebits.records.run import Arithmetic
 
     AllReduce = Callable[[Tensor], Tensor]
@@ -58,6 +59,21 @@ def logits_of(outputs: object) -> Tensor:
     )
 
 
+def each_loss(losses: object, rows: int) -> Tensor:
+    """What a loss of the user's own returned for ``rows`` samples, in float32.
+
+    Raises:
+        UserError: it is not one number for each sample.
+    """
+    if not isinstance(losses, Tensor) or tuple(losses.shape) != (rows,):
+        got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+        raise UserError(
+            f"the loss returned {got} for {rows} samples, expected a tensor of one number for each: ({rows},)",
+            hint='give PyTorch\'s losses reduction="none", and take the mean over the other axes of a sample',
+        )
+    return losses.float()
+
+
 class Optimizer(Protocol):
     """The part of ``torch.optim.Optimizer`` that a training uses."""
 
@@ -77,6 +93,8 @@ class Numerics(ABC):
     name: Literal["fast", "exact"]
     reduction: Literal["mean", "sum"]
     """How the gradients of several ranks are combined."""
+    own_loss: Loss | None = None
+    """The loss of the user's own, of the last model that ``module`` got: outputs are then losses of samples."""
 
     @abstractmethod
     def configure(self) -> None:
@@ -95,7 +113,7 @@ class Numerics(ABC):
 
     @abstractmethod
     def module(self, model: nn.Module) -> nn.Module:
-        """The module that a strategy wraps. Only ``forward`` runs it."""
+        """The module that a strategy wraps. Only ``forward`` runs it. It applies a loss of the user's own, if any."""
 
     def compile(self, module: nn.Module) -> nn.Module:
         """The wrapped module, compiled if these numerics can be compiled."""
@@ -112,7 +130,7 @@ class Numerics(ABC):
 
     @abstractmethod
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
-        """The model's outputs, (samples, ...)."""
+        """The model's outputs, (samples, ...), or with a loss of the user's own its values, (samples,)."""
 
     @abstractmethod
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -120,7 +138,7 @@ class Numerics(ABC):
 
     @abstractmethod
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each target, (targets,), in float32."""
+        """The loss of each target, (targets,), or of each sample, in float32."""
 
     @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:

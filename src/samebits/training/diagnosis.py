@@ -78,7 +78,7 @@ def trial_step(
     buffers = dict(model.named_buffers())  # forward may write them
     if before and (paths := [path for path in written(before, state(model)) if path not in buffers]):
         raise not_run_again(f"model.{path}" for path in paths)
-    expected = (rows, *card.output_shape)
+    expected = (rows,) if numerics.own_loss else (rows, *card.output_shape)
     if tuple(outputs.shape) != expected:
         raise UserError(
             f"the model returned shape {tuple(outputs.shape)} for {rows} samples, expected {expected}",

@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 def evaluate(
     module: nn.Module, numerics: Numerics, data: Data, card: Card, *, batch_size: int, device: torch.device
 ) -> tuple[float, float | None]:
-    """Mean loss, and accuracy if there are classes. The last batch may be short; it is never padded.
+    """Mean loss, and accuracy if there are classes and the loss is not the user's own.
 
-    The sum of the losses is exact and is rounded once.
+    The last batch may be short; it is never padded. The sum of the losses is exact and is rounded once.
     """
     inputs, targets = data
     losses: list[float] = []
     correct = torch.zeros((), dtype=torch.int64, device=device)
+    has_classes = card.num_classes is not None and numerics.own_loss is None
     was_training = module.training
     module.eval()
     with torch.no_grad():
@@ -54,11 +55,10 @@ def evaluate(
             y = targets[start : start + batch_size].to(device)
             outputs = numerics.forward(module, MicroBatch(x, y, step=0))
             losses += numerics.losses(outputs, y).tolist()
-            if card.num_classes is not None:
+            if has_classes:
                 correct += (outputs.flatten(0, -2).argmax(dim=-1) == y.flatten()).sum()
     module.train(was_training)
-    accuracy = correct.item() / targets.numel() if card.num_classes is not None else None
-    return math.fsum(losses) / targets.numel(), accuracy
+    return math.fsum(losses) / len(losses), correct.item() / targets.numel() if has_classes else None
 
 
 def _require_recorded(weights: Path, record: RunRecord) -> None:
@@ -123,12 +123,13 @@ def evaluate_run(
     if not math.isfinite(loss):
         hint = "its last update may have overflowed: lower train.optimizer.lr, or set train.clip_grad_norm"
         raise UserError(f"{weights}: the loss on the test split is {loss}", hint=hint)
+    floor, teacher_loss = (None, None) if setup.numerics.own_loss else (card.floor, card.test.teacher_loss)
     return Evaluation(
         eval_loss=loss,
         accuracy=accuracy,
-        floor=card.floor,
-        teacher_loss=card.test.teacher_loss,
-        above_floor=loss / card.floor - 1 if card.floor is not None else None,
+        floor=floor,
+        teacher_loss=teacher_loss,
+        above_floor=loss / floor - 1 if floor is not None else None,
         samples=len(data[0]),
         weights_sha256=record.weights_sha256,
     )

@@ -26,7 +26,7 @@ from samebits.numerics.exact.parameters import tied_places
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
-from samebits.numerics.interface import logits_of
+from samebits.numerics.interface import each_loss, logits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,11 +34,23 @@ if TYPE_CHECKING:
     from samebits.numerics.exact.numerics import ExactNumerics
     from samebits.numerics.exact.windows import Windows
 
+    SlopesOf = Callable[[int, Tensor], Tensor]
+
+
+Part = tuple[Tensor, Tensor | None]
+"""Inputs of one shard, and its targets if the loss is computed with the model."""
+
+
+def parts_of(inputs: Tensor, targets: Tensor | None) -> list[Part]:
+    """The parts of some shards, (shards, samples, ...)."""
+    return [*zip(inputs.unbind(0), [None] * len(inputs) if targets is None else targets.unbind(0), strict=True)]
+
 
 class ExactModule(nn.Module):
     """The model between its float64 parameters and its output, as an exact function of each shard.
 
-    Shapes: inputs (shards, samples, ...), with the shards' numbers; outputs (shards, samples, ...).
+    Shapes: inputs and targets (shards, samples, ...), with the shards' numbers; outputs (shards, samples, ...). With a
+    loss of the user's own, outputs are its values, (shards, samples), and it needs the targets.
     """
 
     def __init__(self, model: nn.Module, numerics: ExactNumerics) -> None:
@@ -46,16 +58,26 @@ class ExactModule(nn.Module):
         self.model = model
         self.module_paths = module_paths(model)
         self._ties = tied_places(model)
-        self._numerics = numerics
+        self._numerics, self._loss = numerics, numerics.own_loss
         kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
         numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
         self._weights = WeightCache()
         self._kept: dict[bool, Kept] = {}
 
-    def forward(self, inputs: Tensor, shards: range, step: int) -> Tensor:
+    def forward(self, inputs: Tensor, shards: range, step: int, targets: Tensor | None = None) -> Tensor:
         """Run the model on every shard as if it were alone."""
-        run = self._run_whole if self._numerics.independent else self._run_each
-        return run(inputs, shards, step)
+        if self._numerics.independent:
+            return self._run_whole(inputs, shards, step)
+        return self._run_each(parts_of(inputs, targets), shards, step)
+
+    def _outputs(self, part: Part) -> Tensor:
+        """The outputs for one shard, from copies, since forward may write to its input."""
+        inputs, targets = part
+        outputs = self.model(inputs.clone())
+        if self._loss is None:
+            return logits_of(outputs)
+        assert targets is not None
+        return each_loss(self._loss(outputs, targets.clone()), len(inputs))
 
     def _run_whole(self, inputs: Tensor, shards: range, step: int) -> Tensor:
         batch = inputs.flatten(0, 1)
@@ -66,7 +88,7 @@ class ExactModule(nn.Module):
             outputs = logits_of(self.model(batch))
             return outputs.view(*inputs.shape[:2], *outputs.shape[1:])
 
-    def _run_each(self, inputs: Tensor, shards: range, step: int) -> Tensor:
+    def _run_each(self, parts: Sequence[Part], shards: range, step: int) -> Tensor:
         values = self._values()
         versions = {place: value._version for place, value in values.items()}
         mode, kept = self.model.training, self._guarded(values)
@@ -74,10 +96,10 @@ class ExactModule(nn.Module):
             self._kept = {}
         self._require_kept(mode)
         outputs = []
-        for shard, part in zip(shards, inputs.unbind(0), strict=True):
+        for shard, part in zip(shards, parts, strict=True):
             engine = self._engine(step, [shard], kept)
             with self._entered(values), engine, _OneForm(engine), guarded(engine):
-                outputs.append(logits_of(self.model(part.clone())))  # forward may write to its input
+                outputs.append(self._outputs(part))
         for place, value in values.items():
             if value._version != versions[place]:
                 raise written_in_forward(f"model.{place}")
@@ -85,22 +107,22 @@ class ExactModule(nn.Module):
         return torch.stack(outputs)
 
     def fingerprint(
-        self, inputs: Tensor, shards: range, step: int, slopes_of: Callable[[int, Tensor], Tensor], *, backwards: bool
+        self, parts: Sequence[Part], shards: range, step: int, slopes_of: SlopesOf, *, backwards: bool
     ) -> dict[int, bytes]:
         """A digest of each shard's outputs, gradients and number of draws; ``backwards`` feeds the last shard first.
 
         ``slopes_of`` returns the loss's gradients for the outputs of the shard at an index.
         """
-        parts = list(enumerate(zip(shards, inputs.unbind(0), strict=True)))
+        fed = list(enumerate(zip(shards, parts, strict=True)))
         values, before = self._values(), Kept(self.model)
         found, kept = {}, self._guarded(values)
-        for index, (shard, part) in reversed(parts) if backwards else parts:
+        for index, (shard, part) in reversed(fed) if backwards else fed:
             digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
             engine = Engine(draws, kept=kept)
             with torch.enable_grad(), self._entered(values), engine, _OneForm(engine):
                 held = switches()
                 with guarded(engine):
-                    outputs = logits_of(self.model(part.clone()))
+                    outputs = self._outputs(part)
                 if name := switched(held):  # checked before the backward pass, which may need its old value
                     raise written_in_forward(f"a switch of PyTorch's, {name}")
                 grads = self._grads(outputs, slopes_of(index, outputs.detach()))
@@ -111,7 +133,7 @@ class ExactModule(nn.Module):
             raise written_in_forward(name)
         return found
 
-    def survey(self, refusals: Refusals, inputs: Tensor, step: int, slopes_of: Callable[[int, Tensor], Tensor]) -> None:
+    def survey(self, refusals: Refusals, part: Part, step: int, slopes_of: SlopesOf) -> None:
         """Note all refusals of the model's forward and backward pass over the first shard."""
         values, before = self._values(), switches()
         try:
@@ -122,7 +144,7 @@ class ExactModule(nn.Module):
         forward = Survey(refusals, Draws(self._numerics.seed, step, [0]), kept=self._guarded(values),
                          replaced=self._numerics.replaced)  # fmt: skip
         try:
-            self._both_passes(values, forward, Survey(refusals), inputs[0], partial(slopes_of, 0))
+            self._both_passes(values, forward, Survey(refusals), part, partial(slopes_of, 0))
         except RefusedError as error:  # raised at the end of a pass, past the surveying engine
             refusals.note(error)
         for name in kept.changes() if kept else ():
@@ -131,14 +153,12 @@ class ExactModule(nn.Module):
         if switch := switched(before):
             refusals.note(written_in_forward(f"a switch of PyTorch's, {switch}"))
 
-    def not_finite(
-        self, inputs: Tensor, shards: range, step: int, slopes_of: Callable[[int, Tensor], Tensor]
-    ) -> list[str]:
+    def not_finite(self, parts: Sequence[Part], shards: range, step: int, slopes_of: SlopesOf) -> list[str]:
         """Operations that make infinity or NaN of a shard, each with its places; of the first such shard."""
         values = self._values()
         if gone := [f"model.{place}" for place, value in values.items() if not value.isfinite().all()]:
             return [f"{few(gone)}: infinite or NaN before this step"]
-        for index, (shard, part) in enumerate(zip(shards, inputs.unbind(0), strict=True)):
+        for index, (shard, part) in enumerate(zip(shards, parts, strict=True)):
             found = Refusals()
             forward = NotFinite(found, Draws(self._numerics.seed, step, [shard]))
             self._both_passes(values, forward, NotFinite(found), part, partial(slopes_of, index))
@@ -151,12 +171,12 @@ class ExactModule(nn.Module):
         values: dict[str, Tensor],
         forward: Engine,
         backward: Engine,
-        part: Tensor,
+        part: Part,
         slopes_of: Callable[[Tensor], Tensor],
     ) -> None:
         with torch.enable_grad(), self._entered(values):
             with forward, _OneForm(forward), guarded(forward):
-                outputs = logits_of(self.model(part.clone()))
+                outputs = self._outputs(part)
             with backward:
                 self._grads(outputs, slopes_of(outputs.detach()))
 

@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
+from samebits.models.experiment import loss_of
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.kept import switched, switches
-from samebits.numerics.exact.module import ExactModule, GradientsUnread, run_backward
+from samebits.numerics.exact.module import ExactModule, GradientsUnread, Part, parts_of, run_backward
 from samebits.numerics.exact.operations.normalization import exponentials
 from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
@@ -29,7 +31,7 @@ from samebits.records.run import Arithmetic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import AllReduce, MicroBatch
@@ -113,22 +115,40 @@ class ExactNumerics(Numerics):
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model as a strategy wraps it, fed by whole shards."""
+        self.own_loss = loss_of(model)
+        if isinstance(self.own_loss, nn.Module):
+            self.own_loss.to(self._device)
         return ExactModule(model, self)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for whole shards; (samples, ...)."""
-        inputs = batch.inputs.reshape(len(batch.shards), -1, *batch.inputs.shape[1:])
-        outputs: Tensor = module(inputs, batch.shards, batch.step)
+        inputs, targets = self._shards_of(batch)
+        needed = (targets,) if self.own_loss else ()
+        outputs: Tensor = module(inputs, batch.shards, batch.step, *needed)
         return outputs.flatten(0, 1)
+
+    @staticmethod
+    def _shards_of(batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        inputs, targets = (t.reshape(len(batch.shards), -1, *t.shape[1:]) for t in (batch.inputs, batch.targets))
+        return inputs, targets
+
+    @property
+    def _terms(self) -> int:
+        """The number of losses of a global batch."""
+        return self.samples if self.own_loss else self._targets
+
+    @property
+    def _kind(self) -> str:
+        return "own" if self.own_loss else self._loss
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The float64 sum of the losses over samples, in a window."""
-        total: Tensor = _SummedLoss.apply(outputs, targets, self._loss, self._targets, self.windows)  # type: ignore[no-untyped-call]
+        total: Tensor = _SummedLoss.apply(outputs, targets, self._kind, self._terms, self.windows)  # type: ignore[no-untyped-call]
         return total
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each target (targets,), rounded to float32 once."""
-        return _each_loss(outputs, targets, self._loss)[0].flatten()
+        return _each_loss(outputs, targets, self._kind)[0].flatten()
 
     def fingerprint(self, module: nn.Module, batch: MicroBatch, *, backwards: bool = False) -> dict[int, bytes]:
         """A digest of outputs, gradients and number of draws for each of a few shards.
@@ -138,12 +158,12 @@ class ExactNumerics(Numerics):
         if self.independent:
             return {}
         assert isinstance(module, ExactModule)
-        batch, inputs, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
+        batch, parts, slopes_of = self._by_shard(batch, _SHARDS_ASKED)
         threads = torch.get_num_threads()
         if backwards and self._device.type == "cpu":
             torch.set_num_threads(3 - min(threads, 2))
         try:
-            return module.fingerprint(inputs, batch.shards, batch.step, slopes_of, backwards=backwards)
+            return module.fingerprint(parts, batch.shards, batch.step, slopes_of, backwards=backwards)
         finally:
             torch.set_num_threads(threads)
 
@@ -152,32 +172,34 @@ class ExactNumerics(Numerics):
         for refused in refused_parts(model):
             refusals.note(refused)
         self._widen(model.float())
-        batch, inputs, slopes_of = self._by_shard(batch, 1)
-        ExactModule(model.to(self._device).train(), self).survey(refusals, inputs, batch.step, slopes_of)
+        module = self.module(model.to(self._device).train())
+        assert isinstance(module, ExactModule)
+        batch, parts, slopes_of = self._by_shard(batch, 1)
+        module.survey(refusals, parts[0], batch.step, slopes_of)
 
     def not_finite(self, module: nn.Module, batch: MicroBatch) -> list[str]:
         """See ``ExactModule.not_finite``. Empty for a built-in model."""
         if self.independent:
             return []
         assert isinstance(module, ExactModule)
-        batch, inputs, slopes_of = self._by_shard(batch, len(batch.shards))
-        return module.not_finite(inputs, batch.shards, batch.step, slopes_of)
+        batch, parts, slopes_of = self._by_shard(batch, len(batch.shards))
+        return module.not_finite(parts, batch.shards, batch.step, slopes_of)
 
-    def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, Tensor, Callable[[int, Tensor], Tensor]]:
-        """The first ``most`` shards, their inputs, and a function from outputs of one to the loss's gradients."""
+    def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, list[Part], Callable[[int, Tensor], Tensor]]:
+        """The first ``most`` shards, their parts, and a function from outputs of one to the loss's gradients."""
         batch = batch.head(most * (len(batch.inputs) // len(batch.shards)))
-        inputs, targets = (t.reshape(len(batch.shards), -1, *t.shape[1:]) for t in (batch.inputs, batch.targets))
+        inputs, targets = self._shards_of(batch)
 
         def slopes_of(index: int, outputs: Tensor) -> Tensor:
             with below():
-                return _each_loss(outputs, targets[index], self._loss)[1].view(outputs.shape)
+                return _each_loss(outputs, targets[index], self._kind)[1].view(outputs.shape)
 
-        return batch, inputs, slopes_of
+        return batch, parts_of(inputs, targets if self.own_loss else None), slopes_of
 
     def optimizer(self, model: nn.Module) -> ExactOptimizer:  # noqa: ARG002 - ``prepare`` has seen its parameters
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
         chosen = self._train.optimizer
-        common: dict[str, Any] = {"lr": chosen.lr, "terms": self._targets, "clip": self._train.clip_grad_norm}
+        common: dict[str, Any] = {"lr": chosen.lr, "terms": self._terms, "clip": self._train.clip_grad_norm}
         if chosen.name == "sgd" and not chosen.kwargs:
             return SGD(self._groups, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **common)
         if chosen.name == "adamw" and not chosen.kwargs:
@@ -209,9 +231,7 @@ class ExactNumerics(Numerics):
 
     def mean_losses(self, losses: Tensor, all_reduce: AllReduce, ranks: int) -> list[float]:  # noqa: ARG002
         """Mean losses of global batches from the sums of this rank's parts."""
-        means: list[float] = (
-            all_reduce(losses).div_(elementary.divisor(losses, self._targets)).to(torch.float32).tolist()
-        )
+        means: list[float] = all_reduce(losses).div_(elementary.divisor(losses, self._terms)).to(torch.float32).tolist()
         return means
 
     def state_dict(self) -> dict[str, Any]:
@@ -250,8 +270,12 @@ def _cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def _each_loss(outputs: Tensor, targets: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     """Losses of all targets and their gradients; each step of a squared error is rounded to float32.
 
+    Of a loss of the user's ``own`` the outputs are the losses.
+
     Under cross-entropy axes between first and last count as samples.
     """
+    if kind == "own":
+        return outputs, torch.ones_like(outputs)
     if kind == "mse":
         difference = outputs.sub(targets)
         return difference.mul(difference), difference.mul(2.0)

@@ -1,0 +1,156 @@
+"""Trainings with a loss of the user's own, as a factory returns them."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conftest import ROOT, small
+from samebits import Experiment
+from samebits.errors import UserError
+from samebits.hashes import sha256
+from samebits.models.experiment import loss_of
+from samebits.numerics.interface import each_loss
+from samebits.params import parse_params
+from samebits.records.run import read_run
+from samebits.training.models.build import build_model
+
+MINE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from samebits import Experiment
+
+class TwoHeads(nn.Module):
+    def __init__(self, features, classes):
+        super().__init__()
+        self.body = nn.Linear(features, 24)
+        self.mean, self.spread, self.head = nn.Linear(24, 4), nn.Linear(24, 4), nn.Linear(24, classes)
+
+    def forward(self, x):
+        x = torch.tanh(self.body(x))
+        return {"logits": self.head(x), "mean": self.mean(x), "spread": self.spread(x)}
+
+def several_tasks(outputs, targets):
+    smooth = F.cross_entropy(outputs["logits"], targets, label_smoothing=0.1, reduction="none")
+    divergence = -0.5 * (1 + outputs["spread"] - outputs["mean"] ** 2 - outputs["spread"].exp()).sum(1)
+    return smooth + 0.1 * divergence
+
+def tasks(card):
+    return Experiment(TwoHeads(card.input_shape[0], card.num_classes), several_tasks)
+
+def weighted(card):
+    weights = torch.linspace(0.5, 1.5, card.num_classes)
+    net = nn.Sequential(nn.Linear(card.input_shape[0], 16), nn.ReLU(), nn.Linear(16, card.num_classes))
+    return Experiment(net, nn.CrossEntropyLoss(weight=weights, reduction="none"))
+"""
+
+
+@pytest.fixture
+def mine(stage, data_dir):
+    """Train one of the experiments, by its name."""
+    (stage.folder / "mine.py").write_text(MINE)
+
+    def train(factory, **settings):
+        name = factory if ":" in factory else f"mine:{factory}"
+        params = stage.write_params(small(model={"name": name}, numerics=["fast", "exact"], **settings))
+        data = data_dir(params)
+
+        def run(strategy, numerics, *arguments):
+            stage.train(data, strategy, "--numerics", numerics, *arguments)
+            return read_run(stage.folder / f"runs/{strategy}-{numerics}")
+
+        return SimpleNamespace(run=run, data=data)
+
+    return train
+
+
+@pytest.mark.parametrize("factory", ["tasks", "weighted"])
+def test_a_loss_of_ones_own_is_trained_alike_by_every_strategy(factory, mine, stage):
+    made = mine(factory, oversubscribe=True, clip_grad_norm=1.0, optimizer={"name": "adam", "lr": 0.01})
+    single = made.run("single", "fast")
+    assert single.losses[-1] < single.losses[0]
+    for strategy in ("dp", "ddp"):
+        assert made.run(strategy, "fast").losses == pytest.approx(single.losses, rel=1e-4)
+    exact = made.run("single", "exact")
+    assert exact.losses == pytest.approx(single.losses, rel=1e-3)
+    for strategy, count in (("dp", "2"), ("ddp", "2"), ("ddp", "3")):
+        again = made.run(strategy, "exact", "--num-devices", count)
+        assert (again.record.weights_sha256, again.losses) == (exact.record.weights_sha256, exact.losses)
+
+
+def test_an_evaluation_takes_the_same_loss_and_knows_no_floor_of_it(mine, stage):
+    made = mine("tasks")
+    run = made.run("single", "exact")
+    stage.well("evaluate", "--data-dir", str(made.data), "runs/single-exact")
+    (found,) = (stage.folder / "reports/evaluation").glob("*.json")
+    evaluation = json.loads(found.read_text())
+    assert (evaluation["accuracy"], evaluation["floor"], evaluation["above_floor"]) == (None, None, None)
+    assert evaluation["eval_loss"] == pytest.approx(run.losses[-1], rel=0.2)
+    assert sha256(stage.folder / "runs/single-exact/model.safetensors") == evaluation["weights_sha256"]
+
+
+def test_the_guides_experiment_trains(mine, stage):
+    text = (ROOT / "docs/guides/your-own-model.md").read_text()
+    (stage.folder / "mytask.py").write_text(text.partition("```python\n# mytask.py\n")[2].partition("```")[0])
+    losses = mine("mytask:make").run("single", "exact").losses
+    assert losses[-1] < losses[0]
+
+
+def test_losses_under_two_micro_batches_and_bf16(mine):
+    made = mine("tasks", grad_accum_steps=2, precision="bf16")
+    losses = made.run("single", "fast").losses
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "got"),
+    [(torch.tensor(1.0), r"shape \(\)"), (torch.ones(4, 2), r"shape \(4, 2\)"), (torch.ones(3), r"shape \(3,\)"),
+     (0.5, "float"), (None, "NoneType")],
+)  # fmt: skip
+def test_a_loss_is_one_number_for_each_sample(losses, got):
+    expected = rf"the loss returned {got} for 4 samples, expected a tensor of one number for each: \(4,\)"
+    with pytest.raises(UserError, match=expected) as caught:
+        each_loss(losses, 4)
+    assert 'reduction="none"' in caught.value.hint
+    assert each_loss(torch.ones(4, dtype=torch.bfloat16), 4).dtype == torch.float32
+
+
+CARD = SimpleNamespace(input_shape=(4,), num_classes=3)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (lambda: Experiment(nn.Linear(2, 2), "mse"), "its loss is str, expected a function"),
+        (lambda: Experiment(nn.Linear(2, 2), nn.Linear(2, 1)), "its loss has parameters of its own, which nothing"),
+        (
+            lambda: Experiment("net"),
+            r"returned str, expected a torch\.nn\.Module\. hint: return the model, or samebits",
+        ),
+        (lambda: 5, r"returned int, expected a torch\.nn\.Module"),
+    ],
+)
+def test_an_experiment_that_cannot_be_trained_is_named(made, message, monkeypatch):
+    from samebits.training.models import build
+
+    monkeypatch.setattr(build, "import_factory", lambda name, source: made)
+    model = parse_params(small(model={"name": "mine:make"})).model
+    with pytest.raises(UserError, match=f"model.name: mine:make:? {message}"):
+        build_model(model, CARD, 0)
+
+
+def test_copies_of_a_model_carry_its_loss(monkeypatch):
+    import copy
+
+    from samebits.training.models import build
+
+    made = Experiment(nn.Linear(2, 2), F.mse_loss)
+    monkeypatch.setattr(build, "import_factory", lambda name, source: lambda: made)
+    model = build_model(parse_params(small(model={"name": "mine:make"})).model, CARD, 0)
+    assert loss_of(copy.deepcopy(model)) is F.mse_loss
+    assert [*model.state_dict()] == ["weight", "bias"]
+    assert loss_of(nn.Linear(2, 2)) is None
