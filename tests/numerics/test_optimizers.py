@@ -9,13 +9,19 @@ import torch
 
 import exact_probe
 from conftest import ROOT, small
+from samebits import Experiment
 from samebits.errors import RefusedError, UserError
+from samebits.models.experiment import attach
 from samebits.numerics.exact import optimizers
-from samebits.numerics.optimizers import make_optimizer
+from samebits.numerics.exact.numerics import ExactNumerics
+from samebits.numerics.fast import FastNumerics
+from samebits.numerics.interface import MicroBatch
+from samebits.numerics.optimizers import grouped, make_optimizer
 from samebits.params import parse_params
 from samebits.params.schema import OptimizerName
 from trainables import make_trainable, train_from_start
 
+CPU = torch.device("cpu")
 GOLDEN = json.loads((ROOT / "tests/golden/exact.json").read_text())
 NAMES = get_args(OptimizerName)
 one_part = functools.cache(functools.partial(exact_probe.train, whole=False))
@@ -71,8 +77,14 @@ def chosen(**optimizer):
     ("optimizer", "message"),
     [
         ({"name": "rmsprop", "kwargs": {"alhpa": 0.9}}, r"kwargs\.alhpa: unknown key\. hint: RMSprop takes alpha, eps"),
-        ({"name": "adam", "kwargs": {"lr": 0.1}}, r"kwargs\.lr: unknown key\. hint: .* by keys of its own"),
-        ({"name": "sgd", "kwargs": {"momentum": 0.1}}, r"kwargs\.momentum: unknown key\. hint: .* by keys of its own"),
+        (
+            {"name": "adam", "kwargs": {"lr": 0.1}},
+            r"kwargs\.lr: unknown key\. hint: .* and others by keys of their own",
+        ),
+        (
+            {"name": "sgd", "kwargs": {"momentum": 0.1}},
+            r"kwargs\.momentum: unknown key\. hint: .* and others by keys of their own",
+        ),
         ({"name": "adam", "kwargs": {"fused": True}}, r"kwargs\.fused: unknown key"),
         ({"name": "adam", "kwargs": {"betas": [2.0, 0.9]}}, r"Adam does not take .*Invalid beta parameter"),
         ({"name": "adam", "kwargs": {"eps": "x"}}, r"Adam does not take .*'eps': 'x'"),
@@ -81,7 +93,7 @@ def chosen(**optimizer):
 )
 def test_an_argument_that_an_optimizer_does_not_take_is_named(optimizer, message):
     with pytest.raises(UserError, match=rf"train\.optimizer\.{message}|train\.optimizer\.kwargs: {message}"):
-        make_optimizer(chosen(**optimizer), [torch.nn.Parameter(torch.ones(2))])
+        make_optimizer(chosen(**optimizer), [{"params": [torch.nn.Parameter(torch.ones(2))]}])
 
 
 def test_names_are_those_of_pytorch_in_any_case():
@@ -96,7 +108,79 @@ def test_an_operation_without_an_exact_version_is_refused_by_the_optimizers_name
             torch.linalg.eigvals(self.param_groups[0]["params"][0])
 
     p = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.float64))
-    stepper = optimizers.TorchOptimizer([[p]], Odd, lr=0.1, terms=1, clip=None)
+    stepper = optimizers.TorchOptimizer([[p]], Odd, [{"params": [p]}], lr=0.1, terms=1, clip=None)
     with pytest.raises(RefusedError, match=r"exact: train\.optimizer \(Odd\): linalg_eig") as caught:
         stepper.step()
     assert caught.value.hint == "choose another optimizer, or set train.numerics: [fast]"
+
+
+def net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 3))
+
+
+def no_decay_of_vectors(model):
+    """As most recipes have it; the head learns twice as fast."""
+    body = [p for name, p in model.named_parameters() if p.ndim > 1 and not name.startswith("2")]
+    return [
+        {"params": body, "weight_decay": 0.1},
+        {"params": (p for p in model.parameters() if p.ndim < 2), "weight_decay": 0.0},
+        {"params": [model[2].weight], "lr": 0.02},
+    ]
+
+
+@pytest.mark.parametrize("name", ["adamw", "sgd", "adam"])
+def test_groups_of_parameters_have_settings_of_their_own(name):
+    """As PyTorch trains them, but for the rounding of exact."""
+    settings = parse_params(small(optimizer={"name": name, "lr": 0.01, "weight_decay": 0.05})).train
+    inputs, targets = torch.randn(16, 4, generator=torch.Generator().manual_seed(1)), torch.arange(16) % 3
+    plain = net()
+    made = {"adamw": torch.optim.AdamW, "sgd": torch.optim.SGD, "adam": torch.optim.Adam}[name]
+    more = {"momentum": 0.9} if name == "sgd" else {}
+    optimizer = made(no_decay_of_vectors(plain), lr=0.01, weight_decay=0.05, **more)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(plain(inputs), targets).backward()
+        optimizer.step()
+    split = {"seed": 0, "shards": 4, "samples": 16, "independent": False}
+    for numerics in (FastNumerics(settings, CPU, "cross_entropy"),
+                     ExactNumerics(settings, CPU, "cross_entropy", (), **split)):  # fmt: skip
+        model = net()
+        attach(Experiment(model, parameter_groups=no_decay_of_vectors))
+        numerics.prepare(model)
+        module, stepper = numerics.module(model), numerics.optimizer(model)
+        for step in range(3):
+            while True:
+                stepper.zero_grad()
+                batch = MicroBatch(inputs, targets, step, range(4))
+                numerics.backward(numerics.loss(numerics.forward(module, batch), batch.targets))
+                if numerics.accepts_grads(lambda values: values):
+                    break
+            numerics.step(stepper)
+        for path, p in model.named_parameters():
+            assert torch.allclose(p.float(), plain.get_parameter(path), rtol=1e-5, atol=1e-6), (numerics.name, path)
+        assert [group["lr"] for group in stepper.param_groups] == [0.01, 0.01, 0.02]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda model: [{"params": [model[0].weight]}], r"model\.0\.bias, model\.1\.weight.* is not in one group"),
+        (lambda model: [{"params": model.parameters()}, {"params": [model[0].bias]}], r"model\.0\.bias is not in one"),
+        (
+            lambda model: [{"params": [*model.parameters(), torch.ones(1)]}],
+            "a tensor that is no parameter to train is in",
+        ),
+        (lambda model: [{"parameters": [*model.parameters()]}], r"KeyError: 'params'"),
+        (lambda model: [model.nowhere], "AttributeError: .*nowhere"),
+        (
+            lambda model: [{"params": model.parameters(), "decay": 0.1}],
+            r"decay: unknown key of a group\. hint: SGD takes lr",
+        ),
+    ],
+)
+def test_groups_that_leave_something_out_are_named(function, message):
+    model = net()
+    attach(Experiment(model, parameter_groups=function))
+    with pytest.raises(UserError, match=f"parameter_groups: {message}"):
+        make_optimizer(chosen(name="sgd"), grouped(model))

@@ -126,6 +126,7 @@ CARD = SimpleNamespace(input_shape=(4,), num_classes=3)
     ("made", "message"),
     [
         (lambda: Experiment(nn.Linear(2, 2), "mse"), "its loss is str, expected a function"),
+        (lambda: Experiment(nn.Linear(2, 2), parameter_groups=[]), "its parameter_groups is list, expected a function"),
         (lambda: Experiment(nn.Linear(2, 2), nn.Linear(2, 1)), "its loss has parameters of its own, which nothing"),
         (
             lambda: Experiment("net"),

@@ -17,7 +17,7 @@ from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
 from samebits.numerics.interface import Numerics, each_loss, logits_of
 from samebits.numerics.kernels import choose_kernels
-from samebits.numerics.optimizers import make_optimizer
+from samebits.numerics.optimizers import grouped, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,9 +160,8 @@ class FastNumerics(Numerics):
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of params.yaml; fused on GPUs if it can be, which keeps ``fp16`` from waiting for them."""
         chosen = self._train.optimizer
-        parameters = [p for p in model.parameters() if p.requires_grad]
         fused = {"fused": self._device.type == "cuda"} if chosen.name in _FUSED else {}
-        optimizer = make_optimizer(chosen, parameters, **fused)
+        optimizer = make_optimizer(chosen, grouped(model), **fused)
         self._initial_state = _copied(optimizer.state)
         return optimizer
 

@@ -7,33 +7,42 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.errors import UserError, first_line
+from samebits.errors import UserError, few, first_line, place_of
+from samebits.models.experiment import parameter_groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from torch import Tensor
+    from torch import nn
 
     from samebits.params.schema import Optimizer
 
 _CHOSEN_HERE = ("params", "lr", "weight_decay", "foreach", "fused", "capturable", "differentiable")
 
 
-def make_optimizer(chosen: Optimizer, parameters: Sequence[Tensor], **implementation: bool) -> torch.optim.Optimizer:
-    """The optimizer over ``parameters``. ``implementation`` are arguments such as ``foreach``, left out if it has none.
+def make_optimizer(
+    chosen: Optimizer, groups: Sequence[dict[str, Any]], **implementation: bool
+) -> torch.optim.Optimizer:
+    """The optimizer over groups of ``grouped``. ``implementation`` are arguments such as ``foreach``, if it has them.
 
     Raises:
         UserError: the optimizer does not take an argument, or its value.
     """
     made = {cls.__name__.lower(): cls for cls in vars(torch.optim).values() if isinstance(cls, type)}[chosen.name]
     takes = inspect.signature(made).parameters
-    reserved = {*_CHOSEN_HERE, *(["momentum"] if chosen.name == "sgd" else [])}
-    accepts = [name for name in takes if name not in reserved]
+    keys = [name for name in ("lr", "weight_decay") if name in takes] + ["momentum"] * (chosen.name == "sgd")
+    accepts = [name for name in takes if name not in {*_CHOSEN_HERE, *keys}]
     kwargs = {name: tuple(value) if isinstance(value, list) else value for name, value in chosen.kwargs.items()}
     for name in kwargs:
         if name not in accepts:
-            hint = f"{made.__name__} takes {', '.join(accepts)}" + (" by keys of its own" * (name in reserved))
+            hint = f"{made.__name__} takes {', '.join(accepts)}" + (
+                ", and others by keys of their own" * (name in takes)
+            )
             raise UserError(f"train.optimizer.kwargs.{name}: unknown key", hint=hint)
+    for name in (name for group in groups for name in group):
+        if name not in ("params", *keys, *accepts):
+            hint = f"{made.__name__} takes {', '.join([*keys, *accepts])}"
+            raise UserError(f"parameter_groups: {name}: unknown key of a group", hint=hint)
     settings: dict[str, Any] = {"lr": chosen.lr, **kwargs}
     if "weight_decay" in takes:
         settings["weight_decay"] = chosen.weight_decay
@@ -44,8 +53,34 @@ def make_optimizer(chosen: Optimizer, parameters: Sequence[Tensor], **implementa
         settings["momentum"] = chosen.momentum
     settings |= {name: value for name, value in implementation.items() if name in takes}
     try:
-        optimizer: torch.optim.Optimizer = made([*parameters], **settings)
+        optimizer: torch.optim.Optimizer = made([{**group} for group in groups], **settings)
     except (TypeError, ValueError, RuntimeError) as error:
         text = f"train.optimizer.kwargs: {made.__name__} does not take {kwargs}: {first_line(str(error))}"
         raise UserError(text, hint=f"see the documentation of torch.optim.{made.__name__}") from None
     return optimizer
+
+
+def grouped(model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters that are trained, in the groups of the user's own function if the model carries one.
+
+    Raises:
+        UserError: the function fails, or leaves out a parameter, or has one twice.
+    """
+    trained = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    function = parameter_groups_of(model)
+    if function is None:
+        return [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    try:
+        groups = [{**group, "params": [*group["params"]]} for group in function(model)]
+        held = [id(p) for group in groups for p in group["params"]]
+    except Exception as error:
+        what = f"parameter_groups: {type(error).__name__}: {first_line(str(error))}"
+        raise UserError(what, hint=f"see {place_of(error) or 'that function'}") from error
+    lacks = [f"model.{name}" for key, name in trained.items() if held.count(key) != 1]
+    if lacks or len(held) != len(trained):
+        what = (
+            f"parameter_groups: {few(lacks) or 'a tensor'} {'is not' if lacks else 'that is no parameter to train is'}"
+        )
+        hint = "give each parameter with requires_grad to one group, and no other"
+        raise UserError(f"{what} in one group", hint=hint)
+    return groups

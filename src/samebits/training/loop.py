@@ -95,6 +95,8 @@ class Trainable:
         held, trained = ({id(p) for p in ps if p.requires_grad} for ps in (self._optimized(), self.module.parameters()))
         if held != trained:  # nothing would be trained, without a word
             raise RuntimeError("the optimizer's parameters are not those of the wrapped module")
+        self._shares = [group["lr"] / params.train.optimizer.lr for group in self.optimizer.param_groups]
+        """The learning rate of each group over that of the params."""
         self._trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.module.train()
 
@@ -104,8 +106,8 @@ class Trainable:
         Raises:
             UserError: a parameter got no gradient, and there are several ranks.
         """
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        for group, share in zip(self.optimizer.param_groups, self._shares, strict=True):
+            group["lr"] = rate * share
         largest_of_all = partial(self.worker.ranks.all_reduce, maximum=True)
         loss = self._accumulate_grads(step)
         try:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
-from samebits.models.experiment import loss_of
+from samebits.models.experiment import loss_of, parameter_groups_of
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum
@@ -25,7 +25,7 @@ from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
-from samebits.numerics.optimizers import make_optimizer
+from samebits.numerics.optimizers import grouped, make_optimizer
 from samebits.records.run import Arithmetic
 
 if TYPE_CHECKING:
@@ -196,19 +196,20 @@ class ExactNumerics(Numerics):
 
         return batch, parts_of(inputs, targets if self.own_loss else None), slopes_of
 
-    def optimizer(self, model: nn.Module) -> ExactOptimizer:  # noqa: ARG002 - ``prepare`` has seen its parameters
+    def optimizer(self, model: nn.Module) -> ExactOptimizer:
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
         chosen = self._train.optimizer
         common: dict[str, Any] = {"lr": chosen.lr, "terms": self._terms, "clip": self._train.clip_grad_norm}
-        if chosen.name == "sgd" and not chosen.kwargs:
+        plain = not chosen.kwargs and parameter_groups_of(model) is None
+        if chosen.name == "sgd" and plain:
             return SGD(self._groups, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **common)
-        if chosen.name == "adamw" and not chosen.kwargs:
+        if chosen.name == "adamw" and plain:
             return AdamW(self._groups, weight_decay=chosen.weight_decay, **common)
 
-        def make(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-            return make_optimizer(chosen, parameters, foreach=False, fused=False)
+        def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+            return make_optimizer(chosen, groups, foreach=False, fused=False)
 
-        return TorchOptimizer(self._groups, make, **common)
+        return TorchOptimizer(self._groups, make, grouped(model), **common)
 
     def backward(self, loss: Tensor) -> None:
         """Add the loss's exact gradients to those of the parameters."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,7 +52,7 @@ class ExactOptimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients."""
         assert set_to_none
-        for p in self.param_groups[0]["params"]:
+        for p in (p for group in self.param_groups for p in group["params"]):
             p.grad = None
 
     def step(self) -> None:
@@ -177,27 +178,34 @@ class AdamW(_Blockwise):
 class TorchOptimizer(ExactOptimizer):
     """Any optimizer of ``torch.optim``, by its own loop over float32 parameters, with each operation under the guard.
 
-    ``make`` gets these parameters and returns the optimizer. Raises RefusedError in ``step``: an operation has no exact
-    version.
+    ``make`` gets ``param_groups`` with these parameters and returns the optimizer. Raises RefusedError in ``step``: an
+    operation has no exact version.
     """
 
     def __init__(
         self,
         groups: Sequence[Sequence[nn.Parameter]],
-        make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        make: Callable[[list[dict[str, Any]]], torch.optim.Optimizer],
+        param_groups: Sequence[dict[str, Any]],
         *,
         lr: float,
         terms: int,
         clip: float | None,
     ) -> None:
         super().__init__(groups, lr=lr, terms=terms, clip=clip)
-        self._make = make
         self._narrow = [nn.Parameter(group[0].detach().to(torch.float32)) for group in self._tied]
+        narrow = {id(p): n for tied, n in zip(self._tied, self._narrow, strict=True) for p in tied}
+        of = {id(tied[0]): tied for tied in self._tied}
+        self.param_groups = [
+            {"lr": lr, **one, "params": [q for p in one["params"] for q in of.get(id(p), ())]} for one in param_groups
+        ]
+        inner = [{**one, "params": [narrow[id(p)] for p in one["params"] if id(p) in of]} for one in param_groups]
+        self._make = partial(make, inner)
         self.reset()
 
     def reset(self) -> None:
         """Return to the state before the first step, which some optimizers make with the object."""
-        self._inner = self._make(self._narrow)
+        self._inner = self._make()
         for group in self._inner.param_groups:
             group |= {key: portable(value) for key, value in group.items() if key != "params"}
         self.state.clear()
@@ -213,8 +221,8 @@ class TorchOptimizer(ExactOptimizer):
             narrow.copy_(tied[0])
             sums = _sums(tied) or [torch.zeros_like(tied[0]).view(-1)]
             narrow.grad = self._gradient(sums, scale).view(narrow.shape)
-        for group in self._inner.param_groups:
-            group["lr"] = PortableFloat(self.param_groups[0]["lr"])
+        for group, outer in zip(self._inner.param_groups, self.param_groups, strict=True):
+            group["lr"] = PortableFloat(outer["lr"])
         try:
             with Engine(), _PortableItems():
                 self._inner.step()

@@ -17,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from samebits.errors import UserError, first_line, place_of
 from samebits.models import MODELS, UserModel
-from samebits.models.experiment import Experiment, attach_loss
+from samebits.models.experiment import Experiment, attach
 from samebits.numerics.initialization import portable_initialization
 
 if TYPE_CHECKING:
@@ -79,14 +79,13 @@ def _build_user_model(model: UserModel, card: Card) -> nn.Module:
             f"model.name: {model.name} raised {type(error).__name__}: {first_line(str(error))}",
             hint=f"see {place_of(error) or 'the factory'}",
         ) from error
-    loss: Any = None
-    if isinstance(built, Experiment):
-        built, loss = built.model, built.loss
+    experiment: Any = built if isinstance(built, Experiment) else Experiment(built)
+    built = experiment.model  # of any type
     if not isinstance(built, nn.Module):
         what = f"model.name: {model.name} returned {type(built).__name__}, expected a torch.nn.Module"
         raise UserError(what, hint="return the model, or samebits.Experiment(model, loss)")
-    _check_loss(model.name, loss)
-    attach_loss(built, loss)
+    _check_functions(model.name, experiment)
+    attach(experiment)
     if lazy := [name for name, value in chain(built.named_parameters(), built.named_buffers()) if is_lazy(value)]:
         what = f"model.name: {model.name} returned a model whose {lazy[0]} has no shape yet"
         raise UserError(what, hint="run one sample through it in the factory, or give sizes in place of Lazy modules")
@@ -96,10 +95,14 @@ def _build_user_model(model: UserModel, card: Card) -> nn.Module:
     return built
 
 
-def _check_loss(name: str, loss: Any) -> None:
-    if loss is not None and not callable(loss):
-        hint = "give a function of outputs and targets"
-        raise UserError(f"model.name: {name}: its loss is {type(loss).__name__}, expected a function", hint=hint)
+def _check_functions(name: str, experiment: Any) -> None:
+    functions = {"loss": experiment.loss, "parameter_groups": experiment.parameter_groups}
+    takes = {"loss": "outputs and targets", "parameter_groups": "the model"}
+    for kind, function in functions.items():
+        if function is not None and not callable(function):
+            what = f"model.name: {name}: its {kind} is {type(function).__name__}, expected a function"
+            raise UserError(what, hint=f"give a function of {takes[kind]}")
+    loss = experiment.loss
     if isinstance(loss, nn.Module) and next(loss.parameters(), None) is not None:
         what = f"model.name: {name}: its loss has parameters of its own, which nothing would train"
         raise UserError(what, hint="put them into the model, and return from forward what the loss needs")
