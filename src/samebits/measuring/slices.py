@@ -37,6 +37,7 @@ SLICE_SECONDS = 0.5
 CHUNKS = 8
 CHUNK_SECONDS = {"cpu": 0.0, "cuda": 0.02}
 """Least time of a chunk. On a GPU each begins with an empty queue, and a shorter one would measure that."""
+_SHORTEST_STEP = 1e-5  # seconds: no GPU is given a step's work in less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +147,7 @@ def _lengths(trained: int, step_seconds: float, least_seconds: float) -> tuple[i
     """Steps of a slice and of a chunk. A slice is longer than the training if its chunks would be too short."""
     step = max(step_seconds, 1e-9)
     steps = max(1, min(trained, round(SLICE_SECONDS / step)))
-    chunk, least = max(1, steps // CHUNKS), math.ceil(least_seconds / step)
+    chunk, least = max(1, steps // CHUNKS), math.ceil(least_seconds / max(step, _SHORTEST_STEP))
     return (steps, chunk) if least <= chunk else (CHUNKS * least, least)
 
 

@@ -263,19 +263,22 @@ class TrainResult:
 def warm_up(
     trainable: Trainable, steps: int, *, seconds: float = 0.0, before_reset: Callable[[], None] = lambda: None
 ) -> float:
-    """Run some steps and return to the initial state; return the seconds of the slowest rank's last step.
+    """Run two steps or more and return to the initial state; return the seconds of a step, of the slowest rank.
 
-    They are repeated, each time from the initial state, until ``seconds`` have passed on every rank.
+    The steps are repeated, each time from the initial state, until ``seconds`` have passed on every rank. The first one
+    does not count, because it may load libraries.
     """
     worker, rates = trainable.worker, trainable.rates(0, steps)
-    clock, began, cold = StepClock(worker.device), time.perf_counter(), True
+    began, cold = time.perf_counter(), True
     while cold:
         trainable.reset()
-        trainable.run(0, rates, clock)
+        trainable.run(0, rates[:1], StepClock(worker.device))
+        clock = StepClock(worker.device)
+        trainable.run(1, rates[1:], clock)
         cold = seconds > 0 and worker.ranks.any_rank(time.perf_counter() - began < seconds)
     before_reset()
     trainable.reset()
-    return worker.ranks.max_over_ranks([clock.step_seconds[-1]])[0]
+    return worker.ranks.max_over_ranks([clock.seconds / (steps - 1)])[0]
 
 
 def train(
