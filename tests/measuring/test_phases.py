@@ -12,6 +12,8 @@ import torch
 from patience import patient
 from samebits.measuring.bounds import gradient_bytes
 from samebits.measuring.phases import TURNS, Twins, break_down, one_thread
+from samebits.measuring.tracing import OperationCounter
+from samebits.records.breakdown import Launches
 from samebits.training import meters
 from samebits.training.meters import PhaseClock, Queue, ignore_phase
 
@@ -66,6 +68,28 @@ def test_reads_of_the_forward_pass_are_counted_and_no_others(trainable, monkeypa
     reads = divide(made).reads
     assert reads.count == 3
     assert reads.ms > 0
+
+
+def test_launches_are_counted_by_where_they_come_from(trainable):
+    """Twice as many micro-batches launch forward and backward twice, and the optimizer once."""
+    once, twice = (divide(trainable(grad_accum_steps=count).trainable).launches for count in (1, 2))
+    assert 0 < 2 * once.passes < twice.passes < 3 * once.passes  # sums of gradients are added
+    assert 0 < once.rest < twice.rest < 2 * once.rest  # batches are made twice
+
+
+def test_views_and_allocations_launch_nothing():
+    phase = ["forward"]
+    with OperationCounter(lambda: phase[0]) as counter:
+        ones = torch.ones(4, 4)  # fill_
+        torch.empty(3).view(3).t().detach()
+        product = ones.t() @ ones[:2].T
+        phase[0] = "backward"
+        product + 1
+        phase[0] = "optimizer"
+        with torch.profiler.record_function("noted"):
+            product.mul_(2).sum().item()
+    assert counter.launches() == Launches(passes=3, rest=2)
+    assert counter.reads == 0
 
 
 def test_a_model_that_takes_threads_is_also_held_to_one(trainable, monkeypatch):

@@ -6,12 +6,23 @@ import re
 import pytest
 
 from samebits.params import parse_params
-from samebits.records.breakdown import AllReduce, Bounds, Breakdown, Bucket, Phases, RankPhases, Reads, Traffic
+from samebits.records.breakdown import (
+    AllReduce,
+    Bounds,
+    Breakdown,
+    Bucket,
+    Launches,
+    Phases,
+    RankPhases,
+    Reads,
+    Traffic,
+)
 from samebits.remarks import Oversubscribed
 from samebits.results.comparison import SliceSteps
 from samebits.results.explanation.causes import LEAST_SHARE
 from samebits.results.explanation.explain import explain
 from samebits.results.explanation.parts import mean_parts, plain_ms, turns_of
+from samebits.results.explanation.remedies import REPLAYED_MS
 from samebits.results.explanation.section import main_row, say_distance, why_section
 from samebits.results.explanation.words import (
     NOTHING,
@@ -36,10 +47,10 @@ def rank(noted, alone=None, *, threads=1):
 
 
 def breakdown(*ranks, step=None, half=None, gradient_bytes=4 * MIB, reduced=1, bus=1.0, latency_ms=0.1, buffers=0,
-              floor_ms=0.1, **changes):  # fmt: skip
+              floor_ms=0.1, flying_ms=20.0, **changes):  # fmt: skip
     steps = step or max(one.noted[0].total for one in ranks)
     several = len(ranks) > 1
-    bucket = Bucket(size_bytes=gradient_bytes, ready_ms=1.0, done_ms=2.0)
+    bucket = Bucket(size_bytes=gradient_bytes, ready_ms=1.0, done_ms=1.0 + flying_ms)
     return Breakdown(
         steps=4,
         plain_ms=(steps,) * TURNS,
@@ -161,6 +172,76 @@ def test_a_straggler_is_the_same_rank_in_every_turn_of_a_quiet_host(own, others,
     ranks = [RankPhases(noted=tuple(noted), alone=tuple(one), threads=1) for one in alone]
     causes = [finding.cause for finding in explained(breakdown(*ranks, other_cores=others), SLICES).findings]
     assert ("straggler" in causes) is named
+
+
+def test_communication_takes_no_longer_than_all_reduces_were_in_flight():
+    """The rest is DDP's own work, which shows where launches take longer than kernels."""
+    slices = SliceSteps(strategy=24.8, single=37.6, share=18.8, together=18.8)
+    explanation = explained(breakdown(*[rank(SENDING, SOUND)] * 2, flying_ms=2.0), slices)
+    parts, losses = explanation.parts, explanation.losses
+    assert (parts.communication, parts.wrapper, parts.waiting) == pytest.approx((2.0, 4.0, 0.0))
+    assert (losses.communication, losses.wrapper, losses.unexplained) == pytest.approx((2.0, 4.0, 0.0))
+    assert "DDP's own work on the host" in say_explanation("ddp-fast", explanation)
+    (finding,) = explanation.findings
+    assert (finding.cause, finding.lost_ms) == ("small_batch", pytest.approx(4.0))
+    assert finding.evidence[-1].name == "DDP's own work on the host, as long for a larger batch"
+
+
+@pytest.mark.parametrize(
+    ("flights", "ms"),
+    [((), 0.0), (((1, 3),), 2.0), (((1, 3), (2, 5)), 4.0), (((4, 5), (1, 3)), 3.0), (((1, 9), (2, 3), (10, 11)), 9.0)],
+)
+def test_buckets_may_be_in_flight_together(flights, ms):
+    buckets = tuple(Bucket(size_bytes=4, ready_ms=ready, done_ms=done) for ready, done in flights)
+    assert Traffic(buckets=buckets, gradient_bytes=4, buffer_bytes=0).in_flight_ms == ms
+
+
+LAUNCHES = Launches(passes=45, rest=15)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "train", "launches", "half", "remedy"),
+    [
+        (1, {}, LAUNCHES, 0.6, "fewer_launches"),
+        (1, {}, None, 0.6, "larger_batch"),  # nobody has counted them
+        (1, {}, Launches(passes=2, rest=58), 0.6, "larger_batch"),  # those of the optimizer stay
+        (1, {}, Launches(passes=450, rest=150), 0.6, "larger_batch"),  # the device takes as long
+        (1, {"cuda_graphs": True}, LAUNCHES, 0.6, "larger_batch"),
+        (1, {"compile": True}, LAUNCHES, 0.6, "larger_batch"),
+        (1, {"grad_accum_steps": 2}, LAUNCHES, 0.6, "larger_batch"),
+        (0, {}, LAUNCHES, 0.6, "larger_batch"),  # a CPU has no graphs
+    ],
+)
+def test_where_launches_bind_fewer_of_them_are_advised(gpus, train, launches, half, remedy):
+    params = parse_params({"train": train})
+    short = {"forward": 0.2, "backward": 0.3, "optimizer": 0.1}
+    broken = breakdown(rank(short), half=half, floor_ms=0.001, launches=launches)
+    record = run_record(placement=placed("single", params, gpus=gpus)[0], breakdown=broken, params=params)
+    (finding,) = explain(record, None, None).findings
+    assert (finding.cause, finding.remedy) == ("launch_bound", remedy)
+    shown = {one.name: one.value for one in finding.evidence}
+    if remedy == "fewer_launches":
+        assert finding.change == {"train.cuda_graphs": True}
+        assert finding.gain.median == pytest.approx(0.6 / (0.6 - 45 * (0.6 / 60 - REPLAYED_MS)))
+        assert (shown["launches of a step"], shown["of these, in the passes"]) == (60, 45)
+        said = advice_of(finding)
+        assert said.startswith("Next: set train.cuda_graphs: true, ")
+        assert "train.compile: true" in said
+        assert "Predicted: 2.50 times" in said
+
+
+@pytest.mark.parametrize(("strategy", "remedy"), [("ddp", "fewer_launches"), ("dp", "larger_batch")])
+def test_a_share_that_launches_bind_is_told_so(strategy, remedy):
+    """Each device launches as much for its share of the batch as one device for the whole."""
+    short = {"forward": 0.2, "backward": 0.3, "optimizer": 0.1}
+    ranks = [rank(short, short)] * 4 if strategy == "ddp" else [rank(short)]
+    placement = placed(strategy, gpus=4)[0]
+    broken = breakdown(*ranks, floor_ms=0.001, launches=LAUNCHES)
+    slices = SliceSteps(strategy=0.6, single=0.6, share=0.6, together=0.6 if strategy == "ddp" else None)
+    (finding,) = explain(run_record(placement=placement, breakdown=broken), slices, ratio(1.0, 0.9, 1.1)).findings
+    assert (finding.cause, finding.remedy) == ("small_batch", remedy)
+    if remedy == "fewer_launches":
+        assert finding.gain.median == pytest.approx(0.6 / (0.6 - 45 * (0.6 / 60 - REPLAYED_MS)))
 
 
 def test_workers_that_share_a_gpu_are_told_so_in_place_of_communication():
@@ -294,7 +375,7 @@ def test_workers_that_share_a_device_are_what_to_change():
 
 
 def test_of_gains_no_more_is_said_to_be_lost_than_a_step_takes():
-    losses = {"ideal_ms": 31.4, "fixed": 7.3, "contention": -2.0, "communication": 2.2, "waiting": 0.0,
+    losses = {"ideal_ms": 31.4, "fixed": 7.3, "contention": -2.0, "communication": 2.2, "wrapper": 0.0, "waiting": 0.0,
               "buffers": 0.0, "copies": 0.0, "unexplained": 0.0}  # fmt: skip
     for contention, told in [(-2.0, " Lost: 7.3 ms work that a smaller share does not shorten, 2.2 ms communication"
                                     " that is not hidden, and 2 ms gained."), (-9.2, "")]:  # fmt: skip

@@ -33,6 +33,7 @@ def test_ddp_leaves_phases_of_every_rank_and_its_traffic(trained):
     assert whole.size_bytes == divided.traffic.gradient_bytes
     assert whole.bus_gb_per_s > 0
     assert divided.bounds.half_ms is None
+    assert min(divided.launches.passes, divided.launches.rest) > 0
 
 
 def test_each_micro_batch_is_not_reduced_by_itself(trained):

@@ -18,8 +18,8 @@ import torch
 
 from samebits.host import Cores, CoreShares, count_cores
 from samebits.measuring.bounds import gradient_bytes, measure_bounds
-from samebits.measuring.tracing import ReadCounter, Tracer, read_seconds
-from samebits.records.breakdown import Breakdown, Phases, RankPhases, Reads, Traffic
+from samebits.measuring.tracing import OperationCounter, Tracer, read_seconds
+from samebits.records.breakdown import Breakdown, Launches, Phases, RankPhases, Reads, Traffic
 from samebits.training.meters import PhaseClock, StepClock, ignore_phase
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_sec
     steps = max(1, min(total_steps, round(TURN_SECONDS / max(step_seconds, 1e-9))))
     turns = _Turns(trainable, twins, steps, total_steps)
     turns.run()
-    traffic, reads = _trace(trainable, twins, total_steps)
+    traffic, reads, launches = _trace(trainable, twins, total_steps)
     worker = trainable.worker
     ranks = tuple(worker.ranks.gather(turns.here()))
     shares = turns.shares
@@ -68,6 +68,7 @@ def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_sec
         ranks=ranks,
         traffic=traffic,
         reads=reads,
+        launches=launches,
         bounds=measure_bounds(trainable, turns.ms("half") if twins.half else None),
         cores=count_cores(),
         other_cores=others if math.isfinite(others) else None,
@@ -159,26 +160,27 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffic | None, Reads]:
-    """Trace the all-reduces and reads of some steps, which this makes slower."""
+def _trace(trainable: Trainable, twins: Twins, total_steps: int) -> tuple[Traffic | None, Reads, Launches | None]:
+    """Trace all-reduces, reads and launches of some steps, which this makes slower."""
     tracer = Tracer(trainable.worker.device)
     several = trainable.worker.world_size > 1
     subject = twins.traced(tracer) if several else trainable
     if subject is None:
-        return None, Reads()
+        return None, Reads(), None
     subject.reset()
-    reads = ReadCounter(lambda: tracer.phase)
+    counter = OperationCounter(lambda: tracer.phase)
     subject.watch(tracer)
-    with reads:
+    with counter:
         subject.run(0, subject.rates(0, 1), StepClock(trainable.worker.device))
     for step in range(min(TRACED_STEPS, total_steps)):
         tracer.begin_step()
         subject.run(step, subject.rates(step, step + 1), StepClock(trainable.worker.device))
     subject.watch(ignore_phase)
-    of_one = read_seconds(trainable.worker.device) if reads.count else 0.0
-    counted = Reads(count=reads.count, ms=1e3 * of_one * reads.count)
-    if not several:
-        return None, counted
-    buffer_bytes = sum(buffer.nbytes for buffer in subject.model.buffers()) if subject.sync_buffers else 0
-    traffic = Traffic(buckets=tracer.buckets(), gradient_bytes=gradient_bytes(trainable), buffer_bytes=buffer_bytes)
-    return traffic, counted
+    of_one = read_seconds(trainable.worker.device) if counter.reads else 0.0
+    reads = Reads(count=counter.reads, ms=1e3 * of_one * counter.reads)
+    traffic = None
+    if several:
+        sent = sum(buffer.nbytes for buffer in subject.model.buffers()) if subject.sync_buffers else 0
+        bytes_of_all = gradient_bytes(trainable)
+        traffic = Traffic(buckets=tracer.buckets(), gradient_bytes=bytes_of_all, buffer_bytes=sent)
+    return traffic, reads, counter.launches()

@@ -1,8 +1,9 @@
-"""Traces single steps: the all-reduces of ddp, reads of device values, and all operations for Perfetto or Chrome."""
+"""Traces single steps: the all-reduces of ddp, reads, launches, and all operations for Perfetto or Chrome."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from samebits.numerics.dispatch import EagerDispatchMode
-from samebits.records.breakdown import Bucket
+from samebits.records.breakdown import Bucket, Launches
 from samebits.training.meters import StepClock, moment, seconds_between, synchronize
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
 
 _SCALARS = {torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default}
 _COPIES = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
+_WITHOUT_KERNEL = {
+    *_SCALARS,
+    torch.ops.aten._unsafe_view.default,
+    torch.ops.aten.empty.memory_format,
+    torch.ops.aten.empty_like.default,
+    torch.ops.aten.empty_strided.default,
+    torch.ops.aten.new_empty.default,
+    torch.ops.aten.new_empty_strided.default,
+}
 _TIMED_READS = 200
 _STEPS_FOR_PERFETTO = 3
 
@@ -95,20 +105,32 @@ class Tracer:
         )
 
 
-class ReadCounter(EagerDispatchMode):
-    """Counts reads while ``phase()`` is ``forward``."""
+class OperationCounter(EagerDispatchMode):
+    """Counts the operations of a step: ``reads`` while ``phase()`` is ``forward``, and launches by phase."""
 
     def __init__(self, phase: Callable[[], PhaseName]) -> None:
         super().__init__()
         self._phase = phase
-        self.count = 0
+        self.reads = 0
+        self._launches: Counter[PhaseName] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation; count it if it reads a value."""
-        outputs = func(*args, **(kwargs or {}))
-        if self._phase() == "forward":
-            self.count += func in _SCALARS or (func in _COPIES and _to_host(args, outputs))
+        """Run an operation; count it if it reads a value or computes."""
+        outputs, phase = func(*args, **(kwargs or {})), self._phase()
+        if phase == "forward":
+            self.reads += func in _SCALARS or (func in _COPIES and _to_host(args, outputs))
+        self._launches[phase] += _computes(func)
         return outputs
+
+    def launches(self) -> Launches:
+        """The operations that compute."""
+        passes = self._launches["forward"] + self._launches["backward"]
+        return Launches(passes=passes, rest=self._launches.total() - passes)
+
+
+def _computes(func: Any) -> bool:
+    """Whether an operation reads or writes numbers: no view, no allocation, and no note for a profiler."""
+    return not (getattr(func, "is_view", False) or func in _WITHOUT_KERNEL or func.namespace == "profiler")
 
 
 def _to_host(args: Any, outputs: Any) -> bool:

@@ -70,12 +70,37 @@ class Traffic(Part):
         """Bytes of gradients that a step reduces."""
         return sum(bucket.size_bytes for bucket in self.buckets)
 
+    @property
+    def in_flight_ms(self) -> float:
+        """Milliseconds of a step in which some all-reduce was ready and not done."""
+        taken = end = 0.0
+        for bucket in sorted(self.buckets, key=lambda one: one.ready_ms):
+            taken += max(0.0, bucket.done_ms - max(bucket.ready_ms, end))
+            end = max(end, bucket.done_ms)
+        return taken
+
 
 class Reads(Part):
     """How often the forward pass of a step reads a value from the device into Python, and how long that takes."""
 
     count: int = 0
     ms: float = 0.0
+
+
+class Launches(Part):
+    """Operations of a step that compute on the device of rank 0. On a GPU each launches a kernel, some launch more.
+
+    ``passes`` are those of the forward and backward passes with the loss. The ``rest`` makes batches and updates
+    weights.
+    """
+
+    passes: int
+    rest: int
+
+    @property
+    def total(self) -> int:
+        """All of a step."""
+        return self.passes + self.rest
 
 
 class AllReduce(Part):
@@ -110,8 +135,8 @@ class Breakdown(Part):
 
     Kinds of steps took turns of ``steps`` steps: plain (``plain_ms``), with their phases measured (``noted_ms``), and
     without communication. Each figure is ms of a step, by turn, of the slowest rank. If a model uses more threads than
-    its device has, ``one_thread_ms`` has turns that were limited to that number. ``other_cores`` is the number of cores
-    that other processes kept busy; None if it cannot be read.
+    its device has, ``one_thread_ms`` has turns that were limited to that number. ``launches`` is None if no step was
+    traced. ``other_cores`` is the number of cores that other processes kept busy; None if it cannot be read.
     """
 
     steps: PositiveInt
@@ -121,6 +146,7 @@ class Breakdown(Part):
     ranks: tuple[RankPhases, ...] = Field(min_length=1)
     traffic: Traffic | None = None
     reads: Reads = Reads()
+    launches: Launches | None = None
     bounds: Bounds
     cores: PositiveInt
     other_cores: float | None

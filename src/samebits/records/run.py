@@ -145,7 +145,7 @@ class RunRecord(Record):
     ``same_draws`` are losses of the first steps if each sample gets the same draws on any number of devices.
     """
 
-    SCHEMA = 9  # draws and BatchNorm in forward
+    SCHEMA = 10  # launches of a step
 
     run: str
     strategy: StrategyName

@@ -137,7 +137,7 @@ class RefusedRow(Part):
 class Comparison(Record):
     """``reports/comparison.json``: runs beside each other. The first run of each numerics is the others' reference."""
 
-    SCHEMA = 6  # lists refused runs
+    SCHEMA = 7  # DDP's own work in a step, and launches
 
     task: str
     model: str

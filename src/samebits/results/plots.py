@@ -32,8 +32,8 @@ _LOOKS: dict[str, dict[str, Any]] = {  # lines on top of each other stay visible
         STRATEGIES, cycle("os^Dv"), cycle(("-", "--", "-.", ":")), chain((2.4, 1.8), repeat(1.4)), strict=False
     )
 }
-PART_COLOURS = ("#999933", "#DDCC77", "#CC6677", "#88CCEE", "#AA4499", "#332288", "#44AA99", "#EE7733", "#CC3311",
-                "#117733", "#BBBBBB", "#000000")  # fmt: skip
+PART_COLOURS = ("#999933", "#DDCC77", "#CC6677", "#88CCEE", "#AA4499", "#332288", "#44AA99", "#EE7733", "#661100",
+                "#CC3311", "#117733", "#BBBBBB", "#000000")  # fmt: skip
 """Colours of the parts of a step, in order, from Tol's palettes, which people with any colour vision can tell apart."""
 
 LEAST_SHOWN = 0.005

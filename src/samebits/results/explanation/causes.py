@@ -10,7 +10,7 @@ from samebits.results.explanation.observed import BUSY_CORES
 from samebits.results.explanation.remedies import (
     accumulate,
     fewer_devices,
-    larger_batch,
+    fewer_launches,
     share_no_device,
     use_ddp,
     without,
@@ -54,10 +54,10 @@ class CauseSpec(NamedTuple):
 
 CAUSES = {
     "launch_bound": CauseSpec(
-        "This time does not depend on the batch: Python and the launching of operations", larger_batch
+        "This time does not depend on the batch: Python and the launching of operations", fewer_launches
     ),
     "small_batch": CauseSpec(
-        "The batch is too small to share: this time does not shrink with a device's part of it", larger_batch
+        "The batch is too small to share: this time does not shrink with a device's part of it", fewer_launches
     ),
     "optimizer": CauseSpec("The optimizer moves many parameters for few samples", accumulate),
     "communication": CauseSpec("Gradients are sent for longer than the backward pass can hide", accumulate),
@@ -120,9 +120,8 @@ def find_causes(observed: Observed) -> list[Cause]:
     step = fmean(turn.parts.total for turn in observed.turns)
     causes = [cause for find in _FINDERS for cause in find(observed)]
     if any(cause.kind == "straggler" and cause.ms >= LEAST_SHARE * step for cause in causes):
-        causes = [
-            cause for cause in causes if cause.kind != "contention"
-        ]  # the straggler slows down the step of all devices at once
+        # the straggler slows down the step of all devices at once
+        causes = [cause for cause in causes if cause.kind != "contention"]
     return sorted((cause for cause in causes if cause.ms >= LEAST_SHARE * step), key=lambda cause: -cause.ms)
 
 
@@ -223,7 +222,7 @@ def _queued(observed: Observed) -> list[Cause]:
     lost = tuple(turn.queued_ms for turn in observed.turns)
     shown = [_ms("waiting for a core", median(lost))]
     if observed.share_gpus:  # the queue of a GPU cannot be read: its time shows as communication and waiting
-        lost = tuple(turn.parts.communication + turn.parts.waiting for turn in observed.turns)
+        lost = tuple(turn.parts.of(("communication", "wrapper", "waiting")) for turn in observed.turns)
         shown = [_ms("communication and waiting", median(lost))]
     if observed.oversubscribed:
         return [Cause("oversubscribed", lost, tuple(shown))]
@@ -257,7 +256,8 @@ def _fixed(observed: Observed) -> list[Cause]:
         named = parts.queued + parts.data + observed.reads_ms  # these have causes of their own
         launches = tuple(max(0.0, ms - named) for ms in sorted(fixed)[: len(observed.turns)])
         if median(launches) >= FIXED_SHARE * parts.total:
-            return [Cause("launch_bound", launches, (_ms("time of a step that no batch changes", median(fixed)),))]
+            shown = (_ms("time of a step that no batch changes", median(fixed)), *_launches(observed))
+            return [Cause("launch_bound", launches, shown)]
     return _small_batch(observed)
 
 
@@ -278,7 +278,18 @@ def _small_batch(observed: Observed) -> list[Cause]:
         sending = (parts.communication + (parts.queued if observed.quiet else 0.0)) / _times_reduced(traffic)
         lost += sending
         shown.append(_ms("communication, as long for a larger batch", sending))
-    return [Cause("small_batch", (lost,), tuple(shown))]
+    if parts.wrapper and not observed.share_gpus:
+        lost += parts.wrapper
+        shown.append(_ms("DDP's own work on the host, as long for a larger batch", parts.wrapper))
+    return [Cause("small_batch", (lost,), (*shown, *_launches(observed)))]
+
+
+def _launches(observed: Observed) -> list[Evidence]:
+    """The launches of a step on a GPU, where some can be saved."""
+    launches = observed.breakdown.launches
+    if launches is None or not observed.may_capture:
+        return []
+    return [_number("launches of a step", launches.total), _number("of these, in the passes", launches.passes)]
 
 
 def _optimizer(observed: Observed) -> list[Cause]:

@@ -12,6 +12,7 @@ from samebits.results.explanation.causes import CAUSES, CauseKind, Evidence, fin
 from samebits.results.explanation.observed import Observed
 from samebits.results.explanation.parts import Parts, plain_ms
 from samebits.results.explanation.remedies import Change, Gain, RemedyKind
+from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from samebits.records.run import Ratio, RunRecord
@@ -48,6 +49,7 @@ class LostTime(Part):
     fixed: float
     contention: float
     communication: float
+    wrapper: float
     waiting: float
     buffers: float
     copies: float
@@ -99,11 +101,14 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
     """The explanation of a run; None if its steps were not divided into parts."""
     if record.breakdown is None:
         return None
+    train, placement = record.params.train, record.placement
+    may_capture = STRATEGIES[placement.strategy].compiles and train.why_no_graphs(placement.device_type) is None
     observed = Observed(
         record.breakdown,
-        record.placement,
-        batches=record.params.data.num_samples // record.params.train.global_batch_size,
-        graphs=record.params.train.cuda_graphs,
+        placement,
+        batches=record.params.data.num_samples // train.global_batch_size,
+        graphs=train.cuda_graphs,
+        may_capture=may_capture and not train.cuda_graphs,
     )
     unsteady = _unsteady(slices, observed, record) if slices else None
     if not unsteady:
@@ -164,7 +169,8 @@ def _losses(observed: Observed) -> LostTime | None:
         ideal_ms=ideal,
         fixed=slices.share - ideal,
         contention=together - slices.share - parts.waiting,
-        communication=sent - parts.buffers,
+        communication=sent - parts.buffers - parts.wrapper,
+        wrapper=parts.wrapper,
         waiting=parts.waiting,
         buffers=parts.buffers,
         copies=copies,

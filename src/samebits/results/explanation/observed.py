@@ -24,20 +24,22 @@ class Observed:
 
     With slices, all milliseconds are of their step: the turns of the profiling pass are scaled to it. ``batches`` is
     the number of whole global batches in the data. ``graphs`` says that CUDA graphs are asked for; gradient
-    accumulation turns them off.
+    accumulation turns them off. ``may_capture``: they are not, and could be.
     """
 
     breakdown: Breakdown
     placement: Placement
     batches: int
     graphs: bool
+    may_capture: bool = False
     slices: SliceSteps | None = None
     speedup: Ratio | None = None
 
     @property
     def sending(self) -> tuple[str, ...]:
         """The parts that exist only between ranks. ``waiting`` is not among them: the slowest rank computes then."""
-        return ("buffers", "communication", *(("queued",) if self.quiet else ()))  # because of the threads that send
+        queued = ("queued",) if self.quiet else ()  # because of the threads that send
+        return ("buffers", "communication", "wrapper", *queued)
 
     @cached_property
     def _scales(self) -> tuple[float, float]:

@@ -22,7 +22,8 @@ class Parts(Part):
 
     ``backward`` is computation alone. ``buffers`` is the time that their synchronisation adds to the forward pass.
     ``waiting`` is for the computation of the slowest rank. ``communication`` is the rest that is not hidden behind the
-    backward pass. ``queued`` is time without a core.
+    backward pass, as far as all-reduces were in flight; ``wrapper`` is what remains, DDP's own work on the host.
+    ``queued`` is time without a core.
     """
 
     data: float
@@ -33,6 +34,7 @@ class Parts(Part):
     backward: float
     buffers: float
     communication: float
+    wrapper: float
     waiting: float
     optimizer: float
     host: float
@@ -77,17 +79,20 @@ def _turn(breakdown: Breakdown, turn: int) -> Turn:
     noted = _means([rank.noted[turn] for rank in breakdown.ranks])
     computing_ms = tuple(_computing(rank, turn) for rank in breakdown.ranks)
     phases = noted.model_dump()
-    buffers = communication = waiting = 0.0
+    buffers = communication = wrapper = waiting = 0.0
     if all(rank.alone for rank in breakdown.ranks):
         alone = _means([rank.alone[turn] for rank in breakdown.ranks])
         between = max(0.0, noted.backward - alone.backward)
         waiting = min(between, max(computing_ms) - fmean(computing_ms))
         communication = between - waiting
         phases["backward"] -= between
+        if breakdown.traffic and breakdown.traffic.buckets:  # else nothing says how long they were in flight
+            wrapper = max(0.0, communication - breakdown.traffic.in_flight_ms)
+            communication -= wrapper
         if breakdown.traffic and breakdown.traffic.buffer_bytes:
             buffers = max(0.0, noted.forward - alone.forward)
             phases["forward"] -= buffers
-    parts = Parts(**phases, buffers=buffers, communication=communication, waiting=waiting)
+    parts = Parts(**phases, buffers=buffers, communication=communication, wrapper=wrapper, waiting=waiting)
     return Turn(parts, computing_ms, max(rank.noted[turn].queued for rank in breakdown.ranks))
 
 

@@ -20,6 +20,8 @@ REMEDIES = {
     "(train.grad_accum_steps and train.global_batch_size, both {grad_accum_steps:g} times as large), and adapt the "
     "learning rate",
     "larger_batch": "make train.global_batch_size {global_batch_size:g} times as large, and adapt the learning rate",
+    "fewer_launches": "set train.cuda_graphs: true, which launches forward and backward as a whole, or train.compile: "
+    "true, which makes fewer kernels of them",
     "sync_once": "report it: all backward passes but the last of a step are to run under no_sync",
     "keep_buffers": "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
     "balance_ranks": "give that rank the same work and the same device as the others; "
@@ -41,6 +43,12 @@ else:
 
 Change = dict[str, float | bool | str]
 """Keys of params.yaml with their new values. Batch sizes and accumulation have factors in place of values."""
+
+REPLAYED_MS = 0.002
+"""Least milliseconds of a kernel in a graph, with the gap before the next one. What a launch costs beyond is saved."""
+
+LEAST_GAIN = 1.1
+"""Predicted gain from which fewer launches are advised in place of a larger batch."""
 
 TIMES = 4
 """The factor for a larger batch and for gradient accumulation."""
@@ -108,11 +116,34 @@ def larger_batch(_: Cause, observed: Observed) -> Remedy:
         return Remedy("larger_batch", change, _gain(gains))
     if slices is None:
         return Remedy("larger_batch", change, None)
-    devices = observed.devices
-    fixed = max(0.0, devices * slices.share - slices.single) / (devices - 1)
-    growing = max(0.0, slices.share - fixed)  # communication does not grow with the batch either
+    growing = max(0.0, slices.share - _fixed_of_a_share(observed))  # communication does not grow with the batch either
     steps = [turn.parts.total for turn in observed.turns]
     return Remedy("larger_batch", change, _gain([times * s / (s + (times - 1) * growing) for s in steps]))
+
+
+def fewer_launches(cause: Cause, observed: Observed) -> Remedy:
+    """CUDA graphs or compiled kernels, which change no batch, if they can be had and would help; else a larger batch.
+
+    The gain is that of graphs: the time that no batch changes is shared by all launches, and graphs save those of the
+    passes.
+    """
+    launches = observed.breakdown.launches
+    if not observed.may_capture or launches is None or not launches.passes:
+        return larger_batch(cause, observed)
+    steps = [turn.parts.total for turn in observed.turns]
+    of_all = observed.breakdown.bounds.half_ms is None
+    fixed = [_fixed_of_a_share(observed)] * len(steps) if of_all else cause.lost_ms
+    saved = [launches.passes * max(0.0, ms / launches.total - REPLAYED_MS) for ms in fixed]
+    gain = _gain([step / max(step - ms, 0.05 * step) for step, ms in zip(steps, saved, strict=True)])
+    if gain.median < LEAST_GAIN:
+        return larger_batch(cause, observed)
+    return Remedy("fewer_launches", {"train.cuda_graphs": True}, gain)
+
+
+def _fixed_of_a_share(observed: Observed) -> float:
+    """Milliseconds that a device's share of the batch takes whatever its size; 0 without slices."""
+    slices, devices = observed.slices, observed.devices
+    return max(0.0, devices * slices.share - slices.single) / (devices - 1) if slices else 0.0
 
 
 def fewer_devices(_: Cause, observed: Observed) -> Remedy:
