@@ -160,6 +160,19 @@ def test_where_the_time_of_a_step_goes(steps, devices_by_node, parts):
     assert said.endswith(f"which bounds the speed at 4.00 times. Of a step, {parts}.")
 
 
+@pytest.mark.parametrize(
+    ("device_type", "bound", "said"),
+    [("cuda", 1.05, True), ("cuda", 1.29, True), ("cuda", 1.3, False), ("cpu", 1.05, False)],
+)
+def test_a_model_that_is_too_small_for_several_gpus_is_told_so(device_type, bound, said):
+    """Not that ddp is slow: no strategy could make it faster, and the reader learns what would show a speed-up."""
+    steps = {"strategy": 40.0, "single": 80.0, "share": 20.0}
+    facts = {"slice_step_ms": steps, "speedup": ratio(0.8), "bound": ratio(bound), "device_type": device_type}
+    text = say_speed(row("ddp", devices=4, **facts))
+    told = "This model is too small for 4 of these GPUs: a larger train.global_batch_size, or the larger model of "
+    assert (told in text) == said
+
+
 def test_curves_are_short_and_true():
     steps = MAX_POINTS * 2 + 1
     measurement = Measurement(step_ms=(500.0,) * steps, slice_steps=0, chunk_steps=0, chunk_seconds={})

@@ -36,6 +36,9 @@ _PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 COLOURS = dict(zip(STRATEGIES, itertools.cycle(_PALETTE), strict=False))
 """Colours of the strategies, here and in MLflow: Okabe and Ito's palette, distinct with any colour vision."""
 
+TOO_SMALL = 1.3
+"""Bound of a speed-up below which a model is said to be too small for several GPUs."""
+
 
 def devices_of(placed: Placement | Row) -> str:
     """The devices of a placement or of a row: ``2 GPUs``."""
@@ -168,6 +171,11 @@ def say_speed(row: Row) -> str:
         f"without communication, a device needs {milliseconds(step.share)} for its share, which bounds the speed at "
         f"{times_of(row.bound)}"
     )
+    if row.device_type == "cuda" and row.bound.median < TOO_SMALL:
+        text += (
+            f". This model is too small for {row.devices_used} of these GPUs: a larger train.global_batch_size, or the "
+            "larger model of `PRESET=gpu make repro`, would show a speed-up"
+        )
     parts = [f"{lost / step.strategy:.0%} ({milliseconds(lost)}) {what}" for what, lost in _lost_parts(step, row)]
     if parts:
         text += f". Of a step, {_listed(parts)}"
