@@ -280,6 +280,17 @@ def test_a_gpu_whose_clocks_are_held_down(reasons, said, gpu_host):
         expect(found[-1], "warning", f"its clocks are held down, because {said}", "cooling")
 
 
+def test_gpus_that_start_anew_each_time_are_warned_of(gpu_host):
+    gpu_host("A", "gpu 1", "persistence off", "gpu 2", "persistence off", "gpu 3", "fails persistence NOT_SUPPORTED")
+    assert host.gpus_without_persistence() == [1, 2]
+    expect(
+        devices_found()[-1],
+        "warning",
+        "persistence mode is off on 2 GPUs: the driver takes seconds",
+        "nvidia-smi -pm 1",
+    )
+
+
 PAIRS = "ok", "between all 3 pairs"
 
 

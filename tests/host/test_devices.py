@@ -229,6 +229,38 @@ def test_the_drivers_cuda_is_asked_for_in_another_process(code, gpu_host, tmp_pa
     assert [pid for pid, function in lines if function == "nvmlSystemGetCudaDriverVersion" and pid == process] == []
 
 
+ASKING = """
+import os
+from samebits import host
+
+def ask():
+    host.caution(), host.count_visible(), host.allowed_gpus(), host.count_gpus(), host.visible_uuids()
+
+ask()
+if os.fork() == 0:
+    ask()
+    os._exit(0)
+os.wait()
+ask()
+print(os.getpid())
+"""
+
+
+def test_the_driver_is_opened_once_and_by_each_process_for_itself(gpu_host):
+    """Without persistence mode, each opening may take seconds. What a fork inherits of NVML is its parent's."""
+    calls = gpu_host("A")
+    done = subprocess.run([sys.executable, "-c", ASKING], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    parent, users, opened = done.stdout.strip(), {}, []
+    for process, function in map(str.split, calls.read_text().splitlines()):
+        if function in ("nvmlInitWithFlags", "nvmlShutdown"):
+            users[process] = users.get(process, 0) + (1 if function == "nvmlInitWithFlags" else -1)
+            if users[process] == 1 and function == "nvmlInitWithFlags":
+                opened.append(process)
+                assert process == parent or users[parent] == 0
+    assert [process == parent for process in opened] == [True, False, True]
+
+
 # -- what CUDA_VISIBLE_DEVICES and MIG take away -----------------------------------------------------------------------
 
 

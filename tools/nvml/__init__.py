@@ -6,7 +6,8 @@ back to one of them. ``slice PROFILE MIB`` adds a MIG slice with the properties 
 NVML answer a question of ``nvml.c``'s list, or ``all``, with an error. ``count_fails ERROR`` and ``driver_fails ERROR``
 do the same for the two questions about no single GPU. ``p2p_write`` and ``p2p_nvlink`` are NVML's status of peer
 access, 0 for access. Counters rise with time: energy by ``milliwatts``, traffic by ``pcie_bytes_per_s`` and
-``nvlink_kib_per_s``. ``process PID`` adds a compute process. A later line overrules an earlier one. If
+``nvlink_kib_per_s``. ``process PID`` adds a compute process, and
+``persistence off`` ends persistence mode. A later line overrules an earlier one. If
 ``STAND_IN_NVML_CLOCK`` names a file, its number is the time in seconds.
 """
 

@@ -28,10 +28,10 @@ static const struct { int code; const char *name, *text; } ERRORS[] = {
 
 enum { MAX_GPUS = 16, MAX_SLICES = 7, TEXT = 96, MAX_LINKS = 36, MAX_PROCESSES = 4 };
 enum { HANDLE, UUID, NAME, MEMORY, UTILIZATION, CAPABILITY, CORES, POWER, TEMPERATURE, CLOCK, P2P, NVLINK, MIG, REASONS,
-       ENERGY, MAX_CLOCK, THROUGHPUT, FIELDS, PROCESSES, ALL, QUESTIONS };
+       ENERGY, MAX_CLOCK, THROUGHPUT, FIELDS, PROCESSES, PERSISTENCE, ALL, QUESTIONS };
 static const char *const QUESTION[] = {"handle", "uuid", "name", "memory", "utilization", "capability", "cores",
     "power", "temperature", "clock", "p2p", "nvlink", "mig", "reasons", "energy", "max_clock", "throughput", "fields",
-    "processes", "all"};
+    "processes", "persistence", "all"};
 /* What nvmlDeviceGetFieldValues is asked for, in KiB, of all links with this scope. */
 enum { NVLINK_TX_KIB = 138, NVLINK_RX_KIB = 139 };
 static const unsigned ALL_LINKS = 0xffffffff;
@@ -41,7 +41,7 @@ typedef struct Device {
     char name[TEXT], uuid[TEXT];
     unsigned long long memory, used; /* bytes */
     int fails[QUESTIONS];            /* the error by which a question is answered */
-    int major, minor, mig_mode, exclusive, slices;
+    int major, minor, mig_mode, exclusive, not_persistent, slices;
     unsigned cores, utilization, milliwatts, celsius, megahertz, max_megahertz, links, p2p_write, p2p_nvlink;
     unsigned long long reasons, pcie, nvlink; /* bytes and KiB a second */
     unsigned processes, pids[MAX_PROCESSES];
@@ -147,6 +147,7 @@ static int describe(Device *gpu, const char *word, const char *rest)
     else if (!strcmp(word, "p2p_nvlink")) gpu->p2p_nvlink = (unsigned)number;
     else if (!strcmp(word, "reasons")) gpu->reasons = number;
     else if (!strcmp(word, "mig")) gpu->mig_mode = !strcmp(rest, "on");
+    else if (!strcmp(word, "persistence")) gpu->not_persistent = !strcmp(rest, "off");
     else if (!strcmp(word, "mode")) gpu->exclusive = !strcmp(rest, "exclusive");
     else if (!strcmp(word, "slice") && gpu->slices < MAX_SLICES && sscanf(rest, "%90s %llu", text, &number) == 2)
         add_slice(gpu, text, number);
@@ -307,6 +308,7 @@ ANSWERS(nvmlDeviceGetCudaComputeCapability, CAPABILITY, 1,
         (*major = device->major, *minor = device->minor), int *major, int *minor)
 ANSWERS(nvmlDeviceGetNumGpuCores, CORES, !device->gpu, *cores = device->cores, unsigned *cores)
 ANSWERS(nvmlDeviceGetPowerUsage, POWER, !device->gpu, *milliwatts = device->milliwatts, unsigned *milliwatts)
+ANSWERS(nvmlDeviceGetPersistenceMode, PERSISTENCE, !device->gpu, *mode = !device->not_persistent, unsigned *mode)
 ANSWERS(nvmlDeviceGetCurrentClocksEventReasons, REASONS, !device->gpu,
         *reasons = device->reasons, unsigned long long *reasons)
 ANSWERS(nvmlDeviceGetTotalEnergyConsumption, ENERGY, !device->gpu,

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
-from samebits.host import caution, count_cores, gpu_counters, gpu_links, gpu_peers, gpu_slowdowns
+from samebits.errors import counted
+from samebits.host import (
+    caution,
+    count_cores,
+    gpu_counters,
+    gpu_links,
+    gpu_peers,
+    gpu_slowdowns,
+    gpus_without_persistence,
+)
 from samebits.host.locks import LOCKS_HINT, lacks_locks
 
 if TYPE_CHECKING:
@@ -37,6 +46,11 @@ def devices(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> lis
     for index, reason in gpu_slowdowns(environ).items():
         hint = "look at its cooling and its power supply; figures measured now are no measure of this GPU"
         findings.append(warning(f"its clocks are held down, because {reason}", hint, name=f"gpu {index}"))
+    if off := gpus_without_persistence(environ):
+        what = f"persistence mode is off on {counted(len(off), 'GPU')}"
+        text = f"{what}: the driver takes seconds to start a GPU that no program has open"
+        hint = "sudo nvidia-smi -pm 1, or run nvidia-persistenced"
+        findings.append(warning(text, hint, name="persistence"))
     if len({gpu.name for gpu in gpus}) > 1:
         hint = "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"
         findings.append(warning("the GPUs differ: dp and ddp wait for the slowest at every step", hint))

@@ -32,6 +32,7 @@ from samebits.host.gpus import gpu_counters as gpu_counters
 from samebits.host.gpus import gpu_links as gpu_links
 from samebits.host.gpus import gpu_peers as gpu_peers
 from samebits.host.gpus import gpu_slowdowns as gpu_slowdowns
+from samebits.host.gpus import gpus_without_persistence as gpus_without_persistence
 from samebits.host.memory import data_bytes as data_bytes
 from samebits.host.memory import memory_available as memory_available
 from samebits.host.memory import memory_limit as memory_limit

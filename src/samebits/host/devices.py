@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -54,16 +55,46 @@ class Device:
 
 @contextmanager
 def nvml() -> Iterator[pynvml.NVMLError | None]:
-    """Initialize NVML for the block. Gives None, or NVML's error if it does not answer."""
+    """Initialize NVML for the block. Gives None, or NVML's error if it does not answer.
+
+    NVML counts its users, and this process stays one of them until it forks: without persistence mode, the driver
+    starts a GPU anew, for seconds, whenever the last one has left.
+    """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         yield error
         return
+    _stay()
     try:
         yield None
     finally:
         pynvml.nvmlShutdown()
+
+
+_stays = False
+
+
+def _stay() -> None:
+    global _stays
+    _leave_before_forks()
+    if not _stays:
+        pynvml.nvmlInit()
+        _stays = True
+
+
+@cache
+def _leave_before_forks() -> None:
+    os.register_at_fork(before=_leave)
+
+
+def _leave() -> None:
+    """Leave NVML, whose connection to the driver is of one process."""
+    global _stays
+    if _stays:
+        _stays = False
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def text_of(error: pynvml.NVMLError) -> str:

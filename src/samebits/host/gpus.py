@@ -131,6 +131,18 @@ _SLOWDOWNS = {
 """Without idling and the power limit, which any GPU at work may reach."""
 
 
+def gpus_without_persistence(environ: Mapping[str, str] = os.environ) -> list[int]:
+    """CUDA indices of the visible GPUs whose persistence mode is off; without those for which NVML does not tell it."""
+    found = []
+    with nvml() as problem, suppress(HostError):
+        for index, device in enumerate([] if problem else chosen(environ)):
+            if isinstance(device, Device):
+                with suppress(pynvml.NVMLError):
+                    if pynvml.nvmlDeviceGetPersistenceMode(device.gpu) == pynvml.NVML_FEATURE_DISABLED:
+                        found.append(index)
+    return found
+
+
 def driver_facts(environ: Mapping[str, str] = os.environ, *, ask_cuda: bool = False) -> DriverFacts:
     """The driver and the visible GPUs; the driver's CUDA version only with ``ask_cuda``, which starts a process.
 
