@@ -349,18 +349,21 @@ launch.launch = lambda function, ranks, **_: print(len(ranks.here))
 params = parse_params({"train": {"numerics": ["fast", "exact"]}})
 for numerics in params.train.numerics:
     placement = launch.run_training(params, "ddp", numerics, data_dir=Path(), out_dir=Path("out"))
-    assert (placement.device_type, placement.num_devices) == ("cuda", 4)
+    assert (placement.device_type, placement.num_devices) == ("cuda", int(sys.argv[1]))
 import os
 print(os.getpid())
 """
 
 
-def test_the_process_that_forks_counts_gpus_and_leaves_cuda_alone(gpu_host, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "devices", "count"), [("A", None, "4"), ("E", "MIG-00000001-0000-5000-8000-000000000000", "1")]
+)
+def test_the_process_that_forks_counts_gpus_and_leaves_cuda_alone(name, devices, count, gpu_host, tmp_path):
     """As long as torch is not asked either: given a slice's UUID, it would start CUDA to count one device."""
-    calls = gpu_host("A")
-    done = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, cwd=tmp_path)
+    calls = gpu_host(name, devices=devices)
+    done = subprocess.run([sys.executable, "-c", PARENT, count], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[:2] == ["4", "4"]
+    assert done.stdout.split()[:2] == [count, count]
     process, lines = done.stdout.split()[-1], [line.split() for line in calls.read_text().splitlines()]
     assert {"nvmlDeviceGetHandleByIndex"} <= {function for pid, function in lines if pid == process}
     assert [function for _, function in lines if function == "nvmlSystemGetCudaDriverVersion"] == []

@@ -4,8 +4,10 @@ import errno
 import faulthandler
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -83,6 +85,49 @@ def test_what_a_worker_is_told_of_its_network(given, several, expected, tmp_path
 
     launch(work, Ranks(range(1), 1, {"GLOO_SOCKET_IFNAME": "eth0"} if several else None))
     assert json.loads(told.read_text()) == expected
+
+
+DRIVER = """
+static int started;
+int cuInit(unsigned flags) { started = 1; return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return started ? 0 : 3; }
+"""
+FORKING = """
+import ctypes, sys
+from samebits.errors import HostError
+from samebits.host import cuda_has_started
+from samebits.workers.processes import launch
+
+def work(reporter):
+    print("a worker", cuda_has_started(), flush=True)
+
+launch(work, 1)
+driver = ctypes.CDLL(sys.argv[1])
+launch(work, 1)
+driver.cuInit(0)
+try:
+    launch(work, 1)
+except HostError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler that is called cc")
+@pytest.mark.parametrize("devices", [None, "0", ""])
+def test_workers_are_not_forked_where_cuda_has_started(devices, tmp_path, monkeypatch):
+    """Some package may have called the driver, which torch does not know; without GPUs that does no harm."""
+    (tmp_path / "driver.c").write_text(DRIVER)
+    library = tmp_path / "libcuda.so.580.95.05"
+    options = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library)]
+    subprocess.run(["cc", *options, str(tmp_path / "driver.c")], check=True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if devices is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
+    done = subprocess.run([sys.executable, "-c", FORKING, str(library)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    last = "a worker True" if devices == "" else "CUDA has started in the process that forks the workers, which then"
+    assert done.stdout.splitlines()[:2] == ["a worker False"] * 2
+    assert done.stdout.splitlines()[2].startswith(last)
 
 
 def test_a_failure_that_cannot_be_written_is_said(tmp_path, capsys):

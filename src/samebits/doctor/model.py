@@ -13,14 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
-
 from samebits.data.prepare import prepare
 from samebits.doctor.finding import Finding, of_error, ok, skipped, warning
 from samebits.doctor.model_trial import FINDINGS, ModelTrialRank, Trial
 from samebits.errors import Interrupted, RefusedError, SamebitsError, UserError, WorkerError
 from samebits.files import scratch_folder
-from samebits.host import count_gpus, may_share_gpus
+from samebits.host import count_gpus, cuda_has_started, may_share_gpus
 from samebits.models import UserModel
 from samebits.params import load_params
 from samebits.records.card import read_card
@@ -160,7 +158,7 @@ def _import_and_try(trials: Sequence[Trial]) -> Iterator[Finding | None]:
             import_factory(model.name, Path(model.source) if model.source else None)
     signal.alarm(0)
     threads = len([*Path("/proc/self/task").iterdir()])
-    if threads > 1 or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if threads > 1 or cuda_has_started():
         yield None
     else:
         yield from _all(trials)

@@ -16,6 +16,7 @@ from samebits.host.devices import count_visible as count_visible
 from samebits.host.devices import hide_gpus as hide_gpus
 from samebits.host.devices import may_share_gpus as may_share_gpus
 from samebits.host.devices import visible_uuids as visible_uuids
+from samebits.host.driver import cuda_has_started as cuda_has_started
 from samebits.host.energy import Rapl as Rapl
 from samebits.host.facts import HostFacts as HostFacts
 from samebits.host.facts import boot_id as boot_id

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import CollectiveError, HostError, Interrupted, SamebitsError, UserError, WorkerError, signal_name
 from samebits.files import scratch_folder
+from samebits.host import cuda_has_started
+from samebits.host.devices import VISIBLE
 from samebits.numerics.environment import prepare_environment
 from samebits.training.checkpoints import GRACE_SECONDS
 from samebits.training.collectives import INIT_METHOD
@@ -72,12 +74,17 @@ def launch(
     A worker also fails if it is stopped, or builds its model, for longer than ``timeout_s``.
 
     Raises:
+        HostError: CUDA has started in this process, so that its forks could not use the GPUs.
         SamebitsError: the error that a worker reported, or how the worker ended.
         Interrupted: a signal ended the launch, after it was passed to the workers.
     """
     peers = peers or Peers()
     ranks = Ranks(range(workers), workers) if isinstance(workers, int) else workers
     prepare_environment()
+    if os.environ.get(VISIBLE) != "" and cuda_has_started():
+        text = "CUDA has started in the process that forks the workers, which then cannot use it"
+        hint = "a package that Python imports at its start may do so: see `python -X importtime -c pass`"
+        raise HostError(text, hint=hint)
     sys.stdout.flush()
     sys.stderr.flush()
     gc.freeze()  # the collector skips imported objects, in the workers and at the end
