@@ -469,11 +469,12 @@ def test_what_ends_a_container_delivers_first(fails, pid, environ, writes, deliv
 # -- what the engine is asked for ------------------------------------------------------------------------------
 
 
-def engine(*options, runtimes=("runc", "nvidia"), devices=()):
+def engine(*options, runtimes=("runc", "nvidia"), devices=(), **told):
     known = {
         "SecurityOptions": list(options),
         "Runtimes": {name: {} for name in runtimes},
         "DiscoveredDevices": [{"Source": "cdi", "ID": device} for device in devices],
+        **told,
     }
     return SimpleNamespace(info=lambda: known)
 
@@ -524,6 +525,29 @@ def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):
     assert (request.driver, request.device_ids) == ("cdi", ["nvidia.com/gpu=all"])
     assert gpu_request(engine(runtimes=["runc"])) is None
     assert gpu_request(SimpleNamespace(info=dict)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "offers"),
+    [
+        ("nvidia.yaml", "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: '0'\n- name: all\n", True),
+        ("nvidia.json", '{"kind": "nvidia.com/gpu", "devices": [{"name": "all"}]}', True),
+        ("other.yaml", "kind: example.com/nic\ndevices: [{name: all}]\n", False),
+        ("nvidia.yaml.bak", "kind: nvidia.com/gpu\ndevices: [{name: all}]\n", False),
+        ("nvidia.yaml", "kind: [\n", False),
+        ("nvidia.yaml", "kind: nvidia.com/gpu\n", False),
+        ("nvidia.yaml", "- nvidia.com/gpu\n", False),
+    ],
+)
+def test_docker_before_28_does_not_list_the_devices_that_specifications_describe(
+    name, text, offers, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PATH", "/nowhere")
+    (tmp_path / name).write_text(text)
+    folders = [str(tmp_path / "none"), str(tmp_path)]
+    request = gpu_request(engine(runtimes=["runc"], CDISpecDirs=folders))
+    assert (request and request.device_ids) == (["nvidia.com/gpu=all"] if offers else None)
+    assert gpu_request(engine(runtimes=["runc"], CDISpecDirs=[])) is None  # injection is off
 
 
 def test_gpus_that_are_kept_from_this_process_are_kept_from_a_container(gpu_host, monkeypatch):

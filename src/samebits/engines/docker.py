@@ -6,15 +6,18 @@ import os
 import re
 import shutil
 import subprocess
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from samebits.errors import HostError, UserError, few, first_line
 from samebits.host import allowed_gpus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from docker import DockerClient as DockerClient
     from docker.models.images import Image as Image
@@ -127,7 +130,8 @@ def gpu_request(client: DockerClient) -> DeviceRequest | None:
     if "nvidia" in (info.get("Runtimes") or {}) or shutil.which("nvidia-container-runtime-hook"):
         which = {"count": -1} if allowed is None else {"device_ids": allowed}
         return DeviceRequest(**which, capabilities=[["gpu"]])
-    offered = {str(device.get("ID", "")) for device in info.get("DiscoveredDevices") or []}
+    found = info.get("DiscoveredDevices")  # by Docker 28 and newer
+    offered = {str(device.get("ID", "")) for device in found} if found else set(_devices_of(info.get("CDISpecDirs")))
     if not any(name.startswith("nvidia.com/gpu") for name in offered):
         return None
     names = [f"nvidia.com/gpu={gpu}" for gpu in (["all"] if allowed is None else allowed)]
@@ -135,6 +139,15 @@ def gpu_request(client: DockerClient) -> DeviceRequest | None:
         hint = "`nvidia-ctk cdi generate` with --device-name-strategy=uuid, or set SAMEBITS_RUNTIME=host"
         raise HostError(f"the engine does not offer {few(missing)}, and this process may use no other GPU", hint=hint)
     return DeviceRequest(driver="cdi", device_ids=names)
+
+
+def _devices_of(folders: Sequence[str] | None) -> Iterator[str]:
+    """Names of the devices that specifications in these folders describe, as the engine reads them (CDI, SPEC.md)."""
+    for file in (file for folder in folders or () for file in sorted(Path(folder).glob("*"))):
+        if file.suffix in (".json", ".yaml"):
+            with suppress(OSError, YAMLError, ValueError, TypeError, KeyError):  # such a file describes none
+                described = YAML(typ="safe").load(file)  # of which JSON is a part
+                yield from [f"{described['kind']}={device['name']}" for device in described["devices"]]
 
 
 def find_image(client: DockerClient, name: str) -> Image | None:
