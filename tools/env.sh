@@ -13,8 +13,13 @@ case $(docker info --format '{{.SecurityOptions}}' 2>/dev/null) in *rootless*)
     [ "$limit" = unlimited ] || memlock=$limit
     ;;
 esac
+case $(uname -m) in
+x86_64) architecture= ;;
+aarch64) architecture=arm64- ;;
+*) architecture=$(uname -m)- ;;
+esac
 tag() {
-    printf '%s-%s' "$1" "$(cat Dockerfile requirements.uv.lock "requirements.$1.lock" | sha256sum | cut -c 1-12)"
+    printf '%s-%s' "$1" "$architecture$(cat Dockerfile requirements.uv.lock "requirements.$1.lock" | sha256sum | cut -c 1-12)"
 }
 known() {
     docker image inspect --format "$1" "$2" 2>/dev/null || :

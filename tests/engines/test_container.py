@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import resource
 import shutil
 import subprocess
@@ -57,6 +58,17 @@ def test_compose_and_the_kit_name_one_image(tmp_path):
     assert (values["SAMEBITS_ROOT"], values["SAMEBITS_GIT"]) == (str(folder), str(folder))
     assert [image.variant_of(values[f"SAMEBITS_{name}_IMAGE"]) for name in ("CPU", "GPU")] == ["cpu", "gpu"]
     assert image.variant_of("samebits:changed") is None
+
+
+@pytest.mark.parametrize(("machine", "prefix"), [("x86_64", ""), ("aarch64", "arm64-"), ("ppc64le", "ppc64le-")])
+def test_an_image_of_another_architecture_has_another_name(machine, prefix, program, tmp_path, monkeypatch):
+    """A clone and a registry may be shared by hosts of both kinds."""
+    program("uname", f"echo {machine}")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    name = image.image_name("gpu", ROOT)
+    assert name.startswith(f"samebits:gpu-{prefix}")
+    assert compose_environment(tmp_path)["SAMEBITS_GPU_IMAGE"] == name
+    assert (image.variant_of(name), len(name)) == ("gpu", len(f"samebits:gpu-{prefix}") + 12)
 
 
 @needs_root

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import sys
 from dataclasses import dataclass
@@ -32,8 +33,13 @@ REVISION_LABEL = "org.opencontainers.image.revision"
 LOCK_LABEL = "samebits.lock"
 
 
+_ARCHITECTURES = {"x86_64": "", "aarch64": "arm64-"}  # others have the kernel's name
+
+
 def image_name(variant: Variant, root: Path = Path()) -> str:
     """``samebits:VARIANT-DIGEST``, with a digest of the files that determine what is installed.
+
+    Where the machine is not amd64, its architecture stands before the digest.
 
     ``tools/env.sh`` makes the same name for Compose.
 
@@ -47,12 +53,13 @@ def image_name(variant: Variant, root: Path = Path()) -> str:
         except FileNotFoundError:
             hint = f"run this at the root of the repository, or name an image in {IMAGE}"
             raise HostError(f"no {name} here, which an image is made from", hint=hint) from None
-    return f"samebits:{variant}-{digest.hexdigest()[:12]}"
+    machine = platform.machine()
+    return f"samebits:{variant}-{_ARCHITECTURES.get(machine, f'{machine}-')}{digest.hexdigest()[:12]}"
 
 
 def variant_of(name: str) -> Variant | None:
     """The variant in an image's name; None if it is not a name from ``image_name``."""
-    match = re.fullmatch(r"samebits:(cpu|gpu)-[0-9a-f]{12}", name)
+    match = re.fullmatch(r"samebits:(cpu|gpu)-([a-z0-9_]+-)?[0-9a-f]{12}", name)
     return cast("Variant", match[1]) if match else None
 
 
