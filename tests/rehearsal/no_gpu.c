@@ -2,6 +2,7 @@
  *
  * Preloaded, it answers in place of the driver, the CUDA runtime, cuBLAS, cuDNN and NCCL, as far as a training asks.
  * Device memory is host memory, zero where nothing was copied to it; a copy copies; a launch is counted and forgotten.
+ * One call of cuBLAS, cuDNN or NCCL that computes counts as one launch; copies and fills of memory are none.
  * What is not here goes to the real libraries, which find no driver and say so.
  *
  * cc -shared -fPIC -I .../nvidia/cu13/include -o libcuda.so.1 -Wl,-soname,libcuda.so.1 no_gpu.c
@@ -138,7 +139,18 @@ cudaError_t cudaLaunchKernel(const void *f, dim3 grid, dim3 block, void **args, 
     return COUNT(launched);
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *f, void **args) {
-    return cudaLaunchKernel(f, config->gridDim, config->blockDim, args, 0, 0);
+    return COUNT(launched);
+}
+cudaError_t cudaLaunchCooperativeKernel(const void *f, dim3 grid, dim3 block, void **args, size_t shared,
+                                        cudaStream_t s) {
+    return COUNT(launched);
+}
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t s) { return COUNT(launched); }
+/* What nvcc of CUDA 13 makes of <<<>>>. */
+cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *f) { return OUT(kernel, (cudaKernel_t)f); }
+cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared,
+                               cudaStream_t s) {
+    return COUNT(launched);
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *f) {
     memset(attributes, 0, sizeof *attributes);
@@ -163,22 +175,29 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal) { return OUT(device, ordinal
 CUresult cuCtxGetCurrent(CUcontext *context) { return OUT(context, (CUcontext)&current); }
 CUresult cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
                         unsigned shared, CUstream s, void **args, void **extra) {
-    return cudaLaunchKernel(f, (dim3){gx, gy, gz}, (dim3){bx, by, bz}, args, 0, 0);
+    return COUNT(launched);
+}
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction f, void **args, void **extra) {
+    return COUNT(launched);
 }
 CUresult cuModuleLoadData(CUmodule *m, const void *image) { return HANDLE(m); }
 CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) { return HANDLE(f); }
 
-/* What makes a handle, and what does nothing; under other names here, so that no header has to be there. */
+/* What makes a handle, what does nothing, and what counts as a launch; under other names here, so that no header has to be there. */
 #define NEW(name) \
     int new_##name(void **handle) __asm__(#name); \
     int new_##name(void **handle) { return HANDLE(handle); }
 #define NOTHING(name) \
     int nothing_##name(void) __asm__(#name); \
     int nothing_##name(void) { return 0; }
+#define LAUNCH(name) \
+    int launch_##name(void) __asm__(#name); \
+    int launch_##name(void) { return COUNT(launched); }
 
+LAUNCH(cuLaunchCooperativeKernel)
 NOTHING(cuCtxSetCurrent) NOTHING(cuDeviceGetAttribute) NOTHING(cuDevicePrimaryCtxRetain) NOTHING(cuFuncGetAttribute)
-NOTHING(cuFuncSetAttribute) NOTHING(cuFuncSetCacheConfig) NOTHING(cuLaunchCooperativeKernel) NOTHING(cuLinkAddData_v2)
-NOTHING(cuLinkComplete) NOTHING(cuLinkCreate_v2) NOTHING(cuModuleLoad) NOTHING(cuModuleLoadDataEx)
+NOTHING(cuFuncSetAttribute) NOTHING(cuFuncSetCacheConfig) NOTHING(cuLinkAddData_v2) NOTHING(cuLinkComplete)
+ NOTHING(cuLinkCreate_v2) NOTHING(cuModuleLoad) NOTHING(cuModuleLoadDataEx)
 NOTHING(cuModuleUnload) NOTHING(cuOccupancyMaxActiveBlocksPerMultiprocessor) NOTHING(cuPointerGetAttribute)
 NOTHING(cuTensorMapEncodeTiled)
 
@@ -189,10 +208,10 @@ NOTHING(cublasSetStream_v2) NOTHING(cublasSetWorkspace_v2) NOTHING(cublasSetMath
 NOTHING(cublasSetSmCountTarget)
 int cublasGetMathMode(void *handle, int *mode) { return OUT(mode, 0); }
 int cublasGetPointerMode_v2(void *handle, int *mode) { return OUT(mode, 0); }
-NOTHING(cublasSgemm_v2) NOTHING(cublasDgemm_v2) NOTHING(cublasGemmEx) NOTHING(cublasSgemmEx)
-NOTHING(cublasSgemmStridedBatched) NOTHING(cublasDgemmStridedBatched) NOTHING(cublasGemmStridedBatchedEx)
-NOTHING(cublasSgemv_v2) NOTHING(cublasDgemv_v2) NOTHING(cublasSdot_v2) NOTHING(cublasDdot_v2) NOTHING(cublasDotEx)
-NOTHING(cublasLtMatmul)
+LAUNCH(cublasSgemm_v2) LAUNCH(cublasDgemm_v2) LAUNCH(cublasGemmEx) LAUNCH(cublasSgemmEx)
+LAUNCH(cublasSgemmStridedBatched) LAUNCH(cublasDgemmStridedBatched) LAUNCH(cublasGemmStridedBatchedEx)
+LAUNCH(cublasSgemv_v2) LAUNCH(cublasDgemv_v2) LAUNCH(cublasSdot_v2) LAUNCH(cublasDdot_v2) LAUNCH(cublasDotEx)
+LAUNCH(cublasLtMatmul)
 int cublasLtMatmulAlgoGetHeuristic(void *handle, void *product, void *a, void *b, void *c, void *d, void *preference,
                                    int wanted, void *results, int *found) {
     memset(results, 0, 96); /* one algorithm, which needs no workspace */
@@ -202,7 +221,7 @@ int cublasLtMatmulAlgoGetHeuristic(void *handle, void *product, void *a, void *b
 /* -- cuDNN: convolutions, each with one engine, of which there is nothing to note -- */
 int cudnnCreate(void **handle) { return OUT(handle, NULL); }
 NOTHING(cudnnSetStream)
-NOTHING(cudnnBackendDestroyDescriptor) NOTHING(cudnnBackendExecute) NOTHING(cudnnBackendFinalize)
+NOTHING(cudnnBackendDestroyDescriptor) LAUNCH(cudnnBackendExecute) NOTHING(cudnnBackendFinalize)
 NOTHING(cudnnBackendSetAttribute)
 int cudnnBackendCreateDescriptor(int type, void **descriptor) { return HANDLE(descriptor); }
 int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t wanted, int64_t *found, void *values) {
@@ -216,7 +235,7 @@ int cudnnBackendGetAttribute(void *descriptor, int name, int type, int64_t wante
 /* -- NCCL: each rank takes the others for its own like -- */
 NOTHING(ncclGroupStart) NOTHING(ncclGroupEnd) NOTHING(ncclGetUniqueId)
 NOTHING(ncclCommDestroy) NOTHING(ncclCommAbort) NOTHING(ncclCommFinalize)
-NOTHING(ncclBroadcast) NOTHING(ncclBcast) NOTHING(ncclReduce) NOTHING(ncclReduceScatter)
+LAUNCH(ncclBroadcast) LAUNCH(ncclBcast) LAUNCH(ncclReduce) LAUNCH(ncclReduceScatter)
 struct comm { int ranks; };
 struct id { char bytes[128]; };
 static int join(struct comm **comm, int ranks) {
@@ -239,10 +258,10 @@ static size_t bytes_of(size_t count, int type) {
 }
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int op, struct comm *comm, cudaStream_t s) {
     memmove(to, from, bytes_of(count, type));
-    return 0;
+    return COUNT(launched);
 }
 int ncclAllGather(const void *from, void *to, size_t count, int type, struct comm *comm, cudaStream_t s) {
     size_t n = bytes_of(count, type);
     for (int i = 0; i < comm->ranks; i++) memmove((char *)to + i * n, from, n);
-    return 0;
+    return COUNT(launched);
 }

@@ -27,6 +27,7 @@ from samebits.numerics.environment import prepare_environment
 from samebits.params import parse_params
 from samebits.strategies import StrategyName
 from samebits.strategies.placement import Devices
+from samebits.training.batches import on_device
 from samebits.training.collectives import INIT_METHOD
 from samebits.training.loop import warm_up
 from samebits.training.placement import place
@@ -122,45 +123,53 @@ def waits():
     assert found.total() == counted() - before, (found, counted() - before)
 
 
+@contextmanager
+def begun(params, facts, data, strategy, numerics):
+    """A training in its second step, as a stage makes it. ``data`` is what ``batches`` takes, or a function of it."""
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    placement, split = place(strategy, params, numerics, Devices(gpus=2, cores=2))
+    chosen = make_worker(placement, params.train)
+    setup = Setup(params, numerics, facts, split=split, worker=chosen)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[INIT_METHOD] = f"file://{folder}/store"
+        setup.enter_process()
+        try:
+            module = setup.place(setup.build())
+            batches = setup.batches(data(setup))
+            setup.try_step(module, batches, placement, wants_ranks=True)
+            trainable = setup.trainable(module, batches)
+            warm_up(trainable, 2)
+            trainable.step(0, 0.1)
+            yield trainable
+        finally:
+            chosen.close()
+            torch.set_deterministic_debug_mode("default")
+
+
 def rehearse(model, numerics, precision, strategy, optimizer):
     """Some steps of a training after its start; return the waits of the second, and of the first of the next epoch."""
     params = params_of(model, numerics, strategy, optimizer, precision)
     facts = card(**model[1])
-    placement, split = place(strategy, params, numerics, Devices(gpus=2, cores=2))
-    chosen = make_worker(placement, params.train)
-    setup = Setup(params, numerics, facts, split=split, worker=chosen)
-    setup.enter_process()
-    try:
-        module = setup.place(setup.build())
-        data = data_of(facts)
-        batches = setup.batches(data if optimizer == "adamw" else tuple(t.to(chosen.device) for t in data))
-        setup.try_step(module, batches, placement, wants_ranks=True)
-        trainable = setup.trainable(module, batches)
-        warm_up(trainable, 2)
-        trainable.step(0, 0.1)
+    data = data_of(facts)
+    given = (lambda _: data) if optimizer == "adamw" else lambda setup: on_device(data, setup.worker.device)
+    with begun(params, facts, given, strategy, numerics) as trainable:
         with waits() as where:
             loss = trainable.step(1, 0.1)
         with waits() as later:
-            trainable.step(batches.steps_per_epoch, 0.1)
+            trainable.step(trainable.batches.steps_per_epoch, 0.1)
         trainable.mean_losses(torch.stack([loss]))
         return {"waits": dict(sorted(where.items())), "waits_in_new_epoch": dict(sorted(later.items()))}
-    finally:
-        chosen.close()
-        torch.set_deterministic_debug_mode("default")
 
 
 def main():
     prepare_environment()
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     out = {}
     for case in sys.argv[1:] or [*CASES, *BROKEN_CASES]:
         name, _, rest = case.partition(": ")
-        with tempfile.TemporaryDirectory() as folder:
-            os.environ[INIT_METHOD] = f"file://{folder}/store"
-            try:
-                out[case] = {"error": None, **rehearse({**MODELS, **BROKEN}[name], *rest.split())}
-            except Exception as error:  # noqa: BLE001 - reported
-                out[case] = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
+        try:
+            out[case] = {"error": None, **rehearse({**MODELS, **BROKEN}[name], *rest.split())}
+        except Exception as error:  # noqa: BLE001 - reported
+            out[case] = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
     json.dump(out, sys.stdout)
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+import launches
 import stand_in
 from conftest import ROOT
 from steps_probe import BROKEN, BROKEN_CASES, CASES
@@ -85,6 +86,12 @@ def test_every_exact_version_was_reached_on_cuda(operations):
 def test_the_list_is_what_this_pytorch_refuses(library):
     lines = (Path(__file__).parent / "refused.txt").read_text(encoding="utf-8").splitlines()
     assert stand_in.run(library, "refused_on_cuda.py") == lines
+
+
+def test_no_launch_is_added_unnoticed(library):
+    """The page says how many kernels a step launches; ``launches.py --write`` renews it."""
+    table = launches.table_of(stand_in.run(library, "launches_probe.py", *launches.CASES))
+    assert table in PAGE.read_text(encoding="utf-8"), table
 
 
 def test_the_page_has_the_figures(steps, operations):
