@@ -18,6 +18,7 @@ import click
 
 from samebits.errors import UserError, WithHint, WorkerError, counted, exit_on_error, printable, without_password
 from samebits.host import caution, count_visible, torch_build
+from samebits.host.torch_names import require_torch_names
 from samebits.models import UserModel
 from samebits.params import load_params
 
@@ -45,7 +46,9 @@ class _Ending(click.Command):
                 raise KeyboardInterrupt from None
             except (WithHint, MemoryError):
                 raise
-            except Exception:  # noqa: BLE001 - a bug; Python's own exit code 1 stands for a verdict
+            except Exception as error:  # noqa: BLE001 - a bug; Python's own exit code 1 stands for a verdict
+                if isinstance(error, ImportError | AttributeError) and "torch" in sys.modules:
+                    require_torch_names()  # an error that names what this PyTorch lacks
                 sys.stderr.write(without_password(traceback.format_exc()))
                 sys.exit(WorkerError.exit_code)
         sys.exit(code if isinstance(code, int) else 0)

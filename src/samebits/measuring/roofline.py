@@ -75,7 +75,7 @@ class _Counter(EagerDispatchMode):
         """Run the operation and count it."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        packet = getattr(func, "_overloadpacket", func)
+        packet = getattr(func, "overloadpacket", func)
         if formula := self._formulas.get(packet):
             self.flops += formula(*args, **kwargs, out_val=out)
         elif _multiplies(str(packet)):

@@ -9,8 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from samebits.host.torch_names import require_torch_names
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+require_torch_names()  # here, because every training, trial and evaluation imports this
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -100,8 +100,8 @@ class Engine(EagerDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if isinstance(func, HigherOrderOperator):
-            why = "control flow as an operation is not looked into; use Python's own"
-            raise self.refusal(f"{func._name}: {why}", _HINT)
+            name, why = func.name(), "control flow as an operation is not looked into; use Python's own"  # type: ignore[no-untyped-call]
+            raise self.refusal(f"{name}: {why}", _HINT)
         packet = func.overloadpacket
         if self._replaced:
             self._check_read((args, kwargs))

@@ -308,7 +308,7 @@ def _more(name: str, now: object, before: object) -> list[str]:
 
 def switches() -> dict[str, object]:
     """PyTorch's process-wide switches that could change how a pass is computed."""
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    compiler = "torch._dynamo" in sys.modules
     return {
         "set_num_threads": torch.get_num_threads(),
         "set_default_dtype": torch.get_default_dtype(),
@@ -317,7 +317,7 @@ def switches() -> dict[str, object]:
         "set_grad_enabled": torch.is_grad_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),
         "mkldnn": (torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic),
-        "set_stance": getattr(getattr(compiler, "_stance", None), "stance", "default"),
+        "set_stance": torch._dynamo.eval_frame._stance.stance if compiler else "default",
     }
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
+from samebits.host.torch_names import require_torch_names
 from samebits.models.experiment import loss_of, parameter_groups_of
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.engine import Engine, below
@@ -78,6 +79,8 @@ class ExactNumerics(Numerics):
             ambient.guard_process()
             # A later import, as by DDP, would find a stance that compiles functions of the model.
             from torch import _dynamo  # noqa: F401
+
+            require_torch_names()  # whose names are there only now
 
     @contextmanager
     def construction(self, refusals: Refusals | None = None) -> Iterator[None]:

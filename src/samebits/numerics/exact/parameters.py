@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,9 +38,11 @@ def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
     Refused are modules that the engine cannot see into or that run in other kernels on other devices, and parameters
     that are not float32 or have a hook for their gradient, which the parameter in their place would not have.
     """
+    compiler = "torch._dynamo" in sys.modules  # there is no compiled module before it is imported
     for path, module in model.named_modules():
         at = f"model.{path}" if path else "model"
-        if type(module).__module__ == "torch._dynamo.eval_frame" or module._compiled_call_impl is not None:
+        compiled = compiler and isinstance(module, torch._dynamo.eval_frame.OptimizedModule)
+        if compiled or module._compiled_call_impl is not None:
             why, hint = "a compiler may fuse what must be rounded apart", "leave torch.compile to train.compile"
         elif isinstance(module, torch.jit.ScriptModule):
             why, hint = "TorchScript may fuse what must be rounded apart", "use the module itself"
