@@ -76,6 +76,7 @@ NAMES = (
     ),
     # Operations.
     *(TorchName(f"torch.ops.aten.{name}", "is replaced by an exact version") for name in _REPLACED.split()),
+    TorchName("torch.ops.aten._unsafe_view", "launches no kernel"),
     TorchName("torch.ops.aten._local_scalar_dense", "is a read for which the host waits"),
     TorchName("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu", "is counted as products"),
     TorchName("torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward", "is counted as products"),
