@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from samebits.errors import HostError, UserError, few, first_line
 from samebits.host import allowed_gpus
+from samebits.params import read_yaml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -146,7 +146,7 @@ def _devices_of(folders: Sequence[str] | None) -> Iterator[str]:
     for file in (file for folder in folders or () for file in sorted(Path(folder).glob("*"))):
         if file.suffix in (".json", ".yaml"):
             with suppress(OSError, YAMLError, ValueError, TypeError, KeyError):  # such a file describes none
-                described = YAML(typ="safe").load(file)  # of which JSON is a part
+                described = read_yaml(file.read_text(encoding="utf-8"))  # of which JSON is a part
                 yield from [f"{described['kind']}={device['name']}" for device in described["devices"]]
 
 
