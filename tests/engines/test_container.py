@@ -23,6 +23,7 @@ from samebits.engines.docker import SOCKET, address_of, connect, gpu_request
 from samebits.errors import HostError, UserError
 from samebits.host import visible_uuids
 from samebits.host.cluster_environment import find_nodes
+from samebits.records.provenance import RECORDED
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 
@@ -537,6 +538,14 @@ def test_gpus_are_asked_for_as_the_engine_offers_them(monkeypatch):
     assert (request.driver, request.device_ids) == ("cdi", ["nvidia.com/gpu=all"])
     assert gpu_request(engine(runtimes=["runc"])) is None
     assert gpu_request(SimpleNamespace(info=dict)) is None
+
+
+def test_compose_passes_what_a_run_records_of_nccl():
+    """The kit's own engine passes all of NCCL's variables, by their prefixes."""
+    given = compose("docker-compose.yml")["services"]["experiment"]["environment"]
+    recorded = {name for name in RECORDED if "NCCL_" in name}
+    assert {name: value for name, value in given.items() if "NCCL_" in name} == dict.fromkeys(recorded)
+    assert all(docker_run._is_passed(name, "1", ()) for name in recorded)
 
 
 @pytest.mark.parametrize(

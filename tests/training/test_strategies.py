@@ -204,18 +204,18 @@ def test_what_a_replica_raised_is_raised(first, monkeypatch):
 
 
 @pytest.mark.parametrize(("numerics", "deterministic"), [("fast", True), ("fast", False), ("exact", True)])
-@pytest.mark.parametrize("chosen", [None, "ring", "Tree"])
+@pytest.mark.parametrize("chosen", [None, "", "ring", "Tree"])
 def test_nccl_is_held_to_its_ring_where_the_placement_says_so(chosen, numerics, deterministic):
     """Not in exact, whose sums are the same in any order."""
     params = parse_params({"train": {"num_devices": 2, "ddp": {"deterministic": deterministic}}})
     placement, _ = place("ddp", params, numerics, Devices(gpus=2, cores=2))
     assert placement.backend == "nccl"
     held = numerics == "fast" and deterministic
-    environ = {"NCCL_ALGO": chosen} if chosen else {}
+    environ = {} if chosen is None else {"NCCL_ALGO": chosen}
     refused = r"NCCL_ALGO is Tree, and train\.ddp\.deterministic holds NCCL to Ring"
     with pytest.raises(UserError, match=refused) if held and chosen == "Tree" else nullcontext():
         DDP.prepare(placement, environ)
-    assert environ.get("NCCL_ALGO") == (chosen or ("Ring" if held else None))
+    assert environ.get("NCCL_ALGO") == (chosen or ("Ring" if held else chosen))
 
 
 def test_the_environment_is_prepared_before_the_ranks_meet(as_rank, monkeypatch):

@@ -31,8 +31,7 @@ _SECRET = re.compile(
 )
 """Names of files that usually hold secrets. A patch leaves them out."""
 
-# By exact name, because any other variable may hold a secret.
-_ENVIRONMENT = (
+RECORDED = (
     "ATEN_CPU_CAPABILITY", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION",
     "CUBLAS_EMULATION_SPECIAL_VALUES_SUPPORT_MASK", "CUBLAS_EMULATION_STRATEGY",
     "CUBLAS_FIXEDPOINT_EMULATION_MANTISSA_BIT_COUNT", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER",
@@ -43,8 +42,9 @@ _ENVIRONMENT = (
     "NCCL_SOCKET_IFNAME", "NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTHONHASHSEED",
     "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NVML_BASED_CUDA_CHECK", "SAMEBITS_IMAGE_DIGEST",
     "SAMEBITS_RUNTIME", "TORCH_DISABLE_NATIVE_JIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_BLOCKING_WAIT",
-    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT", "NCCL_CUMEM_HOST_ENABLE",
 )  # fmt: skip
+"""Recorded variables, by exact name, because any other may hold a secret. Compose passes those of NCCL."""
 
 UNAVAILABLE = "unavailable: "
 """Prefix of the reason why a fact is missing."""
@@ -169,7 +169,7 @@ def versions() -> dict[str, str]:
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The set variables that are known to change times or bits."""
-    return {name: environ[name] for name in _ENVIRONMENT if name in environ}
+    return {name: environ[name] for name in RECORDED if name in environ}
 
 
 def provenance_of(log: Path) -> Path:

@@ -78,7 +78,7 @@ def _prepare(placement: Placement, environ: MutableMapping[str, str]) -> None:
     """Select NCCL's ring algorithm: trees and NVLS may change the order of additions between calls."""
     if not any(isinstance(note, Ring) for note in placement.notes):
         return
-    chosen = environ.setdefault("NCCL_ALGO", "Ring")
+    chosen = environ["NCCL_ALGO"] = environ.get("NCCL_ALGO") or "Ring"
     if chosen.lower() != "ring":
         raise UserError(
             f"NCCL_ALGO is {chosen}, and train.ddp.deterministic holds NCCL to Ring",
