@@ -1,7 +1,4 @@
-"""Remarks on a training for its reader. Each one is a class with its kind, its figures and its sentence.
-
-A record keeps no sentences, so that a change of a sentence trains nothing again.
-"""
+"""Remarks on a training: classes with kind, figures and sentence. No record keeps sentences, so they may change."""
 
 from __future__ import annotations
 
@@ -205,6 +202,17 @@ class BatchNorm(Remark):
     strategy: str
 
 
+class BatchLoss(Remark):
+    """The loss is one number for several samples, and gets only a part of a batch at a time."""
+
+    HINT: ClassVar[str] = "return a loss for each sample, if it is one"
+    SAYS: ClassVar[str] = "the loss is one number for several samples: the {samples} of a {part}, in a batch of {batch}"
+    kind: Literal["batch_loss"] = "batch_loss"
+    part: Literal["device", "micro-batch", "shard"]
+    samples: int
+    batch: int
+
+
 class IdleParameters(Remark):
     """Parameters that get no gradient."""
 
@@ -316,7 +324,7 @@ class Missing(Remark):
         return MISSING[self.kind]
 
 
-ModelNote = BatchNorm | IdleParameters
+ModelNote = BatchNorm | BatchLoss | IdleParameters
 """A note on the model, from a training's first step."""
 
 Label = Annotated[Fallback | Oversubscribed | OneDevice | UnusedDevices | AnyOrder, Field(discriminator="kind")]

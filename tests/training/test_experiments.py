@@ -13,9 +13,10 @@ from samebits import Experiment
 from samebits.errors import UserError
 from samebits.hashes import sha256
 from samebits.models.experiment import loss_of
-from samebits.numerics.interface import each_loss
+from samebits.numerics.interface import OwnLoss
 from samebits.params import parse_params
 from samebits.records.run import read_run
+from samebits.results.verdict import compare_runs
 from samebits.training.models.build import build_model
 
 MINE = """
@@ -41,6 +42,15 @@ def several_tasks(outputs, targets):
 
 def tasks(card):
     return Experiment(TwoHeads(card.input_shape[0], card.num_classes), several_tasks)
+
+def apart(outputs, targets):
+    same = targets[:, None] == targets[None, :]
+    distances = (outputs[:, None] - outputs[None]).pow(2).sum(-1)
+    return torch.where(same, distances, F.relu(1.0 - distances)).mean()
+
+def contrastive(card):
+    net = nn.Sequential(nn.Linear(card.input_shape[0], 16), nn.Tanh(), nn.Linear(16, 3))
+    return Experiment(net, apart)
 
 def weighted(card):
     weights = torch.linspace(0.5, 1.5, card.num_classes)
@@ -106,17 +116,36 @@ def test_losses_under_two_micro_batches_and_bf16(mine):
     assert losses[-1] < losses[0]
 
 
+def test_a_loss_of_several_samples_depends_on_the_devices_in_fast_and_is_told(mine):
+    made = mine("contrastive", oversubscribe=True)
+    runs = {name: made.run(*name) for name in (("single", "fast"), ("ddp", "fast"), ("single", "exact"))}
+    told = {name: [note for note in run.record.notes if note.kind == "batch_loss"] for name, run in runs.items()}
+    batch = runs["single", "fast"].record.params.train.global_batch_size
+    assert told["single", "fast"] == []
+    assert [(note.part, note.samples) for note in told["ddp", "fast"]] == [("device", batch // 2)]
+    assert [(note.part, note.samples) for note in told["single", "exact"]] == [("shard", batch // 8)]
+    verdict = compare_runs(runs["single", "fast"], runs["ddp", "fast"])
+    assert (verdict.grade, verdict.apart) == (
+        "not comparable", "a loss over the samples of a batch, of which each device has a part of its own"
+    )  # fmt: skip
+    again = made.run("ddp", "exact")
+    assert again.record.weights_sha256 == runs["single", "exact"].record.weights_sha256
+    assert all(run.losses[-1] < run.losses[0] for run in runs.values())
+
+
 @pytest.mark.parametrize(
     ("losses", "got"),
-    [(torch.tensor(1.0), r"shape \(\)"), (torch.ones(4, 2), r"shape \(4, 2\)"), (torch.ones(3), r"shape \(3,\)"),
+    [(torch.ones(4, 2), r"shape \(4, 2\)"), (torch.ones(3), r"shape \(3,\)"),
      (0.5, "float"), (None, "NoneType")],
 )  # fmt: skip
-def test_a_loss_is_one_number_for_each_sample(losses, got):
+def test_a_loss_is_one_number_for_each_sample_or_for_all(losses, got):
     expected = rf"the loss returned {got} for 4 samples, expected a tensor of one number for each: \(4,\)"
+    own = OwnLoss(F.mse_loss, torch.device("cpu"))
     with pytest.raises(UserError, match=expected) as caught:
-        each_loss(losses, 4)
+        own.each(losses, 4)
     assert 'reduction="none"' in caught.value.hint
-    assert each_loss(torch.ones(4, dtype=torch.bfloat16), 4).dtype == torch.float32
+    assert own.each(torch.ones(4, dtype=torch.bfloat16), 4).dtype == torch.float32
+    assert not own.of_batch
 
 
 CARD = SimpleNamespace(input_shape=(4,), num_classes=3)

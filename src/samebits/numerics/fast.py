@@ -15,14 +15,13 @@ from samebits.errors import UserError
 from samebits.models.experiment import loss_of
 from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
-from samebits.numerics.interface import Numerics, each_loss, logits_of
+from samebits.numerics.interface import Numerics, OwnLoss, logits_of
 from samebits.numerics.kernels import choose_kernels
 from samebits.numerics.optimizers import grouped, make_optimizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from samebits.models.experiment import Loss
     from samebits.numerics.draws import SharedDraws
     from samebits.numerics.interface import AllReduce, MicroBatch
     from samebits.params.schema import Train
@@ -39,10 +38,13 @@ class ForwardPass(nn.Module):
     output is a tensor so that its ``gather`` can join the parts.
     """
 
-    def __init__(self, model: nn.Module, device_type: str, dtype: torch.dtype | None, loss: Loss | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, device_type: str, dtype: torch.dtype | None, own: OwnLoss | None = None
+    ) -> None:
         super().__init__()
         self.model = model
-        self._loss = loss
+        self._own = own
+        self.loss = own.function if own else None  # a module moves with the others to a replica's device
         self.module_paths = module_paths(model)
         self._device_type, self._dtype = device_type, dtype
 
@@ -51,9 +53,9 @@ class ForwardPass(nn.Module):
         context = torch.autocast(self._device_type, self._dtype) if self._dtype else nullcontext()
         with context:
             outputs = self.model(inputs)
-            if targets is None or self._loss is None:
+            if targets is None or self._own is None or self.loss is None:
                 return logits_of(outputs)
-            return each_loss(self._loss(outputs, targets), len(inputs))
+            return self._own.each(self.loss(outputs, targets), len(inputs))
 
 
 def _copied(state: _State) -> _State:
@@ -101,9 +103,8 @@ class FastNumerics(Numerics):
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model under autocast."""
-        self.own_loss = loss_of(model)
-        if isinstance(self.own_loss, nn.Module):
-            self.own_loss.to(self._device)
+        function = loss_of(model)
+        self.own_loss = OwnLoss(function, self._device) if function else None
         return ForwardPass(model, self._device.type, self._dtype, self.own_loss)
 
     def compile(self, module: nn.Module) -> nn.Module:

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from samebits.batch_split import leading
 from samebits.errors import UserError
@@ -14,8 +15,6 @@ from samebits.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from contextlib import AbstractContextManager
-
-    from torch import nn
 
     from samebits.models.experiment import Loss
     from samebits.records.run import Arithmetic
@@ -59,19 +58,28 @@ def logits_of(outputs: object) -> Tensor:
     )
 
 
-def each_loss(losses: object, rows: int) -> Tensor:
-    """What a loss of the user's own returned for ``rows`` samples, in float32.
+class OwnLoss:
+    """A loss of the user's own. ``of_batch``: it returns one number for all samples that it gets."""
 
-    Raises:
-        UserError: it is not one number for each sample.
-    """
-    if not isinstance(losses, Tensor) or tuple(losses.shape) != (rows,):
-        got = f"shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
-        raise UserError(
-            f"the loss returned {got} for {rows} samples, expected a tensor of one number for each: ({rows},)",
-            hint='give PyTorch\'s losses reduction="none", and take the mean over the other axes of a sample',
-        )
-    return losses.float()
+    def __init__(self, function: Loss, device: torch.device) -> None:
+        self.function = function.to(device) if isinstance(function, nn.Module) else function
+        self.of_batch = False
+
+    def each(self, losses: object, rows: int) -> Tensor:
+        """What the function returned for ``rows`` samples, as a loss of each of them in float32.
+
+        Raises:
+            UserError: it is one number neither for each sample nor for all.
+        """
+        shape = tuple(losses.shape) if isinstance(losses, Tensor) else None
+        if not isinstance(losses, Tensor) or shape not in ((rows,), ()):
+            got = type(losses).__name__ if shape is None else f"shape {shape}"
+            raise UserError(
+                f"the loss returned {got} for {rows} samples, expected a tensor of one number for each: ({rows},)",
+                hint='give PyTorch\'s losses reduction="none", and take the mean over the other axes of a sample',
+            )
+        self.of_batch = shape == ()
+        return losses.float().expand(rows)
 
 
 class Optimizer(Protocol):
@@ -93,7 +101,7 @@ class Numerics(ABC):
     name: Literal["fast", "exact"]
     reduction: Literal["mean", "sum"]
     """How the gradients of several ranks are combined."""
-    own_loss: Loss | None = None
+    own_loss: OwnLoss | None = None
     """The loss of the user's own, of the last model that ``module`` got: outputs are then losses of samples."""
 
     @abstractmethod

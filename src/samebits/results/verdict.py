@@ -304,6 +304,8 @@ def _apart(a: RunRecord, b: RunRecord) -> str | None:
         parts.append(f"random draws in forward ({few(sorted(drawing), 1)}), other ones on each device")
     if norms:
         parts.append(f"BatchNorm ({few(sorted(norms), 1)}), which normalises by each device's own part of a batch")
+    if any(note.kind == "batch_loss" for record in (a, b) for note in record.notes):
+        parts.append("a loss over the samples of a batch, of which each device has a part of its own")
     return "; and ".join(parts) or None
 
 

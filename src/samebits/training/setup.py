@@ -10,6 +10,7 @@ from samebits.models import UserModel
 from samebits.numerics.draws import SeenDraws
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
+from samebits.remarks import BatchLoss
 from samebits.training.batches import Batches, load_data, on_device
 from samebits.training.diagnosis import require_alike, require_same_again, trial_step
 from samebits.training.loop import Snapshot, Trainable
@@ -129,9 +130,19 @@ class Setup:
                 seen=seen if self.numerics.name == "fast" else None,
             )
         self.draws = tuple(seen.modules)
+        notes += self._batch_losses(placement)
         before_restore()
         initial.restore()
         return notes
+
+    def _batch_losses(self, placement: Placement) -> list[ModelNote]:
+        """A note on a loss of several samples that never gets the whole batch."""
+        own, split = self.numerics.own_loss, self.split
+        samples = split.rows_per_unit if split.shards else placement.rows_per_device
+        if own is None or not own.of_batch or samples == split.samples:
+            return []
+        part: Literal["device", "micro-batch"] = "device" if placement.devices_used > 1 else "micro-batch"
+        return [BatchLoss(part="shard" if split.shards else part, samples=samples, batch=split.samples)]
 
     def _require_same(self, model: nn.Module, batch: MicroBatch) -> None:
         """Under ``exact``, require the same bits from a second pass of a user's model, and from a second build of it.

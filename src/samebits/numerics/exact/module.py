@@ -26,7 +26,7 @@ from samebits.numerics.exact.parameters import tied_places
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
-from samebits.numerics.interface import each_loss, logits_of
+from samebits.numerics.interface import logits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,8 @@ class ExactModule(nn.Module):
         self.model = model
         self.module_paths = module_paths(model)
         self._ties = tied_places(model)
-        self._numerics, self._loss = numerics, numerics.own_loss
+        self._numerics, self._own = numerics, numerics.own_loss
+        self.loss = self._own.function if self._own else None  # a module moves with the others to a replica's device
         kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
         numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
         self._weights = WeightCache()
@@ -74,10 +75,9 @@ class ExactModule(nn.Module):
         """The outputs for one shard, from copies, since forward may write to its input."""
         inputs, targets = part
         outputs = self.model(inputs.clone())
-        if self._loss is None:
+        if self._own is None or self.loss is None or targets is None:
             return logits_of(outputs)
-        assert targets is not None
-        return each_loss(self._loss(outputs, targets.clone()), len(inputs))
+        return self._own.each(self.loss(outputs, targets.clone()), len(inputs))
 
     def _run_whole(self, inputs: Tensor, shards: range, step: int) -> Tensor:
         batch = inputs.flatten(0, 1)

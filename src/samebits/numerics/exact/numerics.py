@@ -24,7 +24,7 @@ from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, Torch
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.windows import LOSS, Windows
-from samebits.numerics.interface import Numerics
+from samebits.numerics.interface import Numerics, OwnLoss
 from samebits.numerics.kernels import choose_kernels
 from samebits.numerics.optimizers import grouped, make_optimizer
 from samebits.records.run import Arithmetic
@@ -118,9 +118,8 @@ class ExactNumerics(Numerics):
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model as a strategy wraps it, fed by whole shards."""
-        self.own_loss = loss_of(model)
-        if isinstance(self.own_loss, nn.Module):
-            self.own_loss.to(self._device)
+        function = loss_of(model)
+        self.own_loss = OwnLoss(function, self._device) if function else None
         return ExactModule(model, self)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
