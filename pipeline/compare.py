@@ -14,7 +14,7 @@ from samebits.records.provenance import git_state
 from samebits.results.comparison import REPORT, compare
 from samebits.results.page import write_report
 from samebits.results.table import show
-from samebits.stages import StageSpec, stage
+from samebits.stages import StageSpec, experiment_folder, path_option, stage
 from samebits.tracking.sender import hand_over
 
 
@@ -27,14 +27,15 @@ from samebits.tracking.sender import hand_over
         writes_words=True,
     )
 )
-@click.option("--out-dir", default="reports", show_default=True, help="Folder to write.")
+@path_option("--out-dir", default="reports", told="Folder to write.")
 @click.option("--no-tracking", is_flag=True, help="Leave no trace in MLflow.")
 def main(params: Params, out_dir: str, no_tracking: bool) -> None:
-    comparison, reports = compare(params, git_state()), Path(out_dir)
+    folder, reports = experiment_folder(), Path(out_dir)
+    comparison = compare(params, git_state(), folder=folder)
     comparison.write(reports / "comparison.json")
     write_report(comparison, reports)
     show(comparison)
-    if not no_tracking and (problem := hand_over(comparison, reports=reports, runs=Path("runs"), wait_seconds=60)):
+    if not no_tracking and (problem := hand_over(comparison, reports=reports, runs=folder / "runs", wait_seconds=60)):
         click.echo(problem, err=True)
 
 

@@ -14,7 +14,7 @@ from samebits.errors import UserError, few
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, keys_affecting
 from samebits.records.run import read_refusal, run_name
-from samebits.stages import StageSpec, stage
+from samebits.stages import StageSpec, experiment_folder, path_option, stage
 
 
 @stage(
@@ -26,8 +26,8 @@ from samebits.stages import StageSpec, stage
     )
 )
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
-@click.option("--out-dir", default="reports/evaluation", show_default=True, help="Folder for a file of each run.")
+@path_option("--data-dir", default="data", told="Folder that prepare.py wrote.")
+@path_option("--out-dir", default="reports/evaluation", told="Folder for a file of each run.")
 def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) -> None:
     prepare_environment()
     from samebits.workers.launch import evaluate_in_worker  # after the checks: importing torch takes seconds
@@ -35,7 +35,7 @@ def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) ->
     train = params.train
     names = [run_name(strategy, numerics) for numerics in train.numerics for strategy in train.strategies]
     folders = [run if run.name not in ("", "..") else run.resolve() for run in runs] or [
-        Path("runs") / name for name in names
+        experiment_folder() / "runs" / name for name in names
     ]
     if twice := [folder for folder in folders if [one.name for one in folders].count(folder.name) > 1]:
         what = f"{few([str(folder) for folder in twice])} would write one file, {twice[0].name}.json"

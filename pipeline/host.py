@@ -21,7 +21,7 @@ from samebits.hashes import sha256_remembered
 from samebits.host import count_cores, count_gpus, host_facts
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, require_every_key
-from samebits.stages import StageSpec, say_what_stays_unused, stage
+from samebits.stages import StageSpec, experiment_folder, say_what_stays_unused, stage
 from samebits.strategies.placement import Devices
 from samebits.tasks import FileData
 from samebits.training.models.sources import find_sources, is_known, recalled
@@ -51,10 +51,11 @@ def main(params: Params) -> None:
         for numerics in params.train.numerics:
             if not goes_elsewhere(strategy, os.environ):
                 place(strategy, params, numerics, Devices(gpus=gpus, cores=cores))
-    write_json(Path("source.json"), sources_of(params))
+    folder = experiment_folder()
+    write_json(folder / "source.json", sources_of(params))
     files = sources(params.data) if isinstance(params.data, FileData) else {}
-    write_json(Path("files.json"), {key: sha256_remembered(file.path, MEMORY) for key, file in files.items()})
-    write_json(Path("host.json"), host_facts().model_dump(mode="json"))
+    write_json(folder / "files.json", {key: sha256_remembered(file.path, MEMORY) for key, file in files.items()})
+    write_json(folder / "host.json", host_facts().model_dump(mode="json"))
 
 
 def sources_of(params: Params) -> dict[str, object]:

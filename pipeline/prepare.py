@@ -11,7 +11,7 @@ import click
 
 from samebits.data.prepare import prepare
 from samebits.params import Params
-from samebits.stages import StageSpec, stage
+from samebits.stages import StageSpec, path_option, stage
 
 
 @stage(
@@ -22,7 +22,7 @@ from samebits.stages import StageSpec, stage
         params=("seed", "data"),
     )
 )
-@click.option("--out-dir", default="data", show_default=True, help="Folder to write.")
+@path_option("--out-dir", default="data", told="Folder to write.")
 def main(params: Params, out_dir: str) -> None:
     card = prepare(params, Path(out_dir))
     floor = "" if card.floor is None else f", floor {card.floor:.6f}"

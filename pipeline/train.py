@@ -22,7 +22,7 @@ from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, keys_affecting, with_num_devices
 from samebits.params.schema import NumericsName
 from samebits.records.run import LOSSES, RECORD, TIMING, WEIGHTS
-from samebits.stages import StageSpec, say_what_stays_unused, stage
+from samebits.stages import StageSpec, experiment_folder, path_option, say_what_stays_unused, stage
 from samebits.strategies import STRATEGIES, StrategyName
 
 _OUT = "runs/${item.strategy}-${item.numerics}"
@@ -41,8 +41,8 @@ _OUT = "runs/${item.strategy}-${item.numerics}"
 @click.option("--strategy", type=click.Choice([*STRATEGIES]), required=True, help="How to use the devices.")
 @click.option("--numerics", type=click.Choice(get_args(NumericsName)), default="fast", show_default=True)
 @click.option("--num-devices", default=None, help="In place of train.num_devices: auto or a number.")
-@click.option("--data-dir", default="data", show_default=True, help="Folder that prepare.py wrote.")
-@click.option("--out-dir", default=None, help="Folder to write.  [default: runs/STRATEGY-NUMERICS]")
+@path_option("--data-dir", default="data", told="Folder that prepare.py wrote.")
+@click.option("--out-dir", default=None, help="Folder to write.  [default: FOLDER/runs/STRATEGY-NUMERICS]")
 @click.option(
     "--steps",
     type=click.IntRange(min=1),
@@ -84,7 +84,7 @@ def main(
 
     if "DVC_STAGE" not in os.environ:  # else the stage host has warned
         say_what_stays_unused()
-    out = Path(out_dir or Path("runs") / run_name(strategy, numerics))
+    out = Path(out_dir or experiment_folder() / "runs" / run_name(strategy, numerics))
     try:
         run_training(
             params,

@@ -140,12 +140,12 @@ def small(task: str = "vectors", *, model: dict[str, Any] | None = None, **train
 
 
 def copy_sources(folder: Path, *, but: tuple[str, ...] = ()) -> None:
-    """Copy the files of this tree that git has or would take, but for ``dvc.lock`` and paths that begin so."""
+    """Copy the files of this tree that git has or would take, but for each ``dvc.lock`` and paths that begin so."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     for name in listed.stdout.split("\0"):
-        if name and (ROOT / name).is_file() and name != "dvc.lock" and not name.startswith(but):
+        if name and (ROOT / name).is_file() and Path(name).name != "dvc.lock" and not name.startswith(but):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 

@@ -8,8 +8,10 @@ A test fails where one of them is stale.
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src/samebits"
 _WIDTH = 120
+
+EXPERIMENTS = (Path(), Path("gpu"))
+"""Folders of the experiments, each with its params.yaml and with the same stages in its dvc.yaml."""
 
 AROUND_A_STAGE = {"stages", "errors", "remarks", "results", "tracking", "engines", "__init__"}
 """Rooms whose code changes no result of a training: command line, messages, delivery, place of execution.
@@ -63,23 +68,38 @@ def _entry(key: str, values: Sequence[str], *, block: bool = False) -> Iterator[
         yield from (f"      - {value}" for value in values)
 
 
-def _stage(name: str, spec: StageSpec) -> Iterator[str]:
+def _params(folder: Path, keys: Sequence[str]) -> Iterator[str]:
+    if folder == Path():
+        yield from _entry("params", keys)
+    else:
+        yield "    params:"
+        yield f"      - {folder}/params.yaml:"
+        yield from (f"          - {key}" for key in keys)
+
+
+def _stage(name: str, spec: StageSpec, folder: Path) -> Iterator[str]:
+    def inside(paths: Iterable[str]) -> list[str]:
+        return [str(folder / path) for path in paths]
+
     yield f"  {name}:"
     yield f"    desc: {spec.about}"
     options = "".join(f" --{option} ${{item.{option}}}" for option in spec.matrix)
     if spec.matrix:
         yield "    matrix:"
         yield from (f"      {option}: ${{{key}}}" for option, key in spec.matrix.items())
-    yield f"    cmd: python pipeline/{name}.py{options}"
+    at = "" if folder == Path() else f" --folder {folder}"
+    yield f"    cmd: python pipeline/{name}.py{at}{options}"
+    if at:
+        yield f"    wdir: {os.path.relpath('.', folder)}"  # of the code, and of a user's model and data
     if spec.always:
         yield "    always_changed: true"
     else:
-        yield from _entry("deps", [*spec.reads, *code_of(name, spec)], block=True)
+        yield from _entry("deps", [*inside(spec.reads), *code_of(name, spec)], block=True)
     if spec.params:
-        yield from _entry("params", spec.params)
-    yield from _entry("outs", spec.writes)
+        yield from _params(folder, spec.params)
+    yield from _entry("outs", inside(spec.writes))
     if spec.metrics:
-        yield from _entry("metrics", spec.metrics, block=True)
+        yield from _entry("metrics", inside(spec.metrics), block=True)
 
 
 def _plot(title: str, template: str, x: str, files: Iterable[tuple[str, str]]) -> Iterator[str]:
@@ -90,12 +110,12 @@ def _plot(title: str, template: str, x: str, files: Iterable[tuple[str, str]]) -
     yield from (f"        {file}: {column}" for file, column in files)
 
 
-def dvc_yaml() -> str:
-    """The pipeline, with metrics and plots of the runs of the default params."""
+def dvc_yaml(folder: Path = Path()) -> str:
+    """The pipeline of the experiment in ``folder``, with metrics and plots of the runs of the default params."""
     train = Params().train
     lines = ["# Written by `python tools/generate.py`.", "stages:"]
     for name, command in stages().items():
-        lines += [*_stage(name, command.spec), ""]
+        lines += [*_stage(name, command.spec, folder), ""]
     runs = {numerics: [run_name(strategy, numerics) for strategy in train.strategies] for numerics in train.numerics}
     lines.append("metrics:")
     lines += [f"  - reports/evaluation/{run}.json" for run in itertools.chain.from_iterable(runs.values())]
@@ -117,8 +137,9 @@ def dvc_yaml() -> str:
 
 
 def _made() -> list[str]:
-    """Files and folders at the root that the stages write."""
-    return sorted({file.partition("/")[0] for command in stages().values() for file in command.spec.files})
+    """Files and folders of the experiments that the stages write."""
+    names = {file.partition("/")[0] for command in stages().values() for file in command.spec.files}
+    return sorted(str(folder / name) for folder in EXPERIMENTS for name in names)
 
 
 def gitignore() -> str:
@@ -134,7 +155,7 @@ def makefile() -> str:
 
 
 FILES: dict[str, Callable[[], str]] = {
-    "dvc.yaml": dvc_yaml,
+    **{str(folder / "dvc.yaml"): partial(dvc_yaml, folder) for folder in EXPERIMENTS},
     ".gitignore": gitignore,
     "Makefile": makefile,
     **{f"docs/reference/{name}": page for name, page in reference_pages.PAGES.items()},

@@ -16,7 +16,7 @@ from samebits.errors import UserError, exit_on_error, printable_lines
 from samebits.files import scratch_folder
 from samebits.params import load_params, require_repository
 from samebits.results.scaling.command import scale
-from samebits.stages import HELP_OPTIONS, Group, options_of
+from samebits.stages import HELP_OPTIONS, Group, folder_option, options_of, params_option
 from samebits.strategies import STRATEGIES
 from samebits.tracking.command import compare, explain, track
 
@@ -172,9 +172,12 @@ def _several_nodes() -> Nodes:
 @click.option("--strategy", "only", type=click.Choice([*STRATEGIES]), help="This one alone.")
 @click.option("--num-devices", help="In place of train.num_devices: auto or a number.")
 @click.option("--quick", is_flag=True, help="The first steps alone, compared with the losses in runs/.")
-@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@folder_option
+@params_option
 @click.pass_context
-def verify(context: click.Context, only: str | None, num_devices: str | None, quick: bool, params_file: str) -> None:
+def verify(
+    context: click.Context, only: str | None, num_devices: str | None, quick: bool, folder: str, params_file: str
+) -> None:
     """Train the exact runs again and compare their bits with dvc.lock.
 
     The workspace is not touched. One line for the data and for each run; exit code 0 only if all are bitwise the same.
@@ -184,6 +187,7 @@ def verify(context: click.Context, only: str | None, num_devices: str | None, qu
       samebits verify
       samebits verify --strategy ddp --num-devices 4
       samebits verify --quick
+      samebits verify --folder gpu
     """
     from samebits.params import with_num_devices
     from samebits.results import verify as results
@@ -193,11 +197,11 @@ def verify(context: click.Context, only: str | None, num_devices: str | None, qu
     strategies = [strategy for strategy in params.train.strategies if only in (None, strategy)]
     if not strategies:
         raise UserError(f"--strategy: {only} is not in train.strategies", hint="choose one that is")
-    for remark in results.stale(strategies):
+    for remark in results.stale(strategies, Path(folder)):
         click.echo(remark, err=True)
     same = True
-    with scratch_folder(Path(".samebits")) as folder:  # a container sees it too
-        for verified in results.verify(params, strategies, folder, quick=quick):
+    with scratch_folder(Path(".samebits")) as scratch:  # a container sees it too
+        for verified in results.verify(params, strategies, scratch, folder=Path(folder), quick=quick):
             click.echo(verified.text)
             same = same and verified.same
     context.exit(int(not same))

@@ -62,8 +62,8 @@ class Group(_Ending, click.Group):
 class StageSpec:
     """DVC's description of a stage, without the code that its script imports.
 
-    ``reads`` and ``writes`` are files and folders; ``metrics`` are further files that it writes. ``params`` are keys.
-    The stage runs for each value of the keys in ``matrix``, which its options take.
+    ``reads`` and ``writes`` are files and folders in the experiment's folder; ``metrics`` are further files that it
+    writes. ``params`` are keys. The stage runs for each value of the keys in ``matrix``, which its options take.
     """
 
     about: str
@@ -89,16 +89,35 @@ class StageCommand(_Ending):
     spec: StageSpec
 
 
+def experiment_folder() -> Path:
+    """The value of ``--folder``: the folder of params.yaml, of the data, the runs and the reports."""
+    return Path(click.get_current_context().params["folder"])
+
+
+def path_option(*names: str, default: str, told: str) -> Callable[[Any], Any]:
+    """An option for a path, by default ``default`` in the experiment's folder."""
+    told = f"{told}  [default: FOLDER/{default}]"
+    return click.option(*names, default=lambda: str(experiment_folder() / default), help=told)
+
+
+folder_option = click.option(
+    "--folder", default=".", show_default=True, is_eager=True, help="Folder of params.yaml, data, runs and reports."
+)
+"""The option that decides where an experiment lies. It is read first, because others' defaults depend on it."""
+params_option = path_option("--params", "params_file", default="params.yaml", told="Parameters to read.")
+
+
 def stage(spec: StageSpec) -> Callable[[Callable[..., None]], StageCommand]:
     """Make a function the command of a stage. The function gets ``params`` and its own options.
 
-    The command takes ``--params`` and ``--debug``, continues in the image if stages run there, and ends with an exit
-    code of ``samebits.errors``. Its help is the module's docstring. Put it above the function's own ``click.option``s.
+    The command takes ``--folder``, ``--params`` and ``--debug``, continues in the image if stages run there, and ends
+    with an exit code of ``samebits.errors``. Its help is the module's docstring. Put it above the function's own
+    ``click.option``s.
     """
 
     def decorate(function: Callable[..., None]) -> StageCommand:
         @functools.wraps(function)
-        def run(params_file: str, debug: bool, **options: Any) -> None:
+        def run(folder: str, params_file: str, debug: bool, **options: Any) -> None:  # noqa: ARG001 - of the context
             with exit_on_error(debug=debug):
                 # These imports take time, and --help does not need them.
                 from samebits.engines.exit_reports import ending_told
@@ -115,12 +134,8 @@ def stage(spec: StageSpec) -> Callable[[Callable[..., None]], StageCommand]:
 
         told = sys.modules[function.__module__].__doc__
         command = click.command(cls=StageCommand, help=told, context_settings=HELP_OPTIONS)(run)
-        command.params += [
-            click.Option(
-                ["--params", "params_file"], default="params.yaml", show_default=True, help="Parameters to read."
-            ),
-            click.Option(["--debug"], is_flag=True, help="Show tracebacks."),
-        ]
+        for option in (folder_option, params_option, click.option("--debug", is_flag=True, help="Show tracebacks.")):
+            option(command)
         command.spec = spec
         return command
 

@@ -616,7 +616,7 @@ def test_a_torn_dvc_lock_file_is_found(dvc):
     in_a_key = whole.index(b"outs:") + 2
     for kept, said in ((0, "the file: "), (6, "the file: "), (12, "cannot be read: "), (in_a_key, "cannot be read: ")):
         (dvc / "dvc.lock").write_bytes(whole[:kept])
-        expect(one(repository.dvc(dvc)), "failed", f"dvc.lock: {said}", "git checkout dvc.lock")
+        expect(one(repository.dvc(dvc)), "failed", f"dvc.lock: {said}", f"git checkout {dvc}/dvc.lock")
     (dvc / "dvc.lock").write_bytes(whole)
     expect(one(repository.dvc(dvc)), "ok", "can run stages")
 

@@ -330,7 +330,7 @@ OTHER_WEIGHTS = '{"schema": 1, "eval_loss": 1, "accuracy": null, "floor": null, 
     ("file", "text", "message"),
     [
         ("runs/dp-fast/run.json", None, r"run\.json: no such file\. hint: run `python pipeline/train.py --strategy dp"),
-        ("reports/evaluation/dp-fast.json", None, r"run `python pipeline/evaluate.py` first"),
+        ("reports/evaluation/dp-fast.json", None, r"run `python pipeline/evaluate.py --folder .*` first"),
         ("reports/evaluation/dp-fast.json", OTHER_WEIGHTS, r"dp-fast\.json: speaks of other weights"),
         (
             "runs/dp-fast/run.json",
@@ -354,7 +354,7 @@ OTHER_WEIGHTS = '{"schema": 1, "eval_loss": 1, "accuracy": null, "floor": null, 
         ("runs/dp-fast/run.json", os.mkfifo, r"run\.json: cannot be read: expected a regular file"),
         ("runs/dp-fast/model.safetensors", os.mkfifo, r"model\.safetensors: not a safetensors file: expected a regul"),
         ("host.json", "{", r"host\.json: cannot be read"),
-        ("host.json", "{}", r"host\.json: cpu: Field required\. hint: run `python pipeline/host.py` again"),
+        ("host.json", "{}", r"host\.json: cpu: Field required\. hint: run `python pipeline/host.py --folder .*` again"),
         ("host.json", "[]", r"host\.json: the file: Input should be "),
     ],
 )

@@ -1,6 +1,7 @@
 """``samebits verify``: the lock, what is made again, and the stages that do it."""
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -62,9 +63,10 @@ def test_losses_that_are_not_those_of_the_lock_are_not_compared(tmp_path, monkey
 
 
 SAME = ["data: bitwise, prepared again", "single-exact: bitwise, single on 1 CPU device"]
-BUT = "not as in dvc.lock"
+BUT = "not as in LOCK"
 
 
+@pytest.mark.parametrize("folder", ["", "gpu"])
 @pytest.mark.parametrize(
     ("file", "text", "quick", "told"),
     [
@@ -83,31 +85,33 @@ BUT = "not as in dvc.lock"
          [SAME[0], "single-exact: DIFFERENT, single on 1 CPU device: the losses differ from step 3 on"]),
     ],
 )  # fmt: skip
-def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, tmp_path, monkeypatch):
+def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, folder, tmp_path, monkeypatch):
     """If ``text`` is None, the file has the same bits again, and the lock does not have it."""
     monkeypatch.chdir(tmp_path)
-    Path("data").mkdir()
-    Path("data/train.safetensors").write_text("the data")
-    Path("data/card.json").write_text("the card")
-    run_files(Path("runs/single-exact"), run_record("single", "exact"))
-    files = [path for folder in ("data", "runs/single-exact") for path in Path(folder).iterdir()]
+    folder = Path(folder)
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/train.safetensors").write_text("the data")
+    (folder / "data/card.json").write_text("the card")
+    run_files(folder / "runs/single-exact", run_record("single", "exact"))
+    files = [path for made in ("data", "runs/single-exact") for path in (folder / made).iterdir()]
     files = [path for path in files if text is not None or path.name != file]
     entries = [{"path": str(path), "md5": hashlib.md5(path.read_bytes()).hexdigest()} for path in files]
     stages = {"train@single-exact": {"cmd": "x", "outs": entries}}
-    Path("dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
+    (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
 
     def run_stage(root, name, *arguments, quiet):
         """Write the files of the workspace, and ``text`` to the one file."""
-        out = arguments[arguments.index("--out-dir") + 1]
-        shutil.copytree("data" if name == "prepare" else "runs/single-exact", out)
+        given = dict(itertools.pairwise(arguments))
+        out = given.get("--out-dir", given["--folder"] / "data")
+        shutil.copytree(folder / ("data" if name == "prepare" else "runs/single-exact"), out)
         if text is not None and (out / file).exists():
             (out / file).write_text(text)
 
     monkeypatch.setattr(verify, "run_stage", run_stage)
     scratch = tmp_path / "scratch"
     scratch.mkdir()
-    found = list(verify.verify(PARAMS, ["single"], scratch, quick=quick))
-    assert [one.text for one in found] == told
+    found = list(verify.verify(PARAMS, ["single"], scratch, folder=folder, quick=quick))
+    assert [one.text for one in found] == [line.replace("LOCK", str(folder / "dvc.lock")) for line in told]
     assert [one.same for one in found] == ["DIFFERENT" not in line for line in told]
 
 

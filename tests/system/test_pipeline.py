@@ -82,7 +82,7 @@ class Repository:
 
     def stale(self) -> set[str]:
         """Stages that DVC would run, the always changed one aside."""
-        return set(json.loads(self("dvc", "status", "--json"))) - {"host"}
+        return set(json.loads(self("dvc", "status", "--json", "dvc.yaml"))) - {"host"}
 
     def json(self, name: str):
         return json.loads((self.folder / name).read_text())
@@ -304,8 +304,8 @@ def test_the_guides_experiments(repository):
         "Experiment",
         *(["runs/ddp-fast/timing.json:speedup.median"] if any("speedup" in name for name in header) else []),
         "reports/evaluation/ddp-fast.json:eval_loss",
-        "train.global_batch_size",
-        "train.optimizer.lr",
+        "params.yaml:train.global_batch_size",
+        "params.yaml:train.optimizer.lr",
     ]
     assert any("smaller-batch" in row[1] and row[-3].strip() == "512" for row in rows)
     assert "reports/evaluation/ddp-fast.json" in outputs["dvc metrics show"]

@@ -309,7 +309,7 @@ class Pipelines(Area):
         expect_no_traceback(child)
         expect_none(lambda: [pid for pid in marked(repository.mark) if SENDER not in command_of(pid)], 30)
         expect(repository.locked_weights() == self._weights, "other weights", repository.locked_weights())
-        stale = set(json.loads(repository.run("dvc", "status", "--json").out())) - {"host"}
+        stale = set(json.loads(repository.run("dvc", "status", "--json", "dvc.yaml").out())) - {"host"}
         expect(not stale, "dvc status is not clean", stale)
         repository.run("samebits", "track", "sync")
         end_marked(repository.mark)

@@ -38,7 +38,7 @@ INSIDE = "SAMEBITS_CONTAINER"
 FIRST_STAGE = "host"
 """The stage of every ``dvc repro``, which prints the place for all stages."""
 
-_PATH_OPTIONS = ("--params", "--data-dir", "--out-dir")
+_PATH_OPTIONS = ("--folder", "--params", "--data-dir", "--out-dir")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def named_paths(argv: Sequence[str]) -> dict[str, Path]:
         if option in _PATH_OPTIONS:
             paths[option] = Path(value or following)
     with suppress(UserError):  # the command inside reports errors of the file
-        params = load_params(paths.get("--params", "params.yaml"))
+        params = load_params(paths.get("--params", paths.get("--folder", Path()) / "params.yaml"))
         if params.model.source:
             paths["model.source"] = Path(params.model.source)
         if isinstance(params.data, FileData):

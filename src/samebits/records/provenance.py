@@ -46,6 +46,9 @@ RECORDED = (
 )  # fmt: skip
 """Recorded variables, by exact name, because any other may hold a secret. Compose passes those of NCCL."""
 
+_OUTSIDE = ":(top,exclude,glob)**/dvc.lock"
+"""Which of git's files are no code: what DVC notes of its runs, at the root and in an experiment's folder."""
+
 UNAVAILABLE = "unavailable: "
 """Prefix of the reason why a fact is missing."""
 
@@ -103,7 +106,7 @@ def git_state() -> GitState:
     """Commit and changes of the working directory."""
     try:
         commit = _git("rev-parse", "HEAD").decode().strip()
-        changes = _git("status", "--porcelain", "--", ":/", ":(top,exclude)dvc.lock")
+        changes = _git("status", "--porcelain", "--", ":/", _OUTSIDE)
     except _NoGit as reason:
         return GitState(commit=None, dirty=False, problem=str(reason))
     return GitState(commit=commit, dirty=bool(changes))
@@ -125,7 +128,7 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
     """
     top = Path(os.fsdecode(_git("rev-parse", "--show-toplevel").rstrip(b"\n")))
     everything = ("-C", str(top))
-    scope = [":/", ":(top,exclude)dvc.lock"]
+    scope = [":/", _OUTSIDE]
     untracked = _git(*everything, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
     sizes = {name: _size(top / name) for name in map(os.fsdecode, untracked) if name}
     there = {name: size for name, size in sizes.items() if size is not None}  # git refuses to add missing files

@@ -158,7 +158,8 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
         UserError: a run's files are missing or were made with other params; the hint names the command for them.
     """
     train = params.train
-    host_file, host_made_by = folder / "host.json", "python pipeline/host.py"
+    at = "" if folder == Path() else f" --folder {folder}"
+    host_file, host_made_by = folder / "host.json", f"python pipeline/host.py{at}"
     host = HostFacts.parse(read_json(host_file, made_by=host_made_by), host_file, made_by=host_made_by)
     rows: list[Row] = []
     refused: list[RefusedRow] = []
@@ -166,7 +167,7 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
     for numerics in train.numerics:
         reference: Run | None = None
         for strategy in train.strategies:
-            command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}"
+            command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}{at}"
             run_folder = folder / "runs" / run_name(strategy, numerics)
             if refusal := read_refusal(run_folder):
                 recorded, given = settings_of(refusal.params), settings_of(params)
@@ -178,9 +179,9 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
             first = first or run
             require_comparable(run, params, first)
             file = folder / EVALUATIONS / f"{run.name}.json"
-            evaluation = Evaluation.read(file, made_by="python pipeline/evaluate.py")
+            evaluation = Evaluation.read(file, made_by=f"python pipeline/evaluate.py{at}")
             if evaluation.weights_sha256 != run.record.weights_sha256:
-                raise UserError(f"{file}: speaks of other weights", hint="run `python pipeline/evaluate.py`")
+                raise UserError(f"{file}: speaks of other weights", hint=f"run `python pipeline/evaluate.py{at}`")
             reference = reference or run
             with figures_computed(run):
                 rows.append(_row(run, evaluation, reference))

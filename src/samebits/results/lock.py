@@ -12,7 +12,6 @@ from samebits.errors import UserError, reason
 from samebits.files import Part, regular
 
 LOCK = Path("dvc.lock")
-_MEND = "git checkout dvc.lock, or remove it where git has none; `dvc repro` then goes on"
 
 
 class _LockedPart(Part):
@@ -42,25 +41,27 @@ class Lock(_LockedPart):
     version: Literal["2.0"] = Field(alias="schema")
     stages: dict[str, LockedStage] = Field(default_factory=dict)
 
-    def files(self, stage: str) -> dict[str, str]:
-        """MD5 of each file that a stage read or wrote. Raises UserError: the lock has no such stage."""
+    def files(self, stage: str, made: Path = LOCK) -> dict[str, str]:
+        """MD5 of each file that a stage read or wrote. Raises UserError: the lock, file ``made``, has no such stage."""
         entry = self.stages.get(stage)
         if entry is None:
-            hint = "add exact to train.numerics, run `dvc repro`, and commit dvc.lock"
-            raise UserError(f"{LOCK}: no stage {stage}", hint=hint)
+            hint = f"add exact to train.numerics, run `dvc repro`, and commit {made}"
+            raise UserError(f"{made}: no stage {stage}", hint=hint)
         return {file.path: file.md5 for file in (*entry.deps, *entry.outs) if file.md5 is not None}
 
 
 def read_lock(folder: Path = Path()) -> Lock:
-    """Read the lock of a repository. Raises UserError: the file is missing or damaged."""
+    """Read the lock beside the params in ``folder``. Raises UserError: the file is missing or damaged."""
+    file = folder / LOCK
+    mend = f"git checkout {file}, or remove it where git has none; `dvc repro` then goes on"
     try:
         # Python's parser, as for params.yaml: the one in C dies of deep nesting.
-        raw = YAML(typ="safe", pure=True).load(regular(folder / LOCK).read_text(encoding="utf-8"))
+        raw = YAML(typ="safe", pure=True).load(regular(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{LOCK}: no such file", hint="run `dvc repro` once and commit it") from None
+        raise UserError(f"{file}: no such file", hint="run `dvc repro` once and commit it") from None
     except Exception as error:  # noqa: BLE001 - ruamel's constructors raise what they come across, such as KeyError
-        raise UserError(f"{LOCK}: cannot be read: {reason(error)}", hint=_MEND) from None
+        raise UserError(f"{file}: cannot be read: {reason(error)}", hint=mend) from None
     try:
-        return Lock.parse(raw, LOCK, made_by="dvc repro")
+        return Lock.parse(raw, file, made_by="dvc repro")
     except UserError as error:
-        raise UserError(error.message, hint=_MEND) from None
+        raise UserError(error.message, hint=mend) from None

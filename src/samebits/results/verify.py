@@ -32,6 +32,7 @@ BITS = (WEIGHTS, LOSSES)
 
 QUICK_STEPS = 10
 _DATA = ("data/train.safetensors", "data/card.json")
+_PIPELINE = "dvc.yaml"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +44,28 @@ class Verified:
 
 
 def verify(
-    params: Params, strategies: Sequence[StrategyName], scratch: Path, *, quick: bool = False
+    params: Params, strategies: Sequence[StrategyName], scratch: Path, *, folder: Path = Path(), quick: bool = False
 ) -> Iterator[Verified]:
     """Prepare the data and train each exact run in ``scratch``; yield a verdict on the data, then one on each run.
 
-    The stages' scripts do the work, so it happens where stages run: on the host or in the image. ``quick`` trains
-    only the first steps, and compares their losses with those of the run in the workspace.
+    The stages' scripts do the work, so it happens where stages run: on the host or in the image. ``folder`` is the
+    experiment's, with its lock. ``quick`` trains only the first steps, and compares their losses with those of the run
+    in the workspace.
 
     Raises:
         UserError: ``dvc.lock`` has no such run, or with ``quick`` the workspace's run is not the one of the lock.
         SamebitsError: a stage failed.
     """
-    lock = read_lock()
-    locked = {strategy: lock.files(f"train@{strategy}-exact") for strategy in strategies}
-    known = {strategy: _known_losses(strategy, locked[strategy]) for strategy in strategies} if quick else {}
+    lock, made = read_lock(folder), folder / LOCK
+    locked = {
+        strategy: {os.path.relpath(path, folder): md5 for path, md5 in lock.files(_stage(strategy), made).items()}
+        for strategy in strategies
+    }
+    known = {strategy: _known_losses(strategy, locked[strategy], folder) for strategy in strategies} if quick else {}
     once = params.train.model_copy(update={"repeats": 1})  # nothing is timed
     params = params.model_copy(update={"train": once})
     prepare_in(scratch, params)
-    yield _compare_bits("data", "prepared again", scratch, locked=locked[strategies[0]], files=_DATA)
+    yield _compare_bits("data", "prepared again", scratch, locked=locked[strategies[0]], files=_DATA, made=made)
     for strategy in strategies:
         steps = ["--steps", min(QUICK_STEPS, params.total_steps)] if quick else []
         out = train_in(scratch, params, f"{strategy}-exact", "--strategy", strategy, "--numerics", "exact", *steps)
@@ -71,12 +76,17 @@ def verify(
         else:
             files = {f"runs/{out.name}/{name}": name for name in BITS}
             bits = {files[path]: md5 for path, md5 in locked[strategy].items() if path in files}
-            yield _compare_bits(out.name, where, out, locked=bits, files=BITS)
+            yield _compare_bits(out.name, where, out, locked=bits, files=BITS, made=made)
+
+
+def _stage(strategy: str) -> str:
+    """Name of the stage that trains the exact run."""
+    return f"train@{strategy}-exact"
 
 
 def prepare_in(scratch: Path, params: Params) -> None:
     """Prepare the data of ``params`` in ``scratch``. Raises what ``run_stage`` does."""
-    _run_in(scratch, "prepare", params, "--out-dir", scratch / "data")
+    _run_in(scratch, "prepare", params)
 
 
 def train_in(scratch: Path, params: Params, name: str, *arguments: object) -> Path:
@@ -84,14 +94,14 @@ def train_in(scratch: Path, params: Params, name: str, *arguments: object) -> Pa
 
     Raises what ``run_stage`` does.
     """
-    folders = ["--data-dir", scratch / "data", "--out-dir", scratch / name]
-    _run_in(scratch, "train", params, *folders, "--no-tracking", "--no-checkpoints", *arguments)
+    options = ["--out-dir", scratch / name, "--no-tracking", "--no-checkpoints"]
+    _run_in(scratch, "train", params, *options, *arguments)
     return scratch / name
 
 
 def _run_in(scratch: Path, stage: str, params: Params, *arguments: object) -> None:
     YAML().dump(params.model_dump(mode="json"), scratch / "params.yaml")
-    run_stage(Path(), stage, "--params", scratch / "params.yaml", *arguments, quiet=True)
+    run_stage(Path(), stage, "--folder", scratch, *arguments, quiet=True)
 
 
 def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) -> None:
@@ -119,24 +129,24 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
         raise from_exit_code(code, f"pipeline/{name}.py failed", "see its message above")
 
 
-def stale(strategies: Sequence[StrategyName]) -> list[str]:
+def stale(strategies: Sequence[StrategyName], folder: Path = Path()) -> list[str]:
     """Params and code that changed after the lock was made. Changes of the host and missing files do not count."""
-    stages = [f"train@{strategy}-exact" for strategy in strategies]
+    stages, made = [f"{folder / _PIPELINE}:{_stage(strategy)}" for strategy in strategies], folder / LOCK
     command = [sys.executable, "-P", "-m", "dvc", "status", "--json", *stages]
     status = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         by_stage: dict[str, list[Any]] = json.loads(status.stdout)
     except ValueError:
-        return [f"whether dvc.lock is up to date is not known: `dvc status` failed: {last_line(status.stderr)}"]
+        return [f"whether {made} is up to date is not known: `dvc status` failed: {last_line(status.stderr)}"]
     parts = [part for parts in by_stage.values() for part in parts if isinstance(part, dict)]
-    return [f"dvc.lock is older than {name}" for name in sorted({name for part in parts for name in _changed(part)})]
+    return [f"{made} is older than {name}" for name in sorted({name for part in parts for name in _changed(part)})]
 
 
 def _changed(part: dict[str, Any]) -> Iterator[str]:
     for name, state in part.get("changed deps", {}).items():
         if isinstance(state, dict):
             yield from (f"{name}: {key}" for key in state)
-        elif state == "modified" and name != "host.json":
+        elif state == "modified" and Path(name).name != "host.json":
             yield name
 
 
@@ -144,17 +154,20 @@ def _md5(path: Path) -> str:
     return hashlib.md5(regular(path).read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def _compare_bits(name: str, where: str, folder: Path, *, locked: dict[str, str], files: Sequence[str]) -> Verified:
+def _compare_bits(
+    name: str, where: str, folder: Path, *, locked: dict[str, str], files: Sequence[str], made: Path
+) -> Verified:
     different = [file for file in files if _md5(folder / file) != locked.get(file)]
     if not different:
         return Verified(same=True, text=f"{name}: bitwise, {where}")
-    return Verified(same=False, text=f"{name}: DIFFERENT, {where}: {' and '.join(different)} not as in {LOCK}")
+    return Verified(same=False, text=f"{name}: DIFFERENT, {where}: {' and '.join(different)} not as in {made}")
 
 
-def _known_losses(strategy: str, locked: dict[str, str]) -> list[float]:
-    path = Path(f"runs/{strategy}-exact") / LOSSES
-    if not path.is_file() or _md5(path) != locked.get(str(path)):
-        raise UserError(f"{path}: not the file of {LOCK}", hint="run `dvc checkout`, or leave --quick out")
+def _known_losses(strategy: str, locked: dict[str, str], folder: Path) -> list[float]:
+    name = f"runs/{strategy}-exact/{LOSSES}"
+    path = folder / name
+    if not path.is_file() or _md5(path) != locked.get(name):
+        raise UserError(f"{path}: not the file of {folder / LOCK}", hint="run `dvc checkout`, or leave --quick out")
     return read_losses(path)
 
 

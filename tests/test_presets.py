@@ -1,0 +1,128 @@
+"""The experiments beside each other: the default one at the root, and the one for hosts with GPUs in ``gpu``."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+import generate
+from conftest import ROOT
+from samebits.engines.stage import named_paths
+from samebits.errors import UserError
+from samebits.params import load_params, require_every_key
+from samebits.records.run import read_losses
+from samebits.results import verify
+from stage_scripts import stages
+
+GPU = load_params(ROOT / "gpu/params.yaml")
+
+
+def read(name):
+    return YAML(typ="safe").load((ROOT / name).read_text())
+
+
+# -- the pipeline -------------------------------------------------------------------------------------------------
+
+
+def test_both_experiments_have_the_same_stages():
+    ours, theirs = read("dvc.yaml"), read("gpu/dvc.yaml")
+    assert [str(folder / "dvc.yaml") for folder in generate.EXPERIMENTS] == ["dvc.yaml", "gpu/dvc.yaml"]
+    assert list(ours["stages"]) == list(theirs["stages"]) == list(stages())
+    assert [ours[key] for key in ("metrics", "plots")] == [theirs[key] for key in ("metrics", "plots")]
+    for name, command in stages().items():
+        mine, other = ours["stages"][name], theirs["stages"][name]
+        assert other["wdir"] == ".."
+        assert other["cmd"].replace(" --folder gpu", "", 1) == mine["cmd"]
+        assert other.get("matrix") == mine.get("matrix")
+        for key in ("outs", "metrics"):
+            assert other.get(key, []) == [f"gpu/{path}" for path in mine.get(key, [])]
+        if mine.get("params"):
+            assert other["params"] == [{"gpu/params.yaml": mine["params"]}]
+        read_there = {f"gpu/{path}" for path in command.spec.reads}
+        assert {*other.get("deps", ())} - read_there == {*mine.get("deps", ())} - {*command.spec.reads}
+        assert read_there <= {*other.get("deps", read_there)}
+
+
+def test_no_file_belongs_to_both():
+    outs = [
+        {path for stage in read(name)["stages"].values() for path in (*stage["outs"], *stage.get("metrics", ()))}
+        for name in ("dvc.yaml", "gpu/dvc.yaml")
+    ]
+    assert not outs[0] & outs[1]
+    assert all(path.startswith("gpu/") for path in outs[1])
+
+
+def test_the_gpu_params_are_the_same_training_at_another_size():
+    """What a reader of one table may take for granted in the other: strategies, numerics and how it is timed."""
+    default = load_params(ROOT / "params.yaml")
+    require_every_key(GPU, "gpu/params.yaml")
+    size = {"data": {"num_samples"}, "model": True, "train": {"global_batch_size", "epochs", "optimizer"},
+            "tracking": True}  # fmt: skip
+    assert GPU.model_dump(exclude=size) == default.model_dump(exclude=size)
+    assert GPU.tracking != default.tracking  # two kinds of runs under one name would be compared
+    assert GPU.data.num_samples % GPU.train.global_batch_size == 0
+
+
+# -- its folder ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", stages())
+def test_each_stage_works_in_the_folder_that_it_is_given(name):
+    arguments = ["--strategy", "single"] if name == "train" else []
+    here, there = (
+        stages()[name].make_context(name, [*arguments, *folder]).params for folder in ([], ["--folder", "x/gpu"])
+    )
+    assert (here.pop("folder"), there.pop("folder")) == (".", "x/gpu")
+    differ = {key: (value, there[key]) for key, value in here.items() if value != there[key]}
+    paths = {key for key in here if key.endswith(("_file", "_dir")) and here[key] is not None}
+    assert differ == {key: (here[key], f"x/gpu/{here[key]}") for key in paths}
+    given = stages()[name].make_context(name, [*arguments, "--params", "p.yaml", "--folder", "gpu"]).params
+    assert given["params_file"] == "p.yaml"
+
+
+def test_the_gpu_experiment_learns_in_its_own_folder(stage):
+    """At a hundredth of its size: as many steps, with as many samples for each."""
+    raw = GPU.model_dump(mode="json")
+    raw["data"] |= {"num_samples": GPU.data.num_samples // 128, "test_samples": 256}
+    raw["model"]["kwargs"] |= {"hidden": [64, 64]}
+    raw["train"] |= {
+        "global_batch_size": GPU.train.global_batch_size // 128, "strategies": ["single"], "numerics": ["exact"],
+        "repeats": 1, "prolong_s": 0.0,
+    }  # fmt: skip
+    folder = stage.folder / "gpu"
+    folder.mkdir()
+    YAML().dump(raw, folder / "params.yaml")
+    for name, *options in (
+        ["host"], ["prepare"], ["train", "--strategy", "single", "--numerics", "exact", "--no-tracking"], ["evaluate"],
+        ["compare", "--no-tracking"],
+    ):  # fmt: skip
+        stage.well(name, "--folder", "gpu", *options)
+    made = {file.relative_to(stage.folder).parts[0] for file in stage.folder.rglob("*") if file.is_file()}
+    assert made - {".samebits"} == {"gpu"}
+    written = {file.partition("/")[0] for command in stages().values() for file in command.spec.files}
+    assert written | {"params.yaml"} == {file.name for file in folder.iterdir()}
+    losses = read_losses(folder / "runs/single-exact/losses.csv")
+    assert len(losses) == GPU.total_steps
+    assert sum(losses[-5:]) / 5 < 0.98 * losses[0], losses
+
+
+def test_a_container_sees_the_arrays_that_the_folders_params_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder, name in ((Path(), "mine.npy"), (Path("gpu"), "larger.npy")):
+        folder.mkdir(exist_ok=True)
+        data = {"task": "file", "num_samples": 64, "test_samples": 8, "kwargs": {"inputs": name, "targets": name}}
+        YAML().dump({"data": data, "train": {"global_batch_size": 64}}, folder / "params.yaml")
+    assert named_paths(["pipeline/host.py"])["data.kwargs.inputs"] == Path("mine.npy")
+    found = named_paths(["pipeline/host.py", "--folder", "gpu"])
+    assert (found["data.kwargs.inputs"], found["--folder"]) == (Path("larger.npy"), Path("gpu"))
+
+
+def test_verify_names_the_lock_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^gpu/dvc\.lock: no such file\. hint: run `dvc repro` once"):
+        list(verify.verify(GPU, ["single"], tmp_path, folder=Path("gpu")))
+    Path("gpu").mkdir()
+    shutil.copy(ROOT / "tests/golden/data.json", "gpu/dvc.lock")
+    with pytest.raises(UserError, match=r"^gpu/dvc\.lock: .* hint: git checkout gpu/dvc\.lock"):
+        list(verify.verify(GPU, ["single"], tmp_path, folder=Path("gpu")))
