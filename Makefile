@@ -156,7 +156,7 @@ lock: $(STAMP)  ## resolve the locks again; LOCKFLAGS=--upgrade takes newer vers
 	sed -n '/^uv==/,$$p' requirements.cpu.lock | awk 'NR > 1 && /^[^ ]/ {exit} {print}' > requirements.uv.lock
 
 # What the stages write, by tools/generate.py.
-MADE := data files.json host.json reports runs source.json
+MADE := data files.json gpu/data gpu/files.json gpu/host.json gpu/reports gpu/runs gpu/source.json host.json reports runs source.json
 
 clean:  ## remove what the pipeline made; the environment stays
 	rm -rf build $(MADE) dvc_plots .samebits
