@@ -42,14 +42,13 @@ $(BENCH_STAMP): $(BENCH_LOCK) requirements.uv.lock pyproject.toml
 OWN_CACHE := [ -n "$$DVC_SITE_CACHE_DIR" ] || { (umask 077; mkdir -p "$$HOME/.cache/samebits") 2>/dev/null && \
 	export DVC_SITE_CACHE_DIR="$$HOME/.cache/samebits/dvc"; } || true
 
-repro: $(STAMP)  ## run the pipeline, and print what it found
+repro: $(STAMP)  ## run the pipeline, and print what it found; PRESET=default or gpu takes that experiment
 	@# Who imports torch first compiles it, for seconds: another core can, while DVC starts and the data are made.
-	@$(OWN_CACHE); export $(RUN); [ -e .venv/.compiled ] || { touch .venv/.compiled; python -c 'import torch._dynamo' & }; dvc repro
-	@echo && sed '/^|/,$$d' reports/comparison.md
-	@echo "Table: reports/comparison.md. Report: reports/index.html. Runs in MLflow: make ui. Elsewhere: docs/guides/first-run.md."
+	@$(OWN_CACHE); export $(RUN); [ -e .venv/.compiled ] || { touch .venv/.compiled; python -c 'import torch._dynamo' & }; exec sh tools/repro.sh
+	@echo "Runs in MLflow: make ui. Elsewhere: docs/guides/first-run.md."
 
 verify: $(STAMP)  ## train the exact runs again and compare their bits with dvc.lock
-	@$(RUN) exec samebits verify
+	@export $(RUN); folder=$$(python tools/preset.py) && exec samebits verify --folder "$$folder"
 
 test: $(STAMP)  ## the tests that take minutes: every promise once
 	@$(RUN) exec python -m pytest -m "not slow and not container" $(TWO)

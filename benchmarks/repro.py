@@ -36,7 +36,7 @@ def stages(folder: Path) -> list[tuple[str, float]]:
     started = time.perf_counter()
     marks = [(REST, started)]
     with subprocess.Popen(
-        few(["make", "repro"], ["dvc", "repro", "prepare"]),
+        few(["make", "repro", "PRESET=default"], ["dvc", "repro", "prepare"]),
         cwd=folder,
         env={**environment(), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,

@@ -1,6 +1,9 @@
 """The experiments beside each other: the default one at the root, and the one for hosts with GPUs in ``gpu``."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,3 +129,119 @@ def test_verify_names_the_lock_of_the_folder(tmp_path, monkeypatch):
     shutil.copy(ROOT / "tests/golden/data.json", "gpu/dvc.lock")
     with pytest.raises(UserError, match=r"^gpu/dvc\.lock: .* hint: git checkout gpu/dvc\.lock"):
         list(verify.verify(GPU, ["single"], tmp_path, folder=Path("gpu")))
+
+
+# -- which of them a host takes -----------------------------------------------------------------------------------
+
+
+def folder_of_this_host(**environ):
+    """What ``tools/preset.py`` prints and says, and whether it has imported torch, with which CUDA could start."""
+    code = (
+        "import runpy, sys\n"
+        f"runpy.run_path({str(ROOT / 'tools/preset.py')!r}, run_name='__main__')\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**os.environ, **environ}
+    )
+
+
+@pytest.mark.parametrize(
+    ("host", "cuda", "devices", "preset", "folder", "said"),
+    [
+        (
+            "A",
+            "13.0",
+            None,
+            None,
+            "gpu/",
+            "preset gpu, for the 4 GPUs here; PRESET=default takes the small experiment\n",
+        ),
+        ("B", "13.0", None, "", "gpu/", "preset gpu, for the 1 GPU here; PRESET=default takes the small experiment\n"),
+        ("C", "13.0", "2,3", None, "gpu/", "preset gpu, for the 2 GPUs here"),
+        ("A", "13.0", "", None, "", ""),
+        ("A", None, None, None, "", ""),
+        ("A", "13.0", None, "default", "", ""),
+        ("A", None, None, "gpu", "gpu/", ""),
+    ],
+)
+def test_the_preset_is_that_of_the_gpus_that_torch_has(host, cuda, devices, preset, folder, said, gpu_host):
+    gpu_host(host, devices=devices, cuda=cuda)
+    done = folder_of_this_host(**({} if preset is None else {"PRESET": preset}))
+    assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
+    assert done.stderr.startswith(said)
+    assert bool(done.stderr) == bool(said)
+
+
+def test_a_host_without_gpus_takes_the_default_without_a_word():
+    done = folder_of_this_host(CUDA_VISIBLE_DEVICES="")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
+
+
+def test_an_unknown_preset_is_named(gpu_host):
+    calls = gpu_host("A")
+    done = folder_of_this_host(PRESET="big")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: PRESET: got 'big', accepts default or gpu. hint: unset PRESET\n"
+    assert not calls.exists()
+
+
+@pytest.fixture
+def commands(program, tmp_path, monkeypatch):
+    """A folder with the scripts alone, in which dvc and samebits say what they were called with."""
+    for name in ("tools/repro.sh", "tools/preset.py", "Makefile"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name, text in (("reports", "small"), ("gpu/reports", "large")):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "comparison.md").write_text(f"- {text}\n|  table |\n")
+    for name in ("dvc", "samebits"):
+        program(name, f'echo {name} "$@"')
+    program("python", f'exec {sys.executable} "$@"')
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+
+    def run(*command, **environ):
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, **environ}
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(("preset", "folder", "text"), [("default", "", "small"), ("gpu", "gpu/", "large")])
+def test_the_pipeline_and_its_answers_are_the_presets(preset, folder, text, commands):
+    done = commands("sh", "tools/repro.sh", PRESET=preset)
+    assert done.stdout.splitlines() == [
+        f"dvc repro {folder}dvc.yaml", "", f"- {text}",
+        f"Table: {folder}reports/comparison.md. Report: {folder}reports/index.html.",
+    ], done.stderr  # fmt: skip
+    make = ["make", "--silent", "TORCH=cpu", "--assume-old=.venv/.installed-cpu", f"PRESET={preset}"]
+    done = commands(*make, "verify")
+    assert done.stdout == f"samebits verify --folder {folder}\n", done.stderr
+
+
+def test_what_ends_before_the_pipeline_ends_the_commands(commands, program):
+    for command in (["sh", "tools/repro.sh"], ["make", "TORCH=cpu", "--assume-old=.venv/.installed-cpu", "verify"]):
+        done = commands(*command, PRESET="big")
+        assert done.returncode == 2
+        assert "error: PRESET: got 'big'" in done.stderr
+        assert "verify" not in done.stdout
+        assert "repro" not in done.stdout
+    program("dvc", "exit 7")
+    done = commands("sh", "tools/repro.sh", PRESET="default")
+    assert (done.returncode, done.stdout) == (7, "")
+
+
+def test_compose_runs_the_preset_of_its_service():
+    """The overlay for CPUs takes the GPUs away, so that the same command takes the default there."""
+    yaml = YAML(typ="safe")
+    yaml.constructor.add_constructor("!reset", lambda loader, node: "reset")
+    service, overlay = (
+        yaml.load((ROOT / name).read_text())["services"]["experiment"]
+        for name in ("docker-compose.yml", "docker-compose.cpu.yml")
+    )
+    assert service["command"] == ["sh", "tools/repro.sh"]
+    assert f'"0 {" ".join(service["command"])}"' in str(service["entrypoint"])
+    assert service["environment"]["PRESET"] is None  # the caller's
+    assert not {"command", "entrypoint"} & overlay.keys()
+    assert (overlay["deploy"], overlay["environment"]["NVIDIA_VISIBLE_DEVICES"]) == ("reset", "void")
