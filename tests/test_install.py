@@ -69,10 +69,24 @@ def test_a_driver_that_is_older_than_the_lock_is_told_before_anything_is_downloa
         return
     assert lines[0] == (
         f"error: requirements.gpu.lock is for CUDA 13, and the driver here runs up to CUDA {older}. "
-        "hint: make TORCH=cpu ..., or install a newer driver"
+        "hint: make TORCH=cpu ..., or install a newer driver, or a torch for an older CUDA, by docs/guides/gpu-hosts.md"
     )
     assert [line for line in lines[1:] if "Error 3" not in line] == []
     assert make(clone, "TORCH=cpu").stderr.splitlines()[0] == "uv begins"
+
+
+def test_the_guides_lock_for_an_older_driver_is_made_as_make_makes_them():
+    guide, makefile = (ROOT / name for name in ("docs/guides/gpu-hosts.md", "Makefile"))
+    (command,) = [line.removeprefix("$ ") for line in guide.read_text().splitlines() if "uv pip compile" in line]
+    (flags,) = [line.partition(":= ")[2] for line in makefile.read_text().splitlines() if line.startswith("COMPILE :=")]
+    extras = ["pyproject.toml", "--extra", "dev", "--extra", "gpu"]
+    assert {*flags.split(), *extras} == {*command.split()} - {
+        "--torch-backend", "cu126", "-o", "requirements.gpu.lock"
+    }  # fmt: skip
+    backends = subprocess.run(
+        [Path(sys.executable).with_name("uv"), "pip", "compile", "--help"], capture_output=True, text=True
+    ).stdout
+    assert "cu126" in backends
 
 
 def test_without_a_driver_the_cpu_lock_is_taken_and_the_gpu_lock_can_be_asked_for(clone):

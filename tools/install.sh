@@ -15,7 +15,8 @@ grep -q '+cpu' "$lock" || needs=$(sed -n 's/^nvidia-[a-z]*-cu\([0-9][0-9]*\)==.*
 runs=$(nvidia-smi 2>/dev/null | sed -n 's/.*CUDA [A-Z ]*Version: *\([0-9][0-9.]*\).*/\1/p' | head -n 1)
 if [ -n "$needs" ] && [ -n "$runs" ] && [ "${runs%%.*}" -lt "$needs" ]; then
     echo "error: $lock is for CUDA $needs, and the driver here runs up to CUDA $runs." \
-        "hint: make TORCH=cpu ..., or install a newer driver" >&2
+        "hint: make TORCH=cpu ..., or install a newer driver, or a torch for an older CUDA, by" \
+        "docs/guides/gpu-hosts.md" >&2
     exit 3
 fi
 if command -v uv >/dev/null 2>&1; then

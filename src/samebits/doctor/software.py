@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import counted, few, first_line
 from samebits.host import installed
-from samebits.host.software import major
+from samebits.host.software import OTHER_BUILD, major
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -105,7 +105,7 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
         hint = "install NVIDIA's driver, give a container its GPUs with --gpus all, or make repro TORCH=cpu"
         return warning(f"{version} is built for CUDA {cuda}, and no driver answers: {driver.problem}", hint)
     if driver.cuda and major(driver.cuda) < major(cuda):
-        hint = f"make repro TORCH=cpu, or install a driver for CUDA {major(cuda)} or newer"
+        hint = f"make repro TORCH=cpu, or install a driver for CUDA {major(cuda)} or newer, or {OTHER_BUILD}"
         return failed(f"{version} needs CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda}", hint)
     return ok(f"{version} for CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda or 'an unknown one'}")
 
@@ -149,7 +149,7 @@ def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str]
     answers: list[str | None] = json.loads(done.stdout.strip().split("\n")[-1])
     wrong = [f"GPU {index}: {first_line(answer)}" for index, answer in enumerate(answers) if answer]
     if wrong:
-        hint = "install a build of torch for this GPU, or leave it out with CUDA_VISIBLE_DEVICES"
+        hint = f"leave it out with CUDA_VISIBLE_DEVICES, or install {OTHER_BUILD}"
         return failed("; ".join(wrong), hint)
     if len(answers) < gpus:
         hint = "compare nvidia-smi with the versions on the line of torch above; a container needs --gpus all"

@@ -20,6 +20,8 @@ OLDEST_DRIVER = {12: 525, 13: 580}
 
 NVIDIA, CUDA Compatibility, "Minor Version Compatibility", table 1.
 """
+OTHER_BUILD = "a torch for an older CUDA, by docs/guides/gpu-hosts.md"
+"""The way out, for a hint, where a driver or a GPU is too old for the GPU lock's torch."""
 _SECONDS = 60.0
 _QUESTION = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlSystemGetCudaDriverVersion_v2())"
 
@@ -94,5 +96,5 @@ def require_driver(build: TorchBuild) -> None:
     newest = f"CUDA {runs}" if runs else "an older CUDA"
     raise HostError(
         f"torch {build.version} is built for CUDA {cuda}, and driver {driver} runs up to {newest}",
-        hint=f"make repro TORCH=cpu, or install a driver from {oldest} on",
+        hint=f"make repro TORCH=cpu, or install a driver from {oldest} on, or {OTHER_BUILD}",
     )

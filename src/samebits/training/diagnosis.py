@@ -23,6 +23,7 @@ from samebits.errors import (
     first_line,
     place_of,
 )
+from samebits.host.software import OTHER_BUILD
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.graphs import written_in_forward as not_run_again
 from samebits.remarks import BatchNorm, IdleParameters
@@ -226,7 +227,7 @@ _KNOWN = (
         r"driver version is insufficient|no kernel image|driver .* too old",
         HostError,
         "this build of torch does not fit the GPU or its driver: {line}",
-        "see `samebits doctor`; install a newer driver, or a build of torch for this GPU",
+        f"see `samebits doctor`; install a newer driver, or {OTHER_BUILD}",
     ),
     _Known(
         r"(?s)\A(?!.*[Tt]imed? ?out).*NCCL [Ee]rror",
