@@ -186,6 +186,8 @@ class FewerDevices(Remark):
         why = f"the most that divide {self.units} {self.unit} equally"
         if self.nodes > 1:
             why = f"as {self.units} {self.unit} are shared out equally"
+        if self.unit == "shards":
+            why = f"at most one for each of the {self.units} shards of exact.shards"
         return f"{self.devices} of {self.available} devices, {why}"
 
 

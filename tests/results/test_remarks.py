@@ -57,6 +57,8 @@ def test_every_remark_has_a_kind_of_its_own_and_every_label_says_what_it_means()
         ("dp", {"num_devices": 5}, {"gpus": 5},
          ["DataParallel cuts 8 samples into 4 chunks, so 1 of 5 devices get none"]),
         ("dp", {}, {"gpus": 3}, ["2 of 3 devices, the most that divide 8 samples equally"]),
+        ("ddp", {}, {"gpus": 16, "numerics": "exact"},
+         ["8 of 16 devices, at most one for each of the 8 shards of exact.shards"]),
         ("ddp", {}, {"gpus": 3}, ["2 of 3 devices, the most that divide 8 samples equally", RING]),
         ("ddp", {"ddp": {"deterministic": False}}, {"gpus": 2},
          ["NCCL chose its algorithm, so a repeat may give other bits"]),

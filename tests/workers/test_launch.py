@@ -18,6 +18,7 @@ from samebits.errors import Interrupted
 from samebits.params import parse_params
 from samebits.records.log import LOGS
 from samebits.records.provenance import provenance_of
+from samebits.strategies.placement import Devices
 from samebits.workers.launch import run_training
 
 # Runs FUNCTION in two workers, as pipeline/train.py runs ``work``.
@@ -353,6 +354,16 @@ for numerics in params.train.numerics:
 import os
 print(os.getpid())
 """
+
+
+def test_devices_that_are_left_over_are_said_before_the_training(monkeypatch, tmp_path, capsys):
+    said = []
+    monkeypatch.setattr("samebits.workers.world.this_machine", lambda: Devices(gpus=16, cores=16))
+    monkeypatch.setattr("samebits.workers.launch.launch", lambda *_, **__: said.append(capsys.readouterr().err))
+    for shards in (8, 16):
+        params = parse_params({"exact": {"shards": shards}})
+        run_training(params, "ddp", "exact", data_dir=tmp_path, out_dir=tmp_path / "out")
+    assert said == ["note: 8 of 16 devices, at most one for each of the 8 shards of exact.shards\n", ""]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,10 @@ _T = TypeVar("_T")
 
 SECONDS = 300
 _TEST_SAMPLES = 8  # required in a data set, and unused here
-_BATCH_HINT = "make train.global_batch_size over train.grad_accum_steps a multiple of the devices"
+_MORE_UNITS = {
+    "samples": "make train.global_batch_size over train.grad_accum_steps a multiple of the devices",
+    "shards": "raise exact.shards, which gives other bits",
+}
 
 
 def model_findings(
@@ -269,7 +272,7 @@ def _try(trial: Trial) -> tuple[list[Finding], bool]:
 def _remark_finding(remark: Label | Note, trial: Trial) -> Finding:
     """A remark of a placement: a warning if another batch would use more devices."""
     if isinstance(remark, FewerDevices | UnusedDevices):
-        return warning(remark.sentence(), _BATCH_HINT, name=trial.name, is_remark=True)
+        return warning(remark.sentence(), _MORE_UNITS[remark.unit], name=trial.name, is_remark=True)
     return ok(remark.sentence(), name=trial.name)
 
 

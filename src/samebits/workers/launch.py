@@ -15,6 +15,7 @@ from samebits.models import UserModel
 from samebits.records.log import LOGS, SCHEMA, EndEvent, RunLog, SampledEvent, StartEvent, new_key, store_in_use
 from samebits.records.provenance import note_provenance
 from samebits.records.run import FILES, TRACE, Evaluation, run_name
+from samebits.remarks import FewerDevices
 from samebits.training.checkpoints import FOLDER
 from samebits.training.evaluation import evaluate_run
 from samebits.workers.processes import launch
@@ -82,6 +83,9 @@ def run_training(
         key, log = new_key(run_name(strategy, numerics)), None
         if team.leads:
             _make_empty(out_dir)
+            for note in placement.notes:
+                if isinstance(note, FewerDevices):
+                    sys.stderr.write(f"note: {note.sentence()}\n")
         if team.leads and start_sender:
             start = StartEvent(
                 log_schema=SCHEMA,
