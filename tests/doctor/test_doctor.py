@@ -280,6 +280,24 @@ def test_a_gpu_whose_clocks_are_held_down(reasons, said, gpu_host):
         expect(found[-1], "warning", f"its clocks are held down, because {said}", "cooling")
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        (["8.0", "8.0"], [("ok", "1/2 of float32's rate: exact is estimated to take 1.5 to 8 times as long as fast")]),
+        (["7.5"], [("warning", "1/32 of float32's rate: exact is estimated to take 20 to 45 times as long")]),
+        (["9.0", "12.0"], [("ok", "1/2 of"), ("warning", "1/64 of")]),
+        (["10.3"], [("warning", "1/64 of")]),
+        (["99.0", "unavailable: Unknown Error"], []),
+        ([], []),
+    ],
+)
+def test_the_rate_of_float64(capabilities, expected):
+    found = machine.float64([host.Gpu(**{**GPU, "compute_capability": one}) for one in capabilities])
+    assert [finding.name for finding in found] == ["float64"] * len(expected)
+    for finding, (status, text) in zip(found, expected, strict=True):
+        expect(finding, status, text, "make gpu-check ONLY=cost" if status == "warning" else None)
+
+
 def test_gpus_that_start_anew_each_time_are_warned_of(gpu_host):
     gpu_host("A", "gpu 1", "persistence off", "gpu 2", "persistence off", "gpu 3", "fails persistence NOT_SUPPORTED")
     assert host.gpus_without_persistence() == [1, 2]

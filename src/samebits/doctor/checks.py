@@ -65,6 +65,7 @@ def gpu_findings(build: TorchBuild, driver: DriverFacts | HostError) -> Iterator
         return
     yield from software.torch_against_driver(build, driver)
     yield from machine.devices(driver.gpus)  # before this command itself uses them
+    yield from machine.float64(driver.gpus)
     yield from software.cuda(len(driver.gpus) if build.cuda else 0)
     yield from machine.peers()
 

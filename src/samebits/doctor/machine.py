@@ -68,6 +68,25 @@ def _device(index: int, gpu: Gpu, counters: Mapping[str, float]) -> Finding:
     return warning(f"{text}, {used:.0f}% of it and {busy:.0f}% of its time taken by others", hint, name=name)
 
 
+@check("float64")
+def float64(gpus: Sequence[Gpu]) -> list[Finding]:
+    """How fast the GPUs compute in float64, as ``exact`` does; nothing for those whose rate is not known here."""
+    rates = sorted({_FLOAT64[gpu.compute_capability] for gpu in gpus if gpu.compute_capability in _FLOAT64})
+    findings = []
+    for rate in rates:
+        text = f"1/{rate} of float32's rate: exact is estimated to take {_SLOWER[rate > 2]} times as long as fast"
+        hint = "`make gpu-check ONLY=cost` measures it; GPUs of compute capability 8.0, 9.0 and 10.0 have half the rate"
+        findings.append(warning(text, hint) if rate > 2 else ok(text))
+    return findings
+
+
+_FLOAT64 = {"7.0": 2, "7.5": 32, "8.0": 2, "8.6": 64, "8.9": 64, "9.0": 2, "10.0": 2, "10.3": 64, "12.0": 64}
+"""float32 operations in the time of one of float64, by compute capability (CUDA C++ Programming Guide, "Throughput of
+Native Arithmetic Instructions")."""
+_SLOWER = ("1.5 to 8", "20 to 45")
+"""Estimates for the built-in models, from few and large products to many short kernels: at half the rate, and below."""
+
+
 @check("peer access")
 def peers(environ: Mapping[str, str] = os.environ) -> list[Finding]:
     """Whether GPUs can access each other's memory, and whether through NVLink."""
