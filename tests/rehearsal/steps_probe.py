@@ -129,7 +129,7 @@ def begun(params, facts, data, strategy, numerics):
     os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
     placement, split = place(strategy, params, numerics, Devices(gpus=2, cores=2))
     chosen = make_worker(placement, params.train)
-    setup = Setup(params, numerics, facts, split=split, worker=chosen)
+    setup = Setup(params, numerics, facts, split=split, worker=chosen, rough=True)  # values mean nothing here
     with tempfile.TemporaryDirectory() as folder:
         os.environ[INIT_METHOD] = f"file://{folder}/store"
         setup.enter_process()
