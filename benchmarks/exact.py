@@ -70,6 +70,21 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
         1,
     ),
 }
+# Larger where there is a GPU, on which the cases above would measure how fast the host launches kernels.
+CASES_OF_GPUS: dict[str, tuple[dict[str, Any], int]] = {
+    "wide_mlp of [2048, 2048] at batch 32768": (
+        {"model": {"name": "wide_mlp", "kwargs": {"hidden": [2048, 2048]}}, "data": VECTORS, "batch": 32768},
+        2,
+    ),
+    "convnet at batch 1024": (
+        {"model": {"name": "convnet"}, "data": {"task": "images", "num_samples": 2048}, "batch": 1024},
+        4,
+    ),
+    "gpt at batch 2048": (
+        {"model": {"name": "gpt"}, "data": {"task": "tokens", "num_samples": 4096}, "batch": 2048},
+        4,
+    ),
+}
 PARTS = ("forward", "loss", "backward", "accepts_grads", "step")  # methods of numerics
 
 
@@ -205,7 +220,7 @@ def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> 
 @with_out_dir
 def main(rounds: int, only: str, out_dir: Path) -> None:
     cases = {}
-    for name, (changes, steps) in some(CASES).items():
+    for name, (changes, steps) in some(CASES_OF_GPUS if count_gpus() else CASES).items():
         if only not in name:
             continue
         data = {"num_samples": 65536, "test_samples": 256, **changes.get("data", {})}

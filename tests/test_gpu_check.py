@@ -1,5 +1,6 @@
 """The command for the first host with a GPU, on one without."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -8,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, wait_for
+from samebits.errors import HostError, UserError
+from samebits.results.lock import Lock
 
 sys.path.append(str(ROOT / "tools"))
 import gpu_check
+import recorded_commands
 
 
 def run(*arguments, **options):
@@ -81,9 +85,66 @@ def test_a_step_out_of_time_can_still_report():
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout.readline() == "here\n"
-        gpu_check._end_group(process)
+        recorded_commands.end_group(process)
         assert process.stdout.read() == "reported\n"
     assert process.returncode == 0
+
+
+def test_no_command_begins_when_the_time_is_over(tmp_path):
+    saved = []
+    check = gpu_check.Check(tmp_path, minutes=1, save=lambda: saved.append(json.dumps(check.steps)))
+    check.run("step", sys.executable, "-c", "pass", minutes=5)
+    assert ['"exit_code": 0' in text for text in saved] == [True]
+    check._end = 0.0
+    with pytest.raises(HostError, match=r"no time is left\. hint: call it again with --add --only step"):
+        check.run("step", sys.executable, "-c", "pass", minutes=5)
+
+
+def test_a_file_of_another_commit_is_not_added_to(tmp_path):
+    out = tmp_path / "gpu-check.json"
+    assert gpu_check.known_steps(out, "a") == {}
+    out.write_text(json.dumps({"commit": "a", "steps": {"host": {"exit_code": 0}}}))
+    assert gpu_check.known_steps(out, "a") == {"host": {"exit_code": 0}}
+    with pytest.raises(UserError, match=r"is of commit a, this is b\. hint: leave --add away"):
+        gpu_check.known_steps(out, "b")
+
+
+def test_a_second_call_adds_its_step(tmp_path):
+    out = tmp_path / "gpu-check.json"
+    commit = gpu_check.git_state().commit
+    out.write_text(json.dumps({"commit": commit, "steps": {"tests": {"exit_code": 1}, "host": {"exit_code": 1}}}))
+    done = run("--without-gpu", "--only", "host", "--add", "--out", str(out))
+    assert done.returncode == 1, done.stderr
+    steps = json.loads(out.read_text())["steps"]
+    assert (steps["tests"], steps["host"]["exit_code"]) == ({"exit_code": 1}, 0)
+    assert done.stdout == f"{out}: 1 of 2 steps went well\n"
+
+
+def test_speed_is_measured_with_the_parameters_for_gpus(tmp_path, monkeypatch):
+    params = tmp_path / "gpu.yaml"
+    params.write_text("train: {strategies: [ddp], numerics: [exact]}\n")
+    monkeypatch.setattr(gpu_check, "GPU_PARAMS", params)
+    check, calls = gpu_check.Check(tmp_path), []
+    monkeypatch.setattr(check, "run", lambda name, *command, minutes, cwd: calls.append((name, cwd.name, *command[1:])))
+    gpu_check.speed(check)
+    assert (tmp_path / "speed/params.yaml").read_text() == params.read_text()
+    assert {call[:2] for call in calls} == {("speed", "speed")}
+    assert [Path(call[2]).stem for call in calls] == ["host", "prepare", "train", "evaluate", "compare"]
+    assert calls[2][3:] == ("--strategy", "ddp", "--numerics", "exact", "--no-tracking")
+
+
+def test_the_bits_of_exact_runs_are_compared_with_the_lock(tmp_path):
+    def stage(run, content):
+        md5 = hashlib.md5(content).hexdigest()
+        return {"cmd": "train", "outs": [{"path": f"runs/{run}/{name}", "md5": md5} for name in gpu_check.BITS]}
+
+    stages = {run: stage(run, b"bits") for run in ("single-fast", "single-exact", "dp-exact", "ddp-exact")}
+    for run, content in (("single-fast", b"others"), ("single-exact", b"bits"), ("dp-exact", b"others")):
+        (tmp_path / "runs" / run).mkdir(parents=True)
+        for name in gpu_check.BITS:
+            (tmp_path / "runs" / run / name).write_bytes(b"bits" if name == gpu_check.BITS[0] else content)
+    lock = Lock.parse({"schema": "2.0", "stages": stages}, Path("dvc.lock"), made_by="dvc repro")
+    assert gpu_check.same_bits(tmp_path, lock) == {"single-exact": True, "dp-exact": False}
 
 
 @pytest.mark.slow
@@ -95,6 +156,7 @@ def test_the_steps_on_a_host_without_a_gpu(tmp_path):
     steps = json.loads((tmp_path / "out.json").read_text())["steps"]
     assert {finding["status"] for finding in steps["doctor"]["findings"]} <= {"ok", "warning", "skipped"}
     assert len([line for line in steps["verify"]["said"] if "bitwise" in line]) >= 3
+    assert steps["repro"]["same_bits"] == {f"{strategy}-exact": True for strategy in ("single", "dp", "ddp")}
     rows, weights = steps["repro"]["rows"], steps["repro"]["weights_sha256"]
     assert rows.keys() == weights.keys() == {f"{s}-{n}" for s in ("single", "dp", "ddp") for n in ("fast", "exact")}
     assert len({weights[name] for name in weights if name.endswith("exact")}) == 1

@@ -4,37 +4,36 @@ It holds facts of the host, versions, hashes, figures, and what failed; no envir
 working tree stays as it is.
 
 With --here it runs under the Python and the PyTorch that there are, also where neither DVC nor MLflow is installed
-and no network is: the stages are called one by one.
+and no network is: the stages are called one by one. tools/gpu_wheels.py gathers what else it needs.
+
+The file is written after each command. --minutes ends in time; --add goes on with the file of an earlier call.
 
 \b
 Examples:
   make gpu-check
   make gpu-check ONLY=tests
-  PYTHONPATH=src python tools/gpu_check.py --here --only tests --only repro
+  PYTHONPATH=src python tools/gpu_check.py --here --only host --only repro --minutes 8
+  PYTHONPATH=src python tools/gpu_check.py --here --only speed --minutes 8 --add
 """
 
 from __future__ import annotations
 
-import getpass
+import hashlib
 import json
 import os
-import re
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 import xml.etree.ElementTree as ET
 from collections import Counter
-from contextlib import suppress
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from samebits.errors import HostError, exit_on_error, without_password
+from recorded_commands import LINES, Check, cleaned
+from samebits.errors import HostError, UserError, exit_on_error
 from samebits.files import write_json
 from samebits.host import count_cores, count_gpus, driver_facts, may_share_gpus, torch_build
 from samebits.numerics.environment import ENVIRONMENT, prepare_environment
@@ -42,79 +41,15 @@ from samebits.params import load_params
 from samebits.records.provenance import git_state, versions
 from samebits.records.run import read_run
 from samebits.results.comparison import Comparison
+from samebits.results.lock import Lock, read_lock
+from samebits.results.verify import BITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parent.parent
-_LINES = 60  # last lines of a failed command's output
-_REPORT_SECONDS = 60.0
+GPU_PARAMS = ROOT / "gpu/params.yaml"
 _FACTS = "from samebits.host import host_facts; print(host_facts().model_dump_json())"
-_COMMAND = "from samebits.cli import main; main()"  # needs no installed script
-
-
-class Check:
-    """Runs commands, which may fail, and records their output."""
-
-    def __init__(self, folder: Path, set_here: Collection[str] = (), *, here: bool = False) -> None:
-        """``set_here`` names variables that this process has set. ``here``: the package is not installed."""
-        self.folder, self.set_here, self.here = folder, set_here, here
-        self.samebits = [sys.executable, "-P", "-c", _COMMAND] if here else ["samebits"]
-        self.steps: dict[str, dict[str, Any]] = {}
-
-    def run(self, name: str, *command: str, minutes: float, cwd: Path = ROOT, **environ: str) -> str:
-        """Run one command to its end and return its stdout.
-
-        At a time-out its whole session is ended, or it would keep GPUs from the next step.
-        """
-        click.echo(f"{name} ...", err=True)
-        started = time.monotonic()
-        pipe, env = subprocess.PIPE, {**os.environ, **environ}
-        with subprocess.Popen(
-            command, cwd=cwd, env=env, stdout=pipe, stderr=pipe, text=True, errors="replace", start_new_session=True
-        ) as process:
-            try:
-                stdout, stderr = process.communicate(timeout=60 * minutes)
-                code = process.returncode
-            except subprocess.TimeoutExpired:
-                _end_group(process)
-                stdout, stderr = process.communicate()
-                code = 124
-            except BaseException:
-                _end_group(process)
-                raise
-        said = f"{stdout}\n{stderr}"
-        step = self.steps.setdefault(name, {"exit_code": 0, "seconds": 0.0})
-        seconds = time.monotonic() - started
-        step |= {"exit_code": step["exit_code"] or code, "seconds": round(step["seconds"] + seconds, 1)}
-        if code:
-            step.setdefault("said", []).extend(cleaned(line) for line in said.strip().splitlines()[-_LINES:])
-        click.echo(f"{name}: {'ok' if code == 0 else f'failed with {code}'} in {seconds:.1f} s", err=True)
-        return stdout
-
-
-def _end_group(leader: subprocess.Popen[str]) -> None:
-    """End a process and its session. SIGINT comes first: pytest then reports what it has done so far."""
-    with suppress(ProcessLookupError):
-        leader.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            leader.wait(_REPORT_SECONDS)
-        os.killpg(leader.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            leader.wait(10)
-        os.killpg(leader.pid, signal.SIGKILL)
-
-
-def cleaned(text: str) -> str:
-    """A line without passwords and without the names of folders, the user and the host."""
-    folders = {str(ROOT): ".", tempfile.gettempdir(): "TMP", str(Path.home()): "~"}
-    for path in sorted(folders, key=len, reverse=True):  # longest first: one may lie in another
-        text = text.replace(path, folders[path]) if path != "/" else text
-    text = re.sub(r"pytest-of-[^/\s]+", "pytest-of-USER", text)
-    with suppress(OSError, KeyError):
-        text = re.sub(rf"\b{re.escape(getpass.getuser())}\b", "USER", text) if getpass.getuser() != "root" else text
-    text = re.sub(rf"\b{re.escape(socket.gethostname())}\b", "HOST", text)
-    return re.sub(r"\x1b\[[\d;]*m", "", without_password(text))
 
 
 def host(check: Check) -> None:
@@ -158,7 +93,7 @@ def tests(check: Check) -> None:
 def _why(case: ET.Element) -> list[str]:
     """The last lines of pytest's report of a failure."""
     texts = [part.text or part.get("message") or "" for part in case if part.tag in ("failure", "error")]
-    return [cleaned(line) for text in texts for line in text.splitlines()[-_LINES:]]
+    return [cleaned(line) for text in texts for line in text.splitlines()[-LINES:]]
 
 
 def verify(check: Check) -> None:
@@ -177,42 +112,69 @@ def cost(check: Check) -> None:
 
 
 def repro(check: Check) -> None:
-    """The pipeline at its defaults in a clone. Without DVC its stages run one by one in an empty folder."""
+    """The pipeline at its defaults in a clone. Without DVC its stages run one by one in an empty folder.
+
+    Its steps are short, so that on a GPU it shows the bits, and ``speed`` the speed.
+    """
     if check.here:
-        _stages(check)
-        return
-    clone = check.folder / "clone"
-    check.run("repro", "git", "clone", "--quiet", str(ROOT), str(clone), minutes=5)
-    if check.steps["repro"]["exit_code"]:
-        return
-    # The clone's own code, without the user's server and cluster.
-    environ = {"PYTHONPATH": str(clone / "src"), "MLFLOW_TRACKING_URI": "", "SAMEBITS_LAUNCHER": ""}
-    check.run("repro", "dvc", "repro", minutes=30, cwd=clone, **environ)
-    _figures(check, clone)
+        _stages(check, "repro", ROOT / "params.yaml")
+    else:
+        clone = check.folder / "clone"
+        check.run("repro", "git", "clone", "--quiet", str(ROOT), str(clone), minutes=5)
+        if check.steps["repro"]["exit_code"]:
+            return
+        # The clone's own code, without the user's server and cluster.
+        environ = {"PYTHONPATH": str(clone / "src"), "MLFLOW_TRACKING_URI": "", "SAMEBITS_LAUNCHER": ""}
+        check.run("repro", "dvc", "repro", minutes=30, cwd=clone, **environ)
+        _figures(check, "repro", clone)
+    if "weights_sha256" in check.steps["repro"]:
+        folder = check.folder / ("repro" if check.here else "clone")
+        check.steps["repro"]["same_bits"] = same_bits(folder, read_lock(ROOT))
 
 
-def _stages(check: Check) -> None:
-    folder = check.folder / "stages"
+def speed(check: Check) -> None:
+    """The stages one by one with the parameters for GPUs, whose steps are arithmetic and not launches."""
+    _stages(check, "speed", GPU_PARAMS)
+
+
+def same_bits(folder: Path, lock: Lock) -> dict[str, bool]:
+    """Whether the weights and losses of each exact run are those of ``dvc.lock``, by its name."""
+    bits = {path: md5 for stage in lock.stages for path, md5 in lock.files(stage).items() if Path(path).name in BITS}
+    found: dict[str, bool] = {}
+    for path, md5 in bits.items():
+        name = Path(path).parent.name
+        if name.endswith("-exact") and (folder / path).exists():
+            same = hashlib.md5((folder / path).read_bytes()).hexdigest() == md5  # noqa: S324 - as DVC has it
+            found[name] = found.get(name, True) and same
+    return found
+
+
+def _stages(check: Check, name: str, params: Path) -> None:
+    folder = check.folder / name
     folder.mkdir()
-    (folder / "params.yaml").write_bytes((ROOT / "params.yaml").read_bytes())
+    (folder / "params.yaml").write_bytes(params.read_bytes())
     train = load_params(folder / "params.yaml").train
     runs = [(strategy, numerics) for numerics in train.numerics for strategy in train.strategies]
     trainings = [["train", "--strategy", strategy, "--numerics", numerics] for strategy, numerics in runs]
     for stage, *options in (["host"], ["prepare"], *trainings, ["evaluate"], ["compare"]):
         untracked = ["--no-tracking"] if stage in ("train", "compare") else []
         script = str(ROOT / f"pipeline/{stage}.py")
-        check.run("repro", sys.executable, script, *options, *untracked, minutes=15, cwd=folder)
-    _figures(check, folder)
+        check.run(name, sys.executable, script, *options, *untracked, minutes=15, cwd=folder)
+    _figures(check, name, folder)
 
 
-def _figures(check: Check, folder: Path) -> None:
-    """Record the figures of a pipeline that ran in a folder."""
+def _figures(check: Check, name: str, folder: Path) -> None:
+    """Record the figures of a pipeline that ran in a folder, and what it trained."""
     file = folder / "reports/comparison.json"
     if file.exists():
-        rows = Comparison.read(file, made_by="dvc repro").rows
-        check.steps["repro"]["rows"] = {row.name: row.model_dump(mode="json") for row in rows}
-        records = [read_run(folder / "runs" / row.name).record for row in rows]
-        check.steps["repro"]["weights_sha256"] = {record.name: record.weights_sha256 for record in records}
+        comparison = Comparison.read(file, made_by="dvc repro")
+        records = [read_run(folder / "runs" / row.name).record for row in comparison.rows]
+        model, batch = comparison.params.model, comparison.params.train.global_batch_size
+        check.steps[name] |= {
+            "trained": f"{model.name} {json.dumps(model.model_dump(mode='json')['kwargs'])} at batch {batch}",
+            "rows": {row.name: row.model_dump(mode="json") for row in comparison.rows},
+            "weights_sha256": {record.name: record.weights_sha256 for record in records},
+        }
 
 
 def _has_gpus() -> bool:
@@ -233,7 +195,9 @@ def _why_none() -> str:
     return f"the driver answers, and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')} leaves none"
 
 
-STEPS: dict[str, Callable[[Check], None]] = {step.__name__: step for step in (host, doctor, tests, verify, cost, repro)}
+STEPS: dict[str, Callable[[Check], None]] = {
+    step.__name__: step for step in (host, doctor, tests, verify, repro, speed, cost)
+}
 
 
 @click.command(help=__doc__, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -241,9 +205,13 @@ STEPS: dict[str, Callable[[Check], None]] = {step.__name__: step for step in (ho
 @click.option(
     "--out", default="gpu-check.json", show_default=True, type=click.Path(path_type=Path), help="File to write."
 )
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="End after so many, with what there is.")
+@click.option("--add", is_flag=True, help="Keep the other steps of the file, which must be of the same commit.")
 @click.option("--here", is_flag=True, help="With the Python and PyTorch that there are, without DVC and MLflow.")
 @click.option("--without-gpu", is_flag=True, help="Go on where there is none, to try this command.")
-def main(only: tuple[str, ...], out: Path, *, here: bool, without_gpu: bool) -> None:  # noqa: D103 - click
+def main(  # noqa: D103 - click
+    only: tuple[str, ...], out: Path, *, minutes: float | None, add: bool, here: bool, without_gpu: bool
+) -> None:
     with exit_on_error():
         if not without_gpu and not _has_gpus():
             raise HostError(f"no GPU that torch can use: {_why_none()}", hint="see `samebits doctor`")
@@ -251,23 +219,39 @@ def main(only: tuple[str, ...], out: Path, *, here: bool, without_gpu: bool) -> 
         prepare_environment()  # for all commands
         if here:
             os.environ |= {"SAMEBITS_RUNTIME": "host", "PYTHONPATH": os.pathsep.join(sys.path[1:])}
+        git = git_state()
+        facts = {"commit": git.commit, "git": git.problem and cleaned(git.problem), "dirty": git.dirty}
+        steps = known_steps(out, git.commit) if add else {}
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            check = Check(Path(folder), set_here, here=here)
-            git = git_state()
+
+            def save() -> None:  # so that a host that dies leaves what it has done
+                write_json(out, {**facts, "versions": versions(), "steps": check.steps})
+
+            limit = inf if minutes is None else minutes
+            check = Check(Path(folder), set_here, here=here, minutes=limit, steps=steps, save=save)
             for name in only or STEPS:
+                steps.pop(name, None)
                 try:
                     STEPS[name](check)
                 except Exception as error:  # noqa: BLE001 - a broken step must not end the others
                     step = check.steps.setdefault(name, {"exit_code": 0, "seconds": 0.0})
                     step["exit_code"] = step["exit_code"] or 1
                     step["problem"] = cleaned(f"{type(error).__name__}: {error}")
-                problem = git.problem and cleaned(git.problem)
-                facts = {"commit": git.commit, "git": problem, "dirty": git.dirty, "versions": versions()}
-                # Written after each step, so that a host that dies leaves the steps before.
-                write_json(out, {**facts, "steps": check.steps})
+                save()
         failed = [name for name, step in check.steps.items() if step["exit_code"]]
         click.echo(f"{out}: {len(check.steps) - len(failed)} of {len(check.steps)} steps went well")
     sys.exit(1 if failed else 0)
+
+
+def known_steps(out: Path, commit: str | None) -> dict[str, dict[str, Any]]:
+    """The steps of an earlier file. Raises UserError: it is of another commit."""
+    if not out.exists():
+        return {}
+    found = json.loads(out.read_text(encoding="utf-8"))
+    if found["commit"] != commit:
+        raise UserError(f"{out} is of commit {found['commit']}, this is {commit}", hint="leave --add away")
+    steps: dict[str, dict[str, Any]] = found["steps"]
+    return steps
 
 
 if __name__ == "__main__":
