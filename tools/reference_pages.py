@@ -12,6 +12,7 @@ from pydantic import TypeAdapter
 
 import pages
 import torch_names
+from hosts_page import hosts_page
 from samebits.cli import main as samebits
 from samebits.host.torch_names import NAMES
 from samebits.models import FACTORY
@@ -189,4 +190,5 @@ PAGES = {
     "cli.md": cli_page,
     "exact-operations.md": operations_page,
     "torch-names.md": torch_names_page,
+    "hosts.md": hosts_page,
 }
