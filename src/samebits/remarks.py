@@ -183,9 +183,8 @@ class FewerDevices(Remark):
     nodes: int = 1
 
     def sentence(self) -> str:
-        why = f"the most that divide {self.units} {self.unit} equally"
-        if self.nodes > 1:
-            why = f"as {self.units} {self.unit} are shared out equally"
+        what = f"{self.units} {self.unit}"
+        why = f"as {what} are shared out equally" if self.nodes > 1 else f"the most that divide {what} equally"
         if self.unit == "shards":
             why = f"at most one for each of the {self.units} shards of exact.shards"
         return f"{self.devices} of {self.available} devices, {why}"
