@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from conftest import Stage, small
 from patience import patient
 from samebits.cli import main
-from samebits.records.run import Rounding
+from samebits.records.run import Rounding, RunRecord
+from samebits.results.comparison import Comparison
 from samples import comparison, ratio, row
 
 SAMEBITS = str(Path(sys.executable).with_name("samebits"))
@@ -113,7 +114,11 @@ def test_a_run_that_was_not_divided_has_no_explanation(runs, tmp_path):
 MISTAKES = [
     (("compare", "nothing", "single"), 2, "nothing: no such folder, and not a run id"),
     (("compare", "single", "."), 2, "run.json: no such file. hint: run `python pipeline/train.py` first"),
-    (("report", "single/run.json"), 2, "single/run.json: schema 9; this version reads schema 6"),
+    (
+        ("report", "single/run.json"),
+        2,
+        f"single/run.json: schema {RunRecord.SCHEMA}; this version reads schema {Comparison.SCHEMA}",
+    ),
     (("track", "sync"), 2, "has no params.yaml. hint: run this at the root of the repository"),
     (("ui",), 2, "has no params.yaml"),
 ]
