@@ -55,6 +55,12 @@ def test_a_host_with_several_gpus(row):
     assert row(host("A100", repro=repro, speed={"problem": "no time is left"}))[5] == "0.20x (0.10–0.30)"
 
 
+def test_a_busy_host_is_said(row):
+    found = rows(6.0, ddp=0.9)
+    found["ddp-fast"]["labels"] = [{"kind": "noisy"}, {"kind": "disturbed"}]
+    assert row(host(repro={"rows": found}))[6:8] == ["0.90x (0.80–1.00), disturbed", "6.00x (5.90–6.10)"]
+
+
 def test_other_bits_are_said(row):
     known = hosts_page.known_digits()
     assert row(host(repro={"same_bits": {"single-exact": True, "dp-exact": False}}))[4] == "**differ**"

@@ -170,8 +170,9 @@ def _figures(check: Check, name: str, folder: Path) -> None:
         comparison = Comparison.read(file, made_by="dvc repro")
         records = [read_run(folder / "runs" / row.name).record for row in comparison.rows]
         model, batch = comparison.params.model, comparison.params.train.global_batch_size
+        kwargs = model.model_dump(mode="json", exclude_defaults=True).get("kwargs")
         check.steps[name] |= {
-            "trained": f"{model.name} {json.dumps(model.model_dump(mode='json')['kwargs'])} at batch {batch}",
+            "trained": f"{model.name}{f' {json.dumps(kwargs)}' if kwargs else ''} at batch {batch}",
             "rows": {row.name: row.model_dump(mode="json") for row in comparison.rows},
             "weights_sha256": {record.name: record.weights_sha256 for record in records},
         }
