@@ -67,6 +67,24 @@ def test_a_change_in_the_second_of_the_commit_is_in_the_patch(repository):
     assert b"+2" in patch
 
 
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "color.ui always",
+        "diff.external false",
+        "diff.noprefix true",
+        "diff.mnemonicPrefix true",
+        "diff.orderFile absent",
+        "diff.renames copies",
+    ],
+)
+def test_the_patch_is_the_same_under_any_settings_of_git(setting, repository):
+    change(repository)
+    plain, _ = git_patch()
+    git(repository, "config", *setting.split())
+    assert git_patch()[0] == plain
+
+
 @pytest.mark.parametrize("where", [".", "package"])
 def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monkeypatch):
     change(repository)
@@ -90,16 +108,20 @@ def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monk
 @pytest.mark.parametrize(
     ("name", "is_taken"),
     [
-        ("new.py", True), ("keys.yaml", True), ("environment.yml", True), ("package/monkey.py", True),
+        ("new.py", True), ("keys.py", True), ("keys/new.py", True), ("environment.yml", True),
+        ("package/monkey.py", True),
         (".env", False), ("package/.env", False), (".env.local", False), ("prod.env", False),
         ("credentials.json", False), ("id_ed25519", False), ("server.key", False), ("my-secrets.yaml", False),
         (".netrc", False), (".envrc", False), ("service-account.json", False), ("api_key.txt", False),
         ("rclone.conf", False), ("hf_token", False), ("tokens.json", False), ("private-key.txt", False),
+        ("deploy_key", False), ("key.txt", False), ("keys.json", False), ("private.pem.bak", False),
+        ("credentials/prod.txt", False), (".ssh/work", False), ("_netrc", False), ("server.key.old", False),
         ("tokenizer.py", True), ("tokenize.py", True), ("tokenizer.json", True), ("subtoken.py", True),
     ],
 )  # fmt: skip
 @pytest.mark.attack("a malicious repository or patch")
 def test_a_patch_has_no_file_whose_name_says_that_it_holds_secrets(name, is_taken, repository):
+    (repository / name).parent.mkdir(exist_ok=True)
     (repository / name).write_text("S3NTINEL\n")
     patch, omitted = git_patch()
     assert (b"S3NTINEL" in patch) == is_taken

@@ -322,6 +322,32 @@ def test_the_doctor_names_the_address_that_a_server_redirects_to(elsewhere, says
 
 
 @pytest.mark.attack("a malicious server")
+def test_no_server_chooses_addresses_for_parts_of_a_file(hostile):
+    """Presigned transfers would go to any host, with any headers and the login that ~/.netrc has for it."""
+    from mlflow.environment_variables import (
+        MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD,
+        MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD,
+    )
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+
+    connect(os.environ["MLFLOW_TRACKING_URI"])
+    assert (MLFLOW_ENABLE_PROXY_MULTIPART_DOWNLOAD.get(), MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD.get()) == (False, False)
+    for name in ("_multipart_download", "_upload_part"):
+        with pytest.raises(HostError, match="to addresses of its choice"):
+            getattr(HttpArtifactRepository, name)(None)
+
+
+@pytest.mark.attack("a malicious server")
+def test_a_request_goes_to_no_host_but_the_stores(hostile, listener):
+    from mlflow.utils.request_utils import cloud_storage_http_request
+
+    connect(os.environ["MLFLOW_TRACKING_URI"])
+    with pytest.raises(HostError, match=r"MLflow's server sends a request to 127\.0\.0\.1:\d+"):
+        cloud_storage_http_request("get", f"{listener.url}/x")
+    assert listener.seen == []
+
+
+@pytest.mark.attack("a malicious server")
 def test_a_servers_message_is_printed_as_one_line(hostile):
     hostile.does = "escapes"
     path = ended_log()

@@ -1185,7 +1185,7 @@ LONG = b"".join(b"line %d\n" % number for number in range(3000))
 @pytest.mark.parametrize(
     ("files", "attributes", "lines"),
     [
-        ({"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.npy": b"\0\2"}, "",
+        ({"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.npy": b"\x93NUMPY\1\0"}, "",
          ["changed: net.py", "new: new/more.py", "new, binary data: data.npy", "-a = 1", "+a = 2", "+b = 3"]),
         ({"net.py": None}, "", ["removed: net.py", "-a = 1"]),
         ({"net.py": b"import os\n"}, "*.py binary", ["+import os"]),
@@ -1232,6 +1232,10 @@ def test_a_file_below_a_submodule_is_shown(patched, tmp_path):
         ("net.pyc", b"\0\2", b"*.pyc diff"),
         ("latin.py", b"# coding: latin-1\na = '\xe9'\n", b""),
         (os.fsdecode(b"\xff.pyc"), b"\0\2", b""),
+        ("weights.npy", b"\x80\4\0", b""),  # a pickle
+        ("weights.safetensors", b"\x80\4NJ\0\0\0\0{}\0", b""),  # the same, as a header could begin
+        ("clip.gif", b"GIF8\0\0\0\0\0", b""),  # bytes that a pickle may begin with
+        ("more.npz", b"PK\3\4\0", b""),
     ],
 )
 @pytest.mark.attack("a malicious repository or patch")
@@ -1242,6 +1246,68 @@ def test_a_binary_file_that_may_be_code_is_refused(name, content, attribute, pat
     with pytest.raises(UserError, match=message), reproduce.worktree(made, tmp_path):
         raise AssertionError("it is run")
     assert not (tmp_path / "worktree").exists()
+
+
+@pytest.mark.parametrize(
+    "line", ["# coding: utf7", "# -*- coding: raw_unicode_escape -*-", "#!x\n# vim: coding=latin-1"]
+)
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_text_that_python_reads_in_another_way_is_refused(line, patched, tmp_path):
+    made = patched({"net.py": f"{line}\n# +AAo-import os\n".encode()})
+    with (
+        pytest.raises(UserError, match=r"the patch changes net\.py, whose text is \S+ to Python, which reads another"),
+        reproduce.worktree(made, tmp_path),
+    ):
+        raise AssertionError("it is run")
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_the_file_of_changes_holds_no_control_characters(patched, tmp_path):
+    made = patched({"net.py": b"a = 1\nimport os\x1b[1A\x1b[2K\n", "ok.py": b"# coding: utf-8\n"})
+    with reproduce.worktree(made, tmp_path):
+        text = (tmp_path / "changes.diff").read_text()
+    assert "+import os\\x1b[1A\\x1b[2K" in text
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+KWARGS = "  kwargs: {act: {target: os.system}, act.target: torch.nn.ReLU, 1: 2, '1': 3, hooks: {}, on: true}\n"
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_no_two_params_are_shown_as_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    made = recorded(tmp_path, OWN_PARAMS.replace("  kwargs: {}\n\ntrain", "@"))
+    plain = "model:\n  name: mymodel:make\n"
+    monkeypatch.setattr(made.__class__, "params", lambda self: plain + KWARGS)
+    monkeypatch.setattr(made.__class__, "_committed", lambda self: reproduce._values(plain + "  kwargs: {on: 1}\n"))
+    assert made._changed_params() == [
+        "model.kwargs.act.target: (absent) -> os.system",
+        "model.kwargs.'act.target': (absent) -> torch.nn.ReLU",
+        "model.kwargs.1: (absent) -> 2",
+        "model.kwargs.1: (absent) -> 3",
+        "model.kwargs.hooks: (absent) -> {}",
+        "model.kwargs.on: 1 -> True",
+    ]
+
+
+@pytest.mark.parametrize(("name", "refused"), [("torch:load", True), ("torch.hub:load", True), ("mine:make", False),
+                                               ("pack.net:make", False), ("mlp", False)])  # fmt: skip
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_factory_that_nobody_was_shown_is_refused(name, refused, tmp_path, monkeypatch):
+    """Such as one that loads a pickle; the commit's own params may name any."""
+    monkeypatch.chdir(ROOT)
+    tree = tmp_path / "tree"
+    (tree / "src/pack").mkdir(parents=True)
+    (tree / "mine.py").touch()
+    commit = git(ROOT, "rev-parse", "HEAD").strip()
+    made = recorded(tmp_path / "run", f"model: {{name: '{name}'}}\n", commit=commit)
+    if not refused:
+        made.require_shown_factory(tree)
+        return
+    with pytest.raises(UserError, match=f"model.name: {name} came from MLflow, and is neither in the commit nor in"):
+        made.require_shown_factory(tree)
+    monkeypatch.setattr(made.__class__, "_committed", lambda self: {("model", "name"): name})
+    made.require_shown_factory(tree)
 
 
 @pytest.mark.parametrize("target", ["data.bin", "/tmp"])

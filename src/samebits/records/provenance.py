@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -22,14 +22,19 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("torch", "numpy", "safetensors", "mlflow", "dvc", "samebits")
 _MAX_UNTRACKED_BYTES = 2**20  # a larger file is not source code
+_PLAIN = ("--cached", "--binary", "--full-index", "--no-color", "--no-ext-diff", "--no-textconv", "--no-renames",
+          "--src-prefix=a/", "--dst-prefix=b/", "-O/dev/null")  # fmt: skip
+"""A patch of the index that `git apply` takes, whatever the user's settings of git are."""
 _SECRET = re.compile(
-    r"^\.env|\.env$|\.(pem|key|p12|pfx|jks|keystore|kdbx|ovpn|ppk|gpg|asc)$|^id_(rsa|dsa|ecdsa|ed25519)|"
-    r"^\.(netrc|npmrc|pypirc|pgpass|htpasswd|s3cfg|boto|dockercfg|my\.cnf)$|^(rclone\.conf|kaggle\.json|auth\.json)$|"
+    r"^\.env|\.env$|\.(pem|key|p12|pfx|jks|keystore|kdbx|ovpn|ppk|gpg|asc|der)(\.|$)|^id_(rsa|dsa|ecdsa|ed25519)|"
+    r"^[._](netrc|npmrc|pypirc|pgpass|htpasswd|s3cfg|boto|dockercfg|my\.cnf|mylogin\.cnf)$|"
+    r"^(rclone\.conf|kaggle\.json|auth\.json)$|(^|[._-])keys?(\.(?!py$)|$)|"
     r"^kubeconfig|secret|credential|passw|vault.?pass|service.?account|(api|access|private).?key|"
     r"(?<![a-z])tokens?(?![a-z])",  # not a tokenizer
     re.IGNORECASE,
 )
 """Names of files that usually hold secrets. A patch leaves them out."""
+_SECRET_FOLDER = re.compile(r"^\.(ssh|gnupg|kube|aws|docker)$|secret|credential|passw", re.IGNORECASE)
 
 RECORDED = (
     "ATEN_CPU_CAPABILITY", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION",
@@ -132,7 +137,13 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
     untracked = _git(*everything, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
     sizes = {name: _size(top / name) for name in map(os.fsdecode, untracked) if name}
     there = {name: size for name, size in sizes.items() if size is not None}  # git refuses to add missing files
-    omitted = [name for name, size in there.items() if size > _MAX_UNTRACKED_BYTES or _SECRET.search(Path(name).name)]
+    omitted = [
+        name
+        for name, size in there.items()
+        if size > _MAX_UNTRACKED_BYTES
+        or _SECRET.search(PurePosixPath(name).name)
+        or any(map(_SECRET_FOLDER.search, PurePosixPath(name).parts[:-1]))
+    ]
     taken = set(there) - set(omitted)
     if python_only:
         taken = {name for name in taken if name.endswith(".py")}
@@ -150,7 +161,7 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
         _git(*everything, "add", "--update", "--", *scope, **environ)
         listed = "".join(f":(top,literal){name}\0" for name in sorted(taken))
         _git(*everything, "add", "--pathspec-from-file=-", "--pathspec-file-nul", written=listed, **environ)
-        patch = _git(*everything, "diff", "--cached", "--binary", "--full-index", "HEAD", "--", *scope, **environ)
+        patch = _git(*everything, "diff", *_PLAIN, "HEAD", "--", *scope, **environ)
     return patch, omitted
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import stat
 from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+
+from safetensors import SafetensorError, safe_open
 
 from samebits.errors import UserError, printable
 from samebits.hashes import sha256
 
 _KEPT_BYTES = 1 << 20  # of a file, so that its lines can be compared later
 _COMPARED_LINES = 2000  # difflib's time grows with their square
-_DATA = {".npy", ".npz", ".safetensors", ".parquet", ".arrow", ".h5", ".png", ".jpg", ".jpeg", ".gif", ".webp", ".bmp",
-         ".tif", ".tiff", ".pdf", ".wav", ".flac", ".mp3", ".ogg", ".mp4"}  # fmt: skip
+_DATA = {".npy": b"\x93NUMPY", ".png": b"\x89PNG\r\n", ".jpg": b"\xff\xd8\xff", ".jpeg": b"\xff\xd8\xff",
+         ".wav": b"RIFF", ".flac": b"fLaC", ".parquet": b"PAR1"}  # fmt: skip
+"""How files of data begin, by suffix. No pickle and no archive, which can hold code, begins so."""
 
 
 class _File(NamedTuple):
@@ -62,14 +66,36 @@ def describe_changes(tree: Path, before: dict[str, _File]) -> tuple[list[str], l
         now = _lines(tree / name, new)
         if new and stat.S_ISLNK(new.mode):
             _refuse(f"the patch makes {shown} a symbolic link, whose content is not part of it")
-        if now is None and Path(name).suffix.lower() not in _DATA:
+        if now is None and not _is_data(tree / name):
             _refuse(f"the patch changes {shown}, a binary file of which nobody sees what it runs")
         what = [("changed" if old else "new") if new else "removed"]
         what += ["executable"] * bool(new and new.executable and not (old and old.executable))
         what += ["binary data"] * (now is None)
+        if now and (coding := _coding(now)):
+            _refuse(f"the patch changes {shown}, whose text is {coding} to Python, which reads another than is shown")
         names.append(f"{', '.join(what)}: {shown}")
         lines += _difference(shown, _lines(None, old) or [], now or [])
     return names, lines
+
+
+def _is_data(path: Path) -> bool:
+    """Whether a binary file is data by its suffix and by how it begins."""
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        try:
+            with safe_open(path, "numpy"):  # checks the whole header, in which a pickle may begin
+                return True
+        except SafetensorError:
+            return False
+    with path.open("rb") as stream:
+        return suffix in _DATA and stream.read(8).startswith(_DATA[suffix])
+
+
+def _coding(lines: list[str]) -> str | None:
+    """The encoding that the first two lines name to Python; None for its default."""
+    found = (re.match(r"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in lines[:2])
+    names = [match[1] for match in found if match and match[1].lower().replace("_", "-") not in ("utf-8", "utf8")]
+    return names[0] if names else None
 
 
 def _refuse(what: str) -> NoReturn:
@@ -100,7 +126,8 @@ def _difference(name: str, old: list[str], new: list[str]) -> list[str]:
         hunks = [*(f"-{line}" for line in old), *(f"+{line}" for line in new)]
     else:
         hunks = [*difflib.unified_diff(old, new, lineterm="")][2:]
-    return [f"--- {name}", f"+++ {name}", f"from line {first + 1}:", *hunks] if hunks else []
+    shown = [printable(line.expandtabs()) for line in hunks]
+    return [f"--- {name}", f"+++ {name}", f"from line {first + 1}:", *shown] if hunks else []
 
 
 def _same_lines(one: list[str], other: list[str]) -> int:

@@ -25,6 +25,7 @@ OWN_HEADER = "x-samebits-own"
 OWN_VARIABLE = "SAMEBITS_UI_OWN"
 """Header of every answer, and the variable with its value: `samebits ui` recognises the server that it started."""
 
+_NAMES = {"127.0.0.1", "localhost"}  # MLflow also takes 10.evil.example, for an address of a private network
 _ESTABLISHED = "01"
 _SOCKETS = Path("/proc/net/tcp")
 
@@ -91,6 +92,10 @@ class OwnPeers:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Pass a request on, or answer it with 403."""
+        host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
+        if scope["type"] != "lifespan" and urlsplit(f"//{host}").hostname not in _NAMES:
+            await _refuse(scope, send, "this server answers to the names 127.0.0.1 and localhost alone")
+            return
 
         async def send_as_own(message: dict[str, Any]) -> None:
             if message["type"] == "http.response.start":

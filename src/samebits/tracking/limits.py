@@ -41,6 +41,7 @@ def guard_client() -> None:
         def send(  # type: ignore[override]
             self, request: PreparedRequest, stream: bool = False, **options: Any
         ) -> Response:
+            _require_known_host(request.url or "")
             size = super_len(request.body or "")  # type: ignore[no-untyped-call] # a file may be sent
             with _limit(ANSWER_SECONDS + size / SLOWEST):
                 response = super().send(request, stream=stream, **options)
@@ -54,6 +55,35 @@ def guard_client() -> None:
             return response
 
     request_utils.TCPKeepAliveHTTPAdapter = Limited  # type: ignore[misc]
+    _refuse_other_transfers()
+
+
+_hosts: set[str] = set()
+
+
+def allow_host(uri: str) -> None:
+    """Let requests go to the server of a store, and from then on to no host but those of such stores."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("http", "https"):
+        _hosts.add(parts.netloc.rpartition("@")[2])
+
+
+def _require_known_host(url: str) -> None:
+    host = urlsplit(url).netloc.rpartition("@")[2]
+    if _hosts and host not in _hosts:
+        raise HostError(f"MLflow's server sends a request to {host}", hint=HINT)
+
+
+def _refuse_other_transfers() -> None:
+    """Make MLflow refuse transfers of parts, whose addresses a server chooses, and which have no limit of time."""
+    from mlflow.store.artifact.http_artifact_repo import HttpArtifactRepository
+
+    def refuse(*_: object, **__: object) -> None:
+        raise HostError("MLflow's server asks for a transfer in parts, to addresses of its choice", hint=HINT)
+
+    for name in ("_multipart_download", "_upload_part"):
+        if hasattr(HttpArtifactRepository, name):
+            setattr(HttpArtifactRepository, name, refuse)
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from samebits.records.run import read_run
 from samebits.results.verdict import compare_runs, settings_that_differ
 from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
-from samebits.section import flatten
 from samebits.strategies import BASELINE
 from samebits.tracking.changes import describe_changes, snapshot
 from samebits.tracking.download import errors_by_run, fetch_run
@@ -106,17 +105,32 @@ class Recorded:
             raise UserError(what, hint="see its artifacts in MLflow") from None
         return text
 
-    def _changed_params(self) -> list[str]:
-        """Params whose values differ from the commit's own, before any patch. Comments and order have no effect."""
-        recorded = _values(self.params())
+    def require_shown_factory(self, tree: Path) -> None:
+        """Raise UserError: the params bring the factory of an installed package, and with it code that is not shown."""
+        place = ("model", "name")
+        name = str(_values(self.params()).get(place, ""))
+        module, colon, _ = name.partition(":")
+        top = module.partition(".")[0]
+        inside = [folder / one for folder in (tree, tree / "src") for one in (top, f"{top}.py")]
+        if colon and self._committed().get(place) != name and not any(path.exists() for path in inside):
+            what = f"model.name: {name} came from MLflow, and is neither in the commit nor in the patch"
+            raise UserError(what, hint="write it into params.yaml, commit that, and train again")
+
+    def _committed(self) -> dict[_Place, Any]:
+        """The params of the commit; empty if they cannot be read."""
         try:
             text = _git("show", f"{self.commit}:./params.yaml").stdout
-            committed = {**_defaults(text, recorded), **_values(text)}
-        except Exception:  # noqa: BLE001 - as in ``params``; a commit may hold anything
-            committed = {}
-        names = [*recorded, *(name for name in committed if name not in recorded)]
-        pairs = {name: (committed.get(name, _ABSENT), recorded.get(name, _ABSENT)) for name in names}
-        return [f"{name}: {then} -> {now}" for name, (then, now) in pairs.items() if then != now]
+            return {**_defaults(text, _values(self.params())), **_values(text)}
+        except Exception:  # noqa: BLE001 - a commit may hold anything
+            return {}
+
+    def _changed_params(self) -> list[str]:
+        """Params whose values differ from the commit's own, before any patch. Comments and order have no effect."""
+        recorded, committed = _values(self.params()), self._committed()
+        places = [*recorded, *(place for place in committed if place not in recorded)]
+        pairs = {place: (committed.get(place, _ABSENT), recorded.get(place, _ABSENT)) for place in places}
+        changed = {place: pair for place, pair in pairs.items() if _typed(pair[0]) != _typed(pair[1])}
+        return [f"{'.'.join(map(_plain, place))}: {then} -> {now}" for place, (then, now) in changed.items()]
 
 
 def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: Callable[[str], bool]) -> Reproduction:
@@ -138,6 +152,7 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
     with worktree(recorded, scratch) as tree:
         if not confirm(recorded.describe(scratch / _CHANGES if recorded.patch else None)):
             raise UserError("nothing was run", hint="answer y, or give --yes")
+        recorded.require_shown_factory(tree)
         write_text(tree / "params.yaml", recorded.params())
         _link_files(recorded.run.record.params.data.kwargs.model_dump(), tree)
         again = train_again(recorded, tree, num_devices=num_devices)
@@ -268,20 +283,40 @@ def log_reproduction(reproduction: Reproduction) -> str:
     return run_id
 
 
-def _defaults(text: str, names: Container[str]) -> dict[str, Any]:
+_Place = tuple[Any, ...]
+
+
+def _defaults(text: str, places: Container[_Place]) -> dict[_Place, Any]:
     """The defaults of keys that a ``params.yaml`` leaves out; empty if this version cannot read the file."""
     with suppress(UserError):
-        whole = flatten(parse_params(read_yaml(text)).model_dump(mode="json"))
-        return {name: value for name, value in whole.items() if name in names and value != {}}
+        whole = dict(_leaves(parse_params(read_yaml(text)).model_dump(mode="json")))
+        return {place: value for place, value in whole.items() if place in places}
     return {}
 
 
-def _values(text: str) -> dict[str, Any]:
-    """The values of a ``params.yaml`` by dotted names. A YAML file that holds no mapping stands under an empty name."""
-    tree = read_yaml(text)
-    if not isinstance(tree, dict):
-        return {"": tree}
-    return {name: value for name, value in flatten(tree).items() if value != {}}
+def _values(text: str) -> dict[_Place, Any]:
+    """The values of a ``params.yaml`` by the keys above them; no two places are one, whatever the keys are."""
+    return dict(_leaves(read_yaml(text)))
+
+
+def _leaves(tree: Any, place: _Place = ()) -> Iterator[tuple[_Place, Any]]:
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from _leaves(value, (*place, key))
+    else:
+        yield place, tree
+
+
+def _plain(key: object) -> str:
+    """A key as text, quoted unless it is a plain word."""
+    return key if isinstance(key, str) and re.fullmatch(r"[\w-]+", key) else repr(key)
+
+
+def _typed(value: Any) -> Any:
+    """A value that differs from another one if their types do: Python takes ``True`` for 1."""
+    if isinstance(value, list):
+        return [_typed(one) for one in value]
+    return ("truth", value) if isinstance(value, bool) else value
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:

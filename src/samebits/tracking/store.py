@@ -14,7 +14,7 @@ from samebits.errors import MASK, HostError, UserError, caused_by, one_line, rea
 from samebits.files import private_mode, scratch_folder
 from samebits.host.locks import locked
 from samebits.records.log import LOGS
-from samebits.tracking.limits import guard_client
+from samebits.tracking.limits import allow_host, guard_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,9 +61,12 @@ def _client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    for direction in ("UPLOAD", "DOWNLOAD"):  # else a server chooses addresses, headers and no limit of time
+        os.environ[f"MLFLOW_ENABLE_PROXY_MULTIPART_{direction}"] = "false"
     from mlflow import MlflowClient
 
     guard_client()
+    allow_host(uri)
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # we report errors, once; MLflow's import sets another level
 
     file = file_of(uri)
