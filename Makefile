@@ -42,7 +42,7 @@ $(BENCH_STAMP): $(BENCH_LOCK) requirements.uv.lock pyproject.toml
 OWN_CACHE := [ -n "$$DVC_SITE_CACHE_DIR" ] || { (umask 077; mkdir -p "$$HOME/.cache/samebits") 2>/dev/null && \
 	export DVC_SITE_CACHE_DIR="$$HOME/.cache/samebits/dvc"; } || true
 
-repro: $(STAMP)  ## run the pipeline, and print what it found; PRESET=default or gpu takes that experiment
+repro: $(STAMP)  ## run the pipeline, and print what it found; PRESET=default or gpu, see docs/concepts/gpu-experiment.md
 	@# Who imports torch first compiles it, for seconds: another core can, while DVC starts and the data are made.
 	@$(OWN_CACHE); export $(RUN); [ -e .venv/.compiled ] || { touch .venv/.compiled; python -c 'import torch._dynamo' & }; exec sh tools/repro.sh
 	@echo "Runs in MLflow: make ui. Elsewhere: docs/guides/first-run.md."

@@ -1,21 +1,28 @@
 """The experiments beside each other: the default one at the root, and the one for hosts with GPUs in ``gpu``."""
 
+import itertools
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ruamel.yaml import YAML
 
+import cost_model
 import generate
 from conftest import ROOT
 from samebits.engines.stage import named_paths
 from samebits.errors import UserError
 from samebits.params import load_params, require_every_key
+from samebits.records.breakdown import Bounds, Breakdown, Phases, RankPhases
 from samebits.records.run import read_losses
+from samebits.records.usage import Roof
 from samebits.results import verify
+from samples import run_record
 from stage_scripts import stages
 
 GPU = load_params(ROOT / "gpu/params.yaml")
@@ -245,3 +252,72 @@ def test_compose_runs_the_preset_of_its_service():
     assert service["environment"]["PRESET"] is None  # the caller's
     assert not {"command", "entrypoint"} & overlay.keys()
     assert (overlay["deploy"], overlay["environment"]["NVIDIA_VISIBLE_DEVICES"]) == ("reset", "void")
+
+
+# -- what is predicted of them ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def works():
+    """The work of a step of each experiment, counted once."""
+    return {name: cost_model.work_of(load_params(ROOT / name)) for name in cost_model.EXPERIMENTS}
+
+
+def test_the_work_of_a_step_is_that_of_its_products_and_weights(works):
+    for name, work in works.items():
+        params = load_params(ROOT / name)
+        hidden = params.model.kwargs.hidden or (384, 256)
+        widths = [params.data.kwargs.features, *hidden, params.data.kwargs.classes]
+        products = sum(a * b for a, b in itertools.pairwise(widths))
+        # The first layer's inputs need no gradient.
+        assert work.flop == params.train.global_batch_size * (6 * products - 2 * widths[0] * widths[1])
+        assert work.gradients == 4 * (products + sum(widths[1:]))
+        assert work.inputs == 4 * params.train.global_batch_size * widths[0]
+        assert work.row_bytes > work.flop / 1e3
+        assert 0 < work.forward_launches < work.launches < 80
+
+
+def test_the_experiment_for_gpus_gains_there_and_the_default_one_does_not(works):
+    (a100,) = (gpu for gpu in cost_model.GPUS if gpu.name.startswith("A100"))
+    large, small = works["gpu/params.yaml"], works["params.yaml"]
+    assert min(cost_model.speedups_of(cost_model.ddp_ms, large, a100)) >= 0.9 * cost_model.DEVICES
+    assert max(cost_model.speedups_of(cost_model.ddp_ms, small, a100)) < 1
+    assert min(cost_model.single_ms(large, a100, rate) for rate in a100.tflops) * GPU.total_steps >= 2000
+    assert cost_model.single_ms(large, a100, a100.tflops[1], cost_model.DEVICES) * 1e3 > 40 * large.launches
+    for gpu in cost_model.GPUS:
+        ddp, dp = (cost_model.speedups_of(step, large, gpu) for step in (cost_model.ddp_ms, cost_model.dp_ms))
+        assert all(1 < less < more < cost_model.DEVICES for less, more in zip(dp, ddp, strict=True))
+
+
+def test_the_page_has_the_tables_of_the_tool(works, monkeypatch):
+    by_params = {load_params(ROOT / name).model_dump_json(): work for name, work in works.items()}
+    monkeypatch.setattr(cost_model, "work_of", lambda params: by_params[params.model_dump_json()])
+    written = cost_model.PAGE.read_text()
+    assert written == cost_model.filled(written), "run `python tools/cost_model.py`"
+
+
+def test_a_run_is_predicted_from_its_own_rates(works, monkeypatch):
+    """Waits for a core are nobody's work, and neither is communication."""
+    phases = [Phases(forward=20.0, backward=30.0, queued=900.0), Phases(forward=20.0, backward=28.0)]
+    breakdown = Breakdown(
+        steps=1,
+        plain_ms=(50.0, 50.0),
+        noted_ms=(50.0, 50.0),
+        ranks=(RankPhases(noted=tuple(phases), threads=1),),
+        bounds=Bounds(copy_gb_per_s=20.0, optimizer_floor_ms=0.1),
+        cores=2,
+        other_cores=0.0,
+    )
+    record = run_record("single", breakdown=breakdown)
+    roof = SimpleNamespace(roof=Roof(flops_per_step=1.0, roof_flops=80e9))
+    run = SimpleNamespace(name="single-fast", record=record.model_copy(update={"usage": roof}))
+    monkeypatch.setattr(cost_model, "read_run", lambda folder: run)
+    monkeypatch.setattr(cost_model, "work_of", lambda params: works["params.yaml"])
+    (line,) = cost_model.prediction_of(Path("runs/single-fast"))
+    work = works["params.yaml"]
+    parts = (work.flop / 80e6, (work.row_bytes + work.fixed_bytes) / 20e6, work.launches * cost_model.LAUNCH_US / 1e3)
+    assert float(re.search(r"predicted ([\d.]+) ms", line)[1]) == pytest.approx(sum(parts), abs=0.01)
+    assert "measured 49.00: " in line
+    run.record = record
+    with pytest.raises(UserError, match=r"^runs/x: it has no rates of a CPU, expected a training in fast numerics"):
+        list(cost_model.prediction_of(Path("runs/x")))

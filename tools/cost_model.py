@@ -1,0 +1,258 @@
+"""Predict a step of ``single``, and the speed-up of dp and ddp, on GPUs that are not here, from a step's work.
+
+    python tools/cost_model.py gpu/params.yaml
+    python tools/cost_model.py params.yaml --run runs/single-fast
+
+With --run the rates are those that this training measured on its own device, and the prediction stands beside its own
+time: what the model leaves out shows there. docs/concepts/gpu-experiment.md has the formulas and the first table; run
+without arguments, this writes that table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+
+from pages import between, row
+from samebits.data.prepare import prepare
+from samebits.errors import UserError, exit_on_error
+from samebits.files import scratch_folder
+from samebits.params import load_params
+from samebits.records.run import read_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from samebits.params import Params
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/concepts/gpu-experiment.md"
+EXPERIMENTS = ("params.yaml", "gpu/params.yaml")
+HOSTS = ROOT / "benchmarks/hosts"
+
+LAUNCH_US = 6.0
+"""Time in which Python and PyTorch issue one operation."""
+DEVICES = 4
+ROWS = 64  # of the batches in which a step's work is counted
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU by what it reaches, not by its peaks: ``tflops`` of float32 products from the lower to the higher figure.
+
+    ``memory`` is its memory's rate in GB/s, ``link`` that of a copy to another one. An all-reduce of gradients takes
+    ``latency_us`` and their bytes over ``reduce`` GB/s.
+    """
+
+    name: str
+    tflops: tuple[float, float]
+    memory: float
+    link: float
+    reduce: float
+    latency_us: float
+
+
+GPUS = (
+    Device("A100, NVLink", (13, 18), 1300, 200, 180, 30),
+    Device("H100, NVLink", (40, 52), 2700, 350, 330, 30),
+    Device("L4, PCIe", (9, 14), 240, 12, 8, 60),
+    Device("T4, PCIe", (3.5, 5), 240, 6, 4, 60),
+    Device("RTX 4090, PCIe", (45, 60), 850, 12, 8, 60),
+)
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a step: multiplications and additions, bytes that operations read and write, and operations.
+
+    ``fixed_bytes`` do not depend on the batch, as the optimizer's. ``inputs`` and ``outputs`` are bytes of a batch.
+    """
+
+    flop: float
+    row_bytes: float
+    fixed_bytes: float
+    launches: int
+    forward_launches: int
+    gradients: int
+    inputs: int
+    outputs: int
+
+
+def work_of(params: Params) -> Work:
+    """The work of a step of ``params`` in fast numerics, counted in two small batches on this CPU."""
+    import torch
+    from torch.nn import functional
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from samebits.numerics.dispatch import EagerDispatchMode
+    from samebits.training.models.build import build_model
+
+    class Counter(EagerDispatchMode):
+        """Counts operations, and the bytes that they read and write, but for views of another's."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.launches = self.bytes = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # PyTorch's
+            out = func(*args, **kwargs or {})
+            self.launches += 1
+            if not func.is_view:
+                flat = torch.utils._pytree.tree_leaves((args, kwargs, out))
+                self.bytes += sum(one.nbytes for one in flat if isinstance(one, torch.Tensor))
+            return out
+
+    few = params.data.model_copy(update={"num_samples": ROWS, "test_samples": 1})
+    train = params.train.model_copy(update={"global_batch_size": ROWS, "grad_accum_steps": 1})
+    with scratch_folder() as folder:
+        card = prepare(params.model_copy(update={"data": few, "train": train}), folder)
+    model = build_model(params.model, card, params.seed, rough=True)
+    kinds: dict[str, torch.dtype] = {"int64": torch.int64}
+    counts: list[tuple[int, int, int, float]] = []
+    outputs = torch.empty(0)
+    for rows in (ROWS // 2, ROWS):
+        inputs = torch.zeros(rows, *card.input_shape, dtype=kinds.get(card.input_dtype, torch.float32))
+        targets = torch.zeros(rows, *card.target_shape, dtype=kinds.get(card.target_dtype, torch.float32))
+        with FlopCounterMode(display=False) as flops, Counter() as counter:
+            outputs = model(inputs)
+            forward = counter.launches
+            if card.loss == "mse":
+                loss = functional.mse_loss(outputs, targets)
+            else:
+                loss = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
+            loss.backward()
+        counts.append((counter.launches, forward, counter.bytes, flops.get_total_flops()))
+        model.zero_grad()
+    (launches, forward, _, _), (_, _, moved, flop) = counts
+    per_row = (moved - counts[0][2]) / (ROWS // 2)
+    gradients = sum(p.nbytes for p in model.parameters() if p.requires_grad)
+    batch = params.train.global_batch_size
+    # Momentum: weights and buffers are read and written, gradients read; adamw has a second buffer.
+    moved += gradients * (7 if params.train.optimizer.name == "adamw" else 5)
+    return Work(
+        flop=flop / ROWS * batch,
+        row_bytes=per_row * batch,
+        fixed_bytes=moved - per_row * ROWS,
+        launches=launches + 3,  # two of the batch's rows, and the fused optimizer
+        forward_launches=forward,
+        gradients=gradients,
+        inputs=inputs.nbytes // ROWS * batch,
+        outputs=outputs.nbytes // ROWS * batch,
+    )
+
+
+def single_ms(work: Work, device: Device, tflops: float, devices: int = 1) -> float:
+    """A step with one device's share of the batch: of what the device computes and what is issued, the longer one."""
+    computing = work.flop / devices / tflops / 1e9 + (work.row_bytes / devices + work.fixed_bytes) / device.memory / 1e6
+    return max(computing, work.launches * LAUNCH_US / 1e3)
+
+
+def ddp_ms(work: Work, device: Device, tflops: float, devices: int = DEVICES) -> float:
+    """The same, and then an all-reduce of the gradients, of which nothing is hidden."""
+    return single_ms(work, device, tflops, devices) + work.gradients / device.reduce / 1e6 + device.latency_us / 1e3
+
+
+def dp_ms(work: Work, device: Device, tflops: float, devices: int = DEVICES) -> float:
+    """A step of dp: one process issues every replica's forward pass, and weights and gradients cross the link."""
+    sent = 2 * work.gradients + (work.inputs + work.outputs) * (devices - 1) / devices
+    issued = devices * work.forward_launches * LAUNCH_US / 1e3
+    return max(single_ms(work, device, tflops, devices), issued) + sent / device.link / 1e6
+
+
+def speedups_of(step: Callable[[Work, Device, float], float], work: Work, device: Device) -> list[float]:
+    """Speed-up over ``single`` at the lower and at the higher rate of products."""
+    return [single_ms(work, device, rate) / step(work, device, rate) for rate in device.tflops]
+
+
+def span(values: Iterable[float]) -> str:
+    """The smallest and the largest value with three digits, or one where they look the same."""
+    low, high = (f"{value:#.3g}".rstrip(".") for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def table(params: Params) -> Iterator[str]:
+    """The rows of the page's table for these params."""
+    work = work_of(params)
+    yield (
+        f"A step: {work.flop / 1e9:,.1f} GFLOP, {(work.row_bytes + work.fixed_bytes) / 1e6:,.0f} MB of memory, "
+        f"{work.launches} operations, {work.gradients / 1e6:.2f} MB of gradients; {params.total_steps} steps."
+    )
+    yield ""
+    yield row("device", "TFLOP/s", "step of `single`, ms", "training, s", f"`ddp` on {DEVICES}", f"`dp` on {DEVICES}")
+    yield row("---", *["---:"] * 5)
+    for gpu in GPUS:
+        ones = [single_ms(work, gpu, rate) for rate in gpu.tflops]
+        seconds = [one * params.total_steps / 1e3 for one in ones]
+        ratios = [speedups_of(step, work, gpu) for step in (ddp_ms, dp_ms)]
+        speedups = (f"{span(ratio)}x" for ratio in ratios)
+        rates = " to ".join(f"{rate:g}" for rate in gpu.tflops)
+        yield row(gpu.name, rates, span(ones), span(seconds), *speedups)
+
+
+def prediction_of(folder: Path) -> Iterator[str]:
+    """A CPU's step without communication as the rates of its own training predict it, and as it was measured."""
+    run = read_run(folder)
+    record = run.record
+    roof = record.usage.roof if record.usage else None
+    if record.placement.device_type != "cpu" or record.breakdown is None or not (roof and roof.roof_flops):
+        text = f"{folder}: it has no rates of a CPU, expected a training in fast numerics with train.repeats above 1"
+        raise UserError(text, hint="name a run of a CPU, such as runs/single-fast")
+    work, devices = work_of(record.params), record.placement.devices_used
+    bounds = record.breakdown.bounds
+    computing = work.flop / devices / roof.roof_flops * 1e3
+    moving = (work.row_bytes / devices + work.fixed_bytes) / bounds.copy_gb_per_s / 1e6
+    issuing = work.launches * LAUNCH_US / 1e3
+    predicted = computing + moving + issuing
+    # Without communication, and without the time in which a ready thread waited for a core that others had.
+    turns = zip(*(rank.alone or rank.noted for rank in record.breakdown.ranks), strict=True)
+    measured = median(max(phases.total - phases.queued for phases in ranks) for ranks in turns)
+    yield (
+        f"{run.name}: predicted {predicted:.2f} ms a step (products {computing:.2f}, memory {moving:.2f}, "
+        f"operations {issuing:.2f}), measured {measured:.2f}: {predicted / measured - 1:+.0%}"
+    )
+
+
+def measured() -> Iterator[str]:
+    """What hosts with GPUs have measured of the default experiment, by their ``gpu-check.json`` in benchmarks/hosts."""
+    yield row("host", "torch", "product, TFLOP/s", "copy, GB/s", "step of `single`, ms")
+    yield row("---", "---", *["---:"] * 3)
+    for file in sorted(HOSTS.glob("*.json")):
+        check = json.loads(file.read_text(encoding="utf-8"))
+        ran = check["steps"].get("repro", {}).get("rows", {}).get("single-fast")
+        if ran and ran["explanation"]:
+            copied = ran["explanation"]["bounds"]["copy_gb_per_s"]
+            figures = (f"{ran['roof_tflops']:.1f}", f"{copied:,.0f}", f"{ran['step_time_ms']:.2f}")
+            yield row(f"`{file.stem}`", check["versions"]["torch"], *figures)
+
+
+def filled(text: str) -> str:
+    """The page with the tables of both experiments, and with what was measured."""
+    for name in EXPERIMENTS:
+        told = "\n".join(table(load_params(ROOT / name)))
+        text = between(f"<!-- {name} -->\n", f"<!-- /{name} -->", f"\n{told}\n\n", text)
+    told = "\n".join(measured())
+    return between("<!-- measured -->\n", "<!-- /measured -->", f"\n{told}\n\n", text)
+
+
+@click.command(help=__doc__)
+@click.argument("params_file", required=False, type=click.Path(path_type=Path))
+@click.option("--run", "folder", type=click.Path(path_type=Path), help="A run of a CPU, to predict it.")
+def main(params_file: Path | None, folder: Path | None) -> None:  # noqa: D103 - click
+    with exit_on_error():
+        lines: list[str] = []
+        if params_file is None and folder is None:
+            PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+        if params_file:
+            lines += table(load_params(params_file))
+        if folder:
+            lines += prediction_of(folder)
+        click.echo("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
