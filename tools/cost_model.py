@@ -125,7 +125,7 @@ def work_of(params: Params) -> Work:
                 loss = functional.mse_loss(outputs, targets)
             else:
                 loss = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         counts.append((counter.launches, forward, counter.bytes, flops.get_total_flops()))
         model.zero_grad()
     (launches, forward, _, _), (_, _, moved, flop) = counts
