@@ -217,6 +217,37 @@ def test_the_real_probe_where_cuda_has_one_slice_of_two_gpus(tmp_path):
     expect(one(software.cuda(1, environ=environ)), "ok", "1 GPU multiplied matrices")
 
 
+TORCH_OF_TWO = """
+class Numbers:
+    def __init__(self, arrived=True):
+        self.arrived = arrived
+    __matmul__ = lambda one, other: one
+    sum = lambda self: 64**3
+    to = lambda self, device: Numbers(device != "cuda:ZEROS")
+    cpu = lambda self: self
+ones = arange = lambda *shape, device: Numbers()
+equal = lambda one, other: one.arrived == other.arrived
+class cuda:
+    is_available = lambda: True
+    device_count = lambda: 2
+    init = lambda: None
+"""
+
+
+@pytest.mark.parametrize(
+    ("zeros_on", "status", "text", "hint"),
+    [
+        ("1", "failed", "GPU 1: a copy from GPU 0 brought other numbers", "IOMMU"),
+        ("0", "failed", "GPU 0: a copy from GPU 1 brought other numbers", "IOMMU"),
+        ("none", "ok", "2 GPUs multiplied matrices and copied to each other", None),
+    ],
+)
+def test_the_real_probe_where_zeros_arrive_from_another_gpu(zeros_on, status, text, hint, tmp_path):
+    (tmp_path / "torch.py").write_text(TORCH_OF_TWO.replace("ZEROS", zeros_on))
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    expect(one(software.cuda(2, environ=environ)), status, text, hint)
+
+
 def test_the_real_probe_on_a_host_where_torch_finds_nothing():
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     expect(one(software.cuda(1, environ=environ)), "failed", "torch finds 0 of 1 GPU", "nvidia-smi")

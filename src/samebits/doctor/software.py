@@ -112,7 +112,7 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
 
 # Runs in another process, because it starts CUDA, and a broken driver may hang or kill the process.
 PROBE = """
-import json, torch
+import itertools, json, torch
 if torch.cuda.is_available():
     torch.cuda.init()  # before it, torch counts whole GPUs where CUDA has one slice (MIG)
 answers = []
@@ -123,13 +123,18 @@ for index in range(torch.cuda.device_count()):
         answers.append(None if total == 64**3 else f"64 x 64 ones times themselves gave {total}")
     except Exception as error:
         answers.append(str(error).strip().split(chr(10))[0])
+for source, target in itertools.permutations(range(len(answers)), 2):
+    if not (answers[source] or answers[target]):
+        counted = torch.arange(1, 2**16, device=f"cuda:{source}")
+        if not torch.equal(counted.to(f"cuda:{target}").cpu(), counted.cpu()):
+            answers[target] = f"a copy from GPU {source} brought other numbers"
 print(json.dumps(answers))
 """
 
 
 @check("cuda")
 def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str] = os.environ) -> Finding:
-    """Whether every visible GPU can multiply two matrices."""
+    """Whether every visible GPU can multiply two matrices, and gets what each other sends."""
     if not gpus:
         return skipped("no GPU that this torch can use")
     try:
@@ -150,8 +155,10 @@ def cuda(gpus: int, *, timeout: float = CUDA_SECONDS, environ: Mapping[str, str]
     wrong = [f"GPU {index}: {first_line(answer)}" for index, answer in enumerate(answers) if answer]
     if wrong:
         hint = f"leave it out with CUDA_VISIBLE_DEVICES, or install {OTHER_BUILD}"
+        if "a copy from" in wrong[0]:
+            hint = "turn the IOMMU and PCIe's ACS off, as with iommu=pt on the kernel's command line; or use one GPU"
         return failed("; ".join(wrong), hint)
     if len(answers) < gpus:
         hint = "compare nvidia-smi with the versions on the line of torch above; a container needs --gpus all"
         return failed(f"torch finds {len(answers)} of {counted(gpus, 'GPU')}{f': {last}' if last else ''}", hint)
-    return ok(f"{counted(gpus, 'GPU')} multiplied matrices")
+    return ok(f"{counted(gpus, 'GPU')} multiplied matrices{' and copied to each other' if gpus > 1 else ''}")
