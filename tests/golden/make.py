@@ -1,6 +1,6 @@
 """Write golden files again, after a change that is meant to change bits.
 
-python tests/golden/make.py [models] [data] [operations] [schemas]   (by default all: a minute or two)
+python tests/golden/make.py [models] [data] [operations] [schemas] [self-test]   (by default all: a minute or two)
 python tests/golden/make.py operations NAME ...            (these lines alone; some have other inputs on each host)
 """
 
@@ -13,11 +13,15 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [*(str(HERE.parent / name) for name in (".", "numerics", "records")), str(HERE.parents[1] / "tools")]
 
 import schemas  # noqa: E402
+import torch  # noqa: E402
 
 import operations_probe  # noqa: E402 - found by the line above
 from conftest import MODEL_OF_TASK, small  # noqa: E402
 from exact_probe import MODELS, OTHERS, train  # noqa: E402
 from samebits.data.prepare import prepare  # noqa: E402
+from samebits.numerics.exact.self_test import digests  # noqa: E402
+from samebits.numerics.exact.self_test.cases import CASES  # noqa: E402
+from samebits.numerics.exact.self_test.numbers import digest  # noqa: E402
 from samebits.params import parse_params  # noqa: E402
 
 
@@ -48,6 +52,12 @@ def operations(*only):
     return "".join(f"{name} {rest}\n" for name, rest in sorted(hashes.items()))
 
 
+def self_test():
+    """The library's table of what each case of the self-test of ``exact`` gives on a CPU."""
+    lines = [f'    "{name}": "{digest(case.run(torch.device("cpu")))}",\n' for name, case in CASES.items()]
+    return f'"""{digests.__doc__}"""\n\nDIGESTS: dict[str, str] = {{\n{"".join(lines)}}}\n'
+
+
 def as_json(hashes):
     return json.dumps(hashes, indent=2) + "\n"
 
@@ -57,15 +67,14 @@ FILES = {
     "data": ("data.json", lambda: as_json(data())),
     "operations": ("operations.txt", operations),
     "schemas": ("schemas.txt", lambda: schemas.text_of(schemas.shapes())),
+    "self-test": (digests.__file__, self_test),
 }
 
 if __name__ == "__main__":
     parts = [part for part in sys.argv[1:] if part in FILES]
     names = [name for name in sys.argv[1:] if name not in FILES]
     if names and parts != ["operations"]:
-        raise SystemExit(
-            f"{names[0]}: give models, data, operations or schemas; only after operations may other names stand"
-        )
+        raise SystemExit(f"{names[0]}: give {', '.join(FILES)}; only after operations may other names stand")
     for part in parts or FILES:
         file, text = FILES[part]
         (HERE / file).write_text(text(*names))

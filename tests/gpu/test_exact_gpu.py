@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from itertools import product
+from itertools import permutations, product
 
 import pytest
 import torch
@@ -14,6 +14,7 @@ from samebits.hashes import sha256
 from samebits.host import count_gpus
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import matmul
+from samebits.numerics.exact.self_test import cases, check
 from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.strategies.placement import Devices
@@ -45,6 +46,20 @@ def test_functions_have_the_bits_of_the_cpu(function):
     here, there = function(x), function(x.cuda()).cpu()
     assert torch.equal(here.isnan(), there.isnan())
     assert torch.equal(here.nan_to_num(0.0).view(torch.int64), there.nan_to_num(0.0).view(torch.int64))
+
+
+@pytest.mark.cuda_here
+def test_the_self_test_passes_on_every_gpu_and_between_them():
+    devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    assert [check.wrong_cases(device, cases.CASES) for device in devices] == [[]] * len(devices)
+    assert [pair for pair in permutations(devices, 2) if not check.arrives(*pair)] == []
+
+
+@pytest.mark.cuda_here
+def test_the_self_test_finds_shorter_products(monkeypatch):
+    monkeypatch.setattr(cases, "exact_matmul", lambda a, b: (a.float() @ b.float()).double())
+    products = [name for name in cases.CASES if name.startswith("product ") and "float32" not in name]
+    assert check.wrong_cases(torch.device("cuda", 0), products) == products
 
 
 @pytest.mark.cuda_here

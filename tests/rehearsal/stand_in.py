@@ -15,6 +15,8 @@ import torch
 from samebits.numerics.environment import ENVIRONMENT
 
 HERE = Path(__file__).resolve().parent
+NO_RESULTS = HERE / "no_results"
+"""Folder for Python's path, by which a process takes the results of the self-test of exact for right."""
 ROOT = HERE.parents[1]
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 SETTINGS = {

@@ -34,7 +34,7 @@ def call(tmp_path_factory):
         "LD_LIBRARY_PATH": str(listing.parent),
         "STAND_IN_NVML": str(nvml.HOSTS["A"]),
         "CUDA_VISIBLE_DEVICES": "0,1",
-        "PYTHONPATH": str(ROOT / "src"),
+        "PYTHONPATH": f"{stand_in.NO_RESULTS}:{ROOT / 'src'}",
         "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db",
     }
     params = parse_params(small(numerics=list(NUMERICS), repeats=2))

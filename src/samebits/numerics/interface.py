@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from samebits.models.experiment import Loss
+    from samebits.numerics.exact.self_test.check import Team
     from samebits.records.run import Arithmetic
 
     AllReduce = Callable[[Tensor], Tensor]
@@ -107,6 +108,12 @@ class Numerics(ABC):
     @abstractmethod
     def configure(self) -> None:
         """Set this process's switches. Where trainings take turns, each sets its own again."""
+
+    def require_sound(self, team: Team) -> None:  # noqa: B027 - ``fast`` takes devices as they are
+        """Test what these numerics trust devices with, once in each process. Every rank must call it.
+
+        Raises HostError: something gives wrong results.
+        """
 
     def construction(self) -> AbstractContextManager[object]:
         """Context in which a model is built."""

@@ -64,9 +64,13 @@ class Setup:
         """Modules that draw random numbers in forward; ``try_step`` finds them, in fast numerics."""
 
     def enter_process(self) -> None:
-        """Prepare this process: join the ranks, set the switches of the numerics, and seed the random streams."""
+        """Prepare this process: join the ranks, set the switches of the numerics, and seed the random streams.
+
+        Raises HostError: a device cannot be used, or gives wrong results.
+        """
         self.worker.setup()
         self.numerics.configure()
+        self.numerics.require_sound(self.worker)
         self.worker.seed(self.params.seed)
 
     def build(self) -> nn.Module:

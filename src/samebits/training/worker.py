@@ -46,7 +46,7 @@ class Worker:
         train: Train | None = None,
         placement: Placement | None = None,
     ) -> None:
-        self.device, self._devices = devices[0], devices
+        self.device, self.devices = devices[0], devices
         self.ranks = ranks or Collectives(self.device)
         self.compiles = strategy.compiles
         """Whether ``torch.compile`` can take the wrapped module, and CUDA graphs the one inside."""
@@ -66,7 +66,7 @@ class Worker:
     @property
     def cuda_devices(self) -> tuple[int, ...]:
         """Indices of the CUDA devices that this worker uses, each once."""
-        return tuple(dict.fromkeys(device.index for device in self._devices)) if self.device.type == "cuda" else ()
+        return tuple(dict.fromkeys(device.index for device in self.devices)) if self.device.type == "cuda" else ()
 
     def setup(self) -> None:
         """Prepare this process and join the other ranks. A CPU device is one thread, so that ratios are fair.
@@ -115,7 +115,7 @@ class Worker:
     def wrap(self, module: nn.Module, *, reduction: Reduction = "mean") -> nn.Module:
         """Wrap a module that is already on ``device``; ``reduction`` combines the gradients of the ranks."""
         how = Wrapping(
-            devices=self._devices,
+            devices=self.devices,
             settings=self._train and self._strategy.settings_of(self._train),
             accumulates=self._train is not None and self._train.grad_accum_steps > 1,
             reduction=reduction,

@@ -22,6 +22,7 @@ from samebits.numerics.exact.module import ExactModule, GradientsUnread, Part, p
 from samebits.numerics.exact.operations.normalization import exponentials
 from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
+from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.numerics.interface import Numerics, OwnLoss
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from samebits.numerics.exact.self_test.check import Team
     from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import AllReduce, MicroBatch
     from samebits.params.schema import Train
@@ -81,6 +83,12 @@ class ExactNumerics(Numerics):
             from torch import _dynamo  # noqa: F401
 
             require_torch_names()  # whose names are there only now
+
+    def require_sound(self, team: Team) -> None:
+        """Run the self-test on GPUs; CPUs are known from the kit's own tests. Raises HostError: see ``check``."""
+        if self._device.type == "cuda":
+            torch.set_flush_denormal(False)  # as the engine does in each pass
+            check.require_sound(team)
 
     @contextmanager
     def construction(self, refusals: Refusals | None = None) -> Iterator[None]:
