@@ -10,7 +10,6 @@ without arguments, this writes that table.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hosts_page import hosts
 from pages import between, row
 from samebits.data.prepare import prepare
 from samebits.errors import UserError, exit_on_error
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/concepts/gpu-experiment.md"
 EXPERIMENTS = ("params.yaml", "gpu/params.yaml")
-HOSTS = ROOT / "benchmarks/hosts"
 
 LAUNCH_US = 6.0
 """Time in which Python and PyTorch issue one operation."""
@@ -221,13 +220,12 @@ def measured() -> Iterator[str]:
     """What hosts with GPUs have measured of the default experiment, by their ``gpu-check.json`` in benchmarks/hosts."""
     yield row("host", "torch", "product, TFLOP/s", "copy, GB/s", "step of `single`, ms")
     yield row("---", "---", *["---:"] * 3)
-    for file in sorted(HOSTS.glob("*.json")):
-        check = json.loads(file.read_text(encoding="utf-8"))
+    for name, check in hosts().items():
         ran = check["steps"].get("repro", {}).get("rows", {}).get("single-fast")
         if ran and ran["explanation"]:
             copied = ran["explanation"]["bounds"]["copy_gb_per_s"]
             figures = (f"{ran['roof_tflops']:.1f}", f"{copied:,.0f}", f"{ran['step_time_ms']:.2f}")
-            yield row(f"`{file.stem}`", check["versions"]["torch"], *figures)
+            yield row(f"`{name}`", check["versions"]["torch"], *figures)
 
 
 def filled(text: str) -> str:

@@ -81,19 +81,32 @@ def as_tuple(value: object) -> tuple[object, ...]:
     return tuple(value)
 
 
-def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+Place = tuple[Any, ...]
+"""The keys that lead to a value in nested mappings."""
+
+
+def leaves(tree: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """The values of nested mappings, each with its place. No two places are one, whatever the keys are."""
+    if isinstance(tree, dict) and tree:
+        for key, value in tree.items():
+            yield from leaves(value, (*place, key))
+    else:
+        yield place, tree
+
+
+def dotted(place: Place) -> str:
+    """The name of a place. Keys that hold dots can give two places one name."""
+    return ".".join(map(str, place))
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Nested mappings as one mapping with dotted names."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
+    return {dotted(place): value for place, value in leaves(values) if place}
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Dotted names with different values in two nested mappings, and both values; a missing value is None."""
-    first, second = flatten(a), flatten(b)
-    names = sorted(first.keys() | second.keys())
-    return {name: (first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)}
+    first, second = dict(leaves(a)), dict(leaves(b))
+    places = sorted(first.keys() | second.keys(), key=dotted)
+    pairs = {place: (first.get(place), second.get(place)) for place in places if place}
+    return {dotted(place): pair for place, pair in pairs.items() if pair[0] != pair[1]}

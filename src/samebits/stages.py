@@ -18,6 +18,7 @@ import click
 
 from samebits.errors import UserError, WithHint, WorkerError, counted, exit_on_error, printable, without_password
 from samebits.host import caution, count_visible, torch_build
+from samebits.host.software import rocm_unused
 from samebits.host.torch_names import require_torch_names
 from samebits.models import UserModel
 from samebits.params import load_params
@@ -172,9 +173,8 @@ def say_what_stays_unused() -> None:
     """
     lines = [noted] if (noted := caution()) else []
     build, gpus = torch_build(), count_visible()
-    if build.hip:
-        text = f"torch {build.version} is built for ROCm, which the kit does not use: trainings run on the CPU"
-        lines.append((text, "make repro TORCH=cpu to agree; NVIDIA's GPUs take TORCH=gpu"))
+    if unused := rocm_unused(build):
+        lines.append(unused)
     elif gpus and build.version and not build.cuda:
         text = f"torch {build.version} is a CPU build, and the driver shows {counted(gpus, 'GPU')}"
         lines.append(

@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import counted, few, first_line
 from samebits.host import installed
-from samebits.host.software import OTHER_BUILD, major
+from samebits.host.software import OTHER_BUILD, major, rocm_unused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,9 +93,9 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
     version, cuda, gpus = build.version, build.cuda, len(driver.gpus)
     if version is None:
         return failed("not installed", "make .venv")
-    if build.hip:
-        text = f"{version} is built for ROCm, which the kit does not use: trainings run on the CPU"
-        return warning(text, "make repro TORCH=cpu to agree; NVIDIA's GPUs take TORCH=gpu")
+    if unused := rocm_unused(build):
+        text, hint = unused
+        return warning(text.removeprefix("torch "), hint)
     if cuda is None:
         if gpus:
             hint = "make repro TORCH=gpu; or set CUDA_VISIBLE_DEVICES= to stay on the CPU"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import SamebitsError
 from samebits.host.addresses import is_loopback
-from samebits.tracking.store import address_parts, connect, file_of
+from samebits.tracking.store import address_parts, connect, file_of, hint_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,8 +106,7 @@ def _file(path: Path) -> Finding:
             return ok(f"{path.name} will be made by the first run")
         return failed(f"{path.name} cannot be made in its folder", "check the folder's owner")
     if not os.access(path, os.R_OK | os.W_OK):
-        hint = f"ask its owner for `chmod g+w {path.name}`, or set MLFLOW_TRACKING_URI"
-        return failed(f"{path.name} cannot be read and written", hint)
+        return failed(f"{path.name} cannot be read and written", hint_to_write(path))
     try:  # by SQLite, read-only: MLflow's client would create or migrate the file
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
             tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}

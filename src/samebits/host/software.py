@@ -34,6 +34,12 @@ class TorchBuild(NamedTuple):
     hip: str | None = None
 
 
+def rocm_unused(build: TorchBuild) -> tuple[str, str] | None:
+    """What a build for ROCm means here, with a hint; None for another build."""
+    text = f"torch {build.version} is built for ROCm, which the kit does not use: trainings run on the CPU"
+    return (text, "make repro TORCH=cpu to agree; NVIDIA's GPUs take TORCH=gpu") if build.hip else None
+
+
 def torch_build() -> TorchBuild:
     """The installed torch, read from its version file, because importing torch takes seconds."""
     spec = importlib.util.find_spec("torch")

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from samebits.errors import UserError
-from samebits.models.experiment import loss_of
 from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
-from samebits.numerics.interface import Numerics, OwnLoss, logits_of
+from samebits.numerics.interface import Numerics, logits_of
 from samebits.numerics.kernels import choose_kernels
 from samebits.numerics.optimizers import grouped, make_optimizer
 
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from samebits.numerics.draws import SharedDraws
-    from samebits.numerics.interface import AllReduce, MicroBatch
+    from samebits.numerics.interface import AllReduce, MicroBatch, OwnLoss
     from samebits.params.schema import Train
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -103,9 +102,7 @@ class FastNumerics(Numerics):
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model under autocast."""
-        function = loss_of(model)
-        self.own_loss = OwnLoss(function, self._device) if function else None
-        return ForwardPass(model, self._device.type, self._dtype, self.own_loss)
+        return ForwardPass(model, self._device.type, self._dtype, self.take_loss(model, self._device))
 
     def compile(self, module: nn.Module) -> nn.Module:
         """The module compiled, for a strategy that allows it."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from samebits.batch_split import leading
 from samebits.errors import UserError
+from samebits.models.experiment import loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
@@ -125,6 +126,12 @@ class Numerics(ABC):
     def model_state_dict(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's state to save, under the names and types that it was built with."""
         return model.state_dict()
+
+    def take_loss(self, model: nn.Module, device: torch.device) -> OwnLoss | None:
+        """Take over the loss that a model carries, on its device, as the one of these numerics; None if it has none."""
+        function = loss_of(model)
+        self.own_loss = OwnLoss(function, device) if function else None
+        return self.own_loss
 
     @abstractmethod
     def module(self, model: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,12 +73,12 @@ def grouped(model: nn.Module) -> list[dict[str, Any]]:
         return [{"params": [p for p in model.parameters() if p.requires_grad]}]
     try:
         groups = [{**group, "params": [*group["params"]]} for group in function(model)]
-        held = [id(p) for group in groups for p in group["params"]]
+        held = Counter(id(p) for group in groups for p in group["params"])
     except Exception as error:
         what = f"parameter_groups: {type(error).__name__}: {first_line(str(error))}"
         raise UserError(what, hint=f"see {place_of(error) or 'that function'}") from error
-    lacks = [f"model.{name}" for key, name in trained.items() if held.count(key) != 1]
-    if lacks or len(held) != len(trained):
+    lacks = [f"model.{name}" for key, name in trained.items() if held[key] != 1]
+    if lacks or held.total() != len(trained):
         what = (
             f"parameter_groups: {few(lacks) or 'a tensor'} {'is not' if lacks else 'that is no parameter to train is'}"
         )

@@ -20,6 +20,7 @@ from samebits.records.run import read_run
 from samebits.results.verdict import compare_runs, settings_that_differ
 from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
+from samebits.section import leaves
 from samebits.strategies import BASELINE
 from samebits.tracking.changes import describe_changes, snapshot
 from samebits.tracking.download import errors_by_run, fetch_run
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from samebits.records.run import Run
     from samebits.results.verdict import Verdict
+    from samebits.section import Place
 
 _MOST_LINES = 400  # of a patch or of params on a terminal
 _ABSENT = "(absent)"
@@ -116,7 +118,7 @@ class Recorded:
             what = f"model.name: {name} came from MLflow, and is neither in the commit nor in the patch"
             raise UserError(what, hint="write it into params.yaml, commit that, and train again")
 
-    def _committed(self) -> dict[_Place, Any]:
+    def _committed(self) -> dict[Place, Any]:
         """The params of the commit; empty if they cannot be read."""
         try:
             text = _git("show", f"{self.commit}:./params.yaml").stdout
@@ -283,28 +285,17 @@ def log_reproduction(reproduction: Reproduction) -> str:
     return run_id
 
 
-_Place = tuple[Any, ...]
-
-
-def _defaults(text: str, places: Container[_Place]) -> dict[_Place, Any]:
+def _defaults(text: str, places: Container[Place]) -> dict[Place, Any]:
     """The defaults of keys that a ``params.yaml`` leaves out; empty if this version cannot read the file."""
     with suppress(UserError):
-        whole = dict(_leaves(parse_params(read_yaml(text)).model_dump(mode="json")))
-        return {place: value for place, value in whole.items() if place in places}
+        whole = leaves(parse_params(read_yaml(text)).model_dump(mode="json"))
+        return {place: value for place, value in whole if place in places}
     return {}
 
 
-def _values(text: str) -> dict[_Place, Any]:
-    """The values of a ``params.yaml`` by the keys above them; no two places are one, whatever the keys are."""
-    return dict(_leaves(read_yaml(text)))
-
-
-def _leaves(tree: Any, place: _Place = ()) -> Iterator[tuple[_Place, Any]]:
-    if isinstance(tree, dict) and tree:
-        for key, value in tree.items():
-            yield from _leaves(value, (*place, key))
-    else:
-        yield place, tree
+def _values(text: str) -> dict[Place, Any]:
+    """The values of a ``params.yaml`` by their places."""
+    return dict(leaves(read_yaml(text)))
 
 
 def _plain(key: object) -> str:

@@ -110,12 +110,16 @@ def _open_to_writers_of(folder: Path, file: Path) -> None:
         file.chmod(file.stat().st_mode | private_mode(folder))
 
 
+def hint_to_write(file: Path) -> str:
+    """What to do about a store that this user cannot write to."""
+    return f"ask its owner for `chmod g+w {file.name}`, or set MLFLOW_TRACKING_URI"
+
+
 def require_writable(uri: str) -> None:
     """Raise HostError if the store is a file that this user cannot write to."""
     file = file_of(uri)
     if file and file.exists() and not os.access(file, os.W_OK):
-        hint = f"ask its owner for `chmod g+w {file.name}`, or set MLFLOW_TRACKING_URI"
-        raise HostError(f"{file} belongs to another user, and cannot be written", hint=hint)
+        raise HostError(f"{file} belongs to another user, and cannot be written", hint=hint_to_write(file))
 
 
 def address_parts(uri: str) -> SplitResult:

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
-from samebits.models.experiment import loss_of, parameter_groups_of
+from samebits.models.experiment import parameter_groups_of
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum
@@ -25,7 +25,7 @@ from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.windows import LOSS, Windows
-from samebits.numerics.interface import Numerics, OwnLoss
+from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
 from samebits.numerics.optimizers import grouped, make_optimizer
 from samebits.records.run import Arithmetic
@@ -126,8 +126,7 @@ class ExactNumerics(Numerics):
 
     def module(self, model: nn.Module) -> nn.Module:
         """The model as a strategy wraps it, fed by whole shards."""
-        function = loss_of(model)
-        self.own_loss = OwnLoss(function, self._device) if function else None
+        self.take_loss(model, self._device)
         return ExactModule(model, self)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
