@@ -88,7 +88,7 @@ def _stage(name: str, spec: StageSpec, folder: Path) -> Iterator[str]:
         yield "    matrix:"
         yield from (f"      {option}: ${{{key}}}" for option, key in spec.matrix.items())
     at = "" if folder == Path() else f" --folder {folder}"
-    yield f"    cmd: python pipeline/{name}.py{at}{options}"
+    yield f"    cmd: python -P pipeline/{name}.py{at}{options}"
     if at:
         yield f"    wdir: {os.path.relpath('.', folder)}"  # of the code, and of a user's model and data
     if spec.always:

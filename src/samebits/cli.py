@@ -140,7 +140,7 @@ def doctor(
     if over_nodes and (with_model or with_memory):
         option = "--model" if with_model else "--memory"
         raise UserError(f"--nodes and {option}: each has a look of its own", hint="give one of them at a time")
-    if over_nodes and run_in_allocation(["-P", "-m", "samebits.cli", *sys.argv[1:]], os.environ):
+    if over_nodes and run_in_allocation(["-m", "samebits.cli", *sys.argv[1:]], os.environ):
         return
     with ending_told(os.environ):
         nodes = _several_nodes() if over_nodes else None

@@ -140,3 +140,12 @@ def test_ctrl_c_waits_for_the_stage_which_has_it_too(tmp_path):
         verify.run_stage(tmp_path, "train")
     assert caught.value.exit_code == 130
     assert (tmp_path / "asked").exists()
+
+
+@pytest.mark.attack("a malicious repository or patch")
+@pytest.mark.parametrize("file", ["click.py", "pipeline/click.py", "pipeline/queue.py", "yaml.py"])
+def test_a_stage_imports_libraries_and_not_files_named_like_them(tmp_path, file):
+    (tmp_path / "pipeline").mkdir()
+    (tmp_path / "pipeline/train.py").write_text("import click, queue, yaml\n")
+    (tmp_path / file).write_text("raise SystemExit(99)\n")
+    verify.run_stage(tmp_path, "train")

@@ -2,6 +2,8 @@
 
 import itertools
 import re
+from importlib.machinery import PathFinder
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -9,6 +11,7 @@ from torch import nn
 from samebits.errors import UserError
 from samebits.params import parse_params
 from samebits.training.models.build import build_model
+from samebits.training.models.sources import search_path
 from samples import card
 
 _NUMBERS = itertools.count()
@@ -75,6 +78,14 @@ def test_a_module_of_pythons_makes_no_model(name, build):
     """Whatever source it is said to come from: params may be somebody else's."""
     with pytest.raises(UserError, match=rf"model\.name: {name}: a module of Python's makes no model"):
         build(PLAIN, {"args": ["touch", "canary"]}, name=name, source="/")
+
+
+def test_the_working_directory_comes_after_pythons_modules_and_before_installed_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("queue", "mlflow"):
+        (tmp_path / f"{name}.py").touch()
+    found = {name: Path(PathFinder.find_spec(name, search_path()).origin) for name in ("queue", "mlflow")}
+    assert {name: file.parent == tmp_path for name, file in found.items()} == {"queue": False, "mlflow": True}
 
 
 def test_the_source_must_hold_the_factory(build, tmp_path):

@@ -182,7 +182,7 @@ class _Pods:
         return {"app.kubernetes.io/name": "samebits", "app.kubernetes.io/instance": self.name}
 
     def _command(self) -> list[str]:
-        return ["python", "pipeline/train.py", *self.training.arguments]
+        return ["python", "-P", "pipeline/train.py", *self.training.arguments]
 
     def _pod(self) -> Manifest:
         """The part of a pod's spec that both kinds share."""

@@ -158,7 +158,7 @@ def _on_slurm(argv: Sequence[str], environ: Mapping[str, str], *, dry_run: bool 
     source = Path("src").resolve()
     # Without it the code of the image would run.
     code = {"PYTHONPATH": str(source)} if python == "python" and source.is_dir() else {}
-    job = SlurmJob.of(cluster, [python, *argv], {**environ, **code, LAUNCHER: "local"})
+    job = SlurmJob.of(cluster, [python, "-P", *argv], {**environ, **code, LAUNCHER: "local"})
     if dry_run:
         return f"{shlex.join(job.submission())}\n"
     run_on_slurm(job)

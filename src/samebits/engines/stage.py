@@ -131,7 +131,7 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
         return
     try:
         place = find_place(environ=environ)
-        command = _with_nodes(command_for(place, ["python", *arguments]), environ)
+        command = _with_nodes(command_for(place, ["python", "-P", *arguments]), environ)
     except HostError as error:
         if runtime == "container":
             raise

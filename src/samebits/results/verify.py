@@ -114,7 +114,7 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
         Interrupted: a signal ended the stage, or this process while the stage ran.
     """
     root = root.resolve()
-    command = [sys.executable, str(root / "pipeline" / f"{name}.py"), *map(str, arguments)]
+    command = [sys.executable, "-P", str(root / "pipeline" / f"{name}.py"), *map(str, arguments)]
     environ = {**os.environ, "PYTHONPATH": str(root / "src")}
     out = subprocess.DEVNULL if quiet else sys.stderr
     with subprocess.Popen(command, cwd=root, env=environ, stdout=out) as stage:

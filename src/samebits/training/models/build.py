@@ -19,6 +19,7 @@ from samebits.errors import UserError, first_line, place_of
 from samebits.models import MODELS, UserModel
 from samebits.models.experiment import Experiment, attach
 from samebits.numerics.initialization import portable_initialization
+from samebits.training.models.sources import search_path
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -130,9 +131,7 @@ def import_factory(name: str, source: Path | None) -> Any:
     module_name, _, attribute = name.partition(":")
     if module_name.partition(".")[0] in sys.stdlib_module_names:
         raise UserError(f"model.name: {name}: a module of Python's makes no model", hint="name a factory of your own")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    sys.path[:] = search_path()
     try:
         module = importlib.import_module(module_name)
         factory = getattr(module, attribute)

@@ -216,6 +216,16 @@ def _imports(path: Path, module: str) -> list[str]:
     return [name for name in found if name]
 
 
+def search_path() -> list[str]:
+    """``sys.path`` with the working directory: after Python's own modules, which no file there replaces."""
+    here = str(Path.cwd())
+    if here in sys.path:
+        return sys.path
+    installed = {"site-packages", "dist-packages"}
+    at = next((i for i, entry in enumerate(sys.path) if Path(entry).name in installed), len(sys.path))
+    return [*sys.path[:at], here, *sys.path[at:]]
+
+
 def _located(name: str) -> list[tuple[str, Path]]:
     """The files of a dotted name and of the packages above it, as far as they exist; nothing is imported."""
     found: list[tuple[str, Path]] = []
@@ -237,7 +247,7 @@ def _located(name: str) -> list[tuple[str, Path]]:
 def _spec(name: str, where: list[str] | None) -> ModuleSpec | None:
     """As ``PathFinder.find_spec``, which needs the packages above a namespace to be imported."""
     portions: list[str] = []
-    for entry in [str(Path.cwd()), *sys.path] if where is None else where:
+    for entry in search_path() if where is None else where:
         finder = get_importer(entry)
         spec = finder.find_spec(name) if finder else None
         if spec is not None and spec.loader is not None:
