@@ -110,7 +110,17 @@ def test_the_service_of_a_job_names_its_pods():
 )
 def test_without_gpus_kubeflows_number_of_devices_is_not_taken(settings, num_devices, more):
     (manifest,) = made(settings, "TrainJob", of=training(num_devices=num_devices))
-    command = ["env", "--chdir=/repository", "python", "pipeline/train.py", "--strategy", "ddp", "--numerics", "exact"]
+    command = [
+        "env",
+        "--chdir=/repository",
+        "python",
+        "-P",
+        "pipeline/train.py",
+        "--strategy",
+        "ddp",
+        "--numerics",
+        "exact",
+    ]
     assert manifest["spec"]["trainer"]["command"] == [*command, *more]
 
 

@@ -84,7 +84,7 @@ def test_a_dry_run_of_slurm_shows_the_job(repository):
     (wrapped,) = [one.removeprefix("--wrap=") for one in command if one.startswith("--wrap=")]
     inside = shlex.split(wrapped)
     assert inside[:4] == ["exec", "srun", "--nodes=3", "--ntasks=3"]
-    assert inside[-6:] == [sys.executable, "pipeline/train.py", *DDP]
+    assert inside[-7:] == [sys.executable, "-P", "pipeline/train.py", *DDP]
     assert files(repository) == before
 
 
@@ -92,7 +92,7 @@ def test_a_dry_run_inside_an_allocation_shows_the_step(repository, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     command = shlex.split(launch("--dry-run", "slurm", *DDP, "--out-dir", "a b").stdout)
     assert command[:3] == ["srun", "--nodes=2", "--ntasks=2"]
-    assert command[-8:] == [sys.executable, "pipeline/train.py", *DDP, "--out-dir", "a b"]
+    assert command[-9:] == [sys.executable, "-P", "pipeline/train.py", *DDP, "--out-dir", "a b"]
 
 
 @pytest.mark.parametrize(("key", "image"), [("container_image", "kit.sqsh"), ("apptainer_image", "kit.sif")])
@@ -100,7 +100,7 @@ def test_in_an_image_python_is_the_images(key, image, repository):
     (repository / "cluster.toml").write_text(f'[slurm]\n{key} = "{image}"\n')
     text = launch("--dry-run", "slurm", *DDP).stdout
     assert image in text
-    assert " python pipeline/train.py --strategy ddp" in text
+    assert " python -P pipeline/train.py --strategy ddp" in text
 
 
 def test_pyxis_is_told_a_file_as_one(repository):
@@ -334,7 +334,7 @@ def test_a_dry_run_of_kubernetes_prints_manifests(options, kinds, repository):
     assert [document["kind"] for document in documents] == kinds
     assert re.fullmatch(r"samebits-ddp-exact-[0-9a-f]{8}", documents[-1]["metadata"]["name"])
     assert done.stdout == launch("--dry-run", "--nodes", "3", *options, "kubernetes", *DDP, "--num-devices", "2").stdout
-    command = json.dumps(["python", "pipeline/train.py", *DDP, "--num-devices", "2"]).strip("[]")
+    command = json.dumps(["python", "-P", "pipeline/train.py", *DDP, "--num-devices", "2"]).strip("[]")
     assert command in json.dumps(documents[-1])
     assert files(repository) == before
 

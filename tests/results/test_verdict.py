@@ -126,10 +126,10 @@ def run(folder, losses, weights, strategy="single", **record):
 
 def test_two_runs_with_what_differs_between_them(tmp_path):
     first = run(tmp_path / "x", [2.0, 1.0], A, host=host(torch="2.13.0"))
-    other = run(tmp_path / "y", [2.0, 1.0], A * (1 + 1e-5), host=host(torch="2.14.0"))
+    other = run(tmp_path / "y", [2.0, 1.0], A * (1 + 1e-5), host=host(torch="2.14.0\nbitwise"))
     verdict, differences = compare_runs(first, other), settings_that_differ(first, other)
     assert (verdict.grade, verdict.losses.grade) == ("within tolerance", "bitwise")
-    assert differences == {"host.torch": ("2.13.0", "2.14.0")}
+    assert differences == {"host.torch": ("2.13.0", "2.14.0\nbitwise")}
     weights = (
         "weights: within tolerance: 1 of 1 tensors differ, the largest relative difference is 1e-05 in a, "
         "tolerance there 1"
@@ -140,7 +140,7 @@ def test_two_runs_with_what_differs_between_them(tmp_path):
         "  losses: bitwise, all 2 steps",
         f"  {weights}",
         "what differs between the two",
-        "  host.torch: 2.13.0 | 2.14.0",
+        "  host.torch: 2.13.0 | 2.14.0\\nbitwise",
     ]
 
 

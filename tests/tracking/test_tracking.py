@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE, TEMPORARILY_UNAVAILABLE
 from tracking_fixtures import (  # noqa: F401 - two fixtures
@@ -39,6 +40,7 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
 from conftest import ROOT, small, wait_for
 from patience import patient
 from ports import free_port
+from samebits.cli import main
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.host import counters, host_facts
@@ -1035,6 +1037,16 @@ def test_no_secret_is_shown_if_a_server_is_away_or_refuses(status, stage, data_d
         assert files_with(hidden, stage.folder) == []
 
 
+def test_logs_of_other_users_are_not_called_delivered(repository, monkeypatch):
+    (repository / "params.yaml").touch()
+    LOGS.mkdir(parents=True)
+    (LOGS / "theirs.jsonl").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read everything
+    done = CliRunner().invoke(main, ["track", "sync"])
+    assert done.stderr == "1 log of other users cannot be read: they deliver their own\n"
+    assert (done.exit_code, done.stdout) == (0, "")
+
+
 # -- runs that are made again ----------------------------------------------------------------------------------
 
 OWN_PARAMS = (ROOT / "params.yaml").read_text()
@@ -1270,6 +1282,28 @@ def test_the_file_of_changes_holds_no_control_characters(patched, tmp_path):
     assert all(line.isprintable() for line in text.split("\n"))
 
 
+def test_a_patched_tree_that_cannot_be_read_is_said(patched, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "describe_changes", lambda *_: Path("x" * 999).stat())
+    message = "what the patch changes cannot be read: File name too long. hint: whoever"
+    with pytest.raises(UserError, match=message), reproduce.worktree(patched({"net.py": b"a = 2\n"}), tmp_path):
+        raise AssertionError("it is run")
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_commit_that_none_of_the_clones_branches_has_is_said(patched, tmp_path):
+    """Such as one that came with somebody's pull request."""
+    patched({"net.py": b"a = 2\n"})
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    made = recorded(tmp_path / "run", commit=commit)
+    text = "no branch or tag of this clone has that commit: look at it before you go on"
+    assert text not in made.describe()
+    branch = git(tmp_path, "branch", "--show-current").strip()
+    git(tmp_path, "checkout", "--quiet", "--orphan", "other")
+    commit_all(tmp_path)
+    git(tmp_path, "branch", "--quiet", "-D", branch)
+    assert text in made.describe().splitlines()
+
+
 KWARGS = "  kwargs: {act: {target: os.system}, act.target: torch.nn.ReLU, 1: 2, '1': 3, hooks: {}, on: true}\n"
 
 
@@ -1459,6 +1493,25 @@ def test_another_users_store_is_named_before_anything_is_written(repository):
     done = subprocess.run([sys.executable, "-c", AS_ANOTHER_USER], capture_output=True, text=True, check=True)
     hint = "ask its owner for `chmod g+w mlflow.db`, or set MLFLOW_TRACKING_URI"
     assert done.stdout == f"{repository}/mlflow.db belongs to another user, and cannot be written. hint: {hint}\n"
+
+
+READING = """
+import os
+from samebits.tracking.store import connect
+connect(f"sqlite:///{os.getcwd()}/first.db")  # before this user becomes one who may not read Python
+os.setgid(65534)
+os.setuid(65534)
+print([one.name for one in connect(f"sqlite:///{os.getcwd()}/mlflow.db").search_experiments()])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_who_may_only_read_a_store_compares_its_runs(repository):
+    connect(tracking_uri())
+    for folder in (repository, *repository.parents):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    done = subprocess.run([sys.executable, "-c", READING], capture_output=True, text=True, check=False)
+    assert done.stdout == "['Default']\n", done.stderr
 
 
 def test_a_store_whose_creation_was_killed_is_created_again(tmp_path, monkeypatch):

@@ -157,6 +157,11 @@ def all_logs(but: Container[Path] = ()) -> list[Path]:
     return [path for path in found if path.is_file() and os.access(path, os.R_OK)]
 
 
+def count_hidden_logs() -> int:
+    """How many logs of this repository this user may not read."""
+    return sum(path.is_file() and not os.access(path, os.R_OK) for path in LOGS.glob("*.jsonl"))
+
+
 def start_of(log: Path) -> StartEvent | ComparedEvent | None:
     """The first event of a log; None if it is not written yet, damaged, of another version, or gone."""
     with suppress(UserError, FileNotFoundError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from samebits.errors import printable
 from samebits.results.verdict import ALLOWANCE
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def say_comparison(verdict: Verdict, differences: Mapping[str, tuple[Any, Any]])
     lines = [verdict.grade, *(f"  {sentence}" for sentence in [*say_apart(verdict), *sentences(verdict)])]
     if differences:
         lines.append("what differs between the two")
-        lines += [f"  {name}: {a} | {b}" for name, (a, b) in differences.items()]
+        lines += [printable(f"  {name}: {a} | {b}") for name, (a, b) in differences.items()]
     return "\n".join(lines)
 
 

@@ -11,6 +11,7 @@ import click
 from samebits.errors import HostError, UserError, counted, printable_lines
 from samebits.files import scratch_folder
 from samebits.params import load_params, require_repository
+from samebits.records.log import count_hidden_logs
 
 if TYPE_CHECKING:
     from samebits.records.run import Run
@@ -141,7 +142,10 @@ def sync() -> None:
 
     require_repository()
     count, problems = deliver()
-    if count or not problems:
+    hidden = count_hidden_logs()
+    if hidden:
+        click.echo(f"{counted(hidden, 'log')} of other users cannot be read: they deliver their own", err=True)
+    if count or not (problems or hidden):
         click.echo(f"{counted(count, 'log')} delivered" if count else "nothing is left to deliver")
     for log, problem in problems.items():
         click.echo(f"{log}: {problem}", err=True)

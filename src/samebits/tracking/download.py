@@ -27,8 +27,8 @@ from samebits.errors import (
 from samebits.host import private_bytes
 from samebits.params import require_repository
 from samebits.records.run import FILES, read_run
-from samebits.tracking.limits import ANSWER_SECONDS, HINT, SLOWEST
-from samebits.tracking.store import connect, errors_of_the_store, tracking_uri
+from samebits.tracking.limits import ANSWER_SECONDS, HINT, SLOWEST, last_refusal
+from samebits.tracking.store import connect, errors_of_the_store, file_of, tracking_uri
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -148,9 +148,8 @@ def download(run_id: str, folder: Path, watch: Watch, *, everything: bool = Fals
         try:
             client.download_artifacts(run_id, name, str(folder))
         except MlflowException as error:  # MLflow hides its cause
-            raise HostError(
-                f"MLflow does not give {name} of run {run_id}: {first_line(str(error))}", hint=HINT
-            ) from None
+            text = f"MLflow does not give {name} of run {run_id}: {first_line(str(error))}"
+            raise last_refusal() or HostError(text, hint=HINT) from None
 
 
 class Watch(threading.Thread):
@@ -177,7 +176,9 @@ class Watch(threading.Thread):
             if size > self._most or private_bytes() > _MEMORY:
                 _tell(HostError(f"MLflow's server sends more than the {self._most} bytes it has listed", hint=HINT))
             elif time.monotonic() > self._began + self._seconds + size / SLOWEST:
-                _tell(HostError("MLflow's server has taken too long to send a run's files", hint=HINT))
+                local = file_of(tracking_uri()) is not None
+                hint = "try again when this host and its disk are less busy" if local else HINT
+                _tell(HostError("MLflow has taken too long to send a run's files", hint=hint))
             else:
                 continue
             os._exit(0)

@@ -49,8 +49,10 @@ def guard_client() -> None:
                     _require_same_host(response)
                     if not stream:
                         _read(response)
-                except BaseException:
+                except BaseException as error:
                     response.close()
+                    if isinstance(error, HostError):
+                        _refused.append(error)
                     raise
             return response
 
@@ -59,6 +61,12 @@ def guard_client() -> None:
 
 
 _hosts: set[str] = set()
+_refused: list[HostError] = []
+
+
+def last_refusal() -> HostError | None:
+    """The last error of these limits: MLflow's threads replace it by one of their own."""
+    return _refused[-1] if _refused else None
 
 
 def allow_host(uri: str) -> None:

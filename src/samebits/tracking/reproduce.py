@@ -80,6 +80,8 @@ class Recorded:
         """What will be run, for the user's consent. ``changes`` is the diff of the patched commit."""
         lines = [f"run {self.run_id}: {self.run.name}, {len(self.run.losses)} steps, of this commit:"]
         lines.append(_git("show", "--no-patch", "--format=%h of %as by %an: %s", self.commit).stdout.strip())
+        if not _git("for-each-ref", "--count=1", f"--contains={self.commit}", "refs/heads", "refs/tags").stdout:
+            lines.append("no branch or tag of this clone has that commit: look at it before you go on")
         if changes:
             lines.append("with these changes on top, by a patch that came from MLflow:")
             shown = changes.read_bytes().decode().split("\n")
@@ -220,11 +222,22 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
             applied = _git("-C", str(tree), "apply", "--binary", str(recorded.patch.resolve()))
             if applied.returncode:
                 raise UserError(f"the patch does not apply: {last_line(applied.stderr)}", hint="compare it by hand")
-            names, lines = describe_changes(tree, before)
+            with _readable():
+                names, lines = describe_changes(tree, before)
             write_text(scratch / _CHANGES, "\n".join([*names, "", *lines]))
         yield tree
     finally:
         _git("worktree", "remove", "--force", str(tree))
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Raise UserError for a patched tree that cannot be read, such as one with a path longer than the system allows."""
+    try:
+        yield
+    except OSError as error:
+        what = f"what the patch changes cannot be read: {reason(error)}"
+        raise UserError(what, hint="whoever made the run has to leave that out") from None
 
 
 def _first_of(lines: list[str], path: Path) -> list[str]:
@@ -295,7 +308,7 @@ def _defaults(text: str, places: Container[Place]) -> dict[Place, Any]:
 
 def _values(text: str) -> dict[Place, Any]:
     """The values of a ``params.yaml`` by their places."""
-    return dict(leaves(read_yaml(text)))
+    return {place: value for place, value in leaves(read_yaml(text)) if place}
 
 
 def _plain(key: object) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +61,8 @@ def _client(uri: str) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout is for results
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     for direction in ("UPLOAD", "DOWNLOAD"):  # else a server chooses addresses, headers and no limit of time
         os.environ[f"MLFLOW_ENABLE_PROXY_MULTIPART_{direction}"] = "false"
     from mlflow import MlflowClient
@@ -72,7 +74,8 @@ def _client(uri: str) -> MlflowClient:
     file = file_of(uri)
     if file is None:
         return MlflowClient(tracking_uri=uri)
-    with locked(_STORE_LOCK, seconds=_STORE_SECONDS):
+    can_change = not file.exists() or os.access(file, os.W_OK)
+    with locked(_STORE_LOCK, seconds=_STORE_SECONDS) if can_change else nullcontext():
         _make_whole(file)
         client = MlflowClient(tracking_uri=uri)
         client.search_experiments(max_results=1)

@@ -106,7 +106,7 @@ class Rendezvous:
                     self._is_stranger = True  # its failure does not concern the nodes that train
                     hint = "wait for its end, or give each training a port of its own"
                     raise UserError(f"a training is under way at {self.address}", hint=hint)
-                hint = "give each machine a number of its own, and each training a port of its own"
+                hint = "give each machine a number, and each training a port and SAMEBITS_SECRET of its own"
                 raise UserError(f"a node {nodes.rank} has come to {self.address} already", hint=hint)
             self._door.set(f"beat/{nodes.rank}", "0")
 
