@@ -8,12 +8,14 @@ import itertools
 import json
 import os
 import sys
+from operator import itemgetter
 
 import torch
 
 from samebits.models.modules.convnet import ConvNet
 from samebits.models.modules.gpt import GPT
 from samebits.models.modules.mlp import MLP
+from samebits.models.nested import leaves_of, mapped, rows_of
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.initialization import portable_initialization
@@ -100,10 +102,11 @@ def run(numerics, factory, inputs, targets, *, shards, splits, steps, backwards=
         model = factory()
     model.train()
     numerics.prepare(model)
-    model.to(inputs.device)
+    numerics.whole_samples = targets is None
+    model.to(next(tensor.device for _, tensor in leaves_of(inputs)))
     torch.manual_seed(0)
     module, optimizer = numerics.module(model), numerics.optimizer(model)
-    sums, rows, losses = numerics.reduction == "sum", len(inputs) // shards, []
+    sums, rows, losses = numerics.reduction == "sum", rows_of(inputs) // shards, []
     bounds = [shards * i // splits for i in range(splits + 1)]
     parts = [*itertools.pairwise(bounds)]
     for step in range(steps):
@@ -112,7 +115,7 @@ def run(numerics, factory, inputs, targets, *, shards, splits, steps, backwards=
             total = 0.0
             for first, last in reversed(parts) if backwards else parts:
                 part = slice(first * rows, last * rows)
-                batch = MicroBatch(inputs[part], targets[part], step, range(first, last))
+                batch = MicroBatch(*mapped(itemgetter(part), (inputs, targets)), step, range(first, last))
                 loss = numerics.loss(numerics.forward(module, batch), batch.targets)
                 numerics.backward(loss if sums else loss * (last - first) / shards)
                 total = total + loss.detach()

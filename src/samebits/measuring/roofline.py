@@ -96,7 +96,7 @@ def count_flops(trainable: Trainable, samples: int, step_seconds: float) -> tupl
     model is called without a wrapper, and no gradient is left in it.
     """
     batch = trainable.batches.micro_batch(0, 0)
-    rows = len(batch.inputs)
+    rows = batch.rows
     seconds = step_seconds / trainable.batches.micro_batches
     batch = batch.head(max(2, min(rows, int(rows * COUNTING_SECONDS / max(seconds, 1e-9)))))
     numerics, model = trainable.numerics, trainable.model
@@ -104,7 +104,7 @@ def count_flops(trainable: Trainable, samples: int, step_seconds: float) -> tupl
     with _Counter() as counter:
         loss = numerics.loss(numerics.forward(numerics.module(model), batch), batch.targets)
         torch.autograd.grad(loss, parameters, allow_unused=True)  # not backward, on which ddp has hooks
-    return counter.flops * samples / len(batch.inputs), tuple(sorted(counter.uncounted))
+    return counter.flops * samples / batch.rows, tuple(sorted(counter.uncounted))
 
 
 def multiply_fast(device: torch.device, dtype: torch.dtype) -> float:

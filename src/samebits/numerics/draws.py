@@ -90,7 +90,7 @@ class SharedDraws(EagerDispatchMode):
     def _filled(self, tensor: Tensor, fill: Callable[[Stream, Tensor], object]) -> Tensor:
         batch = self._batch
         assert batch is not None
-        stream, rows = Stream(self._seed, "shared draws", batch.step, self._count), len(batch.inputs)
+        stream, rows = Stream(self._seed, "shared draws", batch.step, self._count), batch.rows
         if not tensor.dim() or tensor.shape[0] % rows:
             fill(stream, tensor)
             return tensor

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from samebits.errors import UserError
+from samebits.models.nested import called
 from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
 from samebits.numerics.interface import Numerics, logits_of
@@ -21,6 +22,7 @@ from samebits.numerics.optimizers import grouped, make_optimizer
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from samebits.models.nested import Nested
     from samebits.numerics.draws import SharedDraws
     from samebits.numerics.interface import AllReduce, MicroBatch, OwnLoss
     from samebits.params.schema import Train
@@ -47,14 +49,13 @@ class ForwardPass(nn.Module):
         self.module_paths = module_paths(model)
         self._device_type, self._dtype = device_type, dtype
 
-    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the model's tensor, or the ``logits`` of its output object; with ``targets``, losses of samples."""
+    def forward(self, inputs: Nested, targets: Nested = None) -> Tensor:
+        """Return the model's tensor, or the ``logits`` of its output object; with an own loss, losses of samples."""
         context = torch.autocast(self._device_type, self._dtype) if self._dtype else nullcontext()
         with context:
-            outputs = self.model(inputs)
-            if targets is None or self._own is None or self.loss is None:
-                return logits_of(outputs)
-            return self._own.each(self.loss(outputs, targets), len(inputs))
+            if self._own is None or self.loss is None:
+                return logits_of(called(self.model, inputs))
+            return self._own(self.model, self.loss, inputs, targets)
 
 
 def _copied(state: _State) -> _State:
@@ -119,8 +120,8 @@ class FastNumerics(Numerics):
         """Capture graphs and check them. Raises UserError: the model cannot be captured."""
         capture(module, self._fed(sample), self._fed(check))
 
-    def _fed(self, batch: MicroBatch) -> tuple[Tensor, ...]:
-        return (batch.inputs, batch.targets) if self.own_loss else (batch.inputs,)
+    def _fed(self, batch: MicroBatch) -> tuple[Nested, ...]:
+        return (batch.inputs, batch.targets) if self.own_loss and batch.targets is not None else (batch.inputs,)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for all samples at once."""
@@ -137,20 +138,22 @@ class FastNumerics(Numerics):
         finally:
             self._shared = None
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Nested) -> Tensor:
         """Mean loss in float32; any axes between the first and the last count as samples."""
         outputs = outputs.float()
         if self.own_loss:
             return outputs.mean()
+        assert isinstance(targets, Tensor)
         if self._loss == "mse":
             return F.mse_loss(outputs, targets)
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten())
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The loss of each target."""
         outputs = outputs.float()
         if self.own_loss:
             return outputs
+        assert isinstance(targets, Tensor)
         if self._loss == "mse":
             return F.mse_loss(outputs, targets, reduction="none").flatten()
         return F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")

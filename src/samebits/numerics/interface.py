@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from samebits.batch_split import leading
 from samebits.errors import UserError
 from samebits.models.experiment import loss_of
+from samebits.models.nested import called, mapped, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, MutableMapping
     from contextlib import AbstractContextManager
 
     from samebits.models.experiment import Loss
+    from samebits.models.nested import Nested
     from samebits.numerics.exact.self_test.check import Team
     from samebits.records.run import Arithmetic
 
@@ -28,19 +30,26 @@ if TYPE_CHECKING:
 class MicroBatch(NamedTuple):
     """Samples on the device, their step, and under ``exact`` the numbers of their shards.
 
-    ``start`` is the index of the first sample in the global batch.
+    Without ``targets`` the inputs are whole samples, from which the loss takes what it needs. ``start`` is the index of
+    the first sample in the global batch.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Nested
+    targets: Nested
     step: int
     shards: range = range(1)
     start: int = 0
 
+    @property
+    def rows(self) -> int:
+        """The number of samples."""
+        return rows_of(self.inputs)
+
     def head(self, rows: int) -> MicroBatch:
         """At most ``rows`` samples from the front; under ``exact`` whole shards, and at least one."""
-        rows, shards = leading(len(self.inputs), self.shards, rows)
-        return self._replace(inputs=self.inputs[:rows], targets=self.targets[:rows], shards=shards)
+        rows, shards = leading(self.rows, self.shards, rows)
+        inputs, targets = mapped(lambda tensor: tensor[:rows], (self.inputs, self.targets))
+        return self._replace(inputs=inputs, targets=targets, shards=shards)
 
 
 def logits_of(outputs: object) -> Tensor:
@@ -60,12 +69,32 @@ def logits_of(outputs: object) -> Tensor:
     )
 
 
+def loss_in(outputs: object, _: object) -> Tensor:
+    """The loss that a model returned itself, as those of Hugging Face do.
+
+    Raises:
+        UserError: there is none.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    raise UserError(
+        f"the model returned {type(outputs).__name__} without a tensor loss, for samples that are not (inputs, target)",
+        hint="give samebits.Experiment a loss(outputs, batch), or return an object with .loss",
+    )
+
+
 class OwnLoss:
     """A loss of the user's own. ``of_batch``: it returns one number for all samples that it gets."""
 
     def __init__(self, function: Loss, device: torch.device) -> None:
         self.function = function.to(device) if isinstance(function, nn.Module) else function
         self.of_batch = False
+
+    def __call__(self, model: nn.Module, function: Loss, inputs: Nested, targets: Nested) -> Tensor:
+        """The loss of each sample, (samples,), by ``function``, a replica's copy of it where it is a module."""
+        outputs = called(model, inputs)
+        return self.each(function(outputs, inputs if targets is None else targets), rows_of(inputs))
 
     def each(self, losses: object, rows: int) -> Tensor:
         """What the function returned for ``rows`` samples, as a loss of each of them in float32.
@@ -105,6 +134,8 @@ class Numerics(ABC):
     """How the gradients of several ranks are combined."""
     own_loss: OwnLoss | None = None
     """The loss of the user's own, of the last model that ``module`` got: outputs are then losses of samples."""
+    whole_samples: bool = False
+    """Whether batches have no targets apart, so that the loss is the user's own or the model's."""
 
     @abstractmethod
     def configure(self) -> None:
@@ -129,7 +160,7 @@ class Numerics(ABC):
 
     def take_loss(self, model: nn.Module, device: torch.device) -> OwnLoss | None:
         """Take over the loss that a model carries, on its device, as the one of these numerics; None if it has none."""
-        function = loss_of(model)
+        function = loss_of(model) or (loss_in if self.whole_samples else None)
         self.own_loss = OwnLoss(function, device) if function else None
         return self.own_loss
 
@@ -155,11 +186,11 @@ class Numerics(ABC):
         """The model's outputs, (samples, ...), or with a loss of the user's own its values, (samples,)."""
 
     @abstractmethod
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The loss that ``backward`` takes."""
 
     @abstractmethod
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The loss of each target, (targets,), or of each sample, in float32."""
 
     @abstractmethod

@@ -62,7 +62,7 @@ def trial_step(
             writes something, which ``exact`` and CUDA graphs refuse.
     """
     batch = batch.head(placement.rows_per_device)
-    rows = len(batch.inputs)
+    rows = batch.rows
     if not any(p.requires_grad for p in model.parameters()):
         raise UserError("the model has no parameter that requires a gradient", hint="train at least one parameter")
     ranks = wants_ranks or placement.has_ranks

@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError, few
+from samebits.models.nested import Nested, called, mapped, unbound
 from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
@@ -37,13 +38,8 @@ if TYPE_CHECKING:
     SlopesOf = Callable[[int, Tensor], Tensor]
 
 
-Part = tuple[Tensor, Tensor | None]
+Part = tuple[Nested, Nested]
 """Inputs of one shard, and its targets if the loss is computed with the model."""
-
-
-def parts_of(inputs: Tensor, targets: Tensor | None) -> list[Part]:
-    """The parts of some shards, (shards, samples, ...)."""
-    return [*zip(inputs.unbind(0), [None] * len(inputs) if targets is None else targets.unbind(0), strict=True)]
 
 
 class ExactModule(nn.Module):
@@ -65,19 +61,18 @@ class ExactModule(nn.Module):
         self._weights = WeightCache()
         self._kept: dict[bool, Kept] = {}
 
-    def forward(self, inputs: Tensor, shards: range, step: int, targets: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: Nested, shards: range, step: int, targets: Nested = None) -> Tensor:
         """Run the model on every shard as if it were alone."""
         if self._numerics.independent:
             return self._run_whole(inputs, shards, step)
-        return self._run_each(parts_of(inputs, targets), shards, step)
+        return self._run_each(unbound((inputs, targets)), shards, step)
 
     def _outputs(self, part: Part) -> Tensor:
         """The outputs for one shard, from copies, since forward may write to its input."""
-        inputs, targets = part
-        outputs = self.model(inputs.clone())
-        if self._own is None or self.loss is None or targets is None:
-            return logits_of(outputs)
-        return self._own.each(self.loss(outputs, targets.clone()), len(inputs))
+        inputs, targets = mapped(Tensor.clone, part)
+        if self._own is None or self.loss is None:
+            return logits_of(called(self.model, inputs))
+        return self._own(self.model, self.loss, inputs, targets)
 
     def _run_whole(self, inputs: Tensor, shards: range, step: int) -> Tensor:
         batch = inputs.flatten(0, 1)

@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
 from samebits.models.experiment import parameter_groups_of
+from samebits.models.nested import mapped, unbound
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.kept import switched, switches
-from samebits.numerics.exact.module import ExactModule, GradientsUnread, Part, parts_of, run_backward
+from samebits.numerics.exact.module import ExactModule, GradientsUnread, Part, run_backward
 from samebits.numerics.exact.operations.normalization import exponentials
 from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
@@ -33,8 +34,7 @@ from samebits.records.run import Arithmetic
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import Tensor
-
+    from samebits.models.nested import Nested
     from samebits.numerics.exact.self_test.check import Team
     from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import AllReduce, MicroBatch
@@ -132,13 +132,16 @@ class ExactNumerics(Numerics):
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for whole shards; (samples, ...)."""
         inputs, targets = self._shards_of(batch)
-        needed = (targets,) if self.own_loss else ()
+        needed = (targets,) if self.own_loss and targets is not None else ()
         outputs: Tensor = module(inputs, batch.shards, batch.step, *needed)
         return outputs.flatten(0, 1)
 
     @staticmethod
-    def _shards_of(batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        inputs, targets = (t.reshape(len(batch.shards), -1, *t.shape[1:]) for t in (batch.inputs, batch.targets))
+    def _shards_of(batch: MicroBatch) -> tuple[Nested, Nested]:
+        def shards(tensor: Tensor) -> Tensor:
+            return tensor.reshape(len(batch.shards), -1, *tensor.shape[1:])
+
+        inputs, targets = mapped(shards, (batch.inputs, batch.targets))
         return inputs, targets
 
     @property
@@ -150,12 +153,12 @@ class ExactNumerics(Numerics):
     def _kind(self) -> str:
         return "own" if self.own_loss else self._loss
 
-    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def loss(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The float64 sum of the losses over samples, in a window."""
         total: Tensor = _SummedLoss.apply(outputs, targets, self._kind, self._terms, self.windows)  # type: ignore[no-untyped-call]
         return total
 
-    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The loss of each target (targets,), rounded to float32 once."""
         return _each_loss(outputs, targets, self._kind)[0].flatten()
 
@@ -196,14 +199,15 @@ class ExactNumerics(Numerics):
 
     def _by_shard(self, batch: MicroBatch, most: int) -> tuple[MicroBatch, list[Part], Callable[[int, Tensor], Tensor]]:
         """The first ``most`` shards, their parts, and a function from outputs of one to the loss's gradients."""
-        batch = batch.head(most * (len(batch.inputs) // len(batch.shards)))
+        batch = batch.head(most * (batch.rows // len(batch.shards)))
         inputs, targets = self._shards_of(batch)
 
         def slopes_of(index: int, outputs: Tensor) -> Tensor:
             with below():
-                return _each_loss(outputs, targets[index], self._kind)[1].view(outputs.shape)
+                own = targets if self.own_loss else targets[index]  # of one's own, outputs are losses
+                return _each_loss(outputs, own, self._kind)[1].view(outputs.shape)
 
-        return batch, parts_of(inputs, targets if self.own_loss else None), slopes_of
+        return batch, unbound((inputs, targets if self.own_loss else None)), slopes_of
 
     def optimizer(self, model: nn.Module) -> ExactOptimizer:
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
@@ -277,7 +281,7 @@ def _cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return losses.to(torch.float32), slopes.to(torch.float32)
 
 
-def _each_loss(outputs: Tensor, targets: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+def _each_loss(outputs: Tensor, targets: Nested, kind: str) -> tuple[Tensor, Tensor]:
     """Losses of all targets and their gradients; each step of a squared error is rounded to float32.
 
     Of a loss of the user's ``own`` the outputs are the losses.
@@ -286,6 +290,7 @@ def _each_loss(outputs: Tensor, targets: Tensor, kind: str) -> tuple[Tensor, Ten
     """
     if kind == "own":
         return outputs, torch.ones_like(outputs)
+    assert isinstance(targets, Tensor)
     if kind == "mse":
         difference = outputs.sub(targets)
         return difference.mul(difference), difference.mul(2.0)
@@ -299,7 +304,7 @@ class _SummedLoss(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, targets: Tensor, kind: str, terms: int, windows: Windows) -> Tensor:
+    def forward(ctx: Any, outputs: Tensor, targets: Nested, kind: str, terms: int, windows: Windows) -> Tensor:
         with below():
             losses, slopes = _each_loss(outputs, targets, kind)
             ctx.save_for_backward(slopes.view(outputs.shape))
