@@ -1496,21 +1496,19 @@ def test_another_users_store_is_named_before_anything_is_written(repository):
 
 
 READING = """
-import os
-from samebits.tracking.store import connect
-connect(f"sqlite:///{os.getcwd()}/first.db")  # before this user becomes one who may not read Python
-os.setgid(65534)
-os.setuid(65534)
-print([one.name for one in connect(f"sqlite:///{os.getcwd()}/mlflow.db").search_experiments()])
+from samebits.tracking.store import connect, tracking_uri
+print([one.name for one in connect(tracking_uri()).search_experiments()])
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a store to another user")
 def test_who_may_only_read_a_store_compares_its_runs(repository):
     connect(tracking_uri())
-    for folder in (repository, *repository.parents):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    done = subprocess.run([sys.executable, "-c", READING], capture_output=True, text=True, check=False)
+    repository.chmod(0o755)
+    for path in (repository, *repository.rglob("*")):
+        os.chown(path, 65534, 65534)
+    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", sys.executable, "-c", READING]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "['Default']\n", done.stderr
 
 
