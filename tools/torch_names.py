@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SRC = Path(__file__).resolve().parent.parent / "src/samebits"
 LIST = SRC / "host/torch_names.py"
-OTHERS = {"_exit": "os", "_getframe": "sys", "_replace": "named tuples"}
+OTHERS = {"_exit": "os", "_getframe": "sys", "_replace": "named tuples", "_fields": "named tuples"}
 """Private names of others than PyTorch, which Python documents."""
 
 
