@@ -67,9 +67,8 @@ class OneDevice(LabelOf):
     strategy: str | None = None
 
     def sentence(self) -> str:
-        if self.strategy is None:
-            return "one device was used"
-        return f"{self.strategy} ran with a world size of 1: one process, nothing to reduce"
+        ran = f"{self.strategy} ran with a world size of 1: one process, nothing to reduce"
+        return ran if self.strategy else "one device was used"
 
 
 class UnusedDevices(LabelOf):
@@ -114,7 +113,7 @@ class Disturbed(LabelOf):
     """Something kept a device from its pace."""
 
     MEANS: ClassVar[str] = (
-        "A device was slowed down, or others used it too. Its figures may be lower than without that."
+        "A device was slowed down, or shared with others. Its figures may be lower than without that."
     )
     kind: Literal["disturbed"] = "disturbed"
     why: tuple[str, ...]
@@ -126,9 +125,7 @@ class Disturbed(LabelOf):
 class NotRepeatable(LabelOf):
     """A repeat on the same host gave another loss at ``step``."""
 
-    MEANS: ClassVar[str] = (
-        "Training again on this host gave other losses: an operation of the model is not deterministic."
-    )
+    MEANS: ClassVar[str] = "Training again on this host gave other losses: an operation of it is not deterministic."
     SAYS: ClassVar[str] = "a repeat on this host gave another loss at step {step}"
     kind: Literal["not_repeatable"] = "not_repeatable"
     step: int
@@ -301,6 +298,8 @@ NOT_APPLIED = {
     "graphs_under_dp": "DataParallel makes new replicas at each step, and a graph is of one module's memory",
     "graphs_on_cpu": "CUDA graphs are of NVIDIA GPUs",
     "graphs_with_compile": "torch.compile makes kernels of its own, and the two are not combined",
+    "graphs_with_sync": "train.ddp.sync_batchnorm waits for other ranks within a pass",
+    "sync_on_cpu": "PyTorch's SyncBatchNorm is of GPUs; each rank normalised by its own part of the batch",
     "graphs_with_accumulation": "a replay writes its gradients over those of the micro-batch before",
     "static_graph_with_accumulation": "PyTorch cannot combine it with gradient accumulation",
     "adamw_has_no_momentum": "AdamW has no momentum setting",

@@ -88,6 +88,22 @@ def test_parity_on_several_gpus(task, strategy, stage, data_dir):
     assert all(peak and 0 < peak < 4 for peak in timing.peak_memory_gib.values())  # GiB, of models of a few MiB
 
 
+NORMED = "from torch import nn\ndef make():\n    return nn.Sequential(nn.Linear(128, 10), nn.BatchNorm1d(10))\n"
+
+
+@pytest.mark.gpus(2)
+@pytest.mark.parametrize("synced", [True, False])
+def test_batch_norms_over_several_gpus(synced, stage, data_dir):
+    (stage.folder / "normed.py").write_text(NORMED)
+    slow = {"name": "sgd", "lr": 0.01}
+    params = small(model={"name": "normed:make"}, optimizer=slow, ddp={"sync_batchnorm": synced}, repeats=2)
+    data = data_dir(stage.write_params(params))
+    single, run = (stage.train_fresh(data, strategy) for strategy in ("single", "ddp"))
+    assert [note.kind for note in run.record.notes if note.kind == "batch_norm"] == ([] if synced else ["batch_norm"])
+    assert (run.losses == pytest.approx(single.losses, rel=1e-4)) is synced
+    assert run.timing.speedup.median > 0
+
+
 @pytest.mark.shares_a_gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
 @pytest.mark.parametrize("strategy", ["single", "dp", "ddp"])

@@ -23,6 +23,7 @@ from samebits.params.schema import Train
         ({}, "cpu", "graphs_on_cpu"),
         ({"compile": True}, "cuda", "graphs_with_compile"),
         ({"grad_accum_steps": 2}, "cuda", "graphs_with_accumulation"),
+        ({"ddp": {"sync_batchnorm": True}}, "cuda", "graphs_with_sync"),
     ],
 )
 def test_where_graphs_are_made(settings, device, reason):

@@ -179,6 +179,10 @@ def test_notes(model, placement, notes, trial):
     assert trial(model, placement) == notes
 
 
+def test_a_batch_norm_over_the_whole_batch_needs_no_note(trial):
+    assert trial(BATCH_NORM, DDP, synced=True) == []
+
+
 @pytest.mark.parametrize(
     ("model", "placement", "message"),
     [

@@ -13,8 +13,9 @@ from torch._utils import ExceptionWrapper
 from samebits.errors import HostError, UserError
 from samebits.params import parse_params
 from samebits.strategies import STRATEGIES, replicas
-from samebits.strategies.ddp import DDP
+from samebits.strategies.ddp import DDP, DDPOptions
 from samebits.strategies.dp import DP
+from samebits.strategies.interface import Wrapping
 from samebits.strategies.placement import Devices
 from samebits.training import collectives
 from samebits.training.placement import place
@@ -254,3 +255,14 @@ def test_every_rank_has_its_own_stream(as_rank):
         make("ddp", gpus=0).seed(0)
         drawn.append(torch.rand(4).tolist())
     assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize(("wanted", "device"), [(True, "cuda"), (False, "cuda"), (True, "cpu")])
+def test_ddp_synchronizes_batch_norms_if_asked_to_on_gpus(wanted, device, monkeypatch):
+    monkeypatch.setattr(nn.parallel, "DistributedDataParallel", lambda module, **_: module)
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    parameters = [*map(id, model.parameters())]
+    settings = DDPOptions(sync_batchnorm=wanted)
+    wrapped = DDP.wrap(model, Wrapping(devices=[torch.device(device, 0)], settings=settings))
+    synced = isinstance(wrapped[1], nn.SyncBatchNorm)
+    assert (synced, [*map(id, wrapped.parameters())]) == (wanted and device == "cuda", parameters)

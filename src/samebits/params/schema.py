@@ -126,12 +126,14 @@ class Train(Section):
 
     def why_no_graphs(
         self, device_type: str
-    ) -> Literal["graphs_on_cpu", "graphs_with_compile", "graphs_with_accumulation"] | None:
+    ) -> Literal["graphs_on_cpu", "graphs_with_compile", "graphs_with_accumulation", "graphs_with_sync"] | None:
         """Why these settings rule out CUDA graphs in ``fast``; None if they do not."""
         if device_type != "cuda":
             return "graphs_on_cpu"
         if self.compile:
             return "graphs_with_compile"
+        if self.ddp.sync_batchnorm:
+            return "graphs_with_sync"
         # a replay would overwrite the gradients of the previous one: https://github.com/pytorch/pytorch/issues/181723
         return "graphs_with_accumulation" if self.grad_accum_steps > 1 else None
 

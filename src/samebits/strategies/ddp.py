@@ -35,6 +35,8 @@ class DDPOptions(Section):
     """Size of a communication bucket in MiB."""
     forward_sync_buffers: bool = True
     """Give every rank rank 0's buffers before each forward pass; else each keeps its own, and rank 0's are saved."""
+    sync_batchnorm: bool = False
+    """Normalise by the batch of all ranks, by PyTorch's SyncBatchNorm in the place of BatchNorm; of fast on GPUs."""
     deterministic: bool = True
     """Hold NCCL to its ring algorithm, so that runs repeat bit by bit; false lets it choose, which may be faster."""
 
@@ -87,10 +89,13 @@ def _prepare(placement: Placement, environ: MutableMapping[str, str]) -> None:
 
 
 def _wrap(module: nn.Module, how: Wrapping) -> nn.Module:
+    from torch.nn import SyncBatchNorm
     from torch.nn.parallel import DistributedDataParallel
 
     options = how.settings
     assert isinstance(options, DDPOptions)
+    if options.sync_batchnorm and how.devices[0].type == "cuda":
+        module = SyncBatchNorm.convert_sync_batchnorm(module, how.group)  # type: ignore[no-untyped-call]
     # Before 2.12, PyTorch had a single flag for the first and all later forward passes.
     flags = inspect.signature(DistributedDataParallel).parameters
     sync = "forward_sync_buffers" if "forward_sync_buffers" in flags else "broadcast_buffers"

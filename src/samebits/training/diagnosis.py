@@ -49,13 +49,14 @@ def trial_step(
     placement: Placement,
     wants_ranks: bool,
     graphs: bool = False,
+    synced: bool = False,
     seen: AbstractContextManager[object] | None = None,
 ) -> list[ModelNote]:
     """Run the unwrapped model forward and backward on one device's share of a batch; return notes.
 
     The forward pass runs in the block ``seen``. ``wants_ranks``: also refuse what training by several ranks refuses.
-    ``graphs``: also refuse what CUDA graphs would not run again. The caller restores weights, buffers and random
-    streams.
+    ``graphs``: also refuse what CUDA graphs would not run again. ``synced``: BatchNorm will normalise by the whole
+    batch. The caller restores weights, buffers and random streams.
 
     Raises:
         UserError: the output does not fit the task; a parameter for which ranks would wait gets no gradient; or forward
@@ -70,7 +71,7 @@ def trial_step(
     if waiting and ranks and numerics.name == "fast":  # exact refuses its operation
         raise UserError(
             f"{few(waiting)}: SyncBatchNorm waits for the other ranks, and a device is also timed without them",
-            hint="use nn.GroupNorm, or nn.BatchNorm, or keep to single and dp in train.strategies",
+            hint="use nn.BatchNorm, with train.ddp.sync_batchnorm: true, or nn.GroupNorm",
         )
     before = state(model) if graphs else {}
     module = numerics.module(model)
@@ -89,7 +90,7 @@ def trial_step(
     if sparse := [name for name, p in model.named_parameters() if p.grad is not None and p.grad.is_sparse]:
         raise UserError(f"the gradients of {few(sparse)} are sparse, expected dense ones", hint="give sparse=False")
     notes: list[ModelNote] = []
-    if placement.devices_used > 1 and batch_norms_of(model):
+    if placement.devices_used > 1 and batch_norms_of(model) and not synced:
         notes.append(BatchNorm(devices=placement.devices_used, strategy=placement.strategy))
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:

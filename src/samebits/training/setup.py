@@ -131,6 +131,7 @@ class Setup:
                 placement=placement,
                 wants_ranks=wants_ranks,
                 graphs=graphs,
+                synced=self.params.train.ddp.sync_batchnorm and placement.has_ranks and placement.device_type == "cuda",
                 seen=seen if self.numerics.name == "fast" else None,
             )
         self.draws = tuple(seen.modules)
