@@ -25,6 +25,7 @@ from samebits.data.prepare import prepare
 from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.strategies.placement import Devices
+from samebits.training.batches import Batches
 from samebits.training.loop import Snapshot, train, warm_up
 from samebits.training.placement import place
 from samebits.training.setup import Setup
@@ -156,6 +157,8 @@ def measure(
     worker, steps = setup.worker, setup.params.total_steps
     model, data = setup.build(), setup.load(folder)
     batches = setup.batches(data)
+    assert isinstance(batches, Batches)
+    assert isinstance(data, tuple)
     order = torch.stack([batches._rows(step, 0) for step in range(steps)])
     losses: dict[str, list[float]] = {}
 

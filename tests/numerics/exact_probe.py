@@ -102,7 +102,8 @@ def run(numerics, factory, inputs, targets, *, shards, splits, steps, backwards=
         model = factory()
     model.train()
     numerics.prepare(model)
-    numerics.whole_samples = targets is None
+    if targets is None:
+        numerics.take_data("own")
     model.to(next(tensor.device for _, tensor in leaves_of(inputs)))
     torch.manual_seed(0)
     module, optimizer = numerics.module(model), numerics.optimizer(model)

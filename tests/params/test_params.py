@@ -213,7 +213,18 @@ DEVICES = {"train.num_devices", "train.oversubscribe"}
         (["tracking"], {"tracking"}),
         (
             ["exact", "fast", "time", "devices"],
-            {"seed", "data", "model", "exact", *TRAINING, *FAST, *DEVICES, "train.repeats", "train.prolong_s"},
+            {
+                "seed",
+                "data",
+                "model",
+                "exact",
+                *TRAINING,
+                *FAST,
+                *DEVICES,
+                "train.repeats",
+                "train.prolong_s",
+                "train.loader",
+            },
         ),
     ],
 )

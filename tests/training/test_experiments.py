@@ -148,7 +148,7 @@ def test_a_loss_is_one_number_for_each_sample_or_for_all(losses, got):
     assert not own.of_batch
 
 
-CARD = SimpleNamespace(input_shape=(4,), num_classes=3)
+CARD = SimpleNamespace(task="vectors", input_shape=(4,), num_classes=3)
 
 
 @pytest.mark.parametrize(

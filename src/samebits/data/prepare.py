@@ -16,7 +16,7 @@ from samebits.files import atomic, make_folder, write_json
 from samebits.hashes import sha256
 from samebits.portable.random import Stream
 from samebits.records.card import DataSplit, signed_card
-from samebits.tasks import TASKS, FileData
+from samebits.tasks import TASKS, DatasetData, FileData
 from samebits.tasks.teacher import CHUNK, Samples
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ def prepare(params: Params, folder: Path) -> Card:
         UserError: the user's own data are not as ``params.data`` describes them.
         HostError: the disk has no room for them.
     """
-    if isinstance(params.data, FileData):
+    if isinstance(params.data, DatasetData):
+        card = _write_counts(params, folder)
+    elif isinstance(params.data, FileData):
         card = _write_user_data(params, params.data, folder)
     else:
         card = _write_drawn_data(params, folder)
@@ -84,6 +86,30 @@ def _write_drawn_data(params: Params, folder: Path) -> Card:
         target_dtype=samples.targets.dtype.name,
         num_classes=teacher.num_classes,
         floor=splits["test"].floor,
+        **splits,
+    )
+
+
+def _write_counts(params: Params, folder: Path) -> Card:
+    """Files without samples: a dataset is opened by each training, and may give other samples in each epoch."""
+    make_folder(folder)
+    counts, splits = {"train": params.data.num_samples, "test": params.data.test_samples}, {}
+    for name, count in counts.items():
+        with atomic(folder / f"{name}.safetensors") as temporary:
+            save_file({}, temporary, {"samples": str(count)})
+        splits[name] = _split(folder / f"{name}.safetensors", count)
+    return signed_card(
+        task=params.data.task,
+        made_from=params.data_identity,
+        loss="own",
+        input_shape=(),
+        input_dtype="unknown",
+        input_scale=1.0,
+        input_offset=0.0,
+        target_shape=(),
+        target_dtype="unknown",
+        num_classes=None,
+        floor=None,
         **splits,
     )
 

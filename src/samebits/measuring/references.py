@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from samebits.params.schema import NumericsName
     from samebits.records.measurement import SliceName
     from samebits.strategies.placement import Placement
-    from samebits.training.batches import Data
+    from samebits.training.datasets import AnyData
     from samebits.training.loop import Trainable
 
     ReferenceName = SliceName | Literal["traced", "half"]
@@ -109,7 +109,7 @@ class References:
         gc.collect()
 
 
-def make_references(untrained: nn.Module | None, data: Data, setup: Setup, placement: Placement) -> References:
+def make_references(untrained: nn.Module | None, data: AnyData, setup: Setup, placement: Placement) -> References:
     """Make the references of a training. Every rank must call it.
 
     ``untrained`` is the model as built, None on a rank without references. A reference that does not fit on the device
@@ -140,7 +140,7 @@ def make_reference(
     name: ReferenceName,
     *,
     untrained: nn.Module | None,
-    data: Data,
+    data: AnyData,
     setup: Setup,
     placement: Placement,
     tracer: Tracer | None = None,

@@ -9,8 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
+    from torch.utils.data import Dataset
 
-    Loss = Callable[[Any, Tensor], Tensor]
+    Loss = Callable[[Any, Any], Tensor]
 
     ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
 
@@ -19,7 +20,7 @@ _LOSS, _GROUPS = "_samebits_loss", "_samebits_parameter_groups"
 
 @dataclass(frozen=True)
 class Experiment:
-    """A model, the loss that it is trained and evaluated with, and groups of its parameters.
+    """A model, the loss that it is trained and evaluated with, groups of its parameters, and datasets.
 
     ``loss(outputs, targets)`` gets what the model returned for some samples, which may be of any type, and their
     targets, (samples, ...). It returns a loss for each sample, (samples,); the training minimises their mean. It may be
@@ -27,11 +28,18 @@ class Experiment:
 
     ``parameter_groups(model)`` returns groups as ``torch.optim`` takes them: dictionaries with ``params`` and with
     arguments of the optimizer in place of those in ``train.optimizer``. A group's ``lr`` follows the schedule.
+
+    ``train_data`` and ``test_data`` are map-style datasets, for ``data.task: dataset``. A sample is a tensor, an array,
+    a number, or a dictionary, tuple or dataclass of such. If it is a tuple of two, the model gets the first, and the
+    loss the second as targets. Otherwise both get the whole sample, and without a loss the model returns its own, as
+    ``.loss``. A dictionary is given to the model by keywords if its ``forward`` takes them, and a tuple by position.
     """
 
     model: nn.Module
     loss: Loss | None = None
     parameter_groups: ParameterGroups | None = None
+    train_data: Dataset[Any] | None = None
+    test_data: Dataset[Any] | None = None
 
 
 def attach(experiment: Experiment) -> None:

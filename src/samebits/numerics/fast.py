@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import MutableMapping
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from samebits.models.nested import Nested
     from samebits.numerics.draws import SharedDraws
-    from samebits.numerics.interface import AllReduce, MicroBatch, OwnLoss
+    from samebits.numerics.interface import AllReduce, LossName, MicroBatch, OwnLoss
     from samebits.params.schema import Train
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -69,8 +69,9 @@ class FastNumerics(Numerics):
     name = "fast"
     reduction = "mean"
 
-    def __init__(self, train: Train, device: torch.device, loss: Literal["cross_entropy", "mse"]) -> None:
-        self._train, self._device, self._loss = train, device, loss
+    def __init__(self, train: Train, device: torch.device, loss: LossName) -> None:
+        self._train, self._device = train, device
+        self.take_data(loss)
         self._dtype = _AUTOCAST.get(train.precision)
         self._scaler = torch.amp.GradScaler(device.type, enabled=train.precision == "fp16")
         self._initial_scale = self._scaler.state_dict()

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     """A sum or a maximum over all ranks. Every rank must call it."""
 
 
+LossName = Literal["cross_entropy", "mse", "own"]
+
+
 class MicroBatch(NamedTuple):
     """Samples on the device, their step, and under ``exact`` the numbers of their shards.
 
@@ -134,8 +137,6 @@ class Numerics(ABC):
     """How the gradients of several ranks are combined."""
     own_loss: OwnLoss | None = None
     """The loss of the user's own, of the last model that ``module`` got: outputs are then losses of samples."""
-    whole_samples: bool = False
-    """Whether batches have no targets apart, so that the loss is the user's own or the model's."""
 
     @abstractmethod
     def configure(self) -> None:
@@ -158,9 +159,13 @@ class Numerics(ABC):
         """The model's state to save, under the names and types that it was built with."""
         return model.state_dict()
 
+    def take_data(self, loss: LossName, target_shape: tuple[int, ...] = ()) -> None:  # noqa: ARG002 - of ``exact``
+        """Take over what the data decide: the loss, ``own`` if they have no targets that it fits, and their shape."""
+        self._loss = loss
+
     def take_loss(self, model: nn.Module, device: torch.device) -> OwnLoss | None:
         """Take over the loss that a model carries, on its device, as the one of these numerics; None if it has none."""
-        function = loss_of(model) or (loss_in if self.whole_samples else None)
+        function = loss_of(model) or (loss_in if self._loss == "own" else None)
         self.own_loss = OwnLoss(function, device) if function else None
         return self.own_loss
 

@@ -160,7 +160,9 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
         accepts = f"fewer than the {params.total_steps} steps of the training"
         yield "train.schedule.warmup_steps", train.schedule.warmup_steps, accepts, "lower it, or train longer"
     spec = MODELS.get(model.name)
-    if spec and data.task != "file" and data.task not in spec.tasks:
+    if spec and data.task == "dataset":
+        yield "model.name", repr(model.name), "a factory of your own for data.task dataset", "see samebits.Experiment"
+    elif spec and data.task != "file" and data.task not in spec.tasks:
         fitting = [name for name, one in MODELS.items() if data.task in one.tasks]
         accepts = f"{', '.join(fitting)} or your own factory for data.task {data.task}"
         yield "model.name", repr(model.name), accepts, f"set model.name to {fitting[0]}"

@@ -13,7 +13,7 @@ from samebits.models.mlp import MLPModel
 from samebits.section import Affects, Arguments, Effect, Section, as_tuple, effects_of, flatten
 from samebits.strategies import StrategyName
 from samebits.strategies.ddp import DDPOptions
-from samebits.tasks import Data, FileData
+from samebits.tasks import Data, DatasetData, FileData
 from samebits.tasks.vectors import VectorsData
 
 NumericsName = Literal["fast", "exact"]
@@ -84,6 +84,15 @@ class Schedule(Section):
     """Arguments of that class, such as {step_size: 10, gamma: 0.5} of StepLR."""
 
 
+class Loader(Section):
+    """How the samples of a dataset are loaded, by PyTorch's DataLoader; they change no bits."""
+
+    num_workers: NonNegativeInt = 2
+    """Processes of each rank that load samples; 0 loads them in the training's own."""
+    prefetch_factor: PositiveInt = 2
+    """Batches that each of them loads in advance."""
+
+
 class Train(Section):
     """How the model is trained and how that is timed."""
 
@@ -115,6 +124,8 @@ class Train(Section):
     """Largest norm of the gradient of all parameters, null for none."""
     ddp: Annotated[DDPOptions, _FAST] = DDPOptions()
     """Flags of DistributedDataParallel."""
+    loader: Annotated[Loader, _TIME] = Loader()
+    """The loading of samples, of data.task: dataset."""
     checkpoint_every_steps: NonNegativeInt = 100
     """Steps between checkpoints from which a stopped training goes on; 0 writes one only when it is asked to stop."""
     timeout_s: int = Field(120, ge=1, le=86400)
@@ -181,7 +192,7 @@ class Params(Section):
     @property
     def data_identity(self) -> dict[str, Any]:
         """The params that determine the bytes of the dataset. A user's own files appear by name, not by content."""
-        seed = {} if isinstance(self.data, FileData) else {"seed": self.seed}
+        seed = {} if isinstance(self.data, FileData | DatasetData) else {"seed": self.seed}
         return seed | {"data": self.data.model_dump(mode="json")}
 
     @property

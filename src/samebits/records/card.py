@@ -37,6 +37,9 @@ class DataSplit(Part):
 class Card(Part):
     """Task, shapes without the sample axis, floor and hashes of a dataset.
 
+    Of a user's datasets, which are opened by trainings alone, it has the number of samples and no more. ``loss`` is
+    then ``own``: the user's or the model's.
+
     A model gets ``(inputs - input_offset) * input_scale`` if the stored inputs are 8-bit. ``floor`` is the teacher's
     expected loss on the test split, which a model can only beat by luck; None for a user's own data. ``made_from`` is
     the params that determine the data. ``sha256`` covers both files, and ``fields_sha256`` all other fields.
@@ -44,13 +47,13 @@ class Card(Part):
 
     task: str
     made_from: dict[str, Any]
-    loss: Literal["cross_entropy", "mse"]
+    loss: Literal["cross_entropy", "mse", "own"]
     input_shape: tuple[int, ...]
-    input_dtype: Literal["float32", "int64", "uint8"]
+    input_dtype: Literal["float32", "int64", "uint8", "unknown"]
     input_scale: float
     input_offset: float
     target_shape: tuple[int, ...]
-    target_dtype: Literal["float32", "int64"]
+    target_dtype: Literal["float32", "int64", "unknown"]
     num_classes: int | None
     floor: float | None
     sha256: str
@@ -58,9 +61,15 @@ class Card(Part):
     test: DataSplit
     fields_sha256: str
 
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        """Whether a model's output for one sample has this shape, as far as the number of classes is known."""
+        if self.loss == "mse":
+            return shape == self.target_shape
+        return bool(shape) and shape[:-1] == self.target_shape and self.num_classes in (None, shape[-1])
+
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of a model's output for one sample."""
+        """Shape of a model's output for one sample; of an unknown number of classes without their axis."""
         return self.target_shape if self.num_classes is None else (*self.target_shape, self.num_classes)
 
 

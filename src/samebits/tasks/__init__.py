@@ -48,6 +48,19 @@ class FileData(DataSection):
     """Which files they are in."""
 
 
+class NoKwargs(Section):
+    """Nothing."""
+
+
+class DatasetData(DataSection):
+    """Training on the datasets of a factory's samebits.Experiment, train_data and test_data."""
+
+    task: Literal["dataset"]
+    """Datasets of the user's own, which the factory of model.name returns."""
+    kwargs: NoKwargs = NoKwargs()
+    """None: the factory has model.kwargs."""
+
+
 def _with_default_task(value: object) -> object:
     return {"task": next(iter(TASKS)), **value} if isinstance(value, dict) else value
 
@@ -56,7 +69,7 @@ if TYPE_CHECKING:
     Data: TypeAlias = DataSection
 else:
     Data = Annotated[
-        Union[(*(task.section for task in TASKS.values()), FileData)],
+        Union[(*(task.section for task in TASKS.values()), FileData, DatasetData)],
         Field(discriminator="task"),
         BeforeValidator(_with_default_task),
     ]

@@ -215,16 +215,17 @@ def _dataset(card: Card, folder: str) -> DatasetInput:
     def tensor(dtype: str, shape: tuple[int, ...]) -> Schema:
         return Schema([TensorSpec(np.dtype(dtype), (-1, *shape))])
 
-    schema = TensorDatasetSchema(
-        features=tensor(card.input_dtype, card.input_shape), targets=tensor(card.target_dtype, card.target_shape)
-    )
+    schema = None
+    if card.loss != "own":
+        features, targets = tensor(card.input_dtype, card.input_shape), tensor(card.target_dtype, card.target_shape)
+        schema = json.dumps(TensorDatasetSchema(features=features, targets=targets).to_dict())
     return DatasetInput(
         Dataset(
             name=card.task,
             digest=card.sha256[:_DIGEST],
             source_type="local",
             source=json.dumps({"uri": folder}),
-            schema=json.dumps(schema.to_dict()),
+            schema=schema,
             profile=json.dumps({"num_samples": card.train.num_samples, "floor": card.floor}),
         ),
         [InputTag("mlflow.data.context", "training")],

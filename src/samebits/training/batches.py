@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -22,12 +22,20 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from samebits.batch_split import BatchSplit
+    from samebits.models.nested import Nested
     from samebits.records.card import Card
 
 _DRAWN_BYTES = 2**24
 _DEVICE_SHARE = 0.25  # of a GPU's free memory, which a data set may take
 Data = tuple["Tensor", "Tensor"]
 """Inputs and targets."""
+
+
+class Pair(NamedTuple):
+    """What a model gets, and what the loss compares its outputs with; whole samples have no targets."""
+
+    inputs: Nested
+    targets: Nested
 
 
 def load_data(folder: Path, card: Card, split: Literal["train", "test"]) -> Data:
@@ -93,6 +101,19 @@ def first_orders(seed: int, samples: int, epochs: int) -> Tensor:
     return torch.stack(orders) if orders else torch.empty(0, samples, dtype=torch.int64)
 
 
+class Feed(Protocol):
+    """Micro-batches of one rank; steps count from 0."""
+
+    micro_batches: int
+    """How many make a step."""
+
+    def ready(self, step: int) -> None:
+        """Do what can be done before a step begins, while no clock runs."""
+
+    def micro_batch(self, step: int, index: int) -> MicroBatch:
+        """Micro-batch ``index`` of ``step``, on the device."""
+
+
 class Batches:
     """Micro-batches of one rank, each a contiguous part of a global batch.
 
@@ -129,6 +150,9 @@ class Batches:
         self._copies: torch.cuda.Stream | None = None
         if device.type == "cuda" and not self.resident:
             self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def ready(self, step: int) -> None:
+        """Nothing: all samples are in memory."""
 
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch ``index`` of ``step``, on the device; steps count from 0."""

@@ -80,11 +80,13 @@ def trial_step(
     buffers = dict(model.named_buffers())  # forward may write them
     if before and (paths := [path for path in written(before, state(model)) if path not in buffers]):
         raise not_run_again(f"model.{path}" for path in paths)
-    expected = (rows,) if numerics.own_loss else (rows, *card.output_shape)
-    if tuple(outputs.shape) != expected:
+    got = tuple(outputs.shape)
+    if numerics.own_loss is None and not (got[:1] == (rows,) and card.fits(got[1:])):
+        classes = ("classes",) if card.loss == "cross_entropy" and card.num_classes is None else ()
+        expected = (rows, *card.output_shape, *classes)
         raise UserError(
-            f"the model returned shape {tuple(outputs.shape)} for {rows} samples, expected {expected}",
-            hint=_hint_for_shape(tuple(outputs.shape), expected, card),
+            f"the model returned shape {got} for {rows} samples, expected {expected}",
+            hint=_hint_for_shape(got, expected, card),
         )
     numerics.backward(numerics.loss(outputs, batch.targets))
     if sparse := [name for name, p in model.named_parameters() if p.grad is not None and p.grad.is_sparse]:
@@ -103,16 +105,16 @@ def trial_step(
     return notes
 
 
-def _hint_for_shape(got: tuple[int, ...], expected: tuple[int, ...], card: Card) -> str:
+def _hint_for_shape(got: tuple[int, ...], expected: tuple[int | str, ...], card: Card) -> str:
     """How to turn one shape into the other."""
     if (*got, 1) == expected:
         return "give each value an axis: outputs.unsqueeze(-1)"
     if len(got) > 2 and (got[0], *got[2:], got[1]) == expected:
         return "classes are the last axis: outputs.movedim(1, -1)"
-    if card.num_classes is None:
+    if card.loss == "mse":
         return "return the values in the shape of the targets, one row for each sample"
     if got == expected[:-1]:
-        return f"return {card.num_classes} outputs, one for each class, in the place of each"
+        return f"return {expected[-1]} outputs, one for each class, in the place of each"
     return "end the model with one output for each class of data/card.json"
 
 

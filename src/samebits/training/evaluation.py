@@ -17,7 +17,6 @@ from samebits.records.card import read_card
 from samebits.records.run import RECORD, WEIGHTS, Evaluation, RunRecord, require_made_with
 from samebits.strategies import BASELINE
 from samebits.strategies.placement import Devices
-from samebits.training.batches import model_inputs
 from samebits.training.diagnosis import explain
 from samebits.training.placement import place
 from samebits.training.setup import Setup
@@ -25,7 +24,7 @@ from samebits.training.weights import load_weights
 from samebits.training.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from torch import nn
@@ -33,32 +32,30 @@ if TYPE_CHECKING:
     from samebits.numerics.interface import Numerics
     from samebits.params import Params
     from samebits.records.card import Card
-    from samebits.training.batches import Data
+    from samebits.training.batches import Pair
 
 
 def evaluate(
-    module: nn.Module, numerics: Numerics, data: Data, card: Card, *, batch_size: int, device: torch.device
+    module: nn.Module, numerics: Numerics, batches: Iterable[Pair], *, classes: bool, device: torch.device
 ) -> tuple[float, float | None]:
-    """Mean loss, and accuracy if there are classes and the loss is not the user's own.
+    """Mean loss over all batches, and accuracy if there are ``classes`` and the loss is not the user's own.
 
     The last batch may be short; it is never padded. The sum of the losses is exact and is rounded once.
     """
-    inputs, targets = data
     losses: list[float] = []
-    correct = torch.zeros((), dtype=torch.int64, device=device)
-    has_classes = card.num_classes is not None and numerics.own_loss is None
+    correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
+    classes = classes and numerics.own_loss is None
     was_training = module.training
     module.eval()
     with torch.no_grad():
-        for start in range(0, len(inputs), batch_size):
-            x = model_inputs(inputs[start : start + batch_size].to(device), card)
-            y = targets[start : start + batch_size].to(device)
-            outputs = numerics.forward(module, MicroBatch(x, y, step=0))
-            losses += numerics.losses(outputs, y).tolist()
-            if has_classes:
-                correct += (outputs.flatten(0, -2).argmax(dim=-1) == y.flatten()).sum()
+        for inputs, targets in batches:
+            outputs = numerics.forward(module, MicroBatch(inputs, targets, step=0))
+            losses += numerics.losses(outputs, targets).tolist()
+            if classes:
+                correct += (outputs.flatten(0, -2).argmax(dim=-1) == targets.flatten()).sum()
+                count += targets.numel()
     module.train(was_training)
-    return math.fsum(losses) / len(losses), correct.item() / targets.numel() if has_classes else None
+    return math.fsum(losses) / len(losses), correct.item() / count if classes else None
 
 
 def _require_recorded(weights: Path, record: RunRecord) -> None:
@@ -115,9 +112,9 @@ def evaluate_run(
     try:
         module = setup.numerics.module(setup.place(model))
         data = setup.load(data_dir, "test")
-        loss, accuracy = evaluate(
-            module, setup.numerics, data, card, batch_size=split.rows_of_evaluation, device=device
-        )
+        batches = setup.in_order(data, split.rows_of_evaluation)
+        classes = setup.card.loss == "cross_entropy"
+        loss, accuracy = evaluate(module, setup.numerics, batches, classes=classes, device=device)
     except Exception as error:
         raise explain(error, placement=placement, model=model) from error
     if not math.isfinite(loss):
@@ -130,6 +127,6 @@ def evaluate_run(
         floor=floor,
         teacher_loss=teacher_loss,
         above_floor=loss / floor - 1 if floor is not None else None,
-        samples=len(data[0]),
+        samples=card.test.num_samples,
         weights_sha256=record.weights_sha256,
     )

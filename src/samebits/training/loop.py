@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from samebits.numerics.interface import Numerics
     from samebits.params import Params
-    from samebits.training.batches import Batches
+    from samebits.training.batches import Feed
     from samebits.training.checkpoints import PeriodicCheckpointer
     from samebits.training.meters import Notes
     from samebits.training.worker import Worker
@@ -77,9 +77,7 @@ class Snapshot:
 class Trainable:
     """A model under one strategy with its batches and its optimizer: everything that a step needs."""
 
-    def __init__(
-        self, *, model: nn.Module, batches: Batches, worker: Worker, numerics: Numerics, params: Params
-    ) -> None:
+    def __init__(self, *, model: nn.Module, batches: Feed, worker: Worker, numerics: Numerics, params: Params) -> None:
         self.model, self.batches, self.worker, self.numerics = model, batches, worker, numerics
         self._params = params
         self._learning_rates = LearningRates(params.train, params.total_steps)
@@ -183,6 +181,7 @@ class Trainable:
         for ``mean_losses``.
         """
         losses = []
+        self.batches.ready(start)
         clock.start()
         for index, rate in enumerate(rates):
             if on_step:

@@ -6,25 +6,28 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from samebits.errors import UserError
 from samebits.models import UserModel
 from samebits.numerics.draws import SeenDraws
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.remarks import BatchLoss
-from samebits.training.batches import Batches, load_data, on_device
+from samebits.training.batches import Batches, Pair, load_data, model_inputs, on_device
+from samebits.training.datasets import LoadedBatches, Samples, described, in_order
 from samebits.training.diagnosis import require_alike, require_same_again, trial_step
 from samebits.training.loop import Snapshot, Trainable
-from samebits.training.models.build import build_model
+from samebits.training.models.build import build_experiment
 from samebits.training.models.sources import Watched, find_sources, recalled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from torch import nn
 
     from samebits.batch_split import BatchSplit
+    from samebits.models.experiment import Experiment
     from samebits.numerics.exact.survey import Refusals
     from samebits.numerics.interface import MicroBatch, Numerics
     from samebits.params import Params
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
     from samebits.records.card import Card
     from samebits.remarks import ModelNote
     from samebits.strategies.placement import Placement
-    from samebits.training.batches import Data
+    from samebits.training.batches import Feed
+    from samebits.training.datasets import AnyData
     from samebits.training.models.sources import Sources
     from samebits.training.worker import Worker
 
@@ -60,6 +64,7 @@ class Setup:
         self.params, self.card, self.split, self.worker, self._rough = params, card, split, worker, rough
         self.numerics = make_numerics(params, numerics, card, split=split, device=worker.device)
         self.watched = Watched()
+        self._samples: dict[str, Samples] = {}
         self.draws: tuple[str, ...] = ()
         """Modules that draw random numbers in forward; ``try_step`` finds them, in fast numerics."""
 
@@ -76,10 +81,26 @@ class Setup:
     def build(self) -> nn.Module:
         """Build the untrained model on the CPU. Raises UserError: see ``build_model``."""
         with self.watched.opening():
-            return self._build(self.numerics.construction())
+            experiment = self._build(self.numerics.construction())
+            if self.card.task == "dataset":
+                self._open(experiment)
+        return experiment.model
 
-    def _build(self, within: AbstractContextManager[object]) -> nn.Module:
-        return build_model(self.params.model, self.card, self.params.seed, within, rough=self._rough)
+    def _build(self, within: AbstractContextManager[object]) -> Experiment:
+        return build_experiment(self.params.model, self.card, self.params.seed, within, rough=self._rough)
+
+    def _open(self, experiment: Experiment) -> None:
+        """Open the experiment's datasets, and look at their first samples."""
+        given = {"train": experiment.train_data, "test": experiment.test_data}
+        for split, dataset in given.items():
+            count = getattr(self.card, split).num_samples
+            samples = Samples(f"{split}_data", dataset, count, self.params.seed)
+            if samples.has < count:
+                key = "data.num_samples" if split == "train" else "data.test_samples"
+                raise UserError(f"{key}: got {count}, {split}_data has {samples.has} samples", hint="lower it")
+            self._samples[split] = samples
+        self.card = described(self.card, self._samples["train"])
+        self.numerics.take_data(self.card.loss, self.card.target_shape)
 
     def sources(self) -> Sources | None:
         """The sources of a user's model, with the files that this process has read so far."""
@@ -90,26 +111,39 @@ class Setup:
         self.numerics.prepare(model)
         return model.to(self.worker.device)
 
-    def load(self, folder: Path, split: Literal["train", "test"] = "train", *, at_least: int = 0) -> Data:
+    def load(self, folder: Path, split: Literal["train", "test"] = "train", *, at_least: int = 0) -> AnyData:
         """A split of the data, on the device if it fits; repeated up to ``at_least`` samples if it has fewer.
 
         Raises UserError: see ``load_data``.
         """
+        if samples := self._samples.get(split):
+            return samples.up_to(at_least)
         inputs, targets = load_data(folder, self.card, split)
         if (times := -(-at_least // len(inputs))) > 1:
             inputs, targets = (torch.cat([tensor] * times)[:at_least] for tensor in (inputs, targets))
         return on_device((inputs, targets), self.worker.device)
 
-    def batches(self, data: Data) -> Batches:
+    def batches(self, data: AnyData) -> Feed:
         """The micro-batches of this rank from ``data``."""
         rank, device = self.worker.rank, self.worker.device
         epochs, seed = self.params.train.epochs, self.params.seed
+        if isinstance(data, Samples):
+            again, loader = self.numerics.name == "exact", self.params.train.loader
+            return LoadedBatches(data, self.split, loader, rank=rank, seed=seed, device=device, keeps=again)
         return Batches(data, self.card, self.split, rank=rank, seed=seed, device=device, epochs=epochs)
+
+    def in_order(self, data: AnyData, rows: int) -> Iterator[Pair]:
+        """All samples once, ``rows`` at a time, on the device; the last batch may be short."""
+        device = self.worker.device
+        if isinstance(data, Samples):
+            return in_order(data, rows, self.params.train.loader, device)
+        pieces = zip(*(torch.split(tensor, rows) for tensor in data), strict=True)
+        return (Pair(model_inputs(x.to(device), self.card), y.to(device)) for x, y in pieces)
 
     def try_step(
         self,
         model: nn.Module,
-        batches: Batches,
+        batches: Feed,
         placement: Placement,
         *,
         wants_ranks: bool,
@@ -167,10 +201,10 @@ class Setup:
         again.to(self.worker.device).train()
         require_alike(first, other.fingerprint(other.module(again), batch), _AGAIN)
 
-    def survey(self, data: Data, refusals: Refusals) -> None:
+    def survey(self, data: AnyData, refusals: Refusals) -> None:
         """Build the user's model once more and note everything in it that ``exact`` refuses."""
         numerics = self._exact_again()
-        model = self._build(numerics.construction(refusals))
+        model = self._build(numerics.construction(refusals)).model
         numerics.survey(model, self.batches(data).micro_batch(0, 0), refusals)
 
     def _exact_again(self) -> ExactNumerics:
@@ -178,7 +212,7 @@ class Setup:
         assert isinstance(numerics, ExactNumerics)
         return numerics
 
-    def trainable(self, model: nn.Module, batches: Batches) -> Trainable:
+    def trainable(self, model: nn.Module, batches: Feed) -> Trainable:
         """The placed model under the strategy, with its optimizer."""
         return Trainable(model=model, batches=batches, worker=self.worker, numerics=self.numerics, params=self.params)
 

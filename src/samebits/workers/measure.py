@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from samebits.records.breakdown import Breakdown
     from samebits.records.run import Rounding
     from samebits.strategies.placement import Placement
-    from samebits.training.batches import Data
+    from samebits.training.datasets import AnyData
     from samebits.training.loop import Trainable
     from samebits.training.setup import Setup
     from samebits.workers.sampler import Sampler
@@ -52,7 +52,7 @@ def measure(
     losses: list[float],
     *,
     untrained: nn.Module | None,
-    data: Data,
+    data: AnyData,
     setup: Setup,
     placement: Placement,
     step_seconds: float,

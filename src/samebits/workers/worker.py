@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from samebits.records.run import Arithmetic
     from samebits.remarks import Note
     from samebits.strategies.placement import Placement
-    from samebits.training.batches import Data
+    from samebits.training.datasets import AnyData
     from samebits.training.loop import Trainable, TrainResult
     from samebits.workers.rank import Phase, Reporter
 
@@ -84,7 +84,7 @@ class Prepared:
 
     trainable: Trainable
     untrained: nn.Module | None
-    data: Data
+    data: AnyData
     host: HostFacts
     nodes: tuple[Node, ...]
     initial_sha256: str

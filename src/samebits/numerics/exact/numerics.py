@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from samebits.models.nested import Nested
     from samebits.numerics.exact.self_test.check import Team
     from samebits.numerics.exact.survey import Refusals
-    from samebits.numerics.interface import AllReduce, MicroBatch
+    from samebits.numerics.interface import AllReduce, LossName, MicroBatch
     from samebits.params.schema import Train
 
 
@@ -58,7 +58,7 @@ class ExactNumerics(Numerics):
         self,
         train: Train,
         device: torch.device,
-        loss: Literal["cross_entropy", "mse"],
+        loss: LossName,
         target_shape: tuple[int, ...],
         *,
         seed: int,
@@ -66,12 +66,17 @@ class ExactNumerics(Numerics):
         samples: int,
         independent: bool,
     ) -> None:
-        self._train, self._device, self._loss = train, device, loss
+        self._train, self._device = train, device
         self.seed, self.shards, self.samples, self.independent = seed, shards, samples, independent
-        self._targets = samples * math.prod(target_shape)
+        self.take_data(loss, target_shape)
         self._groups: list[list[nn.Parameter]] = []
         self.replaced: dict[str, Tensor] = {}
         self.windows = Windows()
+
+    def take_data(self, loss: LossName, target_shape: tuple[int, ...] = ()) -> None:
+        """See ``Numerics.take_data``."""
+        super().take_data(loss)
+        self._targets = self.samples * math.prod(target_shape)
 
     def configure(self) -> None:
         """Choose kernels that the engine can see into."""

@@ -36,6 +36,18 @@ def build_model(
     *,
     rough: bool = False,
 ) -> nn.Module:
+    """The model of ``build_experiment``, which carries its loss and its groups of parameters."""
+    return build_experiment(model, card, seed, within, rough=rough).model
+
+
+def build_experiment(
+    model: Model,
+    card: Card,
+    seed: int,
+    within: AbstractContextManager[object] | None = None,
+    *,
+    rough: bool = False,
+) -> Experiment:
     """Build a model on the CPU in the block ``within``; its random weights are drawn under ``seed``.
 
     ``rough`` weights repeat a few numbers, which is fast. A user's factory is called with ``model.kwargs``, and with
@@ -48,17 +60,17 @@ def build_model(
     within = within or nullcontext()
     if isinstance(model, UserModel):
         with within, portable_initialization(seed, rough=rough):
-            return _build_user_model(model, card)
+            return _call_factory(model, card)
     spec = MODELS[model.name]
     if not spec.fits(card):
         got = f"{card.input_dtype} {card.input_shape} to {card.target_dtype} {card.target_shape}"
         hint = "choose another model, or your own factory"
         raise UserError(f"model.name: {model.name} needs {spec.needs}; the data is {got}", hint=hint)
     with within, portable_initialization(seed, rough=rough):
-        return spec.build(model, card)
+        return Experiment(spec.build(model, card))
 
 
-def _build_user_model(model: UserModel, card: Card) -> nn.Module:
+def _call_factory(model: UserModel, card: Card) -> Experiment:
     factory = import_factory(model.name, Path(model.source) if model.source else None)
     kwargs: dict[str, Any] = dict(model.kwargs)
     try:
@@ -86,6 +98,7 @@ def _build_user_model(model: UserModel, card: Card) -> nn.Module:
         what = f"model.name: {model.name} returned {type(built).__name__}, expected a torch.nn.Module"
         raise UserError(what, hint="return the model, or samebits.Experiment(model, loss)")
     _check_functions(model.name, experiment)
+    _check_data(model.name, experiment, card)
     attach(experiment)
     if lazy := [name for name, value in chain(built.named_parameters(), built.named_buffers()) if is_lazy(value)]:
         what = f"model.name: {model.name} returned a model whose {lazy[0]} has no shape yet"
@@ -93,7 +106,16 @@ def _build_user_model(model: UserModel, card: Card) -> nn.Module:
     if odd := [name for name, value in built.state_dict().items() if not isinstance(value, Tensor)]:
         what = f"model.name: {model.name} returned a model whose state_dict holds {odd[0]}, which is no tensor"
         raise UserError(what, hint="keep it out of get_extra_state: weights are saved as tensors alone")
-    return built
+    return experiment  # type: ignore[no-any-return]
+
+
+def _check_data(name: str, experiment: Any, card: Card) -> None:
+    for field in ("train_data", "test_data"):
+        given = getattr(experiment, field) is not None
+        if given != (card.task == "dataset"):
+            what = f"model.name: {name}: it has {'a' if given else 'no'} {field}, and data.task is {card.task}"
+            hint = "set data.task: dataset, or leave it out" if given else f"give samebits.Experiment a {field}"
+            raise UserError(what, hint=hint)
 
 
 def _check_functions(name: str, experiment: Any) -> None:

@@ -1,0 +1,293 @@
+"""Datasets of the user's own: the samples, their random numbers, and batches by PyTorch's DataLoader."""
+
+import json
+import random
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from ruamel.yaml import YAML
+from torch import nn
+from torch.utils.data import IterableDataset, TensorDataset
+
+from conftest import ROOT, small
+from samebits import Experiment
+from samebits.batch_split import BatchSplit
+from samebits.errors import UserError
+from samebits.models.nested import leaves_of, rows_of
+from samebits.params import parse_params
+from samebits.params.schema import Loader
+from samebits.records.card import read_card
+from samebits.records.run import read_run
+from samebits.training.batches import Batches, load_data
+from samebits.training.datasets import LoadedBatches, Samples, apart, collate, described, in_order
+from samebits.training.models import build
+from samebits.training.models.build import build_experiment
+
+CPU = torch.device("cpu")
+NO_PROCESS, TWO = Loader(num_workers=0), Loader(num_workers=2)
+
+
+@dataclass
+class Item:
+    image: torch.Tensor
+    label: int
+
+
+class Drawing:
+    """Its samples hold numbers of each of the three generators."""
+
+    def __init__(self, count=8):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        drawn = [random.random(), np.random.rand(), torch.rand(()).item()]  # noqa: NPY002
+        return torch.tensor([float(number), *drawn]), number
+
+
+def test_random_numbers_of_a_sample_are_its_own():
+    """Whatever was loaded before, and by which process; they differ between samples, epochs and seeds."""
+    random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
+    samples = Samples("train_data", Drawing(), 8, 5)
+    first = samples.sample((0, 3))[0]
+    assert samples.sample((0, 3))[0].equal(first)
+    another_seed, another_split = Samples("train_data", Drawing(), 8, 6), Samples("test_data", Drawing(), 8, 5)
+    for source, key in ((samples, (1, 3)), (samples, (0, 4)), (another_seed, (0, 3)), (another_split, (0, 3))):
+        assert (source.sample(key)[0][1:] != first[1:]).all()
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # noqa: NPY002
+    for loader in (NO_PROCESS, TWO, Loader(num_workers=3, prefetch_factor=1)):
+        batches = [*in_order(samples, 3, loader, CPU)]
+        assert [rows_of(inputs) for inputs, _ in batches] == [3, 3, 2]
+        assert torch.cat([inputs for inputs, _ in batches])[3].equal(first)
+        assert torch.cat([targets for _, targets in batches]).tolist() == [*range(8)]
+
+
+SPLITS = [
+    BatchSplit(samples=16, shards=None, grad_accum_steps=1),
+    BatchSplit(samples=16, shards=None, grad_accum_steps=2, ranks=2),
+    BatchSplit(samples=16, shards=4, grad_accum_steps=1, ranks=3),
+]
+
+
+@pytest.mark.parametrize("loader", [NO_PROCESS, TWO])
+@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("split", SPLITS)
+def test_batches_are_those_of_the_same_samples_in_memory(split, loader, keeps, data_dir):
+    params = parse_params(small())
+    folder = data_dir(params)
+    card = read_card(folder / "card.json")
+    arrays = load_data(folder, card, "train")
+    samples = Samples("train_data", TensorDataset(*arrays), len(arrays[0]), 0)
+    for rank in range(split.ranks):
+        ours = LoadedBatches(samples, split, loader, rank=rank, seed=0, device=CPU, keeps=keeps)
+        theirs = Batches(arrays, card, split, rank=rank, seed=0, device=CPU)
+        assert (ours.micro_batches, ours.steps_per_epoch) == (theirs.micro_batches, theirs.steps_per_epoch)
+        last = ours.steps_per_epoch
+        for step in (0, 1, 2, last - 1, last, 1, 1, 0):  # on, over an epoch's end, and back, as slices and resumes go
+            ours.ready(step)
+            for index in range(ours.micro_batches):
+                mine, other = ours.micro_batch(step, index), theirs.micro_batch(step, index)
+                assert mine.inputs.equal(other.inputs)
+                assert mine.targets.equal(other.targets)
+                assert mine[2:] == other[2:]
+
+
+class Raising(Drawing):
+    def __getitem__(self, number):
+        return 1 // (number - 5)
+
+
+class Named(Drawing):
+    def __getitem__(self, number):
+        return {"image": torch.ones(2), "file": f"{number}.png"}
+
+
+class Ragged(Drawing):
+    def __getitem__(self, number):
+        return {"ids": torch.ones(number + 1, dtype=torch.int64)}, 0
+
+
+class Typed(Drawing):
+    def __getitem__(self, number):
+        return torch.ones(2, dtype=torch.float64 if number else torch.float32), 0
+
+
+class Optional(Drawing):
+    def __getitem__(self, number):
+        return {"image": 1, **({"mask": 2} if number else {})}
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield 1
+
+
+WRONG = [
+    (Endless(), "train_data: Endless has no samples by number. hint: give a dataset with __len__ and __getitem__"),
+    (5, "train_data: int has no samples by number. hint: "),
+    (Drawing(0), "train_data: it has no samples. hint: give it a length, by __len__"),
+    (Raising(), "train_data: sample 5: ZeroDivisionError: integer division or modulo by zero. hint: see tests/"),
+    (Named(), "train_data: sample 0, file is str, expected a tensor, an array or a number. hint: convert it"),
+    (Ragged(), "train_data: sample 1 has 0.ids: int64 (2,), 1: int64 (), and sample 0 has 0.ids: int64 (1,), 1"),
+    (Typed(), "train_data: sample 1 has 0: float64 (2,), 1: int64 (), and sample 0 has 0: float32 (2,), 1: int64 ()"),
+    (Optional(), "train_data: sample 1 has image: int64 (), mask: int64 (), and sample 0 has image: int64 ()"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("loader", [NO_PROCESS, TWO])
+@pytest.mark.parametrize(("dataset", "message"), WRONG, ids=[message[12:40] for _, message in WRONG])
+def test_what_is_wrong_with_a_dataset_is_said(dataset, message, loader):
+    with pytest.raises(UserError) as caught:
+        list(in_order(Samples("train_data", dataset, 8, 0), 4, loader, CPU))
+    assert str(caught.value).startswith(message)
+
+
+def test_samples_become_tensors_of_any_nesting():
+    value = {"a": np.float32(1.5), "b": (2, True), "c": np.arange(3, dtype=np.int16), "d": 0.5, "e": None}
+    (batch,) = [collate("train_data", [(0, 0), (0, 1)], [Samples("x", [value], 1, 0).sample((0, 0))] * 2)]
+    found = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in leaves_of(batch)}
+    assert found == {"a": ("torch.float32", (2,)), "b.0": ("torch.int64", (2,)), "b.1": ("torch.bool", (2,)),
+                     "c": ("torch.int16", (2, 3)), "d": ("torch.float32", (2,))}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("sample", "loss", "shape", "pair"),
+    [
+        ((torch.ones(3), 1), "cross_entropy", (), True),
+        ([torch.ones(3), torch.ones(4, dtype=torch.int64)], "cross_entropy", (4,), True),
+        ((torch.ones(3), torch.ones(2)), "mse", (2,), True),
+        ((torch.ones(3), {"boxes": torch.ones(2)}), "own", (), True),
+        ({"x": torch.ones(3), "labels": 1}, "own", (), False),
+        ((torch.ones(3),), "own", (), False),
+        (Item(torch.ones(3), 1), "own", (), False),
+    ],
+)
+def test_the_first_sample_shows_which_loss_fits(sample, loss, shape, pair):
+    card = SimpleNamespace(loss="own", target_shape=(), model_copy=lambda update: SimpleNamespace(**update))
+    found = described(card, Samples("train_data", [sample], 1, 0))
+    assert (found.loss, tuple(found.target_shape)) == (loss, shape)
+    assert (apart(sample).targets is None) is not pair
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "message"),
+    [
+        ("dataset", {}, "it has no train_data, and data.task is dataset. hint: give samebits.Experiment a train_data"),
+        ("dataset", {"train_data": Drawing()}, "it has no test_data, and data.task is dataset"),
+        ("vectors", {"train_data": Drawing()}, "it has a train_data, and data.task is vectors. hint: set data.task"),
+    ],
+)
+def test_data_of_the_factory_and_data_of_the_params_are_told_apart(task, given, message, monkeypatch):
+    monkeypatch.setattr(build, "import_factory", lambda name, source: lambda: Experiment(nn.Linear(2, 2), **given))
+    model = parse_params(small(model={"name": "mine:make"})).model
+    with pytest.raises(UserError, match=f"model.name: mine:make: {message}"):
+        build_experiment(model, SimpleNamespace(task=task), 0)
+
+
+def test_a_built_in_model_has_no_dataset():
+    with pytest.raises(UserError, match=r"model\.name: got 'mlp', accepts a factory of your own for data.task dataset"):
+        parse_params({"data": {"task": "dataset"}})
+
+
+MINE = """
+import random
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+from samebits import Experiment
+
+class Points(torch.utils.data.Dataset):
+    def __init__(self, count, first=0, form="pair"):
+        self.count, self.first, self.form = count, first, form
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, number):
+        point = np.random.default_rng(self.first + number).normal(size=6).astype("float32")
+        label = int(point[:3].sum() > point[3:].sum())
+        point = torch.from_numpy(point) + 0.05 * torch.randn(6) + 0.01 * random.random()  # augmented
+        if self.form == "pair":
+            return point, label
+        return {"left": point[:3], "right": point[3:], "labels": label}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right, self.top = nn.Linear(3, 8), nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, left, right, labels):
+        logits = self.top(torch.tanh(self.left(left) + self.right(right)))
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+def pairs():
+    return Experiment(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)),
+                      train_data=Points(512), test_data=Points(128, 10**6))
+
+def of_each(outputs, batch):
+    return F.cross_entropy(outputs["logits"], batch["labels"], reduction="none")
+
+def whole():
+    return Experiment(Net(), of_each,
+                      train_data=Points(512, form="whole"), test_data=Points(128, 10**6, form="whole"))
+
+def its_own_loss():
+    return Experiment(Net(), train_data=Points(512, form="whole"), test_data=Points(128, 10**6, form="whole"))
+"""
+DATA = {"task": "dataset", "num_samples": 512, "test_samples": 128}
+
+
+@pytest.fixture
+def mine(stage, data_dir):
+    """Train one of the experiments, by its name."""
+    (stage.folder / "mine.py").write_text(MINE)
+
+    def train(factory, strategy, numerics, *arguments, **settings):
+        defaults = {"optimizer": {"name": "adam", "lr": 0.02}, "global_batch_size": 64, "epochs": 3, "repeats": 1}
+        params = {
+            "data": DATA, "model": {"name": f"mine:{factory}"},
+            "train": {**defaults, "oversubscribe": True, "numerics": ["fast", "exact"], **settings},
+        }  # fmt: skip
+        data = data_dir(stage.write_params(params))
+        stage.train(data, strategy, "--numerics", numerics, *arguments)
+        return read_run(stage.folder / f"runs/{strategy}-{numerics}")
+
+    return train
+
+
+@pytest.mark.parametrize(
+    "factory", ["pairs", *(pytest.param(name, marks=pytest.mark.slow) for name in ("whole", "its_own_loss"))]
+)
+def test_a_dataset_trains_alike_under_every_strategy_and_number_of_loaders(factory, mine):
+    single = mine(factory, "single", "fast")
+    assert single.losses[-1] < 0.9 * single.losses[0]
+    assert mine(factory, "ddp", "fast").losses == pytest.approx(single.losses, rel=1e-4)
+    exact = mine(factory, "single", "exact", loader={"num_workers": 0})
+    assert exact.losses == pytest.approx(single.losses, rel=1e-3)
+    for count, workers in (("2", 0), ("3", 1)):
+        again = mine(factory, "ddp", "exact", "--num-devices", count, loader={"num_workers": workers})
+        assert (again.record.weights_sha256, again.losses) == (exact.record.weights_sha256, exact.losses)
+
+
+def test_the_guides_dataset_trains(stage, data_dir):
+    text = (ROOT / "docs/guides/your-own-data.md").read_text().partition("```python\n# mydata.py\n")[2]
+    (stage.folder / "mydata.py").write_text(text.partition("```")[0])
+    given = YAML(typ="safe").load(text.partition("```yaml\n")[2].partition("```")[0])
+    given["data"] |= {"num_samples": 512, "test_samples": 128}
+    given["train"] |= {"global_batch_size": 128, "repeats": 1, "epochs": 4}
+    data = data_dir(stage.write_params(given))
+    stage.train(data, "single", "--numerics", "exact")
+    losses = read_run(stage.folder / "runs/single-exact").losses
+    assert losses[-1] < 0.7 * losses[0]
+    stage.well("evaluate", "--data-dir", str(data), "runs/single-exact")
+    (found,) = (stage.folder / "reports/evaluation").glob("*.json")
+    evaluation = json.loads(found.read_text())
+    assert (evaluation["samples"], evaluation["floor"]) == (128, None)
+    assert evaluation["accuracy"] > 0.5
