@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from safetensors import SafetensorError
 
-from samebits.errors import HostError, Interrupted, UserError, WorkerError, exit_on_error, from_exit_code
+from samebits.errors import HostError, Interrupted, UserError, WorkerError, exit_on_error, from_exit_code, one_line
 from samebits.files import atomic, read_json, remove, scratch_folder, settle, write_json, write_text
 from samebits.hashes import sha256, sha256_tree
 from standins import raising
@@ -266,6 +266,13 @@ def test_no_error_and_no_traceback_shows_a_password(text, shown, capsys):
     assert "Traceback" in said
     assert said.count(shown) == 3
     assert "S3CRET" not in said
+
+
+@pytest.mark.parametrize("text", ["://a:" * 2**18, "a@" + "://a:" * 2**18, "://a:1/" * 2**17 + "@", "http://" * 2**17])
+@pytest.mark.attack("a malicious server")
+def test_a_text_of_any_length_is_masked_at_once(text):
+    """A regular expression may need the square of its length, and holds the interpreter meanwhile."""
+    assert len(one_line(text)) < 5000
 
 
 def test_an_unexpected_exception_keeps_its_traceback():

@@ -56,11 +56,19 @@ class SamebitsError(WithHint, Exception):
 
 def without_password(text: str) -> str:
     """The text with ``***`` for passwords in addresses, ``http://user:***@host``, and for credentials in headers."""
-    # A password ends at the last @ before the path. As SQLAlchemy reads it, it may have slashes, unless it is a port.
-    text = re.sub(r"(://[^/\s:]*):(?:[^/\s]*|(?!\d+/)[^\s@]*)@", r"\1:***@", text)
+    text = re.sub(r"\S+", _without_logins, text)
     text = re.sub(r"(https?://)[^/\s:@]+@(?![^/\s]*@)", r"\1***@", text)  # a token in place of a name
     text = re.sub(rf"(?i)([?&](?:[\w-]*(?:{_MASKED})|sig)=)[^&\s#]*", r"\1***", text)
     return re.sub(r"\b(Basic|Bearer) [\w+/.~=-]{16,}", r"\1 ***", text)
+
+
+def _without_logins(word: re.Match[str]) -> str:
+    """A word with ``***`` for passwords in addresses, in a time that is linear: the word may be a stranger's."""
+    head, at, rest = word[0].rpartition("@")
+    if not at or "://" not in head:
+        return word[0]
+    # A password ends at the last @ before the path. As SQLAlchemy reads it, it may have slashes, unless it is a port.
+    return re.sub(r"(://[^/\s:]*):(?:[^/\s]*|(?!\d+/)[^\s@]*)@", r"\1:***@", head + at) + rest
 
 
 def one_line(text: str) -> str:
@@ -68,8 +76,8 @@ def one_line(text: str) -> str:
 
     The text may come from others, such as an exception of the model, or contain names of files and keys.
     """
-    text = printable(without_password(" ".join(text.split())))
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+    text = without_password(" ".join(text.split()))
+    return printable(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}")
 
 
 _BLANK = {"\u034f", "\u115f", "\u1160", "\u17b4", "\u17b5", "\u2800", "\u3164", "\uffa0",

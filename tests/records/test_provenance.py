@@ -108,7 +108,7 @@ def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monk
 @pytest.mark.parametrize(
     ("name", "is_taken"),
     [
-        ("new.py", True), ("keys.py", True), ("keys/new.py", True), ("environment.yml", True),
+        ("new.py", True), ("keys.py", True), ("environment.yml", True),
         ("package/monkey.py", True),
         (".env", False), ("package/.env", False), (".env.local", False), ("prod.env", False),
         ("credentials.json", False), ("id_ed25519", False), ("server.key", False), ("my-secrets.yaml", False),
@@ -116,13 +116,19 @@ def test_the_patch_gives_the_working_tree_back(where, repository, tmp_path, monk
         ("rclone.conf", False), ("hf_token", False), ("tokens.json", False), ("private-key.txt", False),
         ("deploy_key", False), ("key.txt", False), ("keys.json", False), ("private.pem.bak", False),
         ("credentials/prod.txt", False), (".ssh/work", False), ("_netrc", False), ("server.key.old", False),
+        ("privkey", False), ("deploykey", False), ("krb5.keytab", False), ("signing.p8", False), ("my_id_rsa", False),
+        ("netrc", False), (".netrc.bak", False), ("passphrase.txt", False), ("keys/prod.json", False),
+        ("tokens/a.txt", False), (".config/gh/hosts.yml", False), ("terraform.tfstate", False), ("turkey.py", True),
         ("tokenizer.py", True), ("tokenize.py", True), ("tokenizer.json", True), ("subtoken.py", True),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize("staged", [[], ["add"], ["add", "--intent-to-add"]])
 @pytest.mark.attack("a malicious repository or patch")
-def test_a_patch_has_no_file_whose_name_says_that_it_holds_secrets(name, is_taken, repository):
-    (repository / name).parent.mkdir(exist_ok=True)
+def test_a_patch_has_no_file_whose_name_says_that_it_holds_secrets(staged, name, is_taken, repository):
+    (repository / name).parent.mkdir(parents=True, exist_ok=True)
     (repository / name).write_text("S3NTINEL\n")
+    if staged:
+        git(repository, *staged, "--", name)
     patch, omitted = git_patch()
     assert (b"S3NTINEL" in patch) == is_taken
     assert omitted == ([] if is_taken else [name])

@@ -31,7 +31,7 @@ from samebits.tracking import download, limits
 from samebits.tracking.delivery import Delivery, sync
 from samebits.tracking.download import find_run_files
 from samebits.tracking.limits import require_own_place
-from samebits.tracking.store import answers, connect, tracking_uri
+from samebits.tracking.store import answers, connect, errors_of_the_store, tracking_uri
 from standins import Handler, serving
 
 RUN = "0" * 32
@@ -53,7 +53,8 @@ def test_artifact_places_of_the_server_itself_and_object_stores_are_accepted(uri
     ["mlflow-artifacts://other.example/1", "mlflow-artifacts://mlflow.example/1", "file:///home/me/.ssh", "/home/me",
      "home", "http://mlflow.example:5000/1", "https://mlflow.example:5000/1", "ftp://mlflow.example/1", "sftp://h/1",
      "hdfs://h/1", "dbfs:/1", "models:/1", "r2://bucket@evil.example/1", "b2://bucket@evil.example/1",
-     "MLFLOW-ARTIFACTS://other.example/1", "FILE:///home/me"],
+     "MLFLOW-ARTIFACTS://other.example/1", "FILE:///home/me", "abfss://box@account.evil.example/1",
+     "abfss://box@account.dfs.core.windows.net.evil.example/1", "abfss://box@account.dfs.core.windows.net:1/1"],
 )  # fmt: skip
 @pytest.mark.attack("a malicious server")
 def test_other_artifact_places_are_refused_without_showing_a_password(uri):
@@ -276,6 +277,7 @@ class Hostile(Handler):
         self.answer(gzip.compress(bytes(2**28)), Content_Encoding="gzip")
 
     def elsewhere(self):
+        self.server.count = getattr(self.server, "count", 0) + 1
         self.begin(307, Location=self.server.elsewhere)
 
     def escapes(self):
@@ -322,6 +324,32 @@ def test_the_doctor_names_the_address_that_a_server_redirects_to(elsewhere, says
     hostile.does, hostile.elsewhere = "elsewhere", elsewhere
     finding = ask(os.environ["MLFLOW_TRACKING_URI"])
     assert (finding.status, finding.text) == ("failed", says.format(here=f"127.0.0.1:{hostile.server_port}"))
+
+
+@pytest.mark.attack("a malicious server")
+def test_an_answer_may_lead_on_three_times(hostile):
+    """Each may take its time."""
+    hostile.does, hostile.elsewhere = "elsewhere", f"{hostile.url}/x"
+    finding = ask(os.environ["MLFLOW_TRACKING_URI"])
+    assert (finding.status, hostile.count <= 5) == ("failed", True)
+
+
+@pytest.mark.attack("another user of the host")
+def test_where_a_server_leads_is_said_without_a_token(hostile, monkeypatch):
+    hostile.does, hostile.elsewhere = "elsewhere", "http://S3CRET@elsewhere.example/x"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://S3CRETTOKEN@127.0.0.1:{hostile.server_port}")
+    said = f"at 127.0.0.1:{hostile.server_port} leads to http://elsewhere.example/x"
+    with pytest.raises(HostError, match=said), errors_of_the_store():
+        connect(tracking_uri()).search_experiments()
+
+
+def test_the_case_of_a_host_and_its_usual_port_do_not_matter(monkeypatch):
+    monkeypatch.setattr(limits, "_hosts", set())
+    limits.allow_host("HTTPS://MLflow.Example/base")
+    limits._require_known_host("https://me@mlflow.example:443/api")
+    for url in ("https://mlflow.example:444/api", "http://mlflow.example/api", "https://other.example/api"):
+        with pytest.raises(HostError, match="MLflow's server sends a request to"):
+            limits._require_known_host(url)
 
 
 @pytest.mark.attack("a malicious server")

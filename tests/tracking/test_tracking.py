@@ -2,6 +2,7 @@
 
 import base64
 import errno
+import io
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from mlflow.exceptions import MlflowException
@@ -46,7 +48,7 @@ from samebits.files import write_json
 from samebits.host import counters, host_facts
 from samebits.params.schema import Tracking
 from samebits.records import log as events_of_a_log
-from samebits.records.log import LOGS, EndEvent, LossesEvent, line_of
+from samebits.records.log import LOGS, EndEvent, LossesEvent, _brought, all_logs, line_of
 from samebits.records.provenance import GitState, Provenance, provenance_of
 from samebits.records.run import FILES, TRACE, read_run
 from samebits.results.remarks import SpokenRemark
@@ -56,7 +58,7 @@ from samebits.tracking import delivery, download, recorder, reproduce, sender, s
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import Delivery, deliver, sync
 from samebits.tracking.download import find_run_files
-from samebits.tracking.recorder import events
+from samebits.tracking.recorder import events, record_all
 from samebits.tracking.reproduce import Recorded, Reproduction, log_reproduction
 from samebits.tracking.store import RUN_TAG, connect, tracking_uri
 from samebits.tracking.ui import link
@@ -1191,13 +1193,21 @@ def patched(tmp_path, monkeypatch):
     return be
 
 
+def npy(array):
+    """The bytes of a file of NumPy's."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+NUMBERS = npy(np.arange(3))
 LONG = b"".join(b"line %d\n" % number for number in range(3000))
 
 
 @pytest.mark.parametrize(
     ("files", "attributes", "lines"),
     [
-        ({"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.npy": b"\x93NUMPY\1\0"}, "",
+        ({"net.py": b"a = 2\n", "new/more.py": b"b = 3\n", "data.npy": NUMBERS}, "",
          ["changed: net.py", "new: new/more.py", "new, binary data: data.npy", "-a = 1", "+a = 2", "+b = 3"]),
         ({"net.py": None}, "", ["removed: net.py", "-a = 1"]),
         ({"net.py": b"import os\n"}, "*.py binary", ["+import os"]),
@@ -1245,6 +1255,8 @@ def test_a_file_below_a_submodule_is_shown(patched, tmp_path):
         ("latin.py", b"# coding: latin-1\na = '\xe9'\n", b""),
         (os.fsdecode(b"\xff.pyc"), b"\0\2", b""),
         ("weights.npy", b"\x80\4\0", b""),  # a pickle
+        ("objects.npy", npy(np.array([{}], dtype=object)), b""),
+        ("numbers.npy", NUMBERS + b"\x80\4\0", b""),  # numbers, and what another reader takes for its beginning
         ("weights.safetensors", b"\x80\4NJ\0\0\0\0{}\0", b""),  # the same, as a header could begin
         ("clip.gif", b"GIF8\0\0\0\0\0", b""),  # bytes that a pickle may begin with
         ("more.npz", b"PK\3\4\0", b""),
@@ -1261,8 +1273,10 @@ def test_a_binary_file_that_may_be_code_is_refused(name, content, attribute, pat
 
 
 @pytest.mark.parametrize(
-    "line", ["# coding: utf7", "# -*- coding: raw_unicode_escape -*-", "#!x\n# vim: coding=latin-1"]
-)
+    "line",
+    ["# coding: utf7", "# -*- coding: raw_unicode_escape -*-", "#!x\n# vim: coding=latin-1", "\r# coding: utf7",
+     "\f\r# coding: utf7", " \r\n# coding: utf7"],
+)  # fmt: skip
 @pytest.mark.attack("a malicious repository or patch")
 def test_a_text_that_python_reads_in_another_way_is_refused(line, patched, tmp_path):
     made = patched({"net.py": f"{line}\n# +AAo-import os\n".encode()})
@@ -1304,6 +1318,42 @@ def test_a_commit_that_none_of_the_clones_branches_has_is_said(patched, tmp_path
     assert text in made.describe().splitlines()
 
 
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_long_line_does_not_push_the_question_away(tmp_path):
+    lines = ["x" * 10**6, "short", *["y"] * 500]
+    shown = reproduce._first_of(lines, tmp_path / "all")
+    assert max(map(len, shown)) < 500
+    assert shown[1] == "short"
+    assert shown[-1] == (
+        f"... 102 more lines and the rest of lines that end in ..., as long as you are asked in {tmp_path / 'all'}"
+    )
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_log_that_git_has_brought_is_delivered_nowhere(repository):
+    """It names the server that is to get the files of a run."""
+    path = finish(start("one"))
+    assert all_logs() == [path]
+    git(repository, "init", "--quiet")
+    git(repository, "add", "--force", str(path))
+    _brought.cache_clear()
+    assert (all_logs(), sync()) == ([], (0, {}))
+    _brought.cache_clear()
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_link_among_the_files_of_a_run_is_not_followed(repository, tmp_path_factory):
+    private = tmp_path_factory.mktemp("home") / "id_rsa"
+    private.write_text("a key")
+    write_files(repository / "run", "one")
+    run = read_run(repository / "run")
+    (repository / "run/losses.csv").unlink()
+    (repository / "run/losses.csv").symlink_to(private)
+    with pytest.raises(UserError, match=r"run/losses\.csv: a link, whose file is not the run's"):
+        record_all(connect(tracking_uri()), events(run))
+    assert [*(repository / "mlartifacts").rglob("losses.csv")] == []
+
+
 KWARGS = "  kwargs: {act: {target: os.system}, act.target: torch.nn.ReLU, 1: 2, '1': 3, hooks: {}, on: true}\n"
 
 
@@ -1324,15 +1374,21 @@ def test_no_two_params_are_shown_as_one(tmp_path, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(("name", "refused"), [("torch:load", True), ("torch.hub:load", True), ("mine:make", False),
-                                               ("pack.net:make", False), ("mlp", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [("torch:load", True), ("torch.hub:load", True), ("mine:make", False), ("pack.net:make", False), ("mlp", False),
+     ("numpy:load", True), ("numpy.net:load", True), ("samebits.cli:reproduce", True), ("pack.other:make", True),
+     ("nowhere:make", True), ("pipeline.train:main", True)],
+)  # fmt: skip
 @pytest.mark.attack("a malicious repository or patch")
 def test_a_factory_that_nobody_was_shown_is_refused(name, refused, tmp_path, monkeypatch):
     """Such as one that loads a pickle; the commit's own params may name any."""
     monkeypatch.chdir(ROOT)
     tree = tmp_path / "tree"
-    (tree / "src/pack").mkdir(parents=True)
-    (tree / "mine.py").touch()
+    for file in ("src/pack/net.py", "mine.py", "numpy/net.py", "src/samebits/cli.py", "pipeline/train.py"):
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        (tree / file).touch()
+    (tree / "src/samebits/__init__.py").touch()
     commit = git(ROOT, "rev-parse", "HEAD").strip()
     made = recorded(tmp_path / "run", f"model: {{name: '{name}'}}\n", commit=commit)
     if not refused:

@@ -50,7 +50,7 @@ class SlurmJob:
         """A new job; its command gets ``environ``, the folder for exit reports, and a secret."""
         name = f"samebits-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         folder = (LAUNCHES / name).resolve()
-        told = {SECRET: secrets.token_hex(16), **environ, FOLDER: str(folder)}
+        told = {**environ, SECRET: environ.get(SECRET) or secrets.token_hex(16), FOLDER: str(folder)}
         return cls(cluster=cluster, command=command, environ=told, folder=folder, name=name)
 
     @property

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import functools
 import os
 import secrets
+import subprocess
 import sys
 import time
 import zlib
@@ -152,9 +154,22 @@ def parse_event(line: bytes, log: Path) -> Event:
 
 
 def all_logs(but: Container[Path] = ()) -> list[Path]:
-    """The logs of this repository that this user may read, sorted by name. Only regular files count."""
-    found = (path for path in sorted(LOGS.glob("*.jsonl")) if path not in but)
-    return [path for path in found if path.is_file() and os.access(path, os.R_OK)]
+    """The logs of this repository that this user may read, sorted by name, but for those that git has brought.
+
+    Only regular files count.
+    """
+    found = (path for path in sorted(LOGS.glob("*.jsonl")) if path not in but and path.name not in _brought(Path.cwd()))
+    return [path for path in found if path.is_file() and not path.is_symlink() and os.access(path, os.R_OK)]
+
+
+@functools.cache
+def _brought(root: Path) -> frozenset[str]:
+    """Names of files among the logs that git tracks: another's, who says where they are to be delivered."""
+    command = ["git", "ls-files", "-z", "--", str(LOGS)]
+    with suppress(OSError):
+        listed = subprocess.run(command, cwd=root, capture_output=True, check=False).stdout
+        return frozenset(Path(os.fsdecode(name)).name for name in listed.split(b"\0") if name)
+    return frozenset()
 
 
 def count_hidden_logs() -> int:

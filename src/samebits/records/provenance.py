@@ -26,15 +26,18 @@ _PLAIN = ("--cached", "--binary", "--full-index", "--no-color", "--no-ext-diff",
           "--src-prefix=a/", "--dst-prefix=b/", "-O/dev/null")  # fmt: skip
 """A patch of the index that `git apply` takes, whatever the user's settings of git are."""
 _SECRET = re.compile(
-    r"^\.env|\.env$|\.(pem|key|p12|pfx|jks|keystore|kdbx|ovpn|ppk|gpg|asc|der)(\.|$)|^id_(rsa|dsa|ecdsa|ed25519)|"
-    r"^[._](netrc|npmrc|pypirc|pgpass|htpasswd|s3cfg|boto|dockercfg|my\.cnf|mylogin\.cnf)$|"
-    r"^(rclone\.conf|kaggle\.json|auth\.json)$|(^|[._-])keys?(\.(?!py$)|$)|"
-    r"^kubeconfig|secret|credential|passw|vault.?pass|service.?account|(api|access|private).?key|"
+    r"^\.env|\.env$|\.(pem|key|p8|p12|pfx|jks|keystore|keytab|kdbx|ovpn|ppk|gpg|asc|der|tfstate|tfvars)(\.|$)|"
+    r"(^|[._-])(id_(rsa|dsa|ecdsa|ed25519)|netrc)|"
+    r"^[._](npmrc|pypirc|pgpass|htpasswd|s3cfg|boto|dockercfg|my\.cnf|mylogin\.cnf)$|"
+    r"^(rclone\.conf|kaggle\.json|auth\.json)$|(^|[._-]|priv|deploy|ssh|root)keys?(\.(?!py$)|$)|"
+    r"^kubeconfig|secret|credential|passw|passphrase|vault.?pass|service.?account|(api|access|private).?key|"
     r"(?<![a-z])tokens?(?![a-z])",  # not a tokenizer
     re.IGNORECASE,
 )
 """Names of files that usually hold secrets. A patch leaves them out."""
-_SECRET_FOLDER = re.compile(r"^\.(ssh|gnupg|kube|aws|docker)$|secret|credential|passw", re.IGNORECASE)
+_SECRET_FOLDER = re.compile(
+    r"^\.(ssh|gnupg|kube|aws|azure|docker|config)$|^(keys|tokens)$|secret|credential|passw", re.IGNORECASE
+)
 
 RECORDED = (
     "ATEN_CPU_CAPABILITY", "CUBLAS_EMULATE_DOUBLE_PRECISION", "CUBLAS_EMULATE_SINGLE_PRECISION",
@@ -125,8 +128,14 @@ def _size(path: Path) -> int | None:
         return None
 
 
+def _stays(name: str, size: int) -> bool:
+    """Whether a new file is no part of a patch: it is large, or its name or a folder's is that of a secret."""
+    *folders, last = PurePosixPath(name).parts
+    return size > _MAX_UNTRACKED_BYTES or bool(_SECRET.search(last) or any(map(_SECRET_FOLDER.search, folders)))
+
+
 def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
-    """All changes on top of the commit as a binary patch with small untracked files, and the names it leaves out.
+    """All changes on top of the commit as a binary patch with small new files, and the names it leaves out.
 
     With ``python_only``, Python modules are the only untracked files in it, without growing logs, for example. The
     user's index and objects stay as they are, because git works on copies in a temporary folder.
@@ -137,13 +146,7 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
     untracked = _git(*everything, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
     sizes = {name: _size(top / name) for name in map(os.fsdecode, untracked) if name}
     there = {name: size for name, size in sizes.items() if size is not None}  # git refuses to add missing files
-    omitted = [
-        name
-        for name, size in there.items()
-        if size > _MAX_UNTRACKED_BYTES
-        or _SECRET.search(PurePosixPath(name).name)
-        or any(map(_SECRET_FOLDER.search, PurePosixPath(name).parts[:-1]))
-    ]
+    omitted = [name for name, size in there.items() if _stays(name, size)]
     taken = set(there) - set(omitted)
     if python_only:
         taken = {name for name in taken if name.endswith(".py")}
@@ -159,6 +162,13 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.resolve()),
         }
         _git(*everything, "add", "--update", "--", *scope, **environ)
+        new = ("-z", "--name-only", "--diff-filter=A")
+        added = _git(*everything, "diff", *_PLAIN, *new, "HEAD", "--", *scope, **environ).split(b"\0")
+        names = [os.fsdecode(name) for name in added if name]
+        staged = [name for name in names if _stays(name, _size(top / name) or 0)]
+        omitted += staged
+        removed = "".join(f"{name}\0" for name in staged)
+        _git(*everything, "update-index", "-z", "--force-remove", "--stdin", written=removed, **environ)
         listed = "".join(f":(top,literal){name}\0" for name in sorted(taken))
         _git(*everything, "add", "--pathspec-from-file=-", "--pathspec-file-nul", written=listed, **environ)
         patch = _git(*everything, "diff", *_PLAIN, "HEAD", "--", *scope, **environ)

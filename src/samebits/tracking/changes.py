@@ -6,10 +6,13 @@ import difflib
 import os
 import re
 import stat
+import sys
+from importlib.machinery import PathFinder
 from itertools import takewhile
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from samebits.errors import UserError, printable
@@ -17,7 +20,7 @@ from samebits.hashes import sha256
 
 _KEPT_BYTES = 1 << 20  # of a file, so that its lines can be compared later
 _COMPARED_LINES = 2000  # difflib's time grows with their square
-_DATA = {".npy": b"\x93NUMPY", ".png": b"\x89PNG\r\n", ".jpg": b"\xff\xd8\xff", ".jpeg": b"\xff\xd8\xff",
+_DATA = {".png": b"\x89PNG\r\n", ".jpg": b"\xff\xd8\xff", ".jpeg": b"\xff\xd8\xff",
          ".wav": b"RIFF", ".flac": b"fLaC", ".parquet": b"PAR1"}  # fmt: skip
 """How files of data begin, by suffix. No pickle and no archive, which can hold code, begins so."""
 
@@ -87,13 +90,25 @@ def _is_data(path: Path) -> bool:
                 return True
         except SafetensorError:
             return False
+    if suffix == ".npy":
+        return _is_array(path)
     with path.open("rb") as stream:
         return suffix in _DATA and stream.read(8).startswith(_DATA[suffix])
 
 
+def _is_array(path: Path) -> bool:
+    """Whether a file is one array of numbers, and nothing else: an array of objects is a pickle."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError):
+        return False
+    return bool(array.offset + array.nbytes == path.stat().st_size)
+
+
 def _coding(lines: list[str]) -> str | None:
-    """The encoding that the first two lines name to Python; None for its default."""
-    found = (re.match(r"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in lines[:2])
+    """The encoding that the first two lines name to Python, for which a carriage return ends a line too."""
+    first = "\n".join(lines[:2]).replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    found = (re.match(r"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)", line) for line in first)
     names = [match[1] for match in found if match and match[1].lower().replace("_", "-") not in ("utf-8", "utf8")]
     return names[0] if names else None
 
@@ -133,3 +148,18 @@ def _difference(name: str, old: list[str], new: list[str]) -> list[str]:
 def _same_lines(one: list[str], other: list[str]) -> int:
     """The number of equal lines at the begin of both."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def is_shown(module: str, tree: Path) -> bool:
+    """Whether Python would take a module from the user's part of ``tree``. Nothing is imported."""
+    where: Any = [str(tree / "src"), str(tree), *sys.path]
+    origin = None
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        spec = PathFinder.find_spec(".".join(parts[:count]), where)
+        if spec is None:
+            return False
+        origin, where = spec.origin, spec.submodule_search_locations or []
+    file = Path(origin or "/").resolve()
+    kits = (tree / "src/samebits", tree / "pipeline")
+    return file.is_relative_to(tree.resolve()) and not any(file.is_relative_to(one.resolve()) for one in kits)

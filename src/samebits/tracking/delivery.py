@@ -7,6 +7,7 @@ of the same lines changes nothing.
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -254,7 +255,10 @@ def sync() -> tuple[int, dict[Path, str]]:
                 delivery.try_again()
                 if delivery.done:
                     continue
-                delivery.aim(without_password(tracking_uri()))
+                here = without_password(tracking_uri())
+                delivery.aim(here)
+                if delivery.uri != here:
+                    sys.stderr.write(f"{log.name} goes on to {one_line(delivery.uri)}, where its run began\n")
             deliver(log)
         except Exception as error:  # noqa: BLE001 - each log has its own report
             problems[log] = one_line(str(error))

@@ -43,6 +43,7 @@ _MEMORY = 2**30  # bytes of this process: files are streamed, and a list of file
 _MORE = ("params.yaml", "provenance.json")  # more files of a run that can be made again
 _FILE_NAME = re.compile(r"\w[\w.-]*")
 _POLL_SECONDS = 0.1
+_STILL_SECONDS = 5 * ANSWER_SECONDS
 _SAID_SECONDS = 15.0  # how often a long fetch says how far it is
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -95,12 +96,18 @@ def fetch(run_id: str, folder: Path, *, everything: bool = False) -> Path:
     call = {"run_id": run_id, "folder": str(folder), "seconds": ANSWER_SECONDS, "everything": everything}
     command = [sys.executable, "-P", "-m", "samebits.tracking.download", json.dumps(call)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        size, grew = -1, time.monotonic()
         while True:
             try:
                 stdout, stderr = process.communicate(timeout=_SAID_SECONDS)
                 break
             except subprocess.TimeoutExpired:
-                sys.stderr.write(f"fetching run {run_id}: {_size(folder) / 2**20:.0f} MiB so far\n")
+                if (now := _size(folder)) != size:
+                    size, grew = now, time.monotonic()
+                if time.monotonic() > grew + _STILL_SECONDS:  # its own watch did not end it
+                    process.kill()
+                    raise HostError(f"run {run_id}: nothing has come for minutes", hint=HINT) from None
+                sys.stderr.write(f"fetching run {run_id}: {size / 2**20:.0f} MiB so far\n")
             except BaseException:  # a signal
                 process.kill()
                 raise

@@ -5,6 +5,7 @@ Neither requests nor MLflow sets any of them.
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from contextlib import contextmanager
@@ -23,9 +24,11 @@ ANSWER_SECONDS = 60.0
 """Time limit for an answer, and for a list of files."""
 SLOWEST = 2**18
 """Slowest accepted rate of a file, in bytes a second."""
+_MOST_REDIRECTS = 3  # each may take the time of an answer
 _LARGEST = 2**24  # bytes of an answer of the API, which lists runs page by page
 HINT = "ask who runs the server; see `samebits doctor`"
 
+_AZURE = re.compile(r"[^@]+@[\w-]+\.dfs\.core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)")
 _OBJECT_STORES = {"s3", "gs", "wasbs", "abfss"}
 """Schemes whose hosts are set by the environment or the cloud, so that no login goes to another host."""
 
@@ -35,6 +38,7 @@ def guard_client() -> None:
     """Apply these limits to MLflow's client. Files that are streamed to the disk have their own limits."""
     guard_places(require_own_place)
     from mlflow.utils import request_utils
+    from requests import sessions
     from requests.utils import super_len
 
     class Limited(request_utils.TCPKeepAliveHTTPAdapter):
@@ -57,10 +61,11 @@ def guard_client() -> None:
             return response
 
     request_utils.TCPKeepAliveHTTPAdapter = Limited  # type: ignore[misc]
+    sessions.DEFAULT_REDIRECT_LIMIT = _MOST_REDIRECTS
     _refuse_other_transfers()
 
 
-_hosts: set[str] = set()
+_hosts: set[tuple[str, int]] = set()
 _refused: list[HostError] = []
 
 
@@ -73,13 +78,19 @@ def allow_host(uri: str) -> None:
     """Let requests go to the server of a store, and from then on to no host but those of such stores."""
     parts = urlsplit(uri)
     if parts.scheme in ("http", "https"):
-        _hosts.add(parts.netloc.rpartition("@")[2])
+        _hosts.add(_host_of(uri))
+
+
+def _host_of(url: str) -> tuple[str, int]:
+    """The host of an address, in lower case, and its port."""
+    parts = urlsplit(url)
+    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
 
 def _require_known_host(url: str) -> None:
-    host = urlsplit(url).netloc.rpartition("@")[2]
-    if _hosts and host not in _hosts:
-        raise HostError(f"MLflow's server sends a request to {host}", hint=HINT)
+    host, port = _host_of(url)
+    if _hosts and (host, port) not in _hosts:
+        raise HostError(f"MLflow's server sends a request to {host}:{port}", hint=HINT)
 
 
 def _refuse_other_transfers() -> None:
@@ -118,7 +129,8 @@ def _require_same_host(response: Response) -> None:
     if response.is_redirect:
         here, there = urlsplit(response.url), urlsplit(urljoin(response.url, response.headers["location"]))
         if there.hostname != here.hostname or there.port != here.port or there.scheme not in (here.scheme, "https"):
-            text = f"MLflow's server at {here.netloc} leads to {there.geturl() or 'nowhere'}"
+            to = there._replace(netloc=there.netloc.rpartition("@")[2]).geturl() or "nowhere"
+            text = f"MLflow's server at {here.netloc.rpartition('@')[2]} leads to {to}"
             raise HostError(text, hint="if that is yours, name it in MLFLOW_TRACKING_URI")
 
 
@@ -159,7 +171,9 @@ def guard_places(check: Callable[[str, str], None]) -> None:
 def require_own_place(artifact_uri: str, tracking_uri: str) -> None:
     """Raise UserError: the server names a place for files that is neither its own nor an object store."""
     server, place = urlsplit(tracking_uri), urlsplit(artifact_uri)
-    if server.scheme not in ("http", "https") or place.scheme in _OBJECT_STORES:
+    if server.scheme not in ("http", "https") or (place.scheme in _OBJECT_STORES and place.scheme != "abfss"):
+        return
+    if place.scheme == "abfss" and _AZURE.fullmatch(place.netloc):  # MLflow would log in to any host
         return
     if place.scheme == "runs":  # MLflow resolves it to the place of the run's files, and checks that too
         return

@@ -174,8 +174,12 @@ class Recorder:
     def _artifacts(self, key: str, folder: Path) -> None:
         """Upload the run's files, and tag the run if a later training has replaced them before or meanwhile."""
         record = _record_of(key, folder)
+        names = (*FILES, *((TRACE,) if (folder / TRACE).is_file() else ()))
+        if links := [name for name in names if (folder / name).is_symlink()]:
+            hint = "training writes none: look at who made it"
+            raise UserError(f"{folder / links[0]}: a link, whose file is not the run's", hint=hint)
         if record is not None:
-            for name in (*FILES, *((TRACE,) if (folder / TRACE).is_file() else ())):
+            for name in names:
                 self._client.log_artifact(self._id(), str(folder / name))
             tags = {"strategy": record.strategy, "numerics": record.numerics, "weights_sha256": record.weights_sha256}
             log_checkpoint(self._client, self._id(), folder / WEIGHTS, name=record.name, tags=tags)

@@ -22,7 +22,7 @@ from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
 from samebits.section import leaves
 from samebits.strategies import BASELINE
-from samebits.tracking.changes import describe_changes, snapshot
+from samebits.tracking.changes import describe_changes, is_shown, snapshot
 from samebits.tracking.download import errors_by_run, fetch_run
 from samebits.tracking.recorder import events, record_all, set_tags
 from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, tracking_uri
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from samebits.results.verdict import Verdict
     from samebits.section import Place
 
+_LONGEST_LINE = 400
 _MOST_LINES = 400  # of a patch or of params on a terminal
 _ABSENT = "(absent)"
 _CHANGES = "changes.diff"
@@ -114,9 +115,7 @@ class Recorded:
         place = ("model", "name")
         name = str(_values(self.params()).get(place, ""))
         module, colon, _ = name.partition(":")
-        top = module.partition(".")[0]
-        inside = [folder / one for folder in (tree, tree / "src") for one in (top, f"{top}.py")]
-        if colon and self._committed().get(place) != name and not any(path.exists() for path in inside):
+        if colon and self._committed().get(place) != name and not is_shown(module, tree):
             what = f"model.name: {name} came from MLflow, and is neither in the commit nor in the patch"
             raise UserError(what, hint="write it into params.yaml, commit that, and train again")
 
@@ -242,10 +241,12 @@ def _readable() -> Iterator[None]:
 
 def _first_of(lines: list[str], path: Path) -> list[str]:
     """The lines that fit on a terminal, and the path of the others."""
-    if len(lines) <= _MOST_LINES:
-        return lines
-    left = len(lines) - _MOST_LINES
-    return [*lines[:_MOST_LINES], f"... and {left} more lines, as long as you are asked in {path}"]
+    left, cut = max(len(lines) - _MOST_LINES, 0), any(len(line) > _LONGEST_LINE for line in lines[:_MOST_LINES])
+    shown = [f"{line[:_LONGEST_LINE]} ..." if len(line) > _LONGEST_LINE else line for line in lines[:_MOST_LINES]]
+    if left or cut:
+        what = " and ".join([f"{left} more lines"] * (left > 0) + ["the rest of lines that end in ..."] * cut)
+        shown.append(f"... {what}, as long as you are asked in {path}")
+    return shown
 
 
 def _link_files(kwargs: dict[str, Any], tree: Path) -> None:
@@ -320,6 +321,8 @@ def _typed(value: Any) -> Any:
     """A value that differs from another one if their types do: Python takes ``True`` for 1."""
     if isinstance(value, list):
         return [_typed(one) for one in value]
+    if isinstance(value, dict):
+        return {repr(key): _typed(one) for key, one in value.items()}
     return ("truth", value) if isinstance(value, bool) else value
 
 

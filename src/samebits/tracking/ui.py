@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import samebits
-from samebits.errors import HostError, UserError, without_password
+from samebits.errors import HostError, UserError, printable, without_password
 from samebits.files import write_text
 from samebits.records.log import LOGS
 from samebits.results.table import COLUMNS
@@ -118,7 +118,7 @@ def prepare_view(client: MlflowClient, experiment: str) -> None:
 
 def known_link() -> str:
     """The saved address of the view, or that of the start page."""
-    return LINK.read_text(encoding="utf-8") if LINK.exists() else "/"
+    return printable(LINK.read_text(encoding="utf-8")) if LINK.exists() else "/"
 
 
 def require_free_port(port: int) -> None:

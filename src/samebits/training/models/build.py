@@ -151,8 +151,9 @@ def import_factory(name: str, source: Path | None) -> Any:
         hint = "give the path from the repository's root"
         raise UserError(f"model.source: {source}: no such file or folder", hint=hint)
     module_name, _, attribute = name.partition(":")
-    if module_name.partition(".")[0] in sys.stdlib_module_names:
-        raise UserError(f"model.name: {name}: a module of Python's makes no model", hint="name a factory of your own")
+    if (top := module_name.partition(".")[0]) in {*sys.stdlib_module_names, "samebits"}:
+        whose = "samebits" if top == "samebits" else "Python"
+        raise UserError(f"model.name: {name}: a module of {whose}'s makes no model", hint="name a factory of your own")
     sys.path[:] = search_path()
     try:
         module = importlib.import_module(module_name)
