@@ -1,9 +1,13 @@
 # `make repro` and `make test` make the environment themselves; `make help` lists the rest.
-# TORCH=cpu|gpu forces a lock; by default the GPU one is taken where an NVIDIA driver answers.
-TORCH ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+# TORCH=cpu|gpu forces a lock. By default what is installed stays, since jobs may run from it, and in a new clone the GPU
+# lock is taken where an NVIDIA driver answers.
+INSTALLED := $(patsubst .venv/.installed-%,%,$(firstword $(wildcard .venv/.installed-*)))
+TORCH ?= $(or $(INSTALLED),$(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu))
 PYTHON ?= python3
 PORT ?= 5000
 LOCK := requirements.$(TORCH).lock
+$(if $(filter cpu gpu,$(TORCH))$(wildcard $(LOCK)),,$(error error: TORCH: got '$(TORCH)', accepts cpu or gpu))
+$(if $(filter-out default gpu,$(PRESET)),$(error error: PRESET: got '$(PRESET)', accepts default or gpu))
 STAMP := .venv/.installed-$(TORCH)
 # The benchmarks' peers stay out of .venv; they are compared on the CPU, so there is one lock.
 BENCH_LOCK := requirements.bench.lock

@@ -193,6 +193,17 @@ def table(params: Params) -> Iterator[str]:
         yield row(gpu.name, rates, span(ones), span(seconds), *speedups)
 
 
+def assumptions() -> Iterator[str]:
+    """The rates of the devices."""
+    yield f"An operation is issued in i = {LAUNCH_US:g} us."
+    yield ""
+    yield row("device", "R, TFLOP/s", "M, GB/s", "A, GB/s", "l, us", "L, GB/s")
+    yield row("---", *["---:"] * 5)
+    for gpu in GPUS:
+        rates = " to ".join(f"{rate:g}" for rate in gpu.tflops)
+        yield row(gpu.name, rates, *(f"{figure:g}" for figure in (gpu.memory, gpu.reduce, gpu.latency_us, gpu.link)))
+
+
 def prediction_of(folder: Path) -> Iterator[str]:
     """A CPU's step without communication as the rates of its own training predict it, and as it was measured."""
     run = read_run(folder)
@@ -233,8 +244,10 @@ def filled(text: str) -> str:
     for name in EXPERIMENTS:
         told = "\n".join(table(load_params(ROOT / name)))
         text = between(f"<!-- {name} -->\n", f"<!-- /{name} -->", f"\n{told}\n\n", text)
-    told = "\n".join(measured())
-    return between("<!-- measured -->\n", "<!-- /measured -->", f"\n{told}\n\n", text)
+    for name, rows in (("assumptions", assumptions()), ("measured", measured())):
+        told = "\n".join(rows)
+        text = between(f"<!-- {name} -->\n", f"<!-- /{name} -->", f"\n{told}\n\n", text)
+    return text
 
 
 @click.command(help=__doc__)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from recorded_commands import LINES, Check, cleaned
-from samebits.errors import HostError, UserError, exit_on_error
+from samebits.errors import HostError, UserError, exit_on_error, reason
 from samebits.files import write_json
 from samebits.host import count_cores, count_gpus, driver_facts, may_share_gpus, torch_build
 from samebits.numerics.environment import ENVIRONMENT, prepare_environment
@@ -245,13 +245,16 @@ def main(  # noqa: D103 - click
 
 
 def known_steps(out: Path, commit: str | None) -> dict[str, dict[str, Any]]:
-    """The steps of an earlier file. Raises UserError: it is of another commit."""
+    """The steps of an earlier file. Raises UserError: it is of another commit, or is no such file."""
     if not out.exists():
         return {}
-    found = json.loads(out.read_text(encoding="utf-8"))
-    if found["commit"] != commit:
-        raise UserError(f"{out} is of commit {found['commit']}, this is {commit}", hint="leave --add away")
-    steps: dict[str, dict[str, Any]] = found["steps"]
+    try:
+        found = json.loads(out.read_text(encoding="utf-8"))
+        made, steps = found["commit"], dict(found["steps"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(f"{out}: no file of this check: {reason(error)}", hint="leave --add away") from None
+    if made != commit:
+        raise UserError(f"{out} is of commit {made}, this is {commit}", hint="leave --add away")
     return steps
 
 

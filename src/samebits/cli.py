@@ -191,12 +191,14 @@ def verify(
     """
     from samebits.params import with_num_devices
     from samebits.results import verify as results
+    from samebits.results.lock import read_lock
 
     require_repository()
     params = with_num_devices(load_params(params_file), num_devices, "exact")
     strategies = [strategy for strategy in params.train.strategies if only in (None, strategy)]
     if not strategies:
         raise UserError(f"--strategy: {only} is not in train.strategies", hint="choose one that is")
+    read_lock(Path(folder))  # before remarks on a file that may not be there
     for remark in results.stale(strategies, Path(folder)):
         click.echo(remark, err=True)
     same = True

@@ -16,7 +16,7 @@ from samples import PARAMS, run_files, run_record
 MD5 = "0" * 32
 WITHOUT_PATH = f"schema: '2.0'\nstages: {{train@single-exact: {{cmd: x, outs: [{{md5: '{MD5}'}}]}}}}"
 DAMAGED = [
-    (None, "no such file. hint: run `dvc repro` once"),
+    (None, "no such file. hint: get it from who made the results; or make one by `dvc repro dvc.yaml`"),
     (b"\xff\n", "cannot be read: 'utf-8' codec can't decode"),
     (b"[" * 100_000, "cannot be read: "),
     (b"schema: '2.0'\nstages: 0x" + b"f" * 10, "stages: Input should be a valid dictionary"),

@@ -104,8 +104,8 @@ def _access(pairs: Sequence[GpuPair], environ: Mapping[str, str]) -> Finding:
         return ok(f"between {_pairs(pairs)}")
     return warning(
         f"not between {_named(without)}: dp's replicas and ddp's gradients go through the host's memory",
-        "see `nvidia-smi topo -p2p w`; on bare metal turn off ACS and the IOMMU, a virtual machine needs the GPUs' "
-        "whole group",
+        "`nvidia-smi topo -p2p w` says why: GeForce cards have no such access, a virtual machine needs the GPUs' whole "
+        "group",
     )
 
 

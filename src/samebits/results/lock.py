@@ -58,7 +58,8 @@ def read_lock(folder: Path = Path()) -> Lock:
         # Python's parser, as for params.yaml: the one in C dies of deep nesting.
         raw = YAML(typ="safe", pure=True).load(regular(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file", hint="run `dvc repro` once and commit it") from None
+        hint = f"get it from who made the results; or make one by `dvc repro {folder / 'dvc.yaml'}`, and commit it"
+        raise UserError(f"{file}: no such file", hint=hint) from None
     except Exception as error:  # noqa: BLE001 - ruamel's constructors raise what they come across, such as KeyError
         raise UserError(f"{file}: cannot be read: {reason(error)}", hint=mend) from None
     try:

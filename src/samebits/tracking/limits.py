@@ -84,7 +84,11 @@ def allow_host(uri: str) -> None:
 def _host_of(url: str) -> tuple[str, int]:
     """The host of an address, in lower case, and its port."""
     parts = urlsplit(url)
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    usual = 443 if parts.scheme == "https" else 80
+    try:
+        return parts.hostname or "", parts.port or usual
+    except ValueError:  # no number, which the client itself refuses
+        return parts.netloc, usual
 
 
 def _require_known_host(url: str) -> None:
