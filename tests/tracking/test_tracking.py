@@ -1325,7 +1325,7 @@ def test_a_long_line_does_not_push_the_question_away(tmp_path):
     assert max(map(len, shown)) < 500
     assert shown[1] == "short"
     assert shown[-1] == (
-        f"... 102 more lines and the rest of lines that end in ..., as long as you are asked in {tmp_path / 'all'}"
+        f"... and 102 more lines and the rest of lines that end in ..., as long as you are asked in {tmp_path / 'all'}"
     )
 
 

@@ -1,6 +1,5 @@
 import os
 import re
-from functools import partial
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from samebits.numerics.fast import FastNumerics
 from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.records.run import Evaluation
-from samebits.training.batches import load_data, model_inputs
+from samebits.training.batches import Pair, load_data, model_inputs
 from samebits.training.evaluation import evaluate, evaluate_run
 from samebits.training.models.build import build_model
 from samples import PARAMS, card, run_record
@@ -32,7 +31,14 @@ def task_data(data_dir):
         card = read_card(data_dir(params) / "card.json")
         data = load_data(data_dir(params), card, "test")
         numerics = FastNumerics(params.train, CPU, card.loss)
-        return params, card, data, partial(evaluate, numerics=numerics, data=data, card=card, device=CPU)
+        classes = card.loss == "cross_entropy"
+
+        def evaluated(model, batch_size):
+            pieces = zip(*(tensor.split(batch_size) for tensor in data), strict=True)
+            batches = (Pair(model_inputs(inputs, card), targets) for inputs, targets in pieces)
+            return evaluate(model, numerics, batches, classes=classes, device=CPU)
+
+        return params, card, data, evaluated
 
     return make
 

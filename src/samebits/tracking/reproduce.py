@@ -245,7 +245,7 @@ def _first_of(lines: list[str], path: Path) -> list[str]:
     shown = [f"{line[:_LONGEST_LINE]} ..." if len(line) > _LONGEST_LINE else line for line in lines[:_MOST_LINES]]
     if left or cut:
         what = " and ".join([f"{left} more lines"] * (left > 0) + ["the rest of lines that end in ..."] * cut)
-        shown.append(f"... {what}, as long as you are asked in {path}")
+        shown.append(f"... and {what}, as long as you are asked in {path}")
     return shown
 
 
