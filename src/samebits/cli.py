@@ -191,15 +191,14 @@ def verify(
     """
     from samebits.params import with_num_devices
     from samebits.results import verify as results
-    from samebits.results.lock import read_lock
 
     require_repository()
     params = with_num_devices(load_params(params_file), num_devices, "exact")
     strategies = [strategy for strategy in params.train.strategies if only in (None, strategy)]
     if not strategies:
         raise UserError(f"--strategy: {only} is not in train.strategies", hint="choose one that is")
-    read_lock(Path(folder))  # before remarks on a file that may not be there
-    for remark in results.stale(strategies, Path(folder)):
+    there = (Path(folder) / results.LOCK).exists()  # else the error alone is said, below
+    for remark in results.stale(strategies, Path(folder)) if there else ():
         click.echo(remark, err=True)
     same = True
     with scratch_folder(Path(".samebits")) as scratch:  # a container sees it too

@@ -67,8 +67,9 @@ class OneDevice(LabelOf):
     strategy: str | None = None
 
     def sentence(self) -> str:
-        ran = f"{self.strategy} ran with a world size of 1: one process, nothing to reduce"
-        return ran if self.strategy else "one device was used"
+        if self.strategy is None:
+            return "one device was used"
+        return f"{self.strategy} ran with a world size of 1: one process, nothing to reduce"
 
 
 class UnusedDevices(LabelOf):
@@ -113,7 +114,7 @@ class Disturbed(LabelOf):
     """Something kept a device from its pace."""
 
     MEANS: ClassVar[str] = (
-        "A device was slowed down, or shared with others. Its figures may be lower than without that."
+        "A device was slowed down, or others used it too. Its figures may be lower than without that."
     )
     kind: Literal["disturbed"] = "disturbed"
     why: tuple[str, ...]
@@ -125,7 +126,7 @@ class Disturbed(LabelOf):
 class NotRepeatable(LabelOf):
     """A repeat on the same host gave another loss at ``step``."""
 
-    MEANS: ClassVar[str] = "Training again on this host gave other losses: an operation of it is not deterministic."
+    MEANS: ClassVar[str] = "Training again here gave other losses: an operation of the model is not deterministic."
     SAYS: ClassVar[str] = "a repeat on this host gave another loss at step {step}"
     kind: Literal["not_repeatable"] = "not_repeatable"
     step: int

@@ -25,7 +25,6 @@ from samebits.records.card import read_card
 from samebits.records.run import run_name
 from samebits.remarks import Fallback, FewerDevices, UnusedDevices
 from samebits.strategies import BASELINE, STRATEGIES, StrategyName
-from samebits.tasks import TASKS
 from samebits.training.models.build import import_factory
 from samebits.training.placement import place, this_machine
 from samebits.workers.parent import end_with_parent
@@ -211,7 +210,7 @@ def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Find
         if card.made_from == params.data_identity:
             return data_dir, ok(f"{data_dir}, {card.task}, {card.train.num_samples} samples", name="data")
         why = f"{data_dir} is another set than that of params.yaml"
-    made = "drawn" if data.task in TASKS else "taken"
+    made = "drawn" if data.is_drawn else "taken"
     small = data.model_copy(update={"num_samples": batch, "test_samples": _TEST_SAMPLES})
     prepare(params.model_copy(update={"data": small}), spare)
     return spare, ok(f"{batch} samples of {data.task}, {made} for this: {why}", name="data")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
 
@@ -52,6 +52,12 @@ def leaves_of(nested: Nested, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, nested
     for key, part in parts or ():
         yield from leaves_of(part, f"{name}.{key}" if name else key)
+
+
+def refilled(nested: Nested, leaves: Iterable[Any]) -> Nested:
+    """The same containers with other leaves, in the order of ``leaves_of``."""
+    rest = iter(leaves)
+    return mapped(lambda _: next(rest), nested)
 
 
 def rows_of(nested: Nested) -> int:

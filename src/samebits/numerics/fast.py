@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from samebits.errors import UserError
-from samebits.models.nested import called
 from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
-from samebits.numerics.interface import Numerics, logits_of
+from samebits.numerics.interface import Numerics, computed
 from samebits.numerics.kernels import choose_kernels
 from samebits.numerics.optimizers import grouped, make_optimizer
 
@@ -53,9 +52,7 @@ class ForwardPass(nn.Module):
         """Return the model's tensor, or the ``logits`` of its output object; with an own loss, losses of samples."""
         context = torch.autocast(self._device_type, self._dtype) if self._dtype else nullcontext()
         with context:
-            if self._own is None or self.loss is None:
-                return logits_of(called(self.model, inputs))
-            return self._own(self.model, self.loss, inputs, targets)
+            return computed(self.model, self._own, self.loss, inputs, targets)
 
 
 def _copied(state: _State) -> _State:

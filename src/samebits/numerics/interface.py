@@ -87,17 +87,23 @@ def loss_in(outputs: object, _: object) -> Tensor:
     )
 
 
+def computed(model: nn.Module, own: OwnLoss | None, function: Loss | None, inputs: Nested, targets: Nested) -> Tensor:
+    """What a model gives for its inputs: its logits, or with an ``own`` loss that of each sample.
+
+    ``function`` computes it: a replica's copy of it where it is a module.
+    """
+    outputs = called(model, inputs)
+    if own is None or function is None:
+        return logits_of(outputs)
+    return own.each(function(outputs, inputs if targets is None else targets), rows_of(inputs))
+
+
 class OwnLoss:
     """A loss of the user's own. ``of_batch``: it returns one number for all samples that it gets."""
 
     def __init__(self, function: Loss, device: torch.device) -> None:
         self.function = function.to(device) if isinstance(function, nn.Module) else function
         self.of_batch = False
-
-    def __call__(self, model: nn.Module, function: Loss, inputs: Nested, targets: Nested) -> Tensor:
-        """The loss of each sample, (samples,), by ``function``, a replica's copy of it where it is a module."""
-        outputs = called(model, inputs)
-        return self.each(function(outputs, inputs if targets is None else targets), rows_of(inputs))
 
     def each(self, losses: object, rows: int) -> Tensor:
         """What the function returned for ``rows`` samples, as a loss of each of them in float32.

@@ -162,7 +162,7 @@ def _contradictions(params: Params) -> Iterator[Contradiction]:
     spec = MODELS.get(model.name)
     if spec and data.task == "dataset":
         yield "model.name", repr(model.name), "a factory of your own for data.task dataset", "see samebits.Experiment"
-    elif spec and data.task != "file" and data.task not in spec.tasks:
+    elif spec and data.is_drawn and data.task not in spec.tasks:
         fitting = [name for name, one in MODELS.items() if data.task in one.tasks]
         accepts = f"{', '.join(fitting)} or your own factory for data.task {data.task}"
         yield "model.name", repr(model.name), accepts, f"set model.name to {fitting[0]}"

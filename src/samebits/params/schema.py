@@ -13,7 +13,7 @@ from samebits.models.mlp import MLPModel
 from samebits.section import Affects, Arguments, Effect, Section, as_tuple, effects_of, flatten
 from samebits.strategies import StrategyName
 from samebits.strategies.ddp import DDPOptions
-from samebits.tasks import Data, DatasetData, FileData
+from samebits.tasks import Data
 from samebits.tasks.vectors import VectorsData
 
 NumericsName = Literal["fast", "exact"]
@@ -192,7 +192,7 @@ class Params(Section):
     @property
     def data_identity(self) -> dict[str, Any]:
         """The params that determine the bytes of the dataset. A user's own files appear by name, not by content."""
-        seed = {} if isinstance(self.data, FileData | DatasetData) else {"seed": self.seed}
+        seed = {"seed": self.seed} if self.data.is_drawn else {}
         return seed | {"data": self.data.model_dump(mode="json")}
 
     @property

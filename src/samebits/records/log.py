@@ -11,7 +11,6 @@ import fcntl
 import functools
 import os
 import secrets
-import subprocess
 import sys
 import time
 import zlib
@@ -27,6 +26,7 @@ from samebits.host import HostFacts
 from samebits.params import Params
 from samebits.params.schema import NumericsName
 from samebits.records.card import Card
+from samebits.records.provenance import NoGit, run_git
 from samebits.records.run import Node, Timing
 from samebits.strategies import StrategyName
 from samebits.strategies.placement import Placement
@@ -158,16 +158,16 @@ def all_logs(but: Container[Path] = ()) -> list[Path]:
 
     Only regular files count.
     """
-    found = (path for path in sorted(LOGS.glob("*.jsonl")) if path not in but and path.name not in _brought(Path.cwd()))
+    brought = _brought(Path.cwd())
+    found = (path for path in sorted(LOGS.glob("*.jsonl")) if path not in but and path.name not in brought)
     return [path for path in found if path.is_file() and not path.is_symlink() and os.access(path, os.R_OK)]
 
 
 @functools.cache
 def _brought(root: Path) -> frozenset[str]:
     """Names of files among the logs that git tracks: another's, who says where they are to be delivered."""
-    command = ["git", "ls-files", "-z", "--", str(LOGS)]
-    with suppress(OSError):
-        listed = subprocess.run(command, cwd=root, capture_output=True, check=False).stdout
+    with suppress(NoGit):
+        listed = run_git("-C", str(root), "ls-files", "-z", "--", str(LOGS))
         return frozenset(Path(os.fsdecode(name)).name for name in listed.split(b"\0") if name)
     return frozenset()
 

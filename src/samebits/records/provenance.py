@@ -93,29 +93,29 @@ class Provenance(Record):
     environment: dict[str, str]
 
 
-class _NoGit(Exception):  # noqa: N818 - a reason, not a failure
+class NoGit(Exception):  # noqa: N818 - a reason, not a failure
     """Why git cannot tell."""
 
 
-def _git(*arguments: str, written: str = "", **environ: str) -> bytes:
+def run_git(*arguments: str, written: str = "", **environ: str) -> bytes:
     """The output of git for the input ``written``. It takes no lock, which the user's own git or DVC may need."""
     environ = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", **environ}
     text = os.fsencode(written)
     try:
         done = subprocess.run(["git", *arguments], input=text, capture_output=True, check=True, env=environ)
     except FileNotFoundError:
-        raise _NoGit("git is not installed") from None
+        raise NoGit("git is not installed") from None
     except subprocess.CalledProcessError as error:
-        raise _NoGit(first_line(error.stderr.decode(errors="replace"))) from None
+        raise NoGit(first_line(error.stderr.decode(errors="replace"))) from None
     return bytes(done.stdout)
 
 
 def git_state() -> GitState:
     """Commit and changes of the working directory."""
     try:
-        commit = _git("rev-parse", "HEAD").decode().strip()
-        changes = _git("status", "--porcelain", "--", ":/", _OUTSIDE)
-    except _NoGit as reason:
+        commit = run_git("rev-parse", "HEAD").decode().strip()
+        changes = run_git("status", "--porcelain", "--", ":/", _OUTSIDE)
+    except NoGit as reason:
         return GitState(commit=None, dirty=False, problem=str(reason))
     return GitState(commit=commit, dirty=bool(changes))
 
@@ -140,10 +140,10 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
     With ``python_only``, Python modules are the only untracked files in it, without growing logs, for example. The
     user's index and objects stay as they are, because git works on copies in a temporary folder.
     """
-    top = Path(os.fsdecode(_git("rev-parse", "--show-toplevel").rstrip(b"\n")))
+    top = Path(os.fsdecode(run_git("rev-parse", "--show-toplevel").rstrip(b"\n")))
     everything = ("-C", str(top))
     scope = [":/", _OUTSIDE]
-    untracked = _git(*everything, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
+    untracked = run_git(*everything, "ls-files", "-z", "--others", "--exclude-standard").split(b"\0")
     sizes = {name: _size(top / name) for name in map(os.fsdecode, untracked) if name}
     there = {name: size for name, size in sizes.items() if size is not None}  # git refuses to add missing files
     omitted = [name for name, size in there.items() if _stays(name, size)]
@@ -151,8 +151,8 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
     if python_only:
         taken = {name for name in taken if name.endswith(".py")}
     with scratch_folder() as folder:
-        index = top / os.fsdecode(_git(*everything, "rev-parse", "--git-path", "index").rstrip(b"\n"))
-        objects = top / os.fsdecode(_git(*everything, "rev-parse", "--git-path", "objects").rstrip(b"\n"))
+        index = top / os.fsdecode(run_git(*everything, "rev-parse", "--git-path", "index").rstrip(b"\n"))
+        objects = top / os.fsdecode(run_git(*everything, "rev-parse", "--git-path", "objects").rstrip(b"\n"))
         if index.exists():
             shutil.copy2(index, f"{folder}/index")  # with its time: git reads files that are not older
         Path(f"{folder}/objects").mkdir()
@@ -161,17 +161,18 @@ def git_patch(*, python_only: bool = False) -> tuple[bytes, list[str]]:
             "GIT_OBJECT_DIRECTORY": f"{folder}/objects",
             "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects.resolve()),
         }
-        _git(*everything, "add", "--update", "--", *scope, **environ)
+        run_git(*everything, "add", "--update", "--", *scope, **environ)
         new = ("-z", "--name-only", "--diff-filter=A")
-        added = _git(*everything, "diff", *_PLAIN, *new, "HEAD", "--", *scope, **environ).split(b"\0")
+        added = run_git(*everything, "diff", *_PLAIN, *new, "HEAD", "--", *scope, **environ).split(b"\0")
         names = [os.fsdecode(name) for name in added if name]
         staged = [name for name in names if _stays(name, _size(top / name) or 0)]
         omitted += staged
-        removed = "".join(f"{name}\0" for name in staged)
-        _git(*everything, "update-index", "-z", "--force-remove", "--stdin", written=removed, **environ)
+        if staged:
+            removed = "".join(f"{name}\0" for name in staged)
+            run_git(*everything, "update-index", "-z", "--force-remove", "--stdin", written=removed, **environ)
         listed = "".join(f":(top,literal){name}\0" for name in sorted(taken))
-        _git(*everything, "add", "--pathspec-from-file=-", "--pathspec-file-nul", written=listed, **environ)
-        patch = _git(*everything, "diff", *_PLAIN, "HEAD", "--", *scope, **environ)
+        run_git(*everything, "add", "--pathspec-from-file=-", "--pathspec-file-nul", written=listed, **environ)
+        patch = run_git(*everything, "diff", *_PLAIN, "HEAD", "--", *scope, **environ)
     return patch, omitted
 
 
@@ -181,7 +182,7 @@ def git_changes(git: GitState) -> str | None:
         return None
     try:
         patch, _ = git_patch(python_only=True)
-    except _NoGit as reason:
+    except NoGit as reason:
         return f"{UNAVAILABLE}{reason}"
     return hashlib.sha256(patch).hexdigest()[:12] if patch else None
 
@@ -212,7 +213,7 @@ def capture(patch_file: Path) -> Provenance:
     if git.dirty:
         try:
             text, omitted = git_patch()
-        except _NoGit as reason:
+        except NoGit as reason:
             problem = str(reason)
         else:
             patch_file.touch(private_mode(patch_file.parent))  # it may hold what others cannot read in the clone

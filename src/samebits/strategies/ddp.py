@@ -40,6 +40,10 @@ class DDPOptions(Section):
     deterministic: bool = True
     """Hold NCCL to its ring algorithm, so that runs repeat bit by bit; false lets it choose, which may be faster."""
 
+    def synchronizes(self, device_type: str) -> bool:
+        """Whether BatchNorm becomes PyTorch's SyncBatchNorm, which is of GPUs alone."""
+        return self.sync_batchnorm and device_type == "cuda"
+
 
 def _place(request: Request) -> tuple[Placement, BatchSplit]:
     """Give each device a rank; ranks are numbered machine by machine."""
@@ -94,7 +98,7 @@ def _wrap(module: nn.Module, how: Wrapping) -> nn.Module:
 
     options = how.settings
     assert isinstance(options, DDPOptions)
-    if options.sync_batchnorm and how.devices[0].type == "cuda":
+    if options.synchronizes(how.devices[0].type):
         module = SyncBatchNorm.convert_sync_batchnorm(module, how.group)  # type: ignore[no-untyped-call]
     # Before 2.12, PyTorch had a single flag for the first and all later forward passes.
     flags = inspect.signature(DistributedDataParallel).parameters

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel
 
 from samebits.batch_split import chunk
-from samebits.models.nested import leaves_of, mapped
+from samebits.models.nested import leaves_of, refilled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,12 +35,11 @@ class Replicas(DataParallel[nn.Module]):
         leaves, count = tuple(leaf for _, leaf in leaves_of(inputs)), len(device_ids)
         parts, kwargs_of_parts = super().scatter(leaves, kwargs, device_ids)
 
-        def nested(index: int) -> Any:
-            part = parts[index]
-            values = (chunk(value, index, count) if isinstance(value, range) else value for value in part)
-            return mapped(lambda _: next(values), inputs)
-
-        return tuple(map(nested, range(len(parts)))), kwargs_of_parts
+        parts = tuple(
+            refilled(inputs, (chunk(value, index, count) if isinstance(value, range) else value for value in part))
+            for index, part in enumerate(parts)
+        )
+        return parts, kwargs_of_parts
 
     def replicate(self, module: nn.Module, device_ids: Sequence[int | torch.device]) -> list[nn.Module]:
         """Copy the module to every device."""

@@ -42,6 +42,7 @@ class FileKwargs(Section):
 class FileData(DataSection):
     """Training on a user's own arrays."""
 
+    is_drawn = False
     task: Literal["file"]
     """The user's own arrays."""
     kwargs: FileKwargs
@@ -55,6 +56,7 @@ class NoKwargs(Section):
 class DatasetData(DataSection):
     """Training on the datasets of a factory's samebits.Experiment, train_data and test_data."""
 
+    is_drawn = False
     task: Literal["dataset"]
     """Datasets of the user's own, which the factory of model.name returns."""
     kwargs: NoKwargs = NoKwargs()

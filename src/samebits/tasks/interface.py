@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from pydantic import PositiveInt
 
@@ -22,6 +22,8 @@ class DataSection(Section):
         task: str
         kwargs: Any
 
+    is_drawn: ClassVar[bool] = True
+    """Whether the kit draws the samples; others are the user's own, and there are so many."""
     num_samples: PositiveInt = 40960
     """Samples of the training split."""
     test_samples: PositiveInt = 8192

@@ -106,7 +106,7 @@ def fetch(run_id: str, folder: Path, *, everything: bool = False) -> Path:
                     size, grew = now, time.monotonic()
                 if time.monotonic() > grew + _STILL_SECONDS:  # its own watch did not end it
                     process.kill()
-                    raise HostError(f"run {run_id}: nothing has come for minutes", hint=HINT) from None
+                    raise HostError(f"run {run_id}: nothing has come for minutes", hint=_hint_if_slow()) from None
                 sys.stderr.write(f"fetching run {run_id}: {size / 2**20:.0f} MiB so far\n")
             except BaseException:  # a signal
                 process.kill()
@@ -183,12 +183,15 @@ class Watch(threading.Thread):
             if size > self._most or private_bytes() > _MEMORY:
                 _tell(HostError(f"MLflow's server sends more than the {self._most} bytes it has listed", hint=HINT))
             elif time.monotonic() > self._began + self._seconds + size / SLOWEST:
-                local = file_of(tracking_uri()) is not None
-                hint = "try again when this host and its disk are less busy" if local else HINT
-                _tell(HostError("MLflow has taken too long to send a run's files", hint=hint))
+                _tell(HostError("MLflow has taken too long to send a run's files", hint=_hint_if_slow()))
             else:
                 continue
             os._exit(0)
+
+
+def _hint_if_slow() -> str:
+    """What to do about a store that is too slow: a local one has nobody who runs it."""
+    return HINT if file_of(tracking_uri()) is None else "try again when this host and its disk are less busy"
 
 
 def _size(folder: Path) -> int:

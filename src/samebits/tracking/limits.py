@@ -28,9 +28,10 @@ _MOST_REDIRECTS = 3  # each may take the time of an answer
 _LARGEST = 2**24  # bytes of an answer of the API, which lists runs page by page
 HINT = "ask who runs the server; see `samebits doctor`"
 
-_AZURE = re.compile(r"[^@]+@[\w-]+\.dfs\.core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)")
-_OBJECT_STORES = {"s3", "gs", "wasbs", "abfss"}
+_OBJECT_STORES = {"s3", "gs", "wasbs"}
 """Schemes whose hosts are set by the environment or the cloud, so that no login goes to another host."""
+_AZURE = re.compile(r"[^@]+@[\w-]+\.dfs\.core\.(windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)")
+"""Places of the scheme abfss, for which MLflow would log in to any host."""
 
 
 @cache
@@ -56,7 +57,7 @@ def guard_client() -> None:
                 except BaseException as error:
                     response.close()
                     if isinstance(error, HostError):
-                        _refused.append(error)
+                        _refused[:] = [error]
                     raise
             return response
 
@@ -66,12 +67,12 @@ def guard_client() -> None:
 
 
 _hosts: set[tuple[str, int]] = set()
-_refused: list[HostError] = []
+_refused: list[HostError] = []  # the last one alone: each holds its answer
 
 
 def last_refusal() -> HostError | None:
     """The last error of these limits: MLflow's threads replace it by one of their own."""
-    return _refused[-1] if _refused else None
+    return _refused[0] if _refused else None
 
 
 def allow_host(uri: str) -> None:
@@ -175,9 +176,9 @@ def guard_places(check: Callable[[str, str], None]) -> None:
 def require_own_place(artifact_uri: str, tracking_uri: str) -> None:
     """Raise UserError: the server names a place for files that is neither its own nor an object store."""
     server, place = urlsplit(tracking_uri), urlsplit(artifact_uri)
-    if server.scheme not in ("http", "https") or (place.scheme in _OBJECT_STORES and place.scheme != "abfss"):
+    if server.scheme not in ("http", "https") or place.scheme in _OBJECT_STORES:
         return
-    if place.scheme == "abfss" and _AZURE.fullmatch(place.netloc):  # MLflow would log in to any host
+    if place.scheme == "abfss" and _AZURE.fullmatch(place.netloc):
         return
     if place.scheme == "runs":  # MLflow resolves it to the place of the run's files, and checks that too
         return

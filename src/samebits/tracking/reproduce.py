@@ -241,8 +241,9 @@ def _readable() -> Iterator[None]:
 
 def _first_of(lines: list[str], path: Path) -> list[str]:
     """The lines that fit on a terminal, and the path of the others."""
-    left, cut = max(len(lines) - _MOST_LINES, 0), any(len(line) > _LONGEST_LINE for line in lines[:_MOST_LINES])
-    shown = [f"{line[:_LONGEST_LINE]} ..." if len(line) > _LONGEST_LINE else line for line in lines[:_MOST_LINES]]
+    first, left = lines[:_MOST_LINES], max(len(lines) - _MOST_LINES, 0)
+    shown = [f"{line[:_LONGEST_LINE]} ..." if len(line) > _LONGEST_LINE else line for line in first]
+    cut = shown != first
     if left or cut:
         what = " and ".join([f"{left} more lines"] * (left > 0) + ["the rest of lines that end in ..."] * cut)
         shown.append(f"... and {what}, as long as you are asked in {path}")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from samebits.errors import UserError, first_line, place_of
-from samebits.models.nested import Nested, leaves_of, mapped
+from samebits.models.nested import Nested, leaves_of, mapped, refilled
 from samebits.numerics.interface import MicroBatch
 from samebits.training.batches import Data, Pair, order_of
 
@@ -143,8 +143,7 @@ def collate(name: str, keys: Sequence[Key], samples: Sequence[Nested]) -> Nested
         forms = [", ".join(f"{leaf or 'it'}: {_form(value)}" for leaf, value in found) for found in (leaves, first)]
         what = f"{name}: sample {key[1]} has {forms[0]}, and sample {keys[0][1]} has {forms[1]}"
         raise UserError(what, hint="pad, crop or convert them in the dataset: a batch has one shape")
-    stacked = iter([torch.stack(column) for column in columns])
-    return mapped(lambda _: next(stacked), samples[0])
+    return refilled(samples[0], map(torch.stack, columns))
 
 
 def _form(value: Tensor) -> str:
@@ -215,8 +214,6 @@ class LoadedBatches:
 
     With ``keeps`` those of a step stay until the next one begins: ``exact`` may make a step again.
     """
-
-    resident = False
 
     def __init__(
         self,

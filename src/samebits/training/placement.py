@@ -70,7 +70,8 @@ def not_applied(train: Train, placement: Placement, numerics: NumericsName, *, t
             reasons["train.precision"] = "gpu_before_tf32"
         if train.cuda_graphs and (why := train.why_no_graphs(placement.device_type)):
             reasons.setdefault("train.cuda_graphs", why)
-    if train.ddp.sync_batchnorm and placement.has_ranks and placement.device_type == "cpu":
+    unsynced = train.ddp.sync_batchnorm and not train.ddp.synchronizes(placement.device_type)
+    if unsynced and placement.has_ranks:
         reasons["train.ddp.sync_batchnorm"] = "sync_on_cpu"
     if train.ddp.static_graph and train.grad_accum_steps > 1 and placement.has_ranks:
         reasons["train.ddp.static_graph"] = "static_graph_with_accumulation"

@@ -79,7 +79,7 @@ class Setup:
         self.worker.seed(self.params.seed)
 
     def build(self) -> nn.Module:
-        """Build the untrained model on the CPU. Raises UserError: see ``build_model``."""
+        """Build the untrained model on the CPU. Raises UserError: see ``build_experiment``."""
         with self.watched.opening():
             experiment = self._build(self.numerics.construction())
             if self.card.task == "dataset":
@@ -165,7 +165,7 @@ class Setup:
                 placement=placement,
                 wants_ranks=wants_ranks,
                 graphs=graphs,
-                synced=self.params.train.ddp.sync_batchnorm and placement.has_ranks and placement.device_type == "cuda",
+                synced=placement.has_ranks and self.params.train.ddp.synchronizes(placement.device_type),
                 seen=seen if self.numerics.name == "fast" else None,
             )
         self.draws = tuple(seen.modules)

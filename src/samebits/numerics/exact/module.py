@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError, few
-from samebits.models.nested import Nested, called, mapped, unbound
+from samebits.models.nested import Nested, mapped, unbound
 from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact.ambient import guarded
 from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
@@ -27,7 +27,7 @@ from samebits.numerics.exact.parameters import tied_places
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
-from samebits.numerics.interface import logits_of
+from samebits.numerics.interface import computed, logits_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,9 +70,7 @@ class ExactModule(nn.Module):
     def _outputs(self, part: Part) -> Tensor:
         """The outputs for one shard, from copies, since forward may write to its input."""
         inputs, targets = mapped(Tensor.clone, part)
-        if self._own is None or self.loss is None:
-            return logits_of(called(self.model, inputs))
-        return self._own(self.model, self.loss, inputs, targets)
+        return computed(self.model, self._own, self.loss, inputs, targets)
 
     def _run_whole(self, inputs: Tensor, shards: range, step: int) -> Tensor:
         batch = inputs.flatten(0, 1)

@@ -137,7 +137,7 @@ class ExactNumerics(Numerics):
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
         """The module's outputs for whole shards; (samples, ...)."""
         inputs, targets = self._shards_of(batch)
-        needed = (targets,) if self.own_loss and targets is not None else ()
+        needed = (targets,) if self.own_loss else ()
         outputs: Tensor = module(inputs, batch.shards, batch.step, *needed)
         return outputs.flatten(0, 1)
 

@@ -17,7 +17,6 @@ from samebits.results.scaling.model import Step
 from samebits.results.verify import prepare_in, train_in
 from samebits.strategies.ddp import DDP
 from samebits.strategies.placement import Devices
-from samebits.tasks import DatasetData, FileData
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -126,7 +125,7 @@ def plan(params: Params, devices: Sequence[int], projected: Sequence[int]) -> tu
     trainings, notes = [PlannedTraining("strong", n, _samples_of_one(whole, n)) for n in more], []
     for weak in (PlannedTraining("weak", n, whole.samples) for n in more):
         batch = weak.global_batch_size
-        if isinstance(params.data, FileData | DatasetData) and batch > params.data.num_samples:
+        if not params.data.is_drawn and batch > params.data.num_samples:
             text = f"weak scaling on {weak.devices} devices was left out: its batch has {batch} samples, more than data"
             notes.append(text)
         else:
