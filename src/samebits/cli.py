@@ -191,13 +191,14 @@ def verify(
     """
     from samebits.params import with_num_devices
     from samebits.results import verify as results
+    from samebits.results.lock import LOCK
 
     require_repository()
     params = with_num_devices(load_params(params_file), num_devices, "exact")
     strategies = [strategy for strategy in params.train.strategies if only in (None, strategy)]
     if not strategies:
         raise UserError(f"--strategy: {only} is not in train.strategies", hint="choose one that is")
-    there = (Path(folder) / results.LOCK).exists()  # else the error alone is said, below
+    there = (Path(folder) / LOCK).exists()  # else the error alone is said, below
     for remark in results.stale(strategies, Path(folder)) if there else ():
         click.echo(remark, err=True)
     same = True
