@@ -178,6 +178,21 @@ def disk_errors() -> Iterator[None]:
         raise
 
 
+def own_folder() -> Path:
+    """A folder that only this user can write to, the same each time if the home or working folder allows one."""
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    for name in (f"{caches}/samebits", ".samebits/cache"):
+        try:
+            folder = Path(name).expanduser().absolute()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.lstat()
+        except (OSError, RuntimeError):
+            continue
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
+            return folder
+    return Path(tempfile.mkdtemp(prefix="samebits-cache-"))
+
+
 def _umask() -> int:
     """The process's file mode mask, which can only be read by setting it."""
     mask = os.umask(0o022)

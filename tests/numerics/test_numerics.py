@@ -270,9 +270,9 @@ def test_compiled_code_is_kept_where_nobody_else_can_write(tmp_path, monkeypatch
     assert (caches / "samebits").stat().st_mode & 0o777 == 0o700
     (caches / "samebits").chmod(0o775)  # a group's
     for one in chosen():
-        assert one.parent == root / ".samebits/compiled"
-    (root / ".samebits/compiled").rmdir()
-    (root / ".samebits/compiled").symlink_to(tmp_path)
+        assert one.parent == root / ".samebits/cache"
+    (root / ".samebits/cache").rmdir()
+    (root / ".samebits/cache").symlink_to(tmp_path)
     first, second = chosen(), chosen()
     assert first[0].parent != second[0].parent
     for one in (first[0], second[0]):

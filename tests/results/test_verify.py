@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -113,6 +114,20 @@ def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, fo
     found = list(verify.verify(PARAMS, ["single"], scratch, folder=folder, quick=quick))
     assert [one.text for one in found] == [line.replace("LOCK", str(folder / "dvc.lock")) for line in told]
     assert [one.same for one in found] == ["DIFFERENT" not in line for line in told]
+
+
+@pytest.mark.attack("another user of the host")
+def test_dvc_is_asked_with_a_cache_that_is_the_users_own(tmp_path, monkeypatch):
+    """DVC's own default can be written by all users, and holds pickles."""
+    given = []
+    answer = SimpleNamespace(stdout="{}", stderr="")
+    monkeypatch.setattr(verify.subprocess, "run", lambda *_, env, **__: given.append(env) or answer)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("DVC_SITE_CACHE_DIR", raising=False)
+    assert verify.stale(["single"]) == []
+    monkeypatch.setenv("DVC_SITE_CACHE_DIR", "mine")
+    assert verify.stale(["single"]) == []
+    assert [environ["DVC_SITE_CACHE_DIR"] for environ in given] == [str(tmp_path / "samebits/dvc"), "mine"]
 
 
 def test_a_dvc_that_fails_is_quoted(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import contextmanager, suppress
 
 import pytest
@@ -280,6 +281,10 @@ class Hostile(Handler):
         self.server.count = getattr(self.server, "count", 0) + 1
         self.begin(307, Location=self.server.elsewhere)
 
+    def slowly_elsewhere(self):
+        time.sleep(0.6)
+        self.elsewhere()
+
     def escapes(self):
         text = json.dumps({"error_code": "INVALID_PARAMETER_VALUE", "message": "\x1b]0;mine\x07\nanother line"})
         self.answer(text.encode(), 400, **JSON)
@@ -332,6 +337,14 @@ def test_an_answer_may_lead_on_three_times(hostile):
     hostile.does, hostile.elsewhere = "elsewhere", f"{hostile.url}/x"
     finding = ask(os.environ["MLFLOW_TRACKING_URI"])
     assert (finding.status, hostile.count <= 5) == ("failed", True)
+
+
+@pytest.mark.attack("a malicious server")
+def test_all_redirects_of_an_answer_have_the_time_of_one(hostile, monkeypatch):
+    hostile.does, hostile.elsewhere = "slowly_elsewhere", f"{hostile.url}/x"
+    monkeypatch.setattr(limits, "ANSWER_SECONDS", 1.0)
+    with pytest.raises(HostError, match="has not answered within 1 s"), errors_of_the_store():
+        connect(tracking_uri()).search_experiments()
 
 
 @pytest.mark.attack("another user of the host")

@@ -167,6 +167,7 @@ _PAGES = {  # what a page that the user looks at has the browser send: path, hea
     "reads the API by such a name": (SEARCH, {"Host": "evil.example:5000", "Origin": f"{EVIL}:5000"}, None),
     "reads by a name like an address of a private network": (SEARCH, {"Host": "10.evil.example"}, None),
     "reads by another such name": (SEARCH, {"Host": "192.168.0.evil.example:5000"}, None),
+    "reads by a name that is no name": (SEARCH, {"Host": "[x].evil.example"}, None),
     "reads by an address of this host in its network": (SEARCH, {"Host": "192.168.0.1"}, None),
     "writes with JSON": (CREATE, {"Origin": EVIL, **JSON}, MAKES),
     "writes with what needs no question before": (CREATE, {"Origin": EVIL, **PLAIN}, MAKES),

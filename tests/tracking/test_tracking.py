@@ -46,6 +46,7 @@ from samebits.cli import main
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.host import counters, host_facts
+from samebits.params import parse_params, read_yaml
 from samebits.params.schema import Tracking
 from samebits.records import log as events_of_a_log
 from samebits.records.log import LOGS, EndEvent, LossesEvent, _brought, all_logs, line_of
@@ -58,7 +59,7 @@ from samebits.tracking import delivery, download, recorder, reproduce, sender, s
 from samebits.tracking.comparison import NOTE_TAG, PARENT_TAG, comparison_key
 from samebits.tracking.delivery import Delivery, deliver, sync
 from samebits.tracking.download import find_run_files
-from samebits.tracking.recorder import events, record_all
+from samebits.tracking.recorder import events, log_params, record_all
 from samebits.tracking.reproduce import Recorded, Reproduction, log_reproduction
 from samebits.tracking.store import RUN_TAG, connect, tracking_uri
 from samebits.tracking.ui import link
@@ -1235,6 +1236,15 @@ def test_what_a_patch_changes_is_shown(files, attributes, lines, patched, tmp_pa
 
 
 @pytest.mark.attack("a malicious repository or patch")
+def test_a_small_patch_does_not_fill_the_disk(patched, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "_PATCHED_BYTES", 2**22)
+    made = patched({"ones.npy": npy(np.zeros(2**20, dtype="u1")), "more.npy": npy(np.zeros(2**22, dtype="u1"))})
+    message = r"the patch writes a file of more than 2 MiB\. hint: whoever made the run has to commit it"
+    with pytest.raises(UserError, match=message), reproduce.worktree(made, tmp_path):
+        raise AssertionError("it is run")
+
+
+@pytest.mark.attack("a malicious repository or patch")
 def test_a_file_below_a_submodule_is_shown(patched, tmp_path):
     """Git looks for no changes there."""
     made = patched({"sub/code.py": b"import os\n"}, submodule="sub")
@@ -1354,6 +1364,30 @@ def test_a_link_among_the_files_of_a_run_is_not_followed(repository, tmp_path_fa
     assert [*(repository / "mlartifacts").rglob("losses.csv")] == []
 
 
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_link_among_the_files_of_a_report_is_not_followed(repository, tmp_path_factory):
+    private = tmp_path_factory.mktemp("home") / "id_rsa"
+    private.write_text("a key")
+    (repository / "reports/curves").mkdir(parents=True)
+    (repository / "reports/curves/x.csv").symlink_to(private)
+    with pytest.raises(UserError, match=r"reports/curves/x\.csv: a link, whose file is not the run's"):
+        record_compared(repository, COMPARISON)
+    assert [*(repository / "mlartifacts").rglob("x.csv")] == []
+
+
+def test_the_recorded_params_of_a_commit_do_not_differ_from_it(repository):
+    """They have types and defaults that a file need not have."""
+    text = "data: {kwargs: {}}\ntrain: {optimizer: {name: sgd, lr: 1}}\n"
+    (repository / "params.yaml").write_text(text)
+    commit_all(repository)
+    client = connect(tracking_uri())
+    run_id = client.create_run(client.create_experiment("x")).info.run_id
+    log_params(client, run_id, parse_params(read_yaml(text)))
+    file = client.download_artifacts(run_id, "params.yaml")
+    made = recorded(repository / "run", Path(file).read_text())
+    assert made._changed_params() == []
+
+
 KWARGS = "  kwargs: {act: {target: os.system}, act.target: torch.nn.ReLU, 1: 2, '1': 3, hooks: {}, on: true}\n"
 
 
@@ -1368,7 +1402,7 @@ def test_no_two_params_are_shown_as_one(tmp_path, monkeypatch):
         "model.kwargs.act.target: (absent) -> os.system",
         "model.kwargs.'act.target': (absent) -> torch.nn.ReLU",
         "model.kwargs.1: (absent) -> 2",
-        "model.kwargs.1: (absent) -> 3",
+        "model.kwargs.'1': (absent) -> 3",
         "model.kwargs.hooks: (absent) -> {}",
         "model.kwargs.on: 1 -> True",
     ]
@@ -1636,15 +1670,27 @@ def test_without_git_no_run_can_be_reproduced(monkeypatch):
         reproduce._git("show")
 
 
+MODEL = "model: {{name: 'mine:make', kwargs: {}}}\n"
+
+
 @pytest.mark.parametrize(
     ("committed", "given", "changed"),
     [
         ("seed: [", "seed: 9\ntrain: {epochs: 2}\n", ["seed: (absent) -> 9", "train.epochs: (absent) -> 2"]),
         ("seed: 9\n", "seed: 9\nmodel: {source: null}\ntrain: {epochs: 3}\n", ["train.epochs: 2 -> 3"]),
         ("seed: 9\nmodel: {name: mlp}\n", "seed: 9\n", ["model.name: mlp -> (absent)"]),
+        (MODEL.format("{a: 1, b: 2}"), MODEL.format("{b: 2, a: 1}"), ["model.kwargs: the same keys in another order"]),
+        (MODEL.format("{a: [{s: 1}]}"), MODEL.format("{a: [{s: true}]}"),
+         ["model.kwargs.a: [{'s': 1}] -> [{'s': True}]"]),
+        (MODEL.format("{a: 1, b: 0.0}"), MODEL.format("{a: 1.0, b: -0.0}"),
+         ["model.kwargs.a: 1 -> 1.0", "model.kwargs.b: 0.0 -> -0.0"]),
+        (MODEL.format("{true: 2}"), MODEL.format("{1: 2}"),
+         ["model.kwargs.1: (absent) -> 2", "model.kwargs.True: 2 -> (absent)"]),
+        (MODEL.format("{b: 2}"), MODEL.format("{a: (absent), b: 2}"), ["model.kwargs.a: (absent) -> (absent)"]),
     ],
-    ids=["which cannot be read", "which leave keys to their defaults", "which have more keys"],
-)
+    ids=["which cannot be read", "which leave keys to their defaults", "which have more keys", "in another order",
+         "by the type of a value in a list", "by types and signs", "by the type of a key", "by such a text"],
+)  # fmt: skip
 @pytest.mark.attack("a malicious repository or patch")
 def test_what_differs_from_the_params_of_a_commit(committed, given, changed, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import stat
-import tempfile
-from pathlib import Path
 
 from samebits.errors import UserError
+from samebits.files import own_folder
 
 ENVIRONMENT = {
     # cuBLAS is deterministic only with a fixed workspace; PyTorch accepts these two.
@@ -44,21 +42,6 @@ def prepare_environment() -> None:
             raise UserError(f"{name}: got {given!r}, accepts {' or '.join(accepted)}", hint=f"unset {name}")
         os.environ[name] = given
     if not all(os.environ.get(name) for name in _COMPILED):
-        folder = _own_folder()
+        folder = own_folder()
         for name, below in _COMPILED.items():
             os.environ[name] = os.environ.get(name) or str(folder / below)
-
-
-def _own_folder() -> Path:
-    """A folder that only this user can write to, the same each time if the home or working folder allows one."""
-    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    for name in (f"{caches}/samebits", ".samebits/compiled"):
-        try:
-            folder = Path(name).expanduser().absolute()
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = folder.lstat()
-        except (OSError, RuntimeError):
-            continue
-        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022:
-            return folder
-    return Path(tempfile.mkdtemp(prefix="samebits-compiled-"))

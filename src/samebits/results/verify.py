@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 
 from samebits.errors import UserError, from_exit_code, last_line
-from samebits.files import regular
+from samebits.files import own_folder, regular
 from samebits.records.run import LOSSES, RECORD, WEIGHTS, RunRecord, read_losses
 from samebits.results.lock import LOCK, read_lock
 from samebits.results.text import devices_of
@@ -133,7 +133,9 @@ def stale(strategies: Sequence[StrategyName], folder: Path = Path()) -> list[str
     """Params and code that changed after the lock was made. Changes of the host and missing files do not count."""
     stages, made = [f"{folder / _PIPELINE}:{_stage(strategy)}" for strategy in strategies], folder / LOCK
     command = [sys.executable, "-P", "-m", "dvc", "status", "--json", *stages]
-    status = subprocess.run(command, capture_output=True, text=True, check=False)
+    cache = os.environ.get("DVC_SITE_CACHE_DIR") or str(own_folder() / "dvc")  # not in /var/tmp, which is open to all
+    environ = {**os.environ, "DVC_SITE_CACHE_DIR": cache}
+    status = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     try:
         by_stage: dict[str, list[Any]] = json.loads(status.stdout)
     except ValueError:
@@ -167,7 +169,8 @@ def _known_losses(strategy: str, locked: dict[str, str], folder: Path) -> list[f
     name = f"runs/{strategy}-exact/{LOSSES}"
     path = folder / name
     if not path.is_file() or _md5(path) != locked.get(name):
-        raise UserError(f"{path}: not the file of {folder / LOCK}", hint="run `dvc checkout`, or leave --quick out")
+        hint = f"run `dvc checkout {folder / _PIPELINE}`, or leave --quick out"
+        raise UserError(f"{path}: not the file of {folder / LOCK}", hint=hint)
     return read_losses(path)
 
 

@@ -16,7 +16,7 @@ from samebits.results.explanation.words import advice_of, cause_of
 from samebits.results.table import markdown
 from samebits.results.text import describe_row
 from samebits.tracking.checkpoint import link_metrics
-from samebits.tracking.recorder import events, log_params, metric, record_all, send, set_tags
+from samebits.tracking.recorder import events, log_params, metric, record_all, refuse_links, send, set_tags
 from samebits.tracking.store import NOTE_TAG, RUN_TAG, experiment_id, find_run, tracking_uri
 from samebits.tracking.ui import prepare_view
 
@@ -96,6 +96,7 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
     _add(client, parent_id, best, when)
     set_tags(client, parent_id, {NOTE_TAG: markdown(comparison)})
     for path in (reports / name for name in (*REPORT, EVALUATIONS.name)):
+        refuse_links([path, *path.rglob("*")])
         if path.is_dir():
             client.log_artifacts(parent_id, str(path), f"report/{path.name}")
         elif path.exists():

@@ -93,7 +93,7 @@ class OwnPeers:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Pass a request on, or answer it with 403."""
         host = dict(scope.get("headers", ())).get(b"host", b"").decode("latin-1")
-        if scope["type"] != "lifespan" and urlsplit(f"//{host}").hostname not in _NAMES:
+        if scope["type"] != "lifespan" and _hostname(host) not in _NAMES:
             await _refuse(scope, send, "this server answers to the names 127.0.0.1 and localhost alone")
             return
 
@@ -106,6 +106,14 @@ class OwnPeers:
             await self._app(scope, receive, send_as_own)
         else:
             await _refuse(scope, send, "this server answers processes of the user who has started it alone")
+
+
+def _hostname(host: str) -> str | None:
+    """The name in a header ``Host``; None if it has none."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # such as [x].example
+        return None
 
 
 async def _refuse(scope: dict[str, Any], send: Any, why: str) -> None:

@@ -18,13 +18,13 @@ from samebits.errors import HostError, UserError, without_password
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from requests import PreparedRequest, Response
+    from requests import PreparedRequest, Response, Session
 
 ANSWER_SECONDS = 60.0
-"""Time limit for an answer, and for a list of files."""
+"""Time limit for an answer with all redirects before it, and for a list of files."""
 SLOWEST = 2**18
 """Slowest accepted rate of a file, in bytes a second."""
-_MOST_REDIRECTS = 3  # each may take the time of an answer
+_MOST_REDIRECTS = 3
 _LARGEST = 2**24  # bytes of an answer of the API, which lists runs page by page
 HINT = "ask who runs the server; see `samebits doctor`"
 
@@ -47,21 +47,31 @@ def guard_client() -> None:
             self, request: PreparedRequest, stream: bool = False, **options: Any
         ) -> Response:
             _require_known_host(request.url or "")
-            size = super_len(request.body or "")  # type: ignore[no-untyped-call] # a file may be sent
-            with _limit(ANSWER_SECONDS + size / SLOWEST):
-                response = super().send(request, stream=stream, **options)
-                try:
-                    _require_same_host(response)
-                    if not stream:
-                        _read(response)
-                except BaseException as error:
-                    response.close()
-                    if isinstance(error, HostError):
-                        _refused[:] = [error]
-                    raise
+            response = super().send(request, stream=stream, **options)
+            try:
+                _require_same_host(response)
+                if not stream:
+                    _read(response)
+            except BaseException:
+                response.close()
+                raise
             return response
 
+    unlimited = sessions.Session.request
+
+    def request(session: Session, method: str, url: str, *arguments: Any, **options: Any) -> Response:
+        if not isinstance(session.adapters.get("https://"), Limited):
+            return unlimited(session, method, url, *arguments, **options)
+        size = super_len(options.get("data") or "")  # type: ignore[no-untyped-call] # a file may be sent
+        try:
+            with _limit(ANSWER_SECONDS + size / SLOWEST):  # of the whole way, to wherever redirects lead
+                return unlimited(session, method, url, *arguments, **options)
+        except HostError as error:
+            _refused[:] = [error]
+            raise
+
     request_utils.TCPKeepAliveHTTPAdapter = Limited  # type: ignore[misc]
+    sessions.Session.request = request  # type: ignore[assignment,method-assign]
     sessions.DEFAULT_REDIRECT_LIMIT = _MOST_REDIRECTS
     _refuse_other_transfers()
 

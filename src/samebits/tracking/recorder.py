@@ -73,6 +73,12 @@ def log_params(client: MlflowClient, run_id: str, params: Params) -> None:
         client.log_artifact(run_id, str(file))
 
 
+def refuse_links(paths: Iterable[Path]) -> None:
+    """Raise UserError: one of these files, which go to MLflow, is a link to some other file."""
+    if link := next((path for path in paths if path.is_symlink()), None):
+        raise UserError(f"{link}: a link, whose file is not the run's", hint="no stage writes one: look at who made it")
+
+
 class Recorder:
     """Records the events of one training. ``run_id`` is known after the first one."""
 
@@ -175,9 +181,7 @@ class Recorder:
         """Upload the run's files, and tag the run if a later training has replaced them before or meanwhile."""
         record = _record_of(key, folder)
         names = (*FILES, *((TRACE,) if (folder / TRACE).is_file() else ()))
-        if links := [name for name in names if (folder / name).is_symlink()]:
-            hint = "training writes none: look at who made it"
-            raise UserError(f"{folder / links[0]}: a link, whose file is not the run's", hint=hint)
+        refuse_links(folder / name for name in names)
         if record is not None:
             for name in names:
                 self._client.log_artifact(self._id(), str(folder / name))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -28,17 +29,26 @@ from samebits.tracking.recorder import events, record_all, set_tags
 from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, tracking_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator
 
     from samebits.records.run import Run
     from samebits.results.verdict import Verdict
-    from samebits.section import Place
 
 _LONGEST_LINE = 400
 _MOST_LINES = 400  # of a patch or of params on a terminal
-_ABSENT = "(absent)"
 _CHANGES = "changes.diff"
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_PATCHED_BYTES = 2**32  # of all files that a patch changes: a small patch can stand for very large files
+
+
+class _Absent:
+    """The value of a key that is not there, which no text of a params.yaml is equal to."""
+
+    def __repr__(self) -> str:
+        return "(absent)"
+
+
+_ABSENT = _Absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,28 +122,30 @@ class Recorded:
 
     def require_shown_factory(self, tree: Path) -> None:
         """Raise UserError: the params bring the factory of an installed package, and with it code that is not shown."""
-        place = ("model", "name")
-        name = str(_values(self.params()).get(place, ""))
+        name = str(_values(self.params()).get("model.name", ""))
         module, colon, _ = name.partition(":")
-        if colon and self._committed().get(place) != name and not is_shown(module, tree):
+        if colon and self._committed().get("model.name") != name and not is_shown(module, tree):
             what = f"model.name: {name} came from MLflow, and is neither in the commit nor in the patch"
             raise UserError(what, hint="write it into params.yaml, commit that, and train again")
 
-    def _committed(self) -> dict[Place, Any]:
-        """The params of the commit; empty if they cannot be read."""
+    def _committed(self) -> dict[str, Any]:
+        """The params of the commit, as they are recorded; empty if they cannot be read."""
         try:
-            text = _git("show", f"{self.commit}:./params.yaml").stdout
-            return {**_defaults(text, _values(self.params())), **_values(text)}
+            recorded, text = _values(self.params()), _git("show", f"{self.commit}:./params.yaml").stdout
+            found = {**_values(text), **_as_recorded(text, recorded)}
         except Exception:  # noqa: BLE001 - a commit may hold anything
             return {}
+        return {key: value for key, value in found.items() if value != {} or not _any_below(key, recorded)}
 
     def _changed_params(self) -> list[str]:
-        """Params whose values differ from the commit's own, before any patch. Comments and order have no effect."""
+        """Params that differ from the commit's own, before any patch: by value, by type, or by the model's order."""
         recorded, committed = _values(self.params()), self._committed()
-        places = [*recorded, *(place for place in committed if place not in recorded)]
-        pairs = {place: (committed.get(place, _ABSENT), recorded.get(place, _ABSENT)) for place in places}
-        changed = {place: pair for place, pair in pairs.items() if _typed(pair[0]) != _typed(pair[1])}
-        return [f"{'.'.join(map(_plain, place))}: {then} -> {now}" for place, (then, now) in changed.items()]
+        keys = [*recorded, *(key for key in committed if key not in recorded)]
+        pairs = {key: (committed.get(key, _ABSENT), recorded.get(key, _ABSENT)) for key in keys}
+        changed = [f"{key}: {then} -> {now}" for key, (then, now) in pairs.items() if repr(then) != repr(now)]
+        if _order(recorded, committed) != _order(committed, recorded):
+            changed.append("model.kwargs: the same keys in another order")
+        return changed
 
 
 def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: Callable[[str], bool]) -> Reproduction:
@@ -218,15 +230,26 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
     try:
         if recorded.patch:
             before = snapshot(tree)
-            applied = _git("-C", str(tree), "apply", "--binary", str(recorded.patch.resolve()))
-            if applied.returncode:
-                raise UserError(f"the patch does not apply: {last_line(applied.stderr)}", hint="compare it by hand")
+            _apply(recorded.patch.resolve(), tree)
             with _readable():
                 names, lines = describe_changes(tree, before)
             write_text(scratch / _CHANGES, "\n".join([*names, "", *lines]))
         yield tree
     finally:
         _git("worktree", "remove", "--force", str(tree))
+
+
+def _apply(patch: Path, tree: Path) -> None:
+    """Apply a patch. Raises UserError: it does not apply, or writes a file beyond its share of the limit."""
+    files = _git("-C", str(tree), "apply", "--numstat", "-z", str(patch)).stdout.count("\0")
+    blocks = _PATCHED_BYTES // max(files, 1) // 512
+    limited = ["sh", "-c", f'ulimit -f {blocks} && exec git "$@"', "git"]
+    applied = _run([*limited, "-C", str(tree), "apply", "--binary", str(patch)])
+    if applied.returncode in (-signal.SIGXFSZ, 128 + signal.SIGXFSZ):
+        what = f"the patch writes a file of more than {blocks * 512 / 2**20:.0f} MiB"
+        raise UserError(what, hint="whoever made the run has to commit it")
+    if applied.returncode:
+        raise UserError(f"the patch does not apply: {last_line(applied.stderr)}", hint="compare it by hand")
 
 
 @contextmanager
@@ -300,37 +323,47 @@ def log_reproduction(reproduction: Reproduction) -> str:
     return run_id
 
 
-def _defaults(text: str, places: Container[Place]) -> dict[Place, Any]:
-    """The defaults of keys that a ``params.yaml`` leaves out; empty if this version cannot read the file."""
+def _as_recorded(text: str, keys: Container[str]) -> dict[str, Any]:
+    """These keys of a ``params.yaml`` with their defaults and types; empty if this version cannot read the file."""
     with suppress(UserError):
-        whole = leaves(parse_params(read_yaml(text)).model_dump(mode="json"))
-        return {place: value for place, value in whole if place in places}
+        whole = _by_key(parse_params(read_yaml(text)).model_dump(mode="json"))
+        return {key: value for key, value in whole.items() if key in keys}
     return {}
 
 
-def _values(text: str) -> dict[Place, Any]:
-    """The values of a ``params.yaml`` by their places."""
-    return {place: value for place, value in leaves(read_yaml(text)) if place}
+def _values(text: str) -> dict[str, Any]:
+    """The values of a ``params.yaml`` by their keys."""
+    return _by_key(read_yaml(text))
+
+
+def _by_key(tree: Any) -> dict[str, Any]:
+    """The values of nested mappings by keys with dots, of which no two places share one."""
+    return {".".join(map(_plain, place)): value for place, value in leaves(tree) if place}
 
 
 def _plain(key: object) -> str:
-    """A key as text, quoted unless it is a plain word."""
-    return key if isinstance(key, str) and re.fullmatch(r"[\w-]+", key) else repr(key)
+    """A part of a key as text, in quotes unless it is a word that stands for nothing else."""
+    word = isinstance(key, str) and re.fullmatch(r"(?!(True|False|None|nan|inf)$)[^\W\d][\w-]*", key)
+    return str(key) if word else repr(key)
 
 
-def _typed(value: Any) -> Any:
-    """A value that differs from another one if their types do: Python takes ``True`` for 1."""
-    if isinstance(value, list):
-        return [_typed(one) for one in value]
-    if isinstance(value, dict):
-        return {repr(key): _typed(one) for key, one in value.items()}
-    return ("truth", value) if isinstance(value, bool) else value
+def _any_below(key: str, keys: Iterable[str]) -> bool:
+    return any(other.startswith(f"{key}.") for other in keys)
+
+
+def _order(keys: Iterable[str], shared: Container[str]) -> list[str]:
+    """The model's own keys that both have. A model can depend on their order."""
+    return [key for key in keys if key.startswith("model.kwargs.") and key in shared]
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return _run(["git", *arguments])
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
     """Run git. Its output is decoded here, because subprocess would turn a carriage return into the end of a line."""
     try:
-        done = subprocess.run(["git", *arguments], capture_output=True, check=False)
+        done = subprocess.run(command, capture_output=True, check=False)
     except OSError as error:
         raise HostError(f"git cannot be run: {reason(error)}", hint="install git") from None
     said = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
