@@ -90,9 +90,31 @@ def test_the_guides_lock_for_an_older_driver_is_made_as_make_makes_them():
 
 
 def test_without_a_driver_the_cpu_lock_is_taken_and_the_gpu_lock_can_be_asked_for(clone):
-    program(clone / "bin", "nvidia-smi", SMI.format(head="NVIDIA-SMI has failed", code=9))
-    for arguments in ((), ("TORCH=gpu",)):  # a login node may install for others
-        assert make(clone, *arguments).stderr.splitlines()[0] == "uv begins"
+    program(
+        clone / "bin",
+        "nvidia-smi",
+        "#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\nexit 18\n",
+    )
+    assert make(clone).stderr.splitlines()[:2] == [
+        "warning: nvidia-smi fails, and requirements.cpu.lock uses no GPU: Failed to initialize NVML: Driver/library "
+        "version mismatch hint: a driver that was updated needs a restart; make .venv TORCH=gpu takes CUDA's build",
+        "uv begins",
+    ]
+    assert make(clone, "TORCH=gpu").stderr.splitlines()[0] == "uv begins"  # a login node may install for others
+
+
+@pytest.mark.parametrize(("answer", "old"), [("7.5\n8.0", None), ("9.0\n7.0", "7.0"), ("10.0", None), ("[N/A]", None)])
+def test_a_gpu_that_is_older_than_the_lock_is_told_before_anything_is_downloaded(answer, old, clone):
+    head = SMI.format(head="NVIDIA-SMI 580.95.05    Driver Version: 580.95.05    CUDA Version: 13.0     ", code=0)
+    asked = f"#!/bin/sh\ncase $1 in --query-gpu=compute_cap) printf '{answer}\\n'; exit 0;; esac\n"
+    program(clone / "bin", "nvidia-smi", asked + head.partition("\n")[2])
+    done = make(clone)
+    assert done.stderr.splitlines()[0] == (
+        f"error: requirements.gpu.lock is for GPUs of compute capability 7.5 or newer, and one here has {old}. "
+        "hint: make TORCH=cpu ..., or a torch for an older CUDA, by docs/guides/gpu-hosts.md"
+        if old
+        else "uv begins"
+    )
 
 
 def wheel(folder, version):

@@ -185,9 +185,10 @@ def test_a_host_without_gpus_takes_the_default_without_a_word():
     assert (done.returncode, done.stdout, done.stderr) == (0, "\n", "")
 
 
-def test_an_unknown_preset_is_named(gpu_host):
-    calls = gpu_host("A")
-    done = folder_of_this_host(PRESET="big")
+def test_an_unknown_preset_is_named(gpu_host, tmp_path):
+    gpu_host("A")
+    calls = tmp_path / "calls"
+    done = folder_of_this_host(PRESET="big", STAND_IN_NVML_LOG=str(calls))
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: PRESET: got 'big', accepts default or gpu. hint: unset PRESET\n"
     assert not calls.exists()

@@ -1,5 +1,6 @@
 """Predict a step of ``single``, and the speed-up of dp and ddp, on GPUs that are not here, from a step's work.
 
+\b
     python tools/cost_model.py gpu/params.yaml
     python tools/cost_model.py params.yaml --run runs/single-fast
 
@@ -20,6 +21,7 @@ import click
 from hosts_page import hosts
 from pages import between, row
 from samebits.data.prepare import prepare
+from samebits.doctor.machine import slower_in_exact
 from samebits.errors import UserError, exit_on_error
 from samebits.files import scratch_folder
 from samebits.params import load_params
@@ -49,6 +51,7 @@ class Device:
     """
 
     name: str
+    capability: str
     tflops: tuple[float, float]
     memory: float
     link: float
@@ -57,11 +60,11 @@ class Device:
 
 
 GPUS = (
-    Device("A100, NVLink", (13, 18), 1300, 200, 180, 30),
-    Device("H100, NVLink", (40, 52), 2700, 350, 330, 30),
-    Device("L4, PCIe", (9, 14), 240, 12, 8, 60),
-    Device("T4, PCIe", (3.5, 5), 240, 6, 4, 60),
-    Device("RTX 4090, PCIe", (45, 60), 850, 12, 8, 60),
+    Device("A100, NVLink", "8.0", (13, 18), 1300, 200, 180, 30),
+    Device("H100, NVLink", "9.0", (40, 52), 2700, 350, 330, 30),
+    Device("L4, PCIe", "8.9", (9, 14), 240, 12, 8, 60),
+    Device("T4, PCIe", "7.5", (3.5, 5), 240, 6, 4, 60),
+    Device("RTX 4090, PCIe", "8.9", (45, 60), 850, 12, 8, 60),
 )
 
 
@@ -182,15 +185,18 @@ def table(params: Params) -> Iterator[str]:
         f"{work.launches} operations, {work.gradients / 1e6:.2f} MB of gradients; {params.total_steps} steps."
     )
     yield ""
-    yield row("device", "TFLOP/s", "step of `single`, ms", "training, s", f"`ddp` on {DEVICES}", f"`dp` on {DEVICES}")
-    yield row("---", *["---:"] * 5)
+    trainings = ("training in `fast`, s", "in `exact`, s")
+    yield row("device", "TFLOP/s", "step of `single`, ms", *trainings, f"`ddp` on {DEVICES}", f"`dp` on {DEVICES}")
+    yield row("---", *["---:"] * 6)
     for gpu in GPUS:
         ones = [single_ms(work, gpu, rate) for rate in gpu.tflops]
         seconds = [one * params.total_steps / 1e3 for one in ones]
+        low, high = slower_in_exact(gpu.capability)
+        exact = f"{low * min(seconds):.2g} to {high * max(seconds):.2g}"
         ratios = [speedups_of(step, work, gpu) for step in (ddp_ms, dp_ms)]
         speedups = (f"{span(ratio)}x" for ratio in ratios)
         rates = " to ".join(f"{rate:g}" for rate in gpu.tflops)
-        yield row(gpu.name, rates, span(ones), span(seconds), *speedups)
+        yield row(gpu.name, rates, span(ones), span(seconds), exact, *speedups)
 
 
 def assumptions() -> Iterator[str]:

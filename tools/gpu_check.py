@@ -1,4 +1,4 @@
-r"""Try all of this repository on a host with GPUs, and write gpu-check.json, one file to send back.
+"""Try all of this repository on a host with GPUs, and write gpu-check.json, one file to send back.
 
 It holds facts of the host, versions, hashes, figures, and what failed; no environment, no names, no paths. The
 working tree stays as it is.
@@ -12,8 +12,8 @@ The file is written after each command. --minutes ends in time; --add goes on wi
 Examples:
   make gpu-check
   make gpu-check ONLY=tests
-  PYTHONPATH=src python tools/gpu_check.py --here --only host --only repro --minutes 8
-  PYTHONPATH=src python tools/gpu_check.py --here --only speed --minutes 8 --add
+  PYTHONPATH=src:site python tools/gpu_check.py --here --only host --only repro --minutes 8
+  PYTHONPATH=src:site python tools/gpu_check.py --here --only speed --minutes 8 --add
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ _FACTS = "from samebits.host import host_facts; print(host_facts().model_dump_js
 def host(check: Check) -> None:
     """Facts of the host: the kit's with CUDA started, and NVML's without."""
     out = check.run("host", sys.executable, "-c", _FACTS, minutes=5)
-    check.steps["host"] |= {"driver": driver_facts().model_dump(mode="json")}
+    check.steps["host"] |= {"driver": driver_facts(ask_cuda=True).model_dump(mode="json")}
     if out:
         check.steps["host"]["facts"] = json.loads(out)
 
 
 def doctor(check: Check) -> None:
     """Findings of the doctor, with those of the model."""
-    out = check.run("doctor", *check.samebits, "doctor", "--model", "--json", minutes=10, MLFLOW_TRACKING_URI="")
+    folder = ["--folder", "gpu"] if count_gpus() else []
+    call = ["doctor", *folder, "--model", "--json"]
+    out = check.run("doctor", *check.samebits, *call, minutes=10, MLFLOW_TRACKING_URI="")
     if out:
         findings = json.loads(out)["findings"]
         check.steps["doctor"]["findings"] = [

@@ -4,6 +4,7 @@
 
 Versions and hashes are those of requirements.gpu.lock. On the host, install them beside its PyTorch:
 
+\b
     python -m pip install --no-index --no-deps --target site FOLDER/*.whl
     PYTHONPATH=src:site python tools/gpu_check.py --here --only host --only repro --minutes 8
 """
@@ -28,6 +29,9 @@ NEEDED = (
     "pytest", "pytest-timeout", "rich", "ruamel.yaml", "safetensors", "tqdm",
 )  # fmt: skip
 """Packages that the stages and tests/gpu import, but for PyTorch, DVC and MLflow."""
+
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Those of the lock."""
 
 MOST_MIB = 64
 """The most that all wheels may have together."""
@@ -63,7 +67,7 @@ def pins(names: list[str], lock: str, python: str) -> str:
         if need.name in names and (need.marker is None or need.marker.evaluate(about)):
             found[need.name] = f"{need.name}{need.specifier} \\\n{hashes}\n"
     if missing := [name for name in names if name not in found]:
-        raise HostError(f"requirements.gpu.lock lacks {', '.join(missing)}", hint="make lock")
+        raise HostError(f"requirements.gpu.lock has no {', '.join(missing)} for Python {python}", hint="make lock")
     return "".join(found.values())
 
 
@@ -78,7 +82,9 @@ def with_pip() -> list[str]:
 
 @click.command(help=__doc__)
 @click.argument("folder", default="wheels", type=click.Path(path_type=Path))
-@click.option("--python", default="3.12", show_default=True, help="Version of Python on the host.")
+@click.option(
+    "--python", default="3.12", show_default=True, type=click.Choice(PYTHONS), help="Version of Python on the host."
+)
 def main(folder: Path, python: str) -> None:  # noqa: D103 - click
     with exit_on_error(), tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         names = closure()
@@ -88,7 +94,7 @@ def main(folder: Path, python: str) -> None:  # noqa: D103 - click
         platforms = [word for platform in _PLATFORMS for word in ("--platform", platform)]
         command = [*with_pip(), "download", *options, *platforms, "--python-version", python, "-d", str(folder)]
         if subprocess.run([*command, "-r", file.name], check=False).returncode:
-            raise HostError("pip could not get all wheels", hint="see above; another --python may have them")
+            raise HostError("pip could not get all wheels", hint=f"its last line says why; is {folder} writable?")
         mib = sum(wheel.stat().st_size for wheel in folder.glob("*.whl")) / 2**20
         if mib > MOST_MIB:
             raise HostError(f"{folder} has {mib:.0f} MiB, expected at most {MOST_MIB}", hint="empty the folder first")

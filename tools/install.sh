@@ -4,8 +4,8 @@
 # Exit code 3: this host cannot run what the lock holds.
 set -eu
 python=$1 lock=$2 venv=$3
-"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || {
-    echo "error: $("$python" --version 2>&1) found, 3.11 to 3.13 needed. hint: make PYTHON=python3.12 ..." >&2
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || {
+    echo "error: $("$python" --version 2>/dev/null || echo "no $python") found, 3.11 to 3.13 needed. hint: make PYTHON=python3.12 ..." >&2
     exit 3
 }
 # CUDA's packages are gigabytes, which a driver of an older major version cannot run. No nvidia-smi, as on a login node
@@ -18,6 +18,17 @@ if [ -n "$needs" ] && [ -n "$runs" ] && [ "${runs%%.*}" -lt "$needs" ]; then
         "hint: make TORCH=cpu ..., or install a newer driver, or a torch for an older CUDA, by" \
         "docs/guides/gpu-hosts.md" >&2
     exit 3
+fi
+oldest=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | grep -x '[0-9]*\.[0-9]*' |
+    sort -V | head -n 1)
+if [ "$needs" = 13 ] && [ -n "$oldest" ] && [ "$(printf '%s\n' "$oldest" 7.5 | sort -V | head -n 1)" != 7.5 ]; then
+    echo "error: $lock is for GPUs of compute capability 7.5 or newer, and one here has $oldest." \
+        "hint: make TORCH=cpu ..., or a torch for an older CUDA, by docs/guides/gpu-hosts.md" >&2
+    exit 3
+fi
+if grep -q '+cpu' "$lock" && command -v nvidia-smi >/dev/null && ! said=$(nvidia-smi -L 2>&1); then
+    echo "warning: nvidia-smi fails, and $lock uses no GPU: $(echo "$said" | head -n 1)" \
+        "hint: a driver that was updated needs a restart; make .venv TORCH=gpu takes CUDA's build" >&2
 fi
 if command -v uv >/dev/null 2>&1; then
     uv=uv

@@ -100,7 +100,8 @@ def report(comparison: str | None, out_dir: str | None) -> None:
     "--memory-gib", type=click.FloatRange(min=0.0, max=2**20), help="On devices with so much, in place of what is free."
 )
 @click.option("--nodes", "over_nodes", is_flag=True, help="Of all machines, on each of which this is started.")
-@click.option("--params", "params_file", default="params.yaml", show_default=True, help="Parameters to read.")
+@folder_option
+@params_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def doctor(
     with_model: bool,
@@ -108,6 +109,7 @@ def doctor(
     with_memory: bool,
     memory_gib: float | None,
     over_nodes: bool,
+    folder: str,
     params_file: str,
     as_json: bool,
 ) -> None:
@@ -124,6 +126,7 @@ def doctor(
     Examples:
       samebits doctor
       samebits doctor --model --json
+      samebits doctor --folder gpu
       samebits doctor --checkpoint runs/ddp-fast/model.safetensors
       samebits doctor --memory --memory-gib 24
       salloc --nodes=2 samebits doctor --nodes
@@ -147,6 +150,7 @@ def doctor(
         prepare_environment()
         visit(
             Path(params_file),
+            data_dir=Path(folder) / "data",
             with_model=with_model,
             checkpoint=checkpoint,
             as_json=as_json,

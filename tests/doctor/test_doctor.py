@@ -45,11 +45,13 @@ GIB = 2**30
 CPU = host.TorchBuild(version="2.13.0+cpu", cuda=None)
 CUDA = host.TorchBuild(version="2.13.0+cu130", cuda="13.0")
 ROCM = host.TorchBuild(version="2.13.0+rocm7.1", cuda=None, hip="7.1")
+CUDA_12 = host.TorchBuild(version="2.13.0+cu126", cuda="12.6")
 NO_DRIVER = host.DriverFacts(problem="NVML Shared Library Not Found")
+SILENT = host.DriverFacts(problem="NVMLError_Unknown: Unknown Error", silent=True)
 
 
-def nvidia(cuda="13.0", gpus=2):
-    return host.DriverFacts(driver="580.1", cuda=cuda, gpus=[host.Gpu(**GPU)] * gpus)
+def nvidia(cuda="13.0", gpus=2, **changed):
+    return host.DriverFacts(driver="580.1", cuda=cuda, gpus=[host.Gpu(**{**GPU, **changed})] * gpus)
 
 
 def one(found):
@@ -170,6 +172,23 @@ def test_the_lock_is_chosen_by_the_stamp_or_else_by_the_build(stamps, build, loc
         (CUDA, nvidia("12.8"), "failed", "needs CUDA 13.0, driver 580.1 runs up to 12.8", "a driver for CUDA 13"),
         (CUDA, nvidia(None), "ok", "an unknown one", None),
         (CUDA, NO_DRIVER, "warning", "no driver answers: NVML Shared Library Not Found", "--gpus all"),
+        (
+            CUDA,
+            SILENT,
+            "failed",
+            "2.13.0+cu130, and the NVIDIA driver here does not answer: NVMLError_Unknown",
+            "a restart of",
+        ),
+        (CPU, SILENT, "warning", "does not answer: NVMLError_Unknown; a CPU build does not use it", "nvidia-smi"),
+        (
+            CUDA,
+            nvidia(compute_capability="7.0"),
+            "failed",
+            "no kernels for NVIDIA L4, of compute capability 7.0; it needs 7.5",
+            "by ",
+        ),
+        (CUDA_12, nvidia("12.8", compute_capability="7.0"), "ok", "for CUDA 12.6", None),
+        (CUDA, nvidia(compute_capability="unavailable: Unknown Error"), "ok", "for CUDA 13.0", None),
         (host.TorchBuild(version=None, cuda=None), nvidia(), "failed", "not installed", "make .venv"),
     ],
 )
@@ -276,14 +295,15 @@ CHOSEN = "MIG-00000001-0000-5000-8000-000000000001"
         ("A", ("gpu 1", "name NVIDIA A100-PCIE-40GB"), "0,1",
          [("gpu 0", "ok", ""), ("gpu 1", "ok", ""), ("devices", "warning", "the GPUs differ", "CUDA_VISIBLE_DEVICES")]),
         ("A", (), "", [("devices", "ok", "CUDA_VISIBLE_DEVICES hides them")]),
-        ("A", (), "9", [("devices", "warning", "which names no GPU of the 4 here", "nvidia-smi -L"),
-                        ("devices", "ok", "no GPU; trainings run on CPU cores")]),
+        ("A", (), "9", [("devices", "warning", "which names no GPU of the 4 here", "nvidia-smi -L")]),
+        ("A", (), "1,0", [("gpu 0", "ok", "80.0 GiB, GPU 1 of nvidia-smi"), ("gpu 1", "ok", ", GPU 0 of nvidia-smi")]),
         ("E", (), None,
          [("devices", "warning", "one slice of a GPU (MIG), and the first of 4 is taken", "by its UUID"),
           ("gpu 0", "ok", "NVIDIA H100 80GB HBM3 MIG 3g.40gb, 39.5 GiB")]),
         ("E", (), CHOSEN, [("gpu 0", "ok", "MIG 3g.40gb, 39.5 GiB")]),
     ],
-    ids=["as they are", "memory taken", "time taken", "not alike", "hidden", "not there", "a slice", "a chosen slice"],
+    ids=["as they are", "memory taken", "time taken", "not alike", "hidden", "not there", "in another order", "a slice",
+         "a chosen slice"],
 )  # fmt: skip
 def test_devices(name, lines, chosen, expected, gpu_host):
     gpu_host(name, *lines, **({} if chosen is None else {"CUDA_VISIBLE_DEVICES": chosen}))
@@ -749,7 +769,7 @@ def test_json_and_exit_codes(broken, code, error, repo, capsys):
         (repo / ".dvc/tmp/rwlock").touch()
 
     with pytest.raises(error) if error else nullcontext() as caught:
-        visit(Path("params.yaml"), with_model=False, checkpoint=None, as_json=True)
+        visit(Path("params.yaml"), data_dir=Path("data"), with_model=False, checkpoint=None, as_json=True)
     assert error is None or caught.value.exit_code == code
     report = json.loads(capsys.readouterr().out)
     assert (set(report), report["exit_code"]) == ({"samebits", "exit_code", "findings"}, code)
@@ -761,7 +781,7 @@ def test_a_gpu_that_cannot_be_read_hides_no_other_check(repo, gpu_host, capsys):
     gpu_host("A", "gpu 1", "fails all GPU_IS_LOST")
     (repo / "params.yaml").write_text("seed: 0\n")
     with pytest.raises(HostError, match="failed: driver"):
-        visit(Path("params.yaml"), with_model=False, checkpoint=None, as_json=True)
+        visit(Path("params.yaml"), data_dir=Path("data"), with_model=False, checkpoint=None, as_json=True)
     findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
     assert findings["driver"]["text"] == "GPU 1 cannot be read: GPU is lost"
     assert findings["dvc"]["status"] == "ok"
@@ -1112,8 +1132,8 @@ def test_the_data_that_is_there_is_used_if_it_fits(tmp_path, data_dir):
     chosen, finding = model.data_to_try(params, folder, spare)
     assert (chosen, finding.text, spare.exists()) == (folder, f"{folder}, vectors, 512 samples", False)
     for other, there, why in [
-        (larger, folder, f"{folder} is another set than that of params.yaml"),
-        (parse_params(small("images")), folder, f"{folder} is another set than that of params.yaml"),
+        (larger, folder, f"{folder} is another set than that of the params"),
+        (parse_params(small("images")), folder, f"{folder} is another set than that of the params"),
         (params, tmp_path / "none", "there is none yet"),
     ]:
         chosen, finding = model.data_to_try(other, there, spare)
@@ -1169,7 +1189,8 @@ def test_a_model_in_an_endless_loop(repo, stage):
     script.write_text(
         "import json\nfrom dataclasses import asdict\nfrom pathlib import Path\n"
         "from samebits.doctor.model import model_findings\n"
-        "print(json.dumps([asdict(f) for f in model_findings(Path('params.yaml'), seconds=2)]))\n"
+        "found = model_findings(Path('params.yaml'), data_dir=Path('data'), seconds=2)\n"
+        "print(json.dumps([asdict(one) for one in found]))\n"
     )
     (repo / "net.py").write_text(NET.format(init="pass", before="\n        while True: pass", result="y"))
     stage.write_params(small(model={"name": "net:make", "source": "net.py"}))

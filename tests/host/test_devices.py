@@ -152,7 +152,9 @@ def test_a_driver_that_does_not_answer_is_no_host_without_one(gpu_host):
     gpu_host("A", "init_fails UNKNOWN", devices="")
     assert host.count_gpus() == 0
     gpu_host("A", "init_fails UNKNOWN", cuda=None)
-    assert host.count_gpus() == 0
+    assert (host.count_gpus(), host.driver_facts().silent) == (0, True)
+    gpu_host("A", "init_fails DRIVER_NOT_LOADED")
+    assert (host.count_gpus(), host.driver_facts().silent) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +274,8 @@ def test_the_driver_is_opened_once_and_by_each_process_for_itself(gpu_host):
         ("A", "-1", None),
         ("A", "1,3", None),
         ("A", "7", "CUDA_VISIBLE_DEVICES is 7, which names no GPU of the 4 here: trainings run on the CPU"),
+        ("A", "1,1", "CUDA_VISIBLE_DEVICES is 1,1, which names a GPU twice: trainings run on the CPU"),
+        ("A", "0, 9,1", "CUDA_VISIBLE_DEVICES is 0, 9,1: CUDA takes what stands before '9', which names no GPU here"),
         ("E", "MIG-gone", "CUDA_VISIBLE_DEVICES is MIG-gone, which names no GPU of the 2 here"),
         ("E", A_SLICE, None),
         ("E", f"{A_SLICE},MIG-00000000", "one slice of a GPU (MIG), and the first of 2 is taken"),

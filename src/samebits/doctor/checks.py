@@ -64,6 +64,8 @@ def gpu_findings(build: TorchBuild, driver: DriverFacts | HostError) -> Iterator
         yield of_error(driver, name="driver")
         return
     yield from software.torch_against_driver(build, driver)
+    if driver.silent:
+        return
     yield from machine.devices(driver.gpus)  # before this command itself uses them
     yield from machine.float64(driver.gpus)
     yield from software.cuda(len(driver.gpus) if build.cuda else 0)
@@ -97,6 +99,7 @@ def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
 def visit(
     params_file: Path,
     *,
+    data_dir: Path,
     with_model: bool,
     checkpoint: Path | None,
     as_json: bool,
@@ -118,11 +121,11 @@ def visit(
     if with_model:
         from samebits.doctor.model import model_findings  # importing torch takes seconds
 
-        findings = chain(findings, model_findings(params_file, checkpoint=checkpoint))
+        findings = chain(findings, model_findings(params_file, checkpoint=checkpoint, data_dir=data_dir))
     if with_memory:
         from samebits.doctor.memory import memory_findings
 
-        findings = chain(findings, memory_findings(params_file, data_dir=Path("data"), limit=limit))
+        findings = chain(findings, memory_findings(params_file, data_dir=data_dir, limit=limit))
     findings = _once(findings)
     listed = list(findings if as_json else _shown(findings))
     codes = {finding.exit_code for finding in listed}

@@ -18,6 +18,7 @@ from samebits.host import (
     gpu_peers,
     gpu_slowdowns,
     gpus_without_persistence,
+    numbers_of_driver,
 )
 from samebits.host.locks import LOCKS_HINT, lacks_locks
 
@@ -40,9 +41,10 @@ def devices(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> lis
     findings = [warning(*noted)] if noted else []
     if not gpus:
         hidden = ": CUDA_VISIBLE_DEVICES hides them" if environ.get("CUDA_VISIBLE_DEVICES") == "" else ""
-        return [*findings, ok(f"no GPU{hidden}; trainings run on CPU cores")]
+        return findings or [ok(f"no GPU{hidden}; trainings run on CPU cores")]
     counters = gpu_counters(range(len(gpus)), environ)
-    findings += [_device(index, gpu, counters) for index, gpu in enumerate(gpus)]
+    numbers = numbers_of_driver(environ)
+    findings += [_device(index, gpu, counters, numbers) for index, gpu in enumerate(gpus)]
     for index, reason in gpu_slowdowns(environ).items():
         hint = "look at its cooling and its power supply; figures measured now are no measure of this GPU"
         findings.append(warning(f"its clocks are held down, because {reason}", hint, name=f"gpu {index}"))
@@ -57,9 +59,11 @@ def devices(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> lis
     return findings
 
 
-def _device(index: int, gpu: Gpu, counters: Mapping[str, float]) -> Finding:
+def _device(index: int, gpu: Gpu, counters: Mapping[str, float], numbers: Sequence[int]) -> Finding:
     name, memory = f"gpu {index}", gpu.memory_gib
     text = f"{gpu.name}, {f'memory {memory}' if isinstance(memory, str) else f'{memory:.1f} GiB'}"
+    if index < len(numbers) and numbers[index] != index:
+        text += f", GPU {numbers[index]} of nvidia-smi"
     used = counters.get(f"gpu_{index}_memory_usage_percentage", 0.0)
     busy = counters.get(f"gpu_{index}_utilization_percentage", 0.0)
     if max(used, busy) <= BUSY_PERCENT:
@@ -74,8 +78,9 @@ def float64(gpus: Sequence[Gpu]) -> list[Finding]:
     rates = sorted({_FLOAT64[gpu.compute_capability] for gpu in gpus if gpu.compute_capability in _FLOAT64})
     findings = []
     for rate in rates:
-        text = f"1/{rate} of float32's rate: exact is estimated to take {_SLOWER[rate > 2]} times as long as fast"
-        hint = "`make gpu-check ONLY=cost` measures it; GPUs of compute capability 8.0, 9.0 and 10.0 have half the rate"
+        low, high = _SLOWER[rate > 2]
+        text = f"1/{rate} of float32's rate: exact is estimated to take {low:g} to {high:g} times as long as fast"
+        hint = "`make gpu-check ONLY=cost` measures it; the GPUs with half the rate are those for data centers, as A100"
         findings.append(warning(text, hint) if rate > 2 else ok(text))
     return findings
 
@@ -83,8 +88,13 @@ def float64(gpus: Sequence[Gpu]) -> list[Finding]:
 _FLOAT64 = {"7.0": 2, "7.5": 32, "8.0": 2, "8.6": 64, "8.9": 64, "9.0": 2, "10.0": 2, "10.3": 64, "12.0": 64}
 """float32 operations in the time of one of float64, by compute capability (CUDA C++ Programming Guide, "Throughput of
 Native Arithmetic Instructions")."""
-_SLOWER = ("1.5 to 8", "20 to 45")
+_SLOWER = ((1.5, 8.0), (20.0, 45.0))
 """Estimates for the built-in models, from few and large products to many short kernels: at half the rate, and below."""
+
+
+def slower_in_exact(capability: str) -> tuple[float, float]:
+    """How many times as long as ``fast`` a step of ``exact`` is estimated to take on a GPU, at least and at most."""
+    return _SLOWER[_FLOAT64[capability] > 2]
 
 
 @check("peer access")

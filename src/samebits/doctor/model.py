@@ -52,7 +52,7 @@ _MORE_UNITS = {
 
 
 def model_findings(
-    params_file: Path, *, checkpoint: Path | None = None, data_dir: Path = Path("data"), seconds: int = SECONDS
+    params_file: Path, *, data_dir: Path, checkpoint: Path | None = None, seconds: int = SECONDS
 ) -> Iterator[Finding]:
     """Try the model of ``params_file`` under every strategy, on a few samples of ``data_dir``, or of new data.
 
@@ -209,7 +209,7 @@ def data_to_try(params: Params, data_dir: Path, spare: Path) -> tuple[Path, Find
         card = read_card(data_dir / "card.json")
         if card.made_from == params.data_identity:
             return data_dir, ok(f"{data_dir}, {card.task}, {card.train.num_samples} samples", name="data")
-        why = f"{data_dir} is another set than that of params.yaml"
+        why = f"{data_dir} is another set than that of the params"
     made = "drawn" if data.is_drawn else "taken"
     small = data.model_copy(update={"num_samples": batch, "test_samples": _TEST_SAMPLES})
     prepare(params.model_copy(update={"data": small}), spare)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import subprocess
@@ -16,8 +17,8 @@ from packaging.specifiers import SpecifierSet
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import counted, few, first_line
-from samebits.host import installed
-from samebits.host.software import OTHER_BUILD, major, rocm_unused
+from samebits.host import SILENT_HINT, installed
+from samebits.host.software import OLDEST_GPU, OTHER_BUILD, major, rocm_unused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,6 +97,9 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
     if unused := rocm_unused(build):
         text, hint = unused
         return warning(text.removeprefix("torch "), hint)
+    if driver.silent:
+        text = f"{version}, and the NVIDIA driver here does not answer: {driver.problem}"
+        return failed(text, SILENT_HINT) if cuda else warning(f"{text}; a CPU build does not use it", SILENT_HINT)
     if cuda is None:
         if gpus:
             hint = "make repro TORCH=gpu; or set CUDA_VISIBLE_DEVICES= to stay on the CPU"
@@ -107,7 +111,17 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
     if driver.cuda and major(driver.cuda) < major(cuda):
         hint = f"make repro TORCH=cpu, or install a driver for CUDA {major(cuda)} or newer, or {OTHER_BUILD}"
         return failed(f"{version} needs CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda}", hint)
+    oldest = OLDEST_GPU.get(major(cuda), 0.0)
+    if old := [gpu for gpu in driver.gpus if _number(gpu.compute_capability) < oldest]:
+        text = f"{version} for CUDA {cuda} has no kernels for {old[0].name}, of compute capability"
+        hint = f"make repro TORCH=cpu, or {OTHER_BUILD}"
+        return failed(f"{text} {old[0].compute_capability}; it needs {oldest} or newer", hint)
     return ok(f"{version} for CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda or 'an unknown one'}")
+
+
+def _number(capability: str) -> float:
+    """A compute capability as a number; that of a GPU of the future if NVML does not tell it."""
+    return float(capability) if capability.replace(".", "", 1).isdecimal() else math.inf
 
 
 # Runs in another process, because it starts CUDA, and a broken driver may hang or kill the process.

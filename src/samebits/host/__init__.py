@@ -8,6 +8,7 @@ from samebits.host.cores import Cores as Cores
 from samebits.host.cores import CoreShares as CoreShares
 from samebits.host.counters import Counters as Counters
 from samebits.host.counters import sample_seconds as sample_seconds
+from samebits.host.devices import SILENT_HINT as SILENT_HINT
 from samebits.host.devices import allowed_gpus as allowed_gpus
 from samebits.host.devices import caution as caution
 from samebits.host.devices import count_gpus as count_gpus
@@ -15,6 +16,7 @@ from samebits.host.devices import count_present as count_present
 from samebits.host.devices import count_visible as count_visible
 from samebits.host.devices import hide_gpus as hide_gpus
 from samebits.host.devices import may_share_gpus as may_share_gpus
+from samebits.host.devices import numbers_of_driver as numbers_of_driver
 from samebits.host.devices import visible_uuids as visible_uuids
 from samebits.host.driver import cuda_has_started as cuda_has_started
 from samebits.host.energy import Rapl as Rapl

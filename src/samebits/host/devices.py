@@ -97,6 +97,15 @@ def _leave() -> None:
             pynvml.nvmlShutdown()
 
 
+SILENT_HINT = f"see what nvidia-smi says; a restart of the host or container may help; {VISIBLE}= uses the CPU"
+"""What to do about a driver that does not answer, most often because it was updated and not started again."""
+
+
+def is_silent(error: pynvml.NVMLError, environ: Mapping[str, str]) -> bool:
+    """Whether NVML's error is that of a driver that is here and does not answer, and GPUs may be used."""
+    return error.value not in _NO_DRIVER and environ.get(VISIBLE) not in _HIDES_ALL
+
+
 def text_of(error: pynvml.NVMLError) -> str:
     """NVML's error, with the name of its class."""
     return f"{type(error).__name__}: {error}"
@@ -241,9 +250,8 @@ def count_gpus(environ: Mapping[str, str] = os.environ) -> int:
     if build.cuda is None:
         return 0
     with nvml() as problem:
-        if problem and problem.value not in _NO_DRIVER and environ.get(VISIBLE) not in _HIDES_ALL:
-            hint = f"see what nvidia-smi says; a restart of the host or container may help; {VISIBLE}= uses the CPU"
-            raise HostError(f"the NVIDIA driver here does not answer: {text_of(problem)}", hint=hint)
+        if problem and is_silent(problem, environ):
+            raise HostError(f"the NVIDIA driver here does not answer: {text_of(problem)}", hint=SILENT_HINT)
         count = 0 if problem else len(readable(environ))
         if count:
             require_driver(build)
@@ -263,6 +271,16 @@ def may_share_gpus(environ: Mapping[str, str] = os.environ) -> bool:
     return True
 
 
+_ENTRIES_HINT = "see nvidia-smi -L for indices and UUIDs"
+
+
+def numbers_of_driver(environ: Mapping[str, str] = os.environ) -> list[int]:
+    """The number by which nvidia-smi knows each visible GPU, in the order of CUDA's own numbers."""
+    with nvml() as problem, suppress(HostError):
+        return [] if problem else [index for index, _ in visible(listed(), environ.get(VISIBLE))]
+    return []
+
+
 def caution(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
     """Text and hint on GPUs that CUDA_VISIBLE_DEVICES or MIG hides, perhaps unintentionally; None if there are none."""
     setting = environ.get(VISIBLE)
@@ -273,8 +291,15 @@ def caution(environ: Mapping[str, str] = os.environ) -> tuple[str, str] | None:
         text = f"the {counted(len(gpus), 'GPU')} here can be used in slices alone (MIG), and there are none"
         return f"{text}: trainings run on the CPU", "make some with nvidia-smi mig -cgi ... -C, or turn MIG off"
     if gpus and not devices and setting not in (None, *_HIDES_ALL):
+        entries = [entry.strip() for entry in setting.split(",")]
         text = f"{VISIBLE} is {setting}, which names no GPU of the {len(gpus)} here: trainings run on the CPU"
-        return text, "see nvidia-smi -L for indices and UUIDs"
+        if len({*entries}) < len(entries):
+            text = f"{VISIBLE} is {setting}, which names a GPU twice: trainings run on the CPU"
+        return text, _ENTRIES_HINT
+    if setting and devices and len(devices) < setting.count(",") + 1 and all(part is None for _, part in devices):
+        entry = setting.split(",")[len(devices)].strip()
+        text = f"{VISIBLE} is {setting}: CUDA takes what stands before {entry!r}, which names no GPU here"
+        return text, _ENTRIES_HINT
     if any(part is not None for _, part in devices):
         named = setting.count(",") + 1 if setting else sum(len(gpu.slices or [gpu]) for gpu in gpus)
         if named > 1:

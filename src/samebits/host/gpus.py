@@ -11,7 +11,7 @@ import pynvml
 
 from samebits.errors import HostError
 from samebits.files import Part
-from samebits.host.devices import Device, chosen, nvml, readable, text_of
+from samebits.host.devices import Device, chosen, is_silent, nvml, readable, text_of
 from samebits.host.software import cuda_of_driver
 
 if TYPE_CHECKING:
@@ -34,13 +34,14 @@ class Gpu(Part):
 class DriverFacts(Part):
     """NVIDIA's driver, the newest CUDA that it runs, and the visible GPUs, whatever torch is built for.
 
-    ``problem`` says why no driver answers; None if one does.
+    ``problem`` says why no driver answers; None if one does. With ``silent``, one is here nevertheless.
     """
 
     driver: str | None = None
     cuda: str | None = None
     gpus: tuple[Gpu, ...] = ()
     problem: str | None = None
+    silent: bool = False
 
 
 class GpuPair(Part):
@@ -151,7 +152,7 @@ def driver_facts(environ: Mapping[str, str] = os.environ, *, ask_cuda: bool = Fa
     """
     with nvml() as problem:
         if problem is not None:
-            return DriverFacts(problem=text_of(problem))
+            return DriverFacts(problem=text_of(problem), silent=is_silent(problem, environ))
         gpus = tuple(_gpu(device) for device in readable(environ))
         driver = None
         with suppress(pynvml.NVMLError):

@@ -20,6 +20,11 @@ OLDEST_DRIVER = {12: 525, 13: 580}
 
 NVIDIA, CUDA Compatibility, "Minor Version Compatibility", table 1.
 """
+OLDEST_GPU = {12: 5.0, 13: 7.5}
+"""The lowest compute capability for which PyTorch has kernels, by the major version of its CUDA.
+
+PyTorch's RELEASE.md, "Release Compatibility Matrix"; CUDA 13 has dropped all before Turing.
+"""
 OTHER_BUILD = "a torch for an older CUDA, by docs/guides/gpu-hosts.md"
 """The way out, for a hint, where a driver or a GPU is too old for the GPU lock's torch."""
 _SECONDS = 60.0
