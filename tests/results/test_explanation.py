@@ -273,6 +273,31 @@ def test_advice_can_be_followed(data, train, change, said):
     assert said in advice_of(first)
 
 
+@pytest.mark.parametrize(
+    ("loaders", "wait", "ranks", "cores", "workers", "step"),
+    [
+        (1, 12.4, 1, 8, 2, 18.6),  # loading takes 31 ms of one process
+        (1, 12.4, 1, 2, None, 18.6),
+        (2, 12.4, 2, 8, 3, 62 / 3),  # two processes are busy for 31 ms, and four would be needed
+        (2, 12.4, 2, 6, None, 18.6),
+        (0, 12.4, 1, 2, 1, 18.6),
+        (0, 24.8, 1, 2, 1, 24.8),
+        (0, 24.8, 1, 1, None, 18.6),
+    ],
+)
+def test_more_loading_processes_are_advised_as_far_as_there_are_cores(loaders, wait, ranks, cores, workers, step):
+    params = parse_params(
+        {"data": {"task": "dataset"}, "model": {"name": "mine:make"}, "train": {"loader": {"num_workers": loaders}}}
+    )
+    noted = {**SOUND, "data": wait}
+    broken = breakdown(*[rank(noted, noted)] * ranks, cores=cores)
+    record = run_record(placement=placed("ddp" if ranks > 1 else "single", gpus=0)[0], breakdown=broken)
+    first = explain(record.model_copy(update={"params": params}), None, None).findings[0]
+    assert (first.cause, first.change.get("train.loader.num_workers")) == ("data", workers)
+    assert first.gain.median == pytest.approx((18.6 + wait) / step)
+    assert (f"load samples with {workers} processes for each rank" if workers else "no core here") in advice_of(first)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_parts_add_up_to_the_step_and_losses_to_the_distance(name):
     broken, slices, *_ = CASES[name]

@@ -159,7 +159,8 @@ def crafted(folder, step, tensors, record):
 
 
 def after(steps, times=None, **tensors):
-    return {"losses": torch.zeros(steps), "step_seconds": torch.zeros(times or steps), **tensors}
+    times = torch.zeros(times or steps)
+    return {"losses": torch.zeros(steps), "step_seconds": times, "digests": torch.zeros(0), **tensors}
 
 
 RECORD = '{"state": {}, "seconds": 1.0, "resumed": [], "place": "here", "elsewhere": false}'
@@ -179,6 +180,7 @@ RECORD = '{"state": {}, "seconds": 1.0, "resumed": [], "place": "here", "elsewhe
         (9, after(9), RECORD, "9 losses and 9 times, and it is named by step 9 of 8"),
         (6, after(6), RECORD.replace("1.0", "Infinity"), "its record: seconds: Input should be a finite number"),
         (6, after(6, step_seconds=torch.full((6,), -1.0)), RECORD, "a time of it is no number of seconds"),
+        (6, after(6, digests=torch.zeros(5, 2)), RECORD, "it has digests of 5 steps, and it is named by step 6"),
         (6, after(6), RECORD.replace("[]", '["x"]'), "its record: resumed.0: Input should be a valid integer"),
         (6, after(6, **{"model.0": torch.zeros(1)}), RECORD, "model.0 is torch.float32 (1,), another model's"),
     ],

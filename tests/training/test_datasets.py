@@ -2,17 +2,22 @@
 
 import json
 import random
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from ruamel.yaml import YAML
 from torch import nn
 from torch.utils.data import IterableDataset, TensorDataset
 
-from conftest import ROOT, small
+from conftest import ROOT, small, wait_for
+from patience import patient
 from samebits import Experiment
 from samebits.batch_split import BatchSplit
 from samebits.errors import UserError
@@ -21,8 +26,10 @@ from samebits.params import parse_params
 from samebits.params.schema import Loader
 from samebits.records.card import read_card
 from samebits.records.run import read_run
-from samebits.training.batches import Batches, load_data
-from samebits.training.datasets import LoadedBatches, Samples, apart, collate, described, in_order
+from samebits.results.verdict import compare_runs
+from samebits.results.verdict_text import say_comparison
+from samebits.training.batches import Batches, load_data, order_of
+from samebits.training.datasets import LoadedBatches, Samples, apart, collate, described, digest, in_order
 from samebits.training.models import build
 from samebits.training.models.build import build_experiment
 
@@ -76,16 +83,16 @@ SPLITS = [
 
 
 @pytest.mark.parametrize("loader", [NO_PROCESS, TWO])
-@pytest.mark.parametrize("keeps", [True, False])
+@pytest.mark.parametrize("groups", [0, 16])
 @pytest.mark.parametrize("split", SPLITS)
-def test_batches_are_those_of_the_same_samples_in_memory(split, loader, keeps, data_dir):
+def test_batches_are_those_of_the_same_samples_in_memory(split, loader, groups, data_dir):
     params = parse_params(small())
     folder = data_dir(params)
     card = read_card(folder / "card.json")
     arrays = load_data(folder, card, "train")
     samples = Samples("train_data", TensorDataset(*arrays), len(arrays[0]), 0)
     for rank in range(split.ranks):
-        ours = LoadedBatches(samples, split, loader, rank=rank, seed=0, device=CPU, keeps=keeps)
+        ours = LoadedBatches(samples, split, loader, rank=rank, seed=0, device=CPU, groups=groups)
         theirs = Batches(arrays, card, split, rank=rank, seed=0, device=CPU)
         assert (ours.micro_batches, ours.steps_per_epoch) == (theirs.micro_batches, theirs.steps_per_epoch)
         last = ours.steps_per_epoch
@@ -291,3 +298,115 @@ def test_the_guides_dataset_trains(stage, data_dir):
     evaluation = json.loads(found.read_text())
     assert (evaluation["samples"], evaluation["floor"]) == (128, None)
     assert evaluation["accuracy"] > 0.5
+
+
+# -- the data are told apart from the training ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"x": torch.ones(2), "y": 1}, {"x": torch.ones(2), "y": 1}, True),
+        (torch.tensor([1.0, 0.0]), torch.tensor([1.0, -0.0]), False),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64), False),
+        (torch.zeros(2, 3), torch.zeros(3, 2), False),
+        ({"x": torch.ones(2)}, {"y": torch.ones(2)}, False),
+        (torch.arange(6).reshape(2, 3).T, torch.arange(6).reshape(2, 3).T.contiguous(), True),
+        (torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.bfloat16), True),
+        (torch.tensor(True), torch.tensor(False), False),
+    ],
+)
+def test_a_digest_is_of_names_types_shapes_and_bytes(one, other, same):
+    one, other = (Samples("x", [value], 1, 0).sample((0, 0)) for value in (one, other))
+    assert (digest(one) == digest(other)) is same
+
+
+@pytest.mark.parametrize("groups", [16, 5, 1])
+@pytest.mark.parametrize("split", SPLITS)
+def test_digests_do_not_depend_on_how_a_batch_is_split(split, groups):
+    samples = Samples("train_data", Drawing(48), 48, 0)
+    sums = torch.zeros(4, groups, dtype=torch.int64)
+    for rank in range(split.ranks):
+        batches = LoadedBatches(samples, split, TWO, rank=rank, seed=0, device=CPU, groups=groups)
+        for step in (0, 1, 2, 3, 3, 1):  # some are made again
+            for index in range(batches.micro_batches):
+                batches.micro_batch(step, index)
+        sums += batches.digests(0, 4)
+    expected = torch.zeros(4, groups, dtype=torch.int64)
+    for step in range(4):
+        epoch, position = divmod(step, 3)
+        numbers = order_of(0, epoch, 48)[position * 16 : position * 16 + 16].tolist()
+        for place, number in enumerate(numbers):
+            expected[step, place * groups // 16] += digest(samples.sample((epoch, number)))
+    assert sums.equal(expected)
+
+
+def test_other_data_are_told_from_another_training(mine, stage):
+    first = mine("pairs", "single", "exact")
+    assert first.record.batches.groups == 64
+    kept = stage.folder / "first"
+    shutil.copytree(first.folder, kept)
+    text = (stage.folder / "mine.py").read_text()
+    changed = text.replace("        label = int(", "        point[1] += (number == 300) * 1e-6\n        label = int(")
+    (stage.folder / "mine.py").write_text(changed)
+    verdict = compare_runs(read_run(kept), mine("pairs", "single", "exact"))
+    where = order_of(0, 0, 512).tolist().index(300)
+    step, sample = where // 64 + 1, where % 64 + 1
+    assert verdict.data == f"the data differ, from sample {sample} of step {step}"
+    assert f"  {verdict.data}" in say_comparison(verdict, {}).splitlines()
+    (stage.folder / "mine.py").write_text(text)
+    assert compare_runs(read_run(kept), mine("pairs", "single", "exact")).grade == "bitwise"
+    verdict = compare_runs(read_run(kept), mine("pairs", "single", "exact", optimizer={"name": "adam", "lr": 0.03}))
+    assert (verdict.grade, verdict.data) == ("diverged", "the data are the same at every step")
+
+
+SLOWLY = """
+from mine import *
+
+class Slowly(Points):
+    def __getitem__(self, number):
+        import os, time
+        time.sleep(0.02 * os.path.exists("slowly"))
+        return super().__getitem__(number)
+
+def slowly():
+    experiment = pairs()
+    return Experiment(experiment.model, train_data=Slowly(512), test_data=experiment.test_data)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ends", ["the training", "a loading process"])
+def test_a_training_that_is_cut_off_goes_on_with_the_same_samples(ends, stage, data_dir):
+    (stage.folder / "mine.py").write_text(MINE)
+    (stage.folder / "slow.py").write_text(SLOWLY)
+    train = {"optimizer": {"name": "adam", "lr": 0.02}, "global_batch_size": 64, "epochs": 3, "repeats": 1,
+             "checkpoint_every_steps": 3, "oversubscribe": True}  # fmt: skip
+    params = {"data": DATA, "model": {"name": "slow:slowly", "source": "mine.py"}, "train": train}
+    stage.write_params(params)
+    stage.well("prepare")
+    arguments = ["--numerics", "exact", "--no-tracking", "--out-dir"]
+    stage.well("train", "--strategy", "ddp", *arguments, "whole")
+    whole = read_run(stage.folder / "whole")
+    (stage.folder / "slowly").touch()
+    command = [sys.executable, stage.script("train"), "--strategy", "single", *arguments, "again"]
+    with subprocess.Popen(command, cwd=stage.folder, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: [*stage.folder.glob(".samebits/resume/*/*.safetensors")])
+        if ends == "the training":
+            process.terminate()
+        else:
+            (rank,) = psutil.Process(process.pid).children()
+            psutil.Process(rank.pid).children()[0].kill()
+        _, said = process.communicate(timeout=patient(120))
+    if ends == "the training":
+        assert process.returncode == 143
+    else:
+        assert process.returncode == 4
+        assert "a loading process of the dataset ended" in said
+    (stage.folder / "slowly").unlink()
+    stage.write_params({**params, "train": {**train, "loader": {"num_workers": 0}}})
+    stage.well("train", "--strategy", "ddp", *arguments, "again")
+    again = read_run(stage.folder / "again")
+    assert [note.kind for note in again.record.notes][:1] == ["resumed"]
+    assert again.record.weights_sha256 == whole.record.weights_sha256
+    assert again.record.batches == whole.record.batches

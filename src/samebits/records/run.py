@@ -17,6 +17,7 @@ from samebits.files import Part, Record, atomic, read_json, regular, write_json,
 from samebits.host import HostFacts
 from samebits.params import Params, differences
 from samebits.params.schema import NumericsName
+from samebits.records.batches import BatchDigests
 from samebits.records.breakdown import Breakdown
 from samebits.records.card import Card
 from samebits.records.measurement import Measurement
@@ -143,6 +144,7 @@ class RunRecord(Record):
     ``memory`` is None if it is unknown: see ``training.memory``. In fast numerics, ``draws`` are modules that draw
     random numbers in forward, and ``batch_norms`` are modules that normalise by one device's part of a batch.
     ``same_draws`` are losses of the first steps if each sample gets the same draws on any number of devices.
+    ``batches`` tell what ``exact`` was given by a dataset; None for data that the card has the hash of.
     """
 
     SCHEMA = 10  # launches of a step
@@ -161,6 +163,7 @@ class RunRecord(Record):
     draws: tuple[str, ...] = ()
     batch_norms: tuple[str, ...] = ()
     same_draws: tuple[float, ...] | None = None
+    batches: BatchDigests | None = None
     initial_sha256: str
     weights_sha256: str
     model_parameters: int

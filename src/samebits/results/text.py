@@ -221,7 +221,8 @@ def say_sameness(rows: Sequence[Row]) -> str:
     if worst.grade == "not comparable":
         return f"{what}: {'. '.join(text[0].upper() + text[1:] for text in say_apart(worst))} ({name})."
     if worst.grade == "diverged":
-        return f"{what}: NO. {name} against {worst.against}: {of_losses}; {of_weights}."
+        data = f" {worst.data[0].upper()}{worst.data[1:]}." if worst.data else ""
+        return f"{what}: NO. {name} against {worst.against}: {of_losses}; {of_weights}.{data}"
     begin = f"{what}: yes, within what rounding explains"
     name, losses = max(((name, verdict.losses) for name, verdict in verdicts), key=lambda one: _largest(one[1]))
     furthest, weights = max(((name, verdict.weights) for name, verdict in verdicts), key=lambda one: _largest(one[1]))

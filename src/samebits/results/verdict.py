@@ -90,7 +90,8 @@ class Verdict(Part):
     """Whether two runs are the same training; ``grade`` is the worse of the two verdicts.
 
     ``apart`` says why correct runs may differ: something in the model depends on how a batch is split. Then
-    ``same_draws`` compares the first steps with the same draws for the same samples, if both runs have them.
+    ``same_draws`` compares the first steps with the same draws for the same samples, if both runs have them. ``data``
+    says whether two trainings with a dataset in exact were given the same; None if that is not known.
     """
 
     grade: Grade
@@ -98,6 +99,7 @@ class Verdict(Part):
     weights: WeightsVerdict
     apart: str | None = None
     same_draws: LossVerdict | None = None
+    data: str | None = None
 
 
 class Tolerance:
@@ -266,7 +268,8 @@ def compare_runs(a: Run, b: Run) -> Verdict:
     )
     losses = compare_losses(a.losses, b.losses, tolerance)
     weights = compare_weights(a.folder / WEIGHTS_FILE, b.folder / WEIGHTS_FILE, tolerance)
-    verdict = Verdict(grade=worst(losses.grade, weights.grade), losses=losses, weights=weights)
+    data = _data_of(*records)
+    verdict = Verdict(grade=worst(losses.grade, weights.grade), losses=losses, weights=weights, data=data)
     apart = None if losses.problem or weights.problem else _apart(*records)
     if verdict.grade != "diverged" or apart is None:
         return verdict
@@ -307,6 +310,18 @@ def _apart(a: RunRecord, b: RunRecord) -> str | None:
     if any(note.kind == "batch_loss" for record in (a, b) for note in record.notes):
         parts.append("a loss over the samples of a batch, of which each device has a part of its own")
     return "; and ".join(parts) or None
+
+
+def _data_of(a: RunRecord, b: RunRecord) -> str | None:
+    """Whether two trainings were given the same samples; None where there are no digests of them to compare."""
+    if not (a.batches and b.batches) or (a.batches.samples, a.batches.groups) != (b.batches.samples, b.batches.groups):
+        return None
+    found = a.batches.first_difference(b.batches)
+    if found is None:
+        return "the data are the same at every step"
+    step, first, last = found
+    which = f"sample {first}" if first == last else f"one of the samples {first} to {last}"
+    return f"the data differ, from {which} of step {step}"
 
 
 def settings_that_differ(a: Run, b: Run) -> dict[str, tuple[Any, Any]]:

@@ -28,13 +28,14 @@ def say_comparison(verdict: Verdict, differences: Mapping[str, tuple[Any, Any]])
 
 
 def say_apart(verdict: Verdict) -> list[str]:
-    """Why two runs may differ, and whether they differ with the same draws too; empty if there is no such reason."""
+    """Why two runs may differ, whether they differ with the same draws too, and whether their data differ."""
+    data = [verdict.data] if verdict.data and verdict.grade != "bitwise" else []
     if verdict.apart is None:
-        return []
+        return data
     lines = [f"{'' if verdict.grade == 'diverged' else 'not comparable: '}{verdict.apart}"]
     if same := verdict.same_draws:
         lines.append(f"with the same draws for the same samples, the first {same.steps} steps: {_say_losses(same)}")
-    return lines
+    return lines + data
 
 
 def _number(value: float | None, digits: int = 2) -> str:

@@ -113,6 +113,9 @@ class Feed(Protocol):
     def micro_batch(self, step: int, index: int) -> MicroBatch:
         """Micro-batch ``index`` of ``step``, on the device."""
 
+    def digests(self, start: int, stop: int) -> Tensor | None:
+        """This rank's part of the digests of these steps, which sum up over ranks; None if none are made."""
+
 
 class Batches:
     """Micro-batches of one rank, each a contiguous part of a global batch.
@@ -159,6 +162,9 @@ class Batches:
         inputs, targets = self._gathered(step, index)
         part = self._parts[index]
         return MicroBatch(model_inputs(inputs, self._card), targets, step, part.shards, part.start)
+
+    def digests(self, start: int, stop: int) -> None:
+        """None: the card has the hash of the whole split."""
 
     def _gathered(self, step: int, index: int) -> Data:
         if self.resident:

@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(".samebits/resume")
 KEPT = 2  # the newest, and the one before it in case the newest is damaged
-_FORMAT = 4
-_TIMES, _RANDOM = ("losses", "step_seconds"), "random."  # keys of tensors beside those of the state
+_FORMAT = 5
+_TIMES, _RANDOM = ("losses", "step_seconds", "digests"), "random."  # keys of tensors beside those of the state
 _DIGITS = 12  # of a step in a file's name
 _CODE = (
     "batch_split.py", "models", "numerics", "params", "portable", "section.py", "strategies", "tasks", "training"
@@ -235,6 +235,9 @@ def _resumed(
         raise ValueError(f"{text} of {trainable.total_steps}")
     if not all(math.isfinite(value) and value >= 0 for value in step_seconds):
         raise ValueError("a time of it is no number of seconds")
+    digests = [[int(value) for value in row] for row in tensors["digests"].tolist()]
+    if len(digests) not in (0, step):
+        raise ValueError(f"it has digests of {len(digests)} steps, and it is named by step {step}")
     state = {key: value for key, value in tensors.items() if key not in _TIMES and not key.startswith(_RANDOM)}
     trainable.load_state_dict(state, record.state)
     worker = trainable.worker
@@ -245,6 +248,7 @@ def _resumed(
         losses=losses,
         step_seconds=step_seconds,
         seconds=record.seconds,
+        digests=digests,
         resumed=list(record.resumed),
         elsewhere=record.elsewhere or record.place != place,
     )

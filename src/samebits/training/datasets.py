@@ -150,6 +150,22 @@ def _form(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
+def digest(sample: Nested) -> int:
+    """32 bits that two samples share if their names, types, shapes and bytes are the same."""
+    found = hashlib.blake2b(digest_size=4)
+    for leaf, value in leaves_of(sample):
+        found.update(f"{leaf} {_form(value)} ".encode())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return int.from_bytes(found.digest(), "little")
+
+
+class _Batch(NamedTuple):
+    """Samples as one, and the digest of each, int64; none without ``digests``."""
+
+    samples: Nested
+    digests: Tensor
+
+
 class _Problem(NamedTuple):
     """An error of a loading process, which PyTorch would raise as another one."""
 
@@ -160,17 +176,19 @@ class _Problem(NamedTuple):
 class _Rows(Dataset[Any]):
     """The samples as a DataLoader asks for them, a batch at a time."""
 
-    def __init__(self, samples: Samples) -> None:
-        self._samples = samples
+    def __init__(self, samples: Samples, *, digests: bool) -> None:
+        self._samples, self._digests = samples, digests
 
-    def __getitem__(self, keys: Sequence[Key]) -> Nested | _Problem:
+    def __getitem__(self, keys: Sequence[Key]) -> _Batch | _Problem:
         try:
-            return collate(self._samples.name, keys, [self._samples.sample(key) for key in keys])
+            found = [self._samples.sample(key) for key in keys]
+            digests = torch.tensor([digest(one) for one in found] if self._digests else (), dtype=torch.int64)
+            return _Batch(collate(self._samples.name, keys, found), digests)
         except UserError as error:
             return _Problem(error.message, error.hint)
 
 
-def _as_it_is(batch: Nested) -> Nested:
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 
@@ -181,7 +199,9 @@ def _begin(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def loaded(samples: Samples, order: Iterator[list[Key]], loader: Loader, device: torch.device) -> Iterator[Nested]:
+def loaded(
+    samples: Samples, order: Iterator[list[Key]], loader: Loader, device: torch.device, *, digests: bool = False
+) -> Iterator[_Batch]:
     """Batches of these samples on the device, loaded by processes of their own while it computes.
 
     Raises UserError: see ``Samples.sample`` and ``collate``.
@@ -191,7 +211,7 @@ def loaded(samples: Samples, order: Iterator[list[Key]], loader: Loader, device:
     with warnings.catch_warnings(action="ignore"):  # of more processes than cores, at each start
         batches = iter(
             DataLoader(
-                _Rows(samples),
+                _Rows(samples, digests=digests),
                 batch_size=None,
                 sampler=order,
                 collate_fn=_as_it_is,
@@ -206,13 +226,15 @@ def loaded(samples: Samples, order: Iterator[list[Key]], loader: Loader, device:
         if isinstance(batch, _Problem):
             del batches  # else its processes would live as long as the traceback
             raise UserError(batch.message, hint=batch.hint)
-        yield mapped(lambda tensor: tensor.to(device, non_blocking=pinned), batch)
+        found = mapped(lambda tensor: tensor.to(device, non_blocking=pinned), batch.samples)
+        yield _Batch(found, batch.digests)
 
 
 class LoadedBatches:
     """Micro-batches of one rank out of a dataset: the samples, and the order, that ``Batches`` would give.
 
-    With ``keeps`` those of a step stay until the next one begins: ``exact`` may make a step again.
+    With ``groups``, as in ``exact``, those of a step stay until the next one begins, since a step may be made again,
+    and each step has so many digests: see ``records.batches``.
     """
 
     def __init__(
@@ -224,15 +246,16 @@ class LoadedBatches:
         rank: int,
         seed: int,
         device: torch.device,
-        keeps: bool = False,
+        groups: int = 0,
     ) -> None:
         self._samples, self._split, self._loader = samples, split, loader
-        self._seed, self._device, self._keeps = seed, device, keeps
+        self._seed, self._device, self._groups = seed, device, groups
         self._parts = split.micro_batches(rank)
         self.micro_batches = len(self._parts)
         self.steps_per_epoch = split.batches_of(len(samples))
         self._next = -1, 0
-        self._batches: Iterator[Nested] = iter(())
+        self._batches: Iterator[_Batch] = iter(())
+        self._digests: dict[tuple[int, int], Tensor] = {}
         self._held: dict[tuple[int, int], Nested] = {}
 
     def ready(self, step: int) -> None:
@@ -245,20 +268,35 @@ class LoadedBatches:
         inputs, targets = apart(self._batch(step, index))
         return MicroBatch(inputs, targets, step, part.shards, part.start)
 
+    def digests(self, start: int, stop: int) -> Tensor | None:
+        """This rank's part of the digests of steps that it has loaded, (steps, groups); None without ``groups``."""
+        if not self._groups:
+            return None
+        steps = [[self._digests[step, i] for i in range(self.micro_batches)] for step in range(start, stop)]
+        return torch.stack([torch.stack(parts).sum(0) for parts in steps])
+
     def _batch(self, step: int, index: int) -> Nested:
         if any(held != step for held, _ in self._held):
             self._held.clear()
         while (step, index) not in self._held:
             if self._next not in ((step, i) for i in range(index + 1)):
                 order = _from(step, self._seed, self._split, self._parts, len(self._samples))
-                self._batches = loaded(self._samples, order, self._loader, self._device)
+                self._batches = loaded(self._samples, order, self._loader, self._device, digests=self._groups > 0)
                 self._next = step, 0
-            if not self._keeps:
+            if not self._groups:
                 self._held.clear()
-            self._held[self._next] = next(self._batches)
+            batch = next(self._batches)
+            self._held[self._next] = batch.samples
+            if self._groups:
+                self._digests[self._next] = self._in_groups(batch.digests, self._parts[self._next[1]].start)
             number = self._next[1] + 1
             self._next = (step, number) if number < self.micro_batches else (step + 1, 0)
         return self._held[step, index]
+
+    def _in_groups(self, digests: Tensor, start: int) -> Tensor:
+        """The sums of the samples' digests in each group of the batch; ``start`` is the first one's place in it."""
+        places = torch.arange(start, start + len(digests)) * self._groups // self._split.samples
+        return torch.zeros(self._groups, dtype=torch.int64).index_add_(0, places, digests)
 
 
 def _from(step: int, seed: int, split: BatchSplit, parts: Sequence[Rows], count: int) -> Iterator[list[Key]]:
@@ -280,4 +318,4 @@ def _from(step: int, seed: int, split: BatchSplit, parts: Sequence[Rows], count:
 def in_order(samples: Samples, rows: int, loader: Loader, device: torch.device) -> Iterator[Pair]:
     """All samples once, ``rows`` at a time; the last batch may be short."""
     order = ([(0, i) for i in range(start, min(start + rows, len(samples)))] for start in range(0, len(samples), rows))
-    return map(apart, loaded(samples, order, loader, device))
+    return (apart(batch.samples) for batch in loaded(samples, order, loader, device))

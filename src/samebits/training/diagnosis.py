@@ -203,6 +203,12 @@ _KNOWN = (
         "save tokens as int16 or wider, since bytes are fed as float32; or .long() in forward",
     ),
     _Known(
+        r"DataLoader worker \(pid",
+        WorkerError,
+        "a loading process of the dataset ended: {line}",
+        "give it memory, in a container --shm-size too, or lower train.loader.num_workers; 0 loads without one",
+    ),
+    _Known(
         r"Expected to have finished reduction",
         UserError,
         "a parameter got no gradient at some step, and the ranks wait for it",

@@ -168,6 +168,14 @@ class Trainable:
         """Mean losses over all ranks, from the parts that ``run`` returned; every rank must call it."""
         return self.numerics.mean_losses(losses, self.worker.ranks.all_reduce, self.worker.world_size)
 
+    def digests(self, start: int, stop: int) -> list[list[int]]:
+        """The digests of the batches of steps that have run, of all ranks, which call it; empty if none are made."""
+        found = self.batches.digests(start, stop)
+        if found is None:
+            return []
+        sums = self.worker.ranks.all_reduce(found.to(self.worker.device))
+        return (sums % 2**32).tolist()
+
     def rates(self, start: int, stop: int) -> list[float]:
         """Learning rates of the steps from ``start`` up to ``stop``."""
         return [self._learning_rates.of(step) for step in range(start, stop)]
@@ -248,13 +256,14 @@ class Trainable:
 class TrainResult:
     """The result of a training: the mean loss over ranks at each step, and this worker's times.
 
-    ``resumed`` lists the steps after which it continued from a checkpoint. ``elsewhere``: a part of it ran under
-    another strategy or on other devices.
+    ``digests`` are those of each step's batch: see ``records.batches``. ``resumed`` lists the steps after which it
+    continued from a checkpoint. ``elsewhere``: a part of it ran under another strategy or on other devices.
     """
 
     losses: list[float]
     step_seconds: list[float]
     seconds: float
+    digests: list[list[int]] = field(default_factory=list)
     resumed: list[int] = field(default_factory=list)
     elsewhere: bool = False
 
@@ -313,6 +322,7 @@ def train(
         part = trainable.mean_losses(trainable.run(start, rates, clock, tracker.step))
         tracker.losses(start + 1, part, rates)
         losses += part
+        result.digests.extend(trainable.digests(start, stop))
         bad = next((i for i, loss in enumerate(part) if not math.isfinite(loss)), None)
         if bad is not None:
             text = f"the loss is {part[bad]} at step {start + bad + 1}, expected a finite number"

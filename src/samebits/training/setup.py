@@ -11,6 +11,7 @@ from samebits.models import UserModel
 from samebits.numerics.draws import SeenDraws
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
+from samebits.records.batches import groups_of
 from samebits.remarks import BatchLoss
 from samebits.training.batches import Batches, Pair, load_data, model_inputs, on_device
 from samebits.training.datasets import LoadedBatches, Samples, described, in_order
@@ -128,8 +129,9 @@ class Setup:
         rank, device = self.worker.rank, self.worker.device
         epochs, seed = self.params.train.epochs, self.params.seed
         if isinstance(data, Samples):
-            again, loader = self.numerics.name == "exact", self.params.train.loader
-            return LoadedBatches(data, self.split, loader, rank=rank, seed=seed, device=device, keeps=again)
+            groups = groups_of(self.split.samples, self.params.total_steps) if self.numerics.name == "exact" else 0
+            loader = self.params.train.loader
+            return LoadedBatches(data, self.split, loader, rank=rank, seed=seed, device=device, groups=groups)
         return Batches(data, self.card, self.split, rank=rank, seed=seed, device=device, epochs=epochs)
 
     def in_order(self, data: AnyData, rows: int) -> Iterator[Pair]:

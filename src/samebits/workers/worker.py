@@ -18,6 +18,7 @@ from samebits.measuring.roofline import measure_roof
 from samebits.measuring.slices import NOT_ENDED, why_no_speedup
 from samebits.measuring.tracing import write_trace
 from samebits.records import log as events
+from samebits.records.batches import BatchDigests
 from samebits.records.card import read_card
 from samebits.records.run import FILES, TRACE, WEIGHTS, Node, RunRecord, Timing, run_name, write_run
 from samebits.records.statistics import spread
@@ -291,6 +292,7 @@ class TrainingRank:
             draws=self._setup.draws,
             batch_norms=batch_norms_of(prepared.trainable.model),
             same_draws=measured.same_draws,
+            batches=BatchDigests.of(outcome.result.digests, params.train.global_batch_size),
             initial_sha256=prepared.initial_sha256,
             weights_sha256=outcome.weights_sha256,
             model_parameters=prepared.model_parameters,

@@ -9,6 +9,7 @@ from samebits.files import Part
 from samebits.results.explanation.observed import BUSY_CORES
 from samebits.results.explanation.remedies import (
     accumulate,
+    feed_faster,
     fewer_devices,
     fewer_launches,
     share_no_device,
@@ -70,7 +71,7 @@ CAUSES = {
     "straggler": CauseSpec(
         "All wait for rank {rank}, whose {phase} takes longer than that of the others", without("balance_ranks")
     ),
-    "data": CauseSpec("The devices wait for their input", without("feed_faster")),
+    "data": CauseSpec("The devices wait for their input", feed_faster),
     "device_reads": CauseSpec(
         "The forward pass reads values of the device into Python, and waits for each", without("keep_on_device")
     ),

@@ -109,6 +109,7 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
         batches=record.params.data.num_samples // train.global_batch_size,
         graphs=train.cuda_graphs,
         may_capture=may_capture and not train.cuda_graphs,
+        loaders=train.loader.num_workers if record.params.data.task == "dataset" else None,
     )
     unsteady = _unsteady(slices, observed, record) if slices else None
     if not unsteady:

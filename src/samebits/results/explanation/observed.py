@@ -24,7 +24,8 @@ class Observed:
 
     With slices, all milliseconds are of their step: the turns of the profiling pass are scaled to it. ``batches`` is
     the number of whole global batches in the data. ``graphs`` says that CUDA graphs are asked for; gradient
-    accumulation turns them off. ``may_capture``: they are not, and could be.
+    accumulation turns them off. ``may_capture``: they are not, and could be. ``loaders`` is the number of processes
+    that load a rank's samples out of a dataset; None for data in memory.
     """
 
     breakdown: Breakdown
@@ -32,6 +33,7 @@ class Observed:
     batches: int
     graphs: bool
     may_capture: bool = False
+    loaders: int | None = None
     slices: SliceSteps | None = None
     speedup: Ratio | None = None
 
@@ -90,6 +92,12 @@ class Observed:
         others = self.breakdown.other_cores
         shared = self.oversubscribed or bool(self.breakdown.one_thread_ms)
         return not shared and others is not None and others < BUSY_CORES
+
+    @property
+    def cores_of_a_rank(self) -> int:
+        """Cores for each rank of a machine."""
+        machines = max(1, len(self.placement.devices_by_node))
+        return self.breakdown.cores // max(1, len(self.breakdown.ranks) // machines)
 
     @property
     def devices(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from statistics import median
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
@@ -27,6 +28,9 @@ REMEDIES = {
     "balance_ranks": "give that rank the same work and the same device as the others; "
     "`python pipeline/train.py --trace` shows what it does",
     "feed_faster": "prepare the input before the training, or in memory",
+    "more_loaders": "load samples with {num_workers:g} processes for each rank (train.loader.num_workers: "
+    "{num_workers:g})",
+    "cheaper_samples": "make samples cheaper, as by decoded or smaller files: a loading process more has no core here",
     "keep_on_device": "remove .item(), .tolist() and `if tensor:` from the forward pass",
     "free_cores": "stop what else runs on this host, or train elsewhere",
     "one_thread": "leave out torch.set_num_threads: each worker has its cores already",
@@ -79,6 +83,25 @@ def without(kind: RemedyKind, change: Change | None = None) -> Callable[[Cause, 
         return Remedy(kind, change or {}, _gain([s / max(s - ms, 0.05 * s) for s, ms in zip(steps, lost, strict=True)]))
 
     return remedy
+
+
+def feed_faster(cause: Cause, observed: Observed) -> Remedy:
+    """More processes that load a dataset's samples, as many as the training needs and free cores can run.
+
+    A step then takes what loading takes them together, or what is left of it without the wait, whichever is longer.
+    Loading keeps each process there is busy for the whole step; with none, the wait is the loading.
+    """
+    loaders, free = observed.loaders, observed.cores_of_a_rank - 1
+    if loaders is None:
+        return without("feed_faster")(cause, observed)
+    turns = [(turn.parts.total, turn.parts.total - ms) for turn, ms in zip(observed.turns, cause.lost_ms, strict=True)]
+    loading = [loaders * step if loaders else step - rest for step, rest in turns]
+    needed = max(math.ceil(load / max(rest, 0.05 * step)) for load, (step, rest) in zip(loading, turns, strict=True))
+    more = min(needed, free)
+    if more <= loaders:
+        return without("cheaper_samples")(cause, observed)
+    gains = [step / max(rest, load / more) for load, (step, rest) in zip(loading, turns, strict=True)]
+    return Remedy("more_loaders", {"train.loader.num_workers": more}, _gain(gains))
 
 
 def accumulate(cause: Cause, observed: Observed) -> Remedy:
