@@ -1,43 +1,6 @@
-"""Stage compare: put the runs beside each other, as data and as a table.
+"""Stage compare, whose code is in the library."""
 
-\b
-Example:
-  python pipeline/compare.py --no-tracking
-"""
-
-from pathlib import Path
-
-import click
-
-from samebits.params import Params
-from samebits.records.provenance import git_state
-from samebits.results.comparison import REPORT, compare
-from samebits.results.page import write_report
-from samebits.results.table import show
-from samebits.stages import StageSpec, experiment_folder, path_option, stage
-from samebits.tracking.sender import hand_over
-
-
-@stage(
-    StageSpec(
-        about="the runs beside each other, as data and as a table",
-        reads=("host.json", "runs", "reports/evaluation"),
-        writes=tuple(f"reports/{name}" for name in REPORT),
-        params=("seed", "data", "model", "train", "tracking"),
-        writes_words=True,
-    )
-)
-@path_option("--out-dir", default="reports", told="Folder to write.")
-@click.option("--no-tracking", is_flag=True, help="Leave no trace in MLflow.")
-def main(params: Params, out_dir: str, no_tracking: bool) -> None:
-    folder, reports = experiment_folder(), Path(out_dir)
-    comparison = compare(params, git_state(), folder=folder)
-    comparison.write(reports / "comparison.json")
-    write_report(comparison, reports)
-    show(comparison)
-    if not no_tracking and (problem := hand_over(comparison, reports=reports, runs=folder / "runs", wait_seconds=60)):
-        click.echo(problem, err=True)
-
+from samebits.stages.compare import main
 
 if __name__ == "__main__":
     main()

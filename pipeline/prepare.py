@@ -1,33 +1,6 @@
-"""Stage prepare: draw the data set that params.yaml describes.
+"""Stage prepare, whose code is in the library."""
 
-\b
-Example:
-  python pipeline/prepare.py --params other.yaml --out-dir /tmp/data
-"""
-
-from pathlib import Path
-
-import click
-
-from samebits.data.prepare import prepare
-from samebits.params import Params
-from samebits.stages import StageSpec, path_option, stage
-
-
-@stage(
-    StageSpec(
-        about="synthetic data with a known floor, the same bytes on every host; or the user's own",
-        reads=("files.json",),
-        writes=("data/train.safetensors", "data/test.safetensors", "data/card.json"),
-        params=("seed", "data"),
-    )
-)
-@path_option("--out-dir", default="data", told="Folder to write.")
-def main(params: Params, out_dir: str) -> None:
-    card = prepare(params, Path(out_dir))
-    floor = "" if card.floor is None else f", floor {card.floor:.6f}"
-    click.echo(f"{card.task}: {card.train.num_samples} + {card.test.num_samples} samples{floor}")
-
+from samebits.stages.prepare import main
 
 if __name__ == "__main__":
     main()

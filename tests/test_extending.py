@@ -149,13 +149,17 @@ STAGE = '''"""Stage toy: count the runs."""
 from pathlib import Path
 
 from samebits.params import Params
-from samebits.stages import StageSpec, stage
+from samebits.stages.interface import StageSpec, stage
 
 
 @stage(StageSpec(about="count the runs", reads=("runs",), writes=("toy.txt",), params=("seed",)))
 def main(params: Params) -> None:
     Path("toy.txt").write_text(str(len(list(Path("runs").iterdir()))))
+'''
 
+SCRIPT = '''"""Stage toy, whose code is in the library."""
+
+from samebits.stages.toy import main
 
 if __name__ == "__main__":
     main()
@@ -273,7 +277,8 @@ def test_a_task_and_a_model_of_it(tree):
 
 
 def test_a_stage_and_a_key(tree):
-    tree.write("pipeline/toy.py", STAGE)
+    tree.write("src/samebits/stages/toy.py", STAGE)
+    tree.write("pipeline/toy.py", SCRIPT)
     assert len(tree.touched) <= MOST["stage"]
     tree.touched.clear()
     line = "    epochs: Annotated[PositiveInt, _TRAINING] = 2\n"
@@ -282,7 +287,7 @@ def test_a_stage_and_a_key(tree):
     tree.generate()
     stages = YAML(typ="safe").load(tree.folder / "dvc.yaml")["stages"]
     assert (stages["toy"]["outs"], stages["toy"]["params"]) == (["toy.txt"], ["seed"])
-    assert {"pipeline/toy.py", "src/samebits/params"} <= {*stages["toy"]["deps"]}
+    assert {"src/samebits/stages/toy.py", "src/samebits/params"} <= {*stages["toy"]["deps"]}
     assert "train.toy" in stages["train"]["params"]
     assert "train.toy" not in stages["evaluate"]["params"]
     assert "/toy.txt\n" in (tree.folder / ".gitignore").read_text()

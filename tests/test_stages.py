@@ -11,7 +11,7 @@ from conftest import ROOT, small
 from patience import patient
 from samebits import cli
 from samebits.errors import UserError
-from samebits.stages import Group, StageSpec, say_what_stays_unused, stage
+from samebits.stages.interface import Group, StageSpec, say_what_stays_unused, stage
 from standins import raising
 
 SPEC = StageSpec(about="a stage", writes=())

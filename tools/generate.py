@@ -27,7 +27,7 @@ from stage_scripts import stages
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from samebits.stages import StageSpec
+    from samebits.stages.interface import StageSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 SRC = ROOT / "src/samebits"
@@ -51,12 +51,12 @@ WORDS = {"results", "remarks", "errors"}
 
 
 def code_of(stage: str, spec: StageSpec) -> list[str]:
-    """The stage's script and the rooms whose code can change its result."""
-    files, script = files_of(SRC), ROOT / "pipeline" / f"{stage}.py"
+    """The stage's module and the rooms whose code can change its result."""
+    files, module = files_of(SRC), SRC / "stages" / f"{stage}.py"
     around = AROUND_A_STAGE - (WORDS if spec.writes_words else set())
-    reached = {file.relative_to(SRC).parts[0] for file in closure(script, files) if file.is_relative_to(SRC)}
+    reached = {file.relative_to(SRC).parts[0] for file in closure(module, files) if file.is_relative_to(SRC)}
     rooms = sorted(room for room in reached if room.removesuffix(".py") not in around)
-    return [f"pipeline/{stage}.py", *(f"src/samebits/{room}" for room in rooms)]
+    return [*(f"src/samebits/{room}" for room in rooms), f"src/samebits/stages/{stage}.py"]
 
 
 def _entry(key: str, values: Sequence[str], *, block: bool = False) -> Iterator[str]:

@@ -18,7 +18,7 @@ from samebits.host.torch_names import NAMES
 from samebits.models import FACTORY
 from samebits.params import Params
 from samebits.section import Section
-from samebits.stages import HELP_OPTIONS
+from samebits.stages.interface import HELP_OPTIONS
 from stage_scripts import stages
 
 if TYPE_CHECKING:

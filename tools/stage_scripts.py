@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from samebits.stages import StageCommand
+    from samebits.stages.interface import StageCommand
 
 ROOT = Path(__file__).resolve().parent.parent
 

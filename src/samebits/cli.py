@@ -16,7 +16,7 @@ from samebits.errors import UserError, exit_on_error, printable_lines
 from samebits.files import scratch_folder
 from samebits.params import load_params, require_repository
 from samebits.results.scaling.command import scale
-from samebits.stages import HELP_OPTIONS, Group, folder_option, options_of, params_option
+from samebits.stages.interface import HELP_OPTIONS, Group, folder_option, options_of, params_option
 from samebits.strategies import STRATEGIES
 from samebits.tracking.command import compare, explain, track
 

@@ -262,7 +262,7 @@ def test_a_run_of_changed_files_is_made_again_with_its_patch(repository):
         ("src/samebits/data/user.py", {"prepare"}),
         ("src/samebits/tracking/recorder.py", set()),
         ("src/samebits/results/text.py", {"compare"}),
-        ("src/samebits/stages.py", set()),
+        ("src/samebits/stages/interface.py", set()),
         ("src/samebits/errors.py", {"compare"}),  # whose labels have words of it
         ("src/samebits/remarks.py", {"compare"}),
         ("src/samebits/doctor/checks.py", set()),

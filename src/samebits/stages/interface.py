@@ -1,4 +1,4 @@
-"""Shared by the scripts of the stages: their options, their container, and their exit codes."""
+"""Shared by the stages: their options, their container, and their exit codes."""
 
 from __future__ import annotations
 
