@@ -108,12 +108,12 @@ def test_a_run_that_was_not_divided_has_no_explanation(runs, tmp_path):
     (tmp_path / "params.yaml").touch()
     done = samebits(tmp_path, "explain")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: runs: there is no run in fast numerics. hint: run `make repro`, or name a RUN\n"
+    assert done.stderr == "error: runs: there is no run in fast numerics. hint: run `dvc repro`, or name a RUN\n"
 
 
 MISTAKES = [
     (("compare", "nothing", "single"), 2, "nothing: no such folder, and not a run id"),
-    (("compare", "single", "."), 2, "run.json: no such file. hint: run `python pipeline/train.py` first"),
+    (("compare", "single", "."), 2, "run.json: no such file. hint: run `samebits stage train` first"),
     (
         ("report", "single/run.json"),
         2,

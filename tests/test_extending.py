@@ -157,14 +157,6 @@ def main(params: Params) -> None:
     Path("toy.txt").write_text(str(len(list(Path("runs").iterdir()))))
 '''
 
-SCRIPT = '''"""Stage toy, whose code is in the library."""
-
-from samebits.stages.toy import main
-
-if __name__ == "__main__":
-    main()
-'''
-
 LABEL = '''class Toy(LabelOf):
     """A label that nobody needs."""
 
@@ -278,7 +270,7 @@ def test_a_task_and_a_model_of_it(tree):
 
 def test_a_stage_and_a_key(tree):
     tree.write("src/samebits/stages/toy.py", STAGE)
-    tree.write("pipeline/toy.py", SCRIPT)
+    tree.change("src/samebits/stages/pipeline.py", '"evaluate", "compare")', '"evaluate", "compare", "toy")')
     assert len(tree.touched) <= MOST["stage"]
     tree.touched.clear()
     line = "    epochs: Annotated[PositiveInt, _TRAINING] = 2\n"
@@ -293,7 +285,8 @@ def test_a_stage_and_a_key(tree):
     assert "/toy.txt\n" in (tree.folder / ".gitignore").read_text()
     assert "toy.txt" in (tree.folder / "Makefile").read_text()
     assert "`train.toy` | int" in (tree.folder / "docs/reference/params.md").read_text()
-    assert "## python pipeline/toy.py" in (tree.folder / "docs/reference/cli.md").read_text()
+    assert "## samebits stage toy" in (tree.folder / "docs/reference/cli.md").read_text()
+    assert "Stage toy: count the runs." in tree.run("pipeline/toy.py", "--help")
 
 
 def test_a_label(tree):

@@ -22,8 +22,8 @@ from samebits.records.breakdown import Bounds, Breakdown, Phases, RankPhases
 from samebits.records.run import read_losses
 from samebits.records.usage import Roof
 from samebits.results import verify
+from samebits.stages.pipeline import stages
 from samples import run_record
-from stage_scripts import stages
 
 GPU = load_params(ROOT / "gpu/params.yaml")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pages import between
 from samebits.records.run import read_run
-from samebits.results.comparison import MADE_BY, Comparison
+from samebits.results.comparison import Comparison
 from samebits.results.table import markdown
 from samebits.results.text import answers, describe_run, notes_of
 from samebits.results.verdict import compare_runs, settings_that_differ
@@ -50,7 +50,7 @@ def quote_training(folder: Path) -> None:
 
 def main(comparison: str = "reports/comparison.json", folder: str | None = None) -> None:
     """Fill both pages."""
-    quote_comparison(Comparison.read(Path(comparison), made_by=MADE_BY))
+    quote_comparison(Comparison.read(Path(comparison), made_by="make repro"))
     if folder:
         quote_training(Path(folder))
 

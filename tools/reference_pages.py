@@ -19,7 +19,6 @@ from samebits.models import FACTORY
 from samebits.params import Params
 from samebits.section import Section
 from samebits.stages.interface import HELP_OPTIONS
-from stage_scripts import stages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,6 +34,8 @@ with `zsh_source` in place of `bash_source`:
 ```console
 $ eval "$(_SAMEBITS_COMPLETE=bash_source samebits)"
 ```
+
+In this repository the scripts in `pipeline/` are the commands of `samebits stage`, with the code of `src/`.
 
 For fish it is `_SAMEBITS_COMPLETE=fish_source samebits | source` in `~/.config/fish/completions/samebits.fish`.
 """
@@ -135,16 +136,14 @@ def help_of(command: click.Command, name: str) -> Iterator[str]:
     context = click.Context(command, info_name=name, terminal_width=100, **HELP_OPTIONS)
     yield f"## {name}\n\n```text\n{command.get_help(context)}\n```\n"
     if isinstance(command, click.Group):
-        for below in sorted(command.commands):
-            yield from help_of(command.commands[below], f"{name} {below}")
+        for below in command.list_commands(context):
+            if inner := command.get_command(context, below):
+                yield from help_of(inner, f"{name} {below}")
 
 
 def cli_page() -> str:
     """The help of every command and of every stage."""
-    parts = [CLI_HEAD, *help_of(samebits, "samebits")]
-    for name, command in stages().items():
-        parts += help_of(command, f"python pipeline/{name}.py")
-    return "\n".join(parts)
+    return "\n".join([CLI_HEAD, *help_of(samebits, "samebits")])
 
 
 def operations_page() -> str:

@@ -14,9 +14,11 @@ from samebits import __version__
 from samebits.engines.command import container
 from samebits.errors import UserError, exit_on_error, printable_lines
 from samebits.files import scratch_folder
+from samebits.here import CLI, stage_command
 from samebits.params import load_params, require_repository
 from samebits.results.scaling.command import scale
-from samebits.stages.interface import HELP_OPTIONS, Group, folder_option, options_of, params_option
+from samebits.stages.interface import HELP_OPTIONS, Group, folder_option, params_option
+from samebits.stages.pipeline import StageGroup
 from samebits.strategies import STRATEGIES
 from samebits.tracking.command import compare, explain, track
 
@@ -79,13 +81,13 @@ def report(comparison: str | None, out_dir: str | None) -> None:
       samebits report
       samebits report downloads/comparison.json --out-dir /tmp/report
     """
-    from samebits.results.comparison import MADE_BY, Comparison
+    from samebits.results.comparison import Comparison
     from samebits.results.current import require_current
     from samebits.results.page import write_report
 
     path = Path(comparison or "reports/comparison.json")
     folder = Path(out_dir or path.parent)
-    found = Comparison.read(path, made_by=MADE_BY)
+    found = Comparison.read(path, made_by=stage_command("compare"))
     if comparison is None and Path("params.yaml").exists():
         require_current(found.params, path, load_params("params.yaml"))
     write_report(found, folder)
@@ -143,7 +145,7 @@ def doctor(
     if over_nodes and (with_model or with_memory):
         option = "--model" if with_model else "--memory"
         raise UserError(f"--nodes and {option}: each has a look of its own", hint="give one of them at a time")
-    if over_nodes and run_in_allocation(["-m", "samebits.cli", *sys.argv[1:]], os.environ):
+    if over_nodes and run_in_allocation([*CLI, *sys.argv[1:]], os.environ):
         return
     with ending_told(os.environ):
         nodes = _several_nodes() if over_nodes else None
@@ -274,7 +276,7 @@ def launch_training(
 ) -> None:
     """Run a training on the machines of a cluster.
 
-    ARGUMENTS are those of pipeline/train.py; what stands before ENGINE is for the launch. Slurm is waited for, and the
+    ARGUMENTS are those of stage train; what stands before ENGINE is for the launch. Slurm is waited for, and the
     exit code is the training's. For kubernetes there is --dry-run alone, which prints a Job or a TrainJob.
     cluster.toml says what the cluster wants to know: see the guide of several machines.
 
@@ -284,12 +286,36 @@ def launch_training(
       samebits launch --dry-run --nodes 4 slurm --strategy ddp
       samebits launch --dry-run kubernetes --strategy ddp | kubectl apply -f -
     """
-    from samebits.engines.launch import SCRIPT, TrainingCall, launch
+    from samebits.engines.launch import TrainingCall, launch
+    from samebits.stages.train import main as train
 
     require_repository()
-    training = TrainingCall.of(arguments, options_of(SCRIPT, arguments))
+    training = TrainingCall.of(arguments, train.make_context(stage_command("train"), list(arguments)).params)
     text = launch(engine, training, nodes=nodes, kind=kind, dry_run=dry_run, environ=os.environ)
     click.echo(text, nl=False)
+
+
+@main.command()
+def init() -> None:
+    """Make an experiment of this folder: params.yaml, dvc.yaml, and experiment.py with a model to replace by yours.
+
+    `dvc repro` then trains it and prints the answers. No file of yours is overwritten: .gitignore and .dvcignore get
+    lines between marks, and `dvc init` runs where it has not. The names of the written files are printed.
+
+    \b
+    Example:
+      git init my-experiment && cd my-experiment && samebits init && dvc repro
+    """
+    from samebits.stages.init import init as write_files
+
+    for name in write_files():
+        click.echo(name)
+    click.echo("next: `dvc repro`, then commit these files and dvc.lock", err=True)
+
+
+@main.group(cls=StageGroup)
+def stage() -> None:
+    """Run one stage of the pipeline, as `dvc repro` does."""
 
 
 for command in (container, compare, explain, scale, track):

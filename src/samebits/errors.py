@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from samebits.here import is_kit
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -216,7 +218,8 @@ _SYSTEM = {
 def is_own(file: Path) -> bool:
     """Whether a code file is the user's: not Python's, not an installed package's, and not this kit's."""
     installed = {"site-packages", "dist-packages"} & {*file.parts}
-    kits = file.is_relative_to(_KIT) or file.parent in {root / "pipeline" for root in (_KIT.parent.parent, Path.cwd())}
+    scripts = {root / "pipeline" for root in (_KIT.parent.parent, Path.cwd()) if is_kit(root)}
+    kits = file.is_relative_to(_KIT) or file.parent in scripts
     return not (installed or kits or in_system(file))
 
 

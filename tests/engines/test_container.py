@@ -444,7 +444,8 @@ def test_wrong_parameters_are_left_to_the_command_inside(text, command_for, repo
     assert command_for().mounts == [repository]
 
 
-def test_a_result_never_stays_in_the_container_also_where_the_host_would_do(command_for, monkeypatch):
+def test_a_result_never_stays_in_the_container_also_where_the_host_would_do(command_for, monkeypatch, repository):
+    (repository / "src/samebits").mkdir(parents=True)
     monkeypatch.setattr(stage, "find_place", lambda **_: stage.Place(client=None, image=None, gpus=0))
     with pytest.raises(UserError, match="--out-dir: /tmp/not/there is not mounted in the container"):
         stage.enter(["pipeline/compare.py", "--out-dir", "/tmp/not/there"], {})
@@ -634,7 +635,7 @@ def test_a_server_on_this_host_is_reached_by_its_network(uri, mode, tmp_path):
 
 
 def test_variables_of_the_kits_parts_go_inside_and_no_others(tmp_path):
-    (tmp_path / "src").mkdir()
+    (tmp_path / "src/samebits").mkdir(parents=True)
     passed = {
         "NCCL_DEBUG": "INFO",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",

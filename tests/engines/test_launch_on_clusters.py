@@ -32,8 +32,7 @@ DDP = ("--strategy", "ddp", "--numerics", "exact")
 def repository(tmp_path, monkeypatch):
     """A folder with the files that a launch reads, and no variables of an engine."""
     folder = tmp_path / "kit"
-    (folder / "pipeline").mkdir(parents=True)
-    shutil.copy(ROOT / "pipeline/train.py", folder / "pipeline")
+    (folder / "src/samebits").mkdir(parents=True)
     shutil.copy(ROOT / "params.yaml", folder)
     monkeypatch.chdir(folder)
     for name in [name for name in os.environ if name.startswith(("SAMEBITS_L", "SAMEBITS_N", "SLURM_", "MLFLOW_"))]:
@@ -95,6 +94,17 @@ def test_a_dry_run_inside_an_allocation_shows_the_step(repository, monkeypatch):
     assert command[-9:] == [sys.executable, "-P", "pipeline/train.py", *DDP, "--out-dir", "a b"]
 
 
+@pytest.mark.parametrize("image", ["", 'container_image = "mine.sqsh"'])
+def test_in_a_users_repository_the_installed_stage_is_started(image, repository):
+    (repository / "src/samebits").rmdir()
+    (repository / "cluster.toml").write_text(f"[slurm]\n{image}\n")
+    command = shlex.split(launch("--dry-run", "slurm", *DDP).stdout)
+    (wrapped,) = [one.removeprefix("--wrap=") for one in command if one.startswith("--wrap=")]
+    python = "python" if image else sys.executable
+    assert shlex.split(wrapped)[-10:] == [python, "-P", "-m", "samebits.cli", "stage", "train", *DDP]
+    assert "PYTHONPATH" not in " ".join(command)
+
+
 @pytest.mark.parametrize(("key", "image"), [("container_image", "kit.sqsh"), ("apptainer_image", "kit.sif")])
 def test_in_an_image_python_is_the_images(key, image, repository):
     (repository / "cluster.toml").write_text(f'[slurm]\n{key} = "{image}"\n')
@@ -124,7 +134,6 @@ def test_a_launch_in_an_image_says_which(repository, program):
     program("sbatch", SBATCH)
     digest = f"registry.example/kit@sha256:{'0' * 64}"
     (repository / "kit.sif").write_bytes(b"an image")
-    (repository / "src").mkdir()
     cases = {
         'apptainer_image = "kit.sif"': {
             "SAMEBITS_IMAGE=kit.sif",
@@ -373,9 +382,6 @@ def test_what_cannot_be_launched_is_refused(arguments, message, repository):
 
 
 def test_without_a_repository_there_is_nothing_to_launch(repository):
-    shutil.rmtree(repository / "pipeline")
-    done = launch("slurm", *DDP)
-    assert (done.exit_code, "has no pipeline/train.py. hint: run this at the root" in done.stderr) == (2, True)
     (repository / "params.yaml").unlink()
     assert "has no params.yaml" in launch("slurm", *DDP).stderr
 

@@ -186,7 +186,7 @@ def test_the_driver_is_compared_with_torchs_cuda(lines, cuda, fits, gpu_host):
     gpu_host("B", *lines, cuda=cuda)
     driver, newest = lines[0].split()[1], lines[1].split()[1]
     text = rf"built for CUDA {cuda}, and driver {driver} runs up to CUDA {newest}"
-    hint = r"make repro TORCH=cpu, or install a driver from \d+ on, or a torch for an older CUDA, by docs/guides/gpu-ho"
+    hint = r"make repro TORCH=cpu, or install a driver from \d+ on, or a torch for an older CUDA, by samebits's docs"
     with nullcontext() if fits else pytest.raises(HostError, match=rf"{text}.* hint: {hint}"):
         assert host.count_gpus() == 1
 

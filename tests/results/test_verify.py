@@ -140,6 +140,7 @@ def test_a_dvc_that_fails_is_quoted(tmp_path, monkeypatch):
 
 def test_ctrl_c_waits_for_the_stage_which_has_it_too(tmp_path):
     (tmp_path / "pipeline").mkdir()
+    (tmp_path / "src/samebits").mkdir(parents=True)
     (tmp_path / "pipeline/train.py").write_text(
         "import os, signal, time\n"
         "signal.signal(signal.SIGINT, lambda *_: (open('asked', 'w').close(), os._exit(0)))\n"
@@ -161,6 +162,7 @@ def test_ctrl_c_waits_for_the_stage_which_has_it_too(tmp_path):
 @pytest.mark.parametrize("file", ["click.py", "pipeline/click.py", "pipeline/queue.py", "yaml.py"])
 def test_a_stage_imports_libraries_and_not_files_named_like_them(tmp_path, file):
     (tmp_path / "pipeline").mkdir()
+    (tmp_path / "src/samebits").mkdir(parents=True)
     (tmp_path / "pipeline/train.py").write_text("import click, queue, yaml\n")
     (tmp_path / file).write_text("raise SystemExit(99)\n")
     verify.run_stage(tmp_path, "train")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import counted
+from samebits.here import of_kit
 from samebits.host import (
     caution,
     count_cores,
@@ -80,7 +81,8 @@ def float64(gpus: Sequence[Gpu]) -> list[Finding]:
     for rate in rates:
         low, high = _SLOWER[rate > 2]
         text = f"1/{rate} of float32's rate: exact is estimated to take {low:g} to {high:g} times as long as fast"
-        hint = "`make gpu-check ONLY=cost` measures it; the GPUs with half the rate are those for data centers, as A100"
+        measured = f"{of_kit('`make gpu-check ONLY=cost`')} measures it"
+        hint = f"{measured}; the GPUs with half the rate are those for data centers, as A100"
         findings.append(warning(text, hint) if rate > 2 else ok(text))
     return findings
 
@@ -189,7 +191,7 @@ def disk(folder: Path, *, name: str) -> Finding:
     if reason := lacks_locks(folder):
         return failed(f"files cannot be locked: {reason}", LOCKS_HINT, name=name)
     free = shutil.disk_usage(folder).free
-    text, hint = f"{size(free)} free", "free some space; `make clean` and `dvc gc --workspace` remove what runs left"
+    text, hint = f"{size(free)} free", "free some space; `dvc gc --workspace` removes what runs left"
     if name != "disk":
         hint = "free some space, or set TMPDIR to a folder with more"
     if free < MIN_DISK:

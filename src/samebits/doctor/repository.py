@@ -11,6 +11,7 @@ from pathlib import Path
 
 from samebits.doctor.finding import Finding, check, failed, ok, warning
 from samebits.errors import UserError, counted
+from samebits.here import install_command, is_kit
 from samebits.params import load_params, require_every_key
 from samebits.records.log import LOGS, all_logs, writer_gone
 from samebits.records.provenance import git_state
@@ -36,7 +37,7 @@ def _why_no_commit() -> str:
         return "install git"
     if not _is_repository() and _is_repository("-c", "safe.directory=*"):
         return 'git config --global --add safe.directory "$PWD"'
-    return "git clone the repository, rather than copying its files"
+    return "git clone the repository, rather than copying its files" if is_kit() else "git init, and commit"
 
 
 def _is_repository(*options: str) -> bool:
@@ -48,10 +49,10 @@ def dvc(folder: Path = Path()) -> Finding:
     """Whether DVC can run stages here."""
     beside = Path(sys.executable).with_name("dvc")
     if importlib.util.find_spec("dvc") is None or not (beside.exists() or shutil.which("dvc")):
-        return failed("not installed", "make .venv")
+        return failed("not installed", install_command())
     if not (folder / ".dvc" / "config").exists():
-        text, hint = "no .dvc/config here, so no stage can run", "run this at the root of the repository"
-        return failed(text, hint, exit_code=UserError.exit_code)
+        hint = "run this at the root of the repository, or `dvc init` there"
+        return failed("no .dvc/config here, so no stage can run", hint, exit_code=UserError.exit_code)
     lock = folder / ".dvc" / "tmp" / "rwlock"
     try:
         sound = not lock.exists() or isinstance(json.loads(lock.read_bytes()), dict)

@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 
 from samebits.doctor.finding import Finding, check, failed, ok, skipped, warning
 from samebits.errors import counted, few, first_line
+from samebits.here import install_command, torch_command
 from samebits.host import SILENT_HINT, installed
 from samebits.host.software import OLDEST_GPU, OTHER_BUILD, major, rocm_unused
 
@@ -36,10 +37,10 @@ def python() -> Finding:
     try:
         accepts = metadata.metadata("samebits")["Requires-Python"]
     except metadata.PackageNotFoundError:
-        return warning(f"{version}; samebits is not installed, and runs from its folder", "make .venv")
+        return warning(f"{version}; samebits is not installed, and runs from its folder", install_command())
     if SpecifierSet(accepts).contains(version, prereleases=True):
         return ok(version)
-    return failed(f"{version}, accepts {accepts}", "rm -r .venv; make .venv PYTHON=python3.12")
+    return failed(f"{version}, accepts {accepts}", f"rm -r .venv; {install_command(PYTHON='python3.12')}")
 
 
 def read_lock(path: Path) -> list[Requirement]:
@@ -93,7 +94,7 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
     """Whether this build of torch can use the driver's GPUs."""
     version, cuda, gpus = build.version, build.cuda, len(driver.gpus)
     if version is None:
-        return failed("not installed", "make .venv")
+        return failed("not installed", install_command())
     if unused := rocm_unused(build):
         text, hint = unused
         return warning(text.removeprefix("torch "), hint)
@@ -102,19 +103,19 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
         return failed(text, SILENT_HINT) if cuda else warning(f"{text}; a CPU build does not use it", SILENT_HINT)
     if cuda is None:
         if gpus:
-            hint = "make repro TORCH=gpu; or set CUDA_VISIBLE_DEVICES= to stay on the CPU"
+            hint = f"{torch_command('gpu')}; or set CUDA_VISIBLE_DEVICES= to stay on the CPU"
             return failed(f"{version} is a CPU build, and the driver shows {counted(gpus, 'GPU')}", hint)
         return ok(f"{version}, a CPU build, and no GPU to use")
     if driver.problem:
-        hint = "install NVIDIA's driver, give a container its GPUs with --gpus all, or make repro TORCH=cpu"
+        hint = f"install NVIDIA's driver, give a container its GPUs with --gpus all, or {torch_command('cpu')}"
         return warning(f"{version} is built for CUDA {cuda}, and no driver answers: {driver.problem}", hint)
     if driver.cuda and major(driver.cuda) < major(cuda):
-        hint = f"make repro TORCH=cpu, or install a driver for CUDA {major(cuda)} or newer, or {OTHER_BUILD}"
+        hint = f"{torch_command('cpu')}, or install a driver for CUDA {major(cuda)} or newer, or {OTHER_BUILD}"
         return failed(f"{version} needs CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda}", hint)
     oldest = OLDEST_GPU.get(major(cuda), 0.0)
     if old := [gpu for gpu in driver.gpus if _number(gpu.compute_capability) < oldest]:
         text = f"{version} for CUDA {cuda} has no kernels for {old[0].name}, of compute capability"
-        hint = f"make repro TORCH=cpu, or {OTHER_BUILD}"
+        hint = f"{torch_command('cpu')}, or {OTHER_BUILD}"
         return failed(f"{text} {old[0].compute_capability}; it needs {oldest} or newer", hint)
     return ok(f"{version} for CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda or 'an unknown one'}")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.engines.docker import gpu_request, toolkit_version, traits
 from samebits.engines.image import facts_of
 from samebits.errors import HostError, UserError
+from samebits.here import is_kit
 from samebits.host import allowed_gpus, boot_id, visible_uuids
 from samebits.host.devices import VISIBLE
 from samebits.tracking.store import address_parts, file_of
@@ -135,7 +136,6 @@ def _required_gpus(client: DockerClient) -> DeviceRequest:
 
 def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:
     toolkit = toolkit_version() if command.gpus else None
-    source = command.cwd / "src"
     return {
         **{name: value for name, value in command.environ.items() if _is_passed(name, value, command.mounts)},
         **facts_of(image).environ(),
@@ -146,7 +146,7 @@ def _environment(image: Image, command: ContainerCommand) -> dict[str, str]:
         **({} if command.gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}),  # if NVIDIA's runtime is the default
         "MLFLOW_TRACKING_URI": command.tracking_uri,
         "TINI_KILL_PROCESS_GROUP": "1",  # a signal also reaches child processes, as Ctrl-C on a terminal does
-        **({"PYTHONPATH": str(source)} if source.is_dir() else {}),
+        **({"PYTHONPATH": str(command.cwd / "src")} if is_kit(command.cwd) else {}),
     }
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import SamebitsError, UserError, WithHint, from_exit_code
 from samebits.files import Record
+from samebits.here import stage_command
 from samebits.host.cluster_environment import find_nodes
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def read_endings(folder: Path) -> dict[int, WithHint | None]:
     endings: dict[int, WithHint | None] = {}
     for file in sorted(folder.glob("node*.json"), key=lambda file: int(file.stem.removeprefix("node"))):
         with suppress(UserError):
-            ending = ExitReport.read(file, made_by="pipeline/train.py")
+            ending = ExitReport.read(file, made_by=stage_command("train"))
             failed = from_exit_code(ending.exit_code, ending.message, ending.hint) if ending.exit_code else None
             endings[int(file.stem.removeprefix("node"))] = failed
     return endings

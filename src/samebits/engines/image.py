@@ -15,6 +15,7 @@ from samebits.engines.docker import engine_errors, find_image
 from samebits.errors import HostError, UserError, first_line, reason
 from samebits.files import Part, atomic, read_json, regular, write_json
 from samebits.hashes import sha256
+from samebits.here import of_kit
 from samebits.records.provenance import git_state
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def build_image(
         arguments["BASE_IMAGE"] = base
     if torch_backend:
         arguments["TORCH_BACKEND"] = torch_backend
-    hint = "see the lines above; without the network, see docs/guides/containers.md"
+    hint = f"see the lines above; without the network, see {of_kit('docs/guides/containers.md')}"
     with engine_errors("the image could not be built", hint):
         events = client.api.build(
             path=str(Path.cwd()), tag=name, buildargs=arguments, rm=True, forcerm=True, decode=True,

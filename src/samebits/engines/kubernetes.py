@@ -17,6 +17,7 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from samebits.engines.settings import FILE
 from samebits.errors import UserError, without_password
+from samebits.here import call_of, is_kit
 from samebits.host.addresses import is_loopback
 from samebits.host.cluster_environment import DEFAULT_PORT, SECRET
 from samebits.tracking.store import address_parts
@@ -182,7 +183,7 @@ class _Pods:
         return {"app.kubernetes.io/name": "samebits", "app.kubernetes.io/instance": self.name}
 
     def _command(self) -> list[str]:
-        return ["python", "-P", "pipeline/train.py", *self.training.arguments]
+        return ["python", "-P", *call_of("train"), *self.training.arguments]
 
     def _pod(self) -> Manifest:
         """The part of a pod's spec that both kinds share."""
@@ -248,7 +249,7 @@ def _env_entries(variables: Mapping[str, Any]) -> list[Manifest]:
 def _variables(settings: Kubernetes, environ: Mapping[str, str]) -> dict[str, Any]:
     """Variables of a training for both kinds. They mark the pod as a container, whatever variables its image has."""
     ours = {
-        "PYTHONPATH": f"{REPOSITORY}/src",
+        **({"PYTHONPATH": f"{REPOSITORY}/src"} if is_kit() else {}),
         "SAMEBITS_CONTAINER": "1",
         "SAMEBITS_IMAGE": settings.image,
         "SAMEBITS_IMAGE_DIGEST": settings.image,

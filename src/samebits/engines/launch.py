@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 from samebits.errors import UserError
+from samebits.here import call_of, is_kit, stage_command
 from samebits.host.cluster_environment import find_nodes
 from samebits.strategies import STRATEGIES
 
@@ -24,13 +25,12 @@ Launcher = Literal["local", "slurm"]
 Engine = Literal["slurm", "kubernetes"]
 
 LAUNCHER = "SAMEBITS_LAUNCHER"
-SCRIPT = "pipeline/train.py"
 _DRY_RUN_HINT = "samebits launch --dry-run kubernetes --strategy ddp ... | kubectl apply -f -"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingCall:
-    """One call of ``pipeline/train.py``: its arguments, and the parsed values of some of them.
+    """One call of stage train: its arguments, and the parsed values of some of them.
 
     ``num_devices``, ``nodes``, ``node_rank`` and ``master`` are None if the arguments leave them to the engine.
     """
@@ -48,7 +48,7 @@ class TrainingCall:
 
     @classmethod
     def of(cls, arguments: Sequence[str], options: Mapping[str, Any]) -> Self:
-        """A call with ``arguments``, and the ``options`` that the script parses from them."""
+        """A call with ``arguments``, and the ``options`` that the stage parses from them."""
         read = {field.name: options[field.name] for field in fields(cls) if field.name != "arguments"}
         return cls(arguments=tuple(arguments), **read)
 
@@ -117,7 +117,7 @@ def launch(
         if not dry_run:
             raise UserError("kubernetes: what is to be started is printed, and nobody waits for it", hint=_DRY_RUN_HINT)
         return _manifests(training, kind, environ)
-    return _on_slurm([SCRIPT, *training.arguments], environ, dry_run=dry_run)
+    return _on_slurm([*call_of("train"), *training.arguments], environ, dry_run=dry_run)
 
 
 def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -137,7 +137,7 @@ def run_in_allocation(command: Sequence[str], environ: Mapping[str, str]) -> boo
 def _check(engine: Engine, training: TrainingCall, kind: Kind | None) -> None:
     strategy = training.strategy
     if not _has_ranks(strategy):
-        hint = f"python {SCRIPT} --strategy {strategy}, or launch ddp"
+        hint = f"{stage_command('train', '--strategy', strategy)}, or launch ddp"
         raise UserError(f"{strategy} uses one machine, and {engine} would start several", hint=hint)
     machines = {"--nodes": training.nodes, "--node-rank": training.node_rank, "--master": training.master}
     for option in (option for option, value in machines.items() if value is not None):
@@ -155,9 +155,8 @@ def _on_slurm(argv: Sequence[str], environ: Mapping[str, str], *, dry_run: bool 
 
     cluster = read_cluster(environ=environ)
     python = "python" if cluster.slurm.container_image or cluster.slurm.apptainer_image else sys.executable
-    source = Path("src").resolve()
     # Without it the code of the image would run.
-    code = {"PYTHONPATH": str(source)} if python == "python" and source.is_dir() else {}
+    code = {"PYTHONPATH": str(Path("src").resolve())} if python == "python" and is_kit() else {}
     job = SlurmJob.of(cluster, [python, "-P", *argv], {**environ, **code, LAUNCHER: "local"})
     if dry_run:
         return f"{shlex.join(job.submission())}\n"

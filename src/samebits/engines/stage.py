@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 from samebits.engines.container import run
 from samebits.engines.docker import NoEngineError, connect, gpu_request
 from samebits.engines.docker_run import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
-from samebits.engines.image import image_name, require_image, variant_of, wanted_image
+from samebits.engines.image import IMAGE, image_name, require_image, variant_of, wanted_image
 from samebits.errors import HostError, UserError
+from samebits.here import is_kit, stage_in
 from samebits.host import allowed_gpus, count_present, count_visible, torch_build
 from samebits.host.cluster_environment import find_nodes
 from samebits.params import load_params
@@ -122,13 +123,13 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
         HostError: SAMEBITS_RUNTIME requires a container and there is none, or it does not show the host's GPUs.
         UserError: a path in its arguments or parameters is not mounted.
     """
-    first = Path(arguments[0]).stem == FIRST_STAGE
+    first = stage_in(arguments) == FIRST_STAGE
     if environ.get(INSIDE):
         _check_inside(environ, say=first)
         return
     runtime = requested_runtime(environ)
-    if runtime == "host":
-        return
+    if runtime == "host" or (runtime == "auto" and not is_kit() and not environ.get(IMAGE)):
+        return  # a user's own repository has no locks, which an image would be made from
     try:
         place = find_place(environ=environ)
         command = _with_nodes(command_for(place, ["python", "-P", *arguments]), environ)

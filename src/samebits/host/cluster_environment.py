@@ -1,6 +1,6 @@
 """The machines of one training: their number, the rank of this one, and the address of node 0.
 
-They come from options of ``pipeline/train.py``, from torchrun's variables, or from Slurm's.
+They come from options of stage train, from torchrun's variables, or from Slurm's.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _from_agent(environ: Mapping[str, str]) -> Nodes:
     number = _number(environ, "LOCAL_WORLD_SIZE", "1")
     if number > 1:
         raise UserError(
-            f"torchrun started {number} processes on this machine, and pipeline/train.py starts its workers itself",
+            f"torchrun started {number} processes on this machine, and stage train starts its workers itself",
             hint="torchrun --nproc-per-node=1, with the devices of each machine as --num-devices",
         )
     nodes = Nodes(
@@ -139,7 +139,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Nodes:
     tasks = _number(environ, "SLURM_STEP_NUM_TASKS", str(count))
     if tasks != count:
         raise UserError(
-            f"srun started {tasks} tasks on {count} machines, and pipeline/train.py starts its workers itself",
+            f"srun started {tasks} tasks on {count} machines, and stage train starts its workers itself",
             hint="srun --ntasks-per-node=1, with the devices of each machine as --num-devices",
         )
     if count == 1:

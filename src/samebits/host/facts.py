@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import HostError, counted, first_line
 from samebits.files import Part
+from samebits.here import torch_command
 from samebits.host.devices import count_gpus
 from samebits.host.gpus import DriverFacts, Gpu, driver_facts
 from samebits.host.groups import GROUPS, PROC, group_folders
@@ -119,7 +120,7 @@ def _with_multiprocessors(gpus: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
         counts = _multiprocessors(len(gpus))
     except (RuntimeError, AssertionError, OSError) as error:  # all that torch raises for errors of CUDA's libraries
         text = f"torch cannot use the {counted(len(gpus), 'GPU')} that the driver shows: {first_line(str(error))}"
-        raise HostError(text, hint="`samebits doctor` tries each GPU; make repro TORCH=cpu uses none") from None
+        raise HostError(text, hint=f"`samebits doctor` tries each GPU; {torch_command('cpu')} uses none") from None
     return tuple(gpu.model_copy(update={"multiprocessors": count}) for gpu, count in zip(gpus, counts, strict=True))
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import pynvml
 
 from samebits.errors import HostError
+from samebits.here import torch_command
 
 OLDEST_DRIVER = {12: 525, 13: 580}
 """The oldest branch of the driver that runs every release of a major version of CUDA.
@@ -25,7 +26,7 @@ OLDEST_GPU = {12: 5.0, 13: 7.5}
 
 PyTorch's RELEASE.md, "Release Compatibility Matrix"; CUDA 13 has dropped all before Turing.
 """
-OTHER_BUILD = "a torch for an older CUDA, by docs/guides/gpu-hosts.md"
+OTHER_BUILD = "a torch for an older CUDA, by samebits's docs/guides/gpu-hosts.md"
 """The way out, for a hint, where a driver or a GPU is too old for the GPU lock's torch."""
 _SECONDS = 60.0
 _QUESTION = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlSystemGetCudaDriverVersion_v2())"
@@ -42,7 +43,7 @@ class TorchBuild(NamedTuple):
 def rocm_unused(build: TorchBuild) -> tuple[str, str] | None:
     """What a build for ROCm means here, with a hint; None for another build."""
     text = f"torch {build.version} is built for ROCm, which the kit does not use: trainings run on the CPU"
-    return (text, "make repro TORCH=cpu to agree; NVIDIA's GPUs take TORCH=gpu") if build.hip else None
+    return (text, f"{torch_command('cpu')} to agree") if build.hip else None
 
 
 def torch_build() -> TorchBuild:
@@ -107,5 +108,5 @@ def require_driver(build: TorchBuild) -> None:
     newest = f"CUDA {runs}" if runs else "an older CUDA"
     raise HostError(
         f"torch {build.version} is built for CUDA {cuda}, and driver {driver} runs up to {newest}",
-        hint=f"make repro TORCH=cpu, or install a driver from {oldest} on, or {OTHER_BUILD}",
+        hint=f"{torch_command('cpu')}, or install a driver from {oldest} on, or {OTHER_BUILD}",
     )

@@ -11,6 +11,7 @@ import sys
 from typing import Any, NamedTuple
 
 from samebits.errors import HostError, few
+from samebits.here import install_command
 from samebits.host.software import torch_build
 
 
@@ -121,5 +122,5 @@ def require_torch_names() -> None:
     if missing := missing_torch_names():
         raise HostError(
             f"torch {torch_build().version} lacks private names that samebits uses: {few(missing)}",
-            hint="install the torch of requirements.cpu.lock or requirements.gpu.lock: make .venv",
+            hint=install_command(),
         )

@@ -14,6 +14,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from samebits.errors import UserError, first_line
+from samebits.here import of_kit
 from samebits.models import MODELS
 from samebits.params.schema import NumericsName, Params
 
@@ -129,7 +130,9 @@ def with_num_devices(params: Params, value: str | None, numerics: NumericsName) 
 def require_repository() -> None:
     """Raise UserError without a params.yaml here, since the local store would be made in the wrong folder."""
     if not Path("params.yaml").exists() and "MLFLOW_TRACKING_URI" not in os.environ:
-        raise UserError(f"{Path.cwd()} has no params.yaml", hint="run this at the root of the repository")
+        raise UserError(
+            f"{Path.cwd()} has no params.yaml", hint="run this at the root of the repository, or `samebits init` there"
+        )
 
 
 def require_every_key(params: Params, origin: str) -> None:
@@ -196,7 +199,7 @@ def _explain(error: ValidationError, origin: str) -> UserError:
                 hint = "name your arrays: kwargs: {inputs: mydata/inputs.npy, targets: mydata/targets.npy}"
                 return UserError(f"{origin}: {key}: got nothing{more}", hint=hint)
     got = got if len(got) <= 60 else got[:57] + "..."
-    hint = "docs/reference/params.md has every key and what it accepts"
+    hint = f"{of_kit('docs/reference/params.md')} has every key and what it accepts"
     if key == "model.source":
         hint = "leave it null: what your factory imports is found by itself"
     return UserError(f"{origin}: {key or 'the file'}: got {got}: {accepts}{more}", hint=hint)

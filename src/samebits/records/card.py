@@ -11,14 +11,13 @@ from pydantic import Field
 from samebits.errors import UserError
 from samebits.files import Part, read_json
 from samebits.hashes import sha256
+from samebits.here import stage_command
 from samebits.params import differences
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from samebits.params import Params
-
-MADE_BY = "python pipeline/prepare.py"
 
 
 class DataSplit(Part):
@@ -92,8 +91,9 @@ def read_card(path: Path, params: Params | None = None) -> Card:
     Raises:
         UserError: it is missing, damaged or not a card, or its data were made from other ``params``.
     """
-    hint = f"run `{MADE_BY}` again"
-    card = Card.parse(read_json(path, made_by=MADE_BY), path, made_by=MADE_BY)
+    made_by = stage_command("prepare")
+    hint = f"run `{made_by}` again"
+    card = Card.parse(read_json(path, made_by=made_by), path, made_by=made_by)
     if card.fields_sha256 != _digest(card) or card.sha256 != _digest_of_files(card):
         raise UserError(f"{path}: not as it was written: another SHA-256", hint=hint)
     if params:

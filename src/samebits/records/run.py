@@ -14,6 +14,7 @@ from safetensors.numpy import save
 
 from samebits.errors import UserError, reason
 from samebits.files import Part, Record, atomic, read_json, regular, write_json, write_text
+from samebits.here import stage_command
 from samebits.host import HostFacts
 from samebits.params import Params, differences
 from samebits.params.schema import NumericsName
@@ -265,7 +266,7 @@ def write_refusal(
 def read_refusal(folder: Path) -> Refusal | None:
     """The refusal in a run's folder; None if there is a training, or if the record cannot be read."""
     with suppress(UserError):  # the reader of the training reports it
-        return Refusal.read(folder / RECORD, made_by="python pipeline/train.py")
+        return Refusal.read(folder / RECORD, made_by=stage_command("train"))
     return None
 
 
@@ -287,12 +288,13 @@ def read_losses(path: Path) -> list[float]:
     return losses
 
 
-def read_run(folder: Path, *, made_by: str = "python pipeline/train.py") -> Run:
+def read_run(folder: Path, *, made_by: str | None = None) -> Run:
     """Read a run's files except the weights.
 
     Raises:
         UserError: a file is missing, damaged, of another version or number of steps. The hint names ``made_by``.
     """
+    made_by = made_by or stage_command("train")
     record = RunRecord.read(folder / RECORD, made_by=made_by)
     run = Run(folder, record, Timing.read(folder / TIMING, made_by=made_by), read_losses(folder / LOSSES))
     timed, steps = len(record.measurement.step_ms), len(run.losses)

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from samebits.errors import UserError, counted
 from samebits.files import Part, Record, first_fault, read_json
+from samebits.here import stage_command
 from samebits.host import HostFacts
 from samebits.params import Params, flatten
 from samebits.params.schema import NumericsName
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 NOISY_SPREAD = 0.15  # relative range of samples per second over repeats, above which a run is noisy
 MAX_POINTS = 100  # points of a curve: each is the mean of a group of steps, because their batches differ
 EVALUATIONS = Path("reports/evaluation")
-MADE_BY = "python pipeline/compare.py"
 REPORT = (
     "comparison.json", "comparison.md", "index.html", "plots", "curves", "step_times", "speedups.csv", "breakdown.csv"
 )  # fmt: skip
@@ -158,8 +158,8 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
         UserError: a run's files are missing or were made with other params; the hint names the command for them.
     """
     train = params.train
-    at = "" if folder == Path() else f" --folder {folder}"
-    host_file, host_made_by = folder / "host.json", f"python pipeline/host.py{at}"
+    at = () if folder == Path() else ("--folder", str(folder))
+    evaluate, host_file, host_made_by = stage_command("evaluate", *at), folder / "host.json", stage_command("host", *at)
     host = HostFacts.parse(read_json(host_file, made_by=host_made_by), host_file, made_by=host_made_by)
     rows: list[Row] = []
     refused: list[RefusedRow] = []
@@ -167,7 +167,7 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
     for numerics in train.numerics:
         reference: Run | None = None
         for strategy in train.strategies:
-            command = f"python pipeline/train.py --strategy {strategy} --numerics {numerics}{at}"
+            command = stage_command("train", "--strategy", strategy, "--numerics", numerics, *at)
             run_folder = folder / "runs" / run_name(strategy, numerics)
             if refusal := read_refusal(run_folder):
                 recorded, given = settings_of(refusal.params), settings_of(params)
@@ -179,9 +179,9 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
             first = first or run
             require_comparable(run, params, first)
             file = folder / EVALUATIONS / f"{run.name}.json"
-            evaluation = Evaluation.read(file, made_by=f"python pipeline/evaluate.py{at}")
+            evaluation = Evaluation.read(file, made_by=evaluate)
             if evaluation.weights_sha256 != run.record.weights_sha256:
-                raise UserError(f"{file}: speaks of other weights", hint=f"run `python pipeline/evaluate.py{at}`")
+                raise UserError(f"{file}: speaks of other weights", hint=f"run `{evaluate}`")
             reference = reference or run
             with figures_computed(run):
                 rows.append(_row(run, evaluation, reference))

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from samebits.files import write_text
+from samebits.here import repro_command
 from samebits.remarks import LABELS
 from samebits.results.explanation.section import why_section
 from samebits.results.plots import TITLES, draw, remove_former, write_tables
@@ -55,6 +56,7 @@ def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
     labels = {label.kind for row in comparison.rows for label in row.labels}
     return environment.get_template("page.html").render(
         comparison=comparison,
+        repro=repro_command(),
         headline=headline(comparison),
         why=why_section(comparison),
         answers=answers(comparison),

@@ -7,6 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from samebits.errors import counted
+from samebits.here import of_kit
 from samebits.remarks import LABELS
 from samebits.results.figures import (
     NO_DIFFERENCE,
@@ -174,7 +175,7 @@ def say_speed(row: Row) -> str:
     if row.device_type == "cuda" and row.bound.median < TOO_SMALL:
         text += (
             f". This model is too small for {row.devices_used} of these GPUs: a larger train.global_batch_size, or the "
-            "larger model of `PRESET=gpu make repro`, would show a speed-up"
+            f"larger model of {of_kit('`PRESET=gpu make repro`')}, would show a speed-up"
         )
     parts = [f"{lost / step.strategy:.0%} ({milliseconds(lost)}) {what}" for what, lost in _lost_parts(step, row)]
     if parts:

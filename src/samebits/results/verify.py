@@ -17,6 +17,7 @@ from ruamel.yaml import YAML
 
 from samebits.errors import UserError, from_exit_code, last_line
 from samebits.files import own_folder, regular
+from samebits.here import call_of, is_kit
 from samebits.records.run import LOSSES, RECORD, WEIGHTS, RunRecord, read_losses
 from samebits.results.lock import LOCK, read_lock
 from samebits.results.text import devices_of
@@ -48,7 +49,7 @@ def verify(
 ) -> Iterator[Verified]:
     """Prepare the data and train each exact run in ``scratch``; yield a verdict on the data, then one on each run.
 
-    The stages' scripts do the work, so it happens where stages run: on the host or in the image. ``folder`` is the
+    The stages do the work, so it happens where stages run: on the host or in the image. ``folder`` is the
     experiment's, with its lock. ``quick`` trains only the first steps, and compares their losses with those of the run
     in the workspace.
 
@@ -105,7 +106,7 @@ def _run_in(scratch: Path, stage: str, params: Params, *arguments: object) -> No
 
 
 def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) -> None:
-    """Run a stage's script in the tree ``root``, with the code of that tree.
+    """Run a stage in the tree ``root``, in the kit's own repository with the code of that tree.
 
     The stage's stdout goes to stderr, or nowhere if ``quiet``.
 
@@ -114,8 +115,8 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
         Interrupted: a signal ended the stage, or this process while the stage ran.
     """
     root = root.resolve()
-    command = [sys.executable, "-P", str(root / "pipeline" / f"{name}.py"), *map(str, arguments)]
-    environ = {**os.environ, "PYTHONPATH": str(root / "src")}
+    command = [sys.executable, "-P", *call_of(name, root), *map(str, arguments)]
+    environ = {**os.environ, **({"PYTHONPATH": str(root / "src")} if is_kit(root) else {})}
     out = subprocess.DEVNULL if quiet else sys.stderr
     with subprocess.Popen(command, cwd=root, env=environ, stdout=out) as stage:
         before = signal.signal(signal.SIGTERM, lambda *_: stage.terminate())
@@ -126,7 +127,7 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
         finally:
             signal.signal(signal.SIGTERM, before)
     if code:
-        raise from_exit_code(code, f"pipeline/{name}.py failed", "see its message above")
+        raise from_exit_code(code, f"stage {name} failed", "see its message above")
 
 
 def stale(strategies: Sequence[StrategyName], folder: Path = Path()) -> list[str]:

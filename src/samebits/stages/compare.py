@@ -2,7 +2,7 @@
 
 \b
 Example:
-  python pipeline/compare.py --no-tracking
+  samebits stage compare --no-tracking
 """
 
 from pathlib import Path

@@ -2,8 +2,8 @@
 
 \b
 Examples:
-  python pipeline/evaluate.py
-  python pipeline/evaluate.py /tmp/try --out-dir /tmp/try/evaluation
+  samebits stage evaluate
+  samebits stage evaluate /tmp/try --out-dir /tmp/try/evaluation
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ from samebits.stages.interface import StageSpec, experiment_folder, path_option,
     )
 )
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path))
-@path_option("--data-dir", default="data", told="Folder that prepare.py wrote.")
+@path_option("--data-dir", default="data", told="Folder that stage prepare wrote.")
 @path_option("--out-dir", default="reports/evaluation", told="Folder for a file of each run.")
 def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) -> None:
     prepare_environment()

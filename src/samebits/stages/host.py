@@ -1,10 +1,11 @@
 """Stage host: write what DVC cannot see, so that a change of it reruns what depends on it.
 
-host.json holds the stable facts of this host, source.json and files.json the hashes of the user's own model and data.
+host.json holds the stable facts of this host, source.json and files.json the hashes of the user's own model and data,
+and in a user's repository the version of the library.
 
 \b
 Example:
-  python pipeline/host.py
+  samebits stage host
 """
 
 import os
@@ -12,12 +13,14 @@ from pathlib import Path
 
 import click
 
+from samebits import __version__
 from samebits.data.prepare import prepare
 from samebits.data.user import sources
 from samebits.engines.launch import goes_elsewhere
 from samebits.errors import SamebitsError, UserError
 from samebits.files import scratch_folder, write_json
-from samebits.hashes import sha256_remembered
+from samebits.hashes import sha256_remembered, sha256_tree
+from samebits.here import is_kit
 from samebits.host import count_cores, count_gpus, host_facts
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, require_every_key
@@ -52,10 +55,17 @@ def main(params: Params) -> None:
             if not goes_elsewhere(strategy, os.environ):
                 place(strategy, params, numerics, Devices(gpus=gpus, cores=cores))
     folder = experiment_folder()
-    write_json(folder / "source.json", sources_of(params))
+    library = {} if is_kit() else {"samebits": version_of_library()}  # whose sources are dependencies in dvc.yaml there
+    write_json(folder / "source.json", {**sources_of(params), **library})
     files = sources(params.data) if isinstance(params.data, FileData) else {}
-    write_json(folder / "files.json", {key: sha256_remembered(file.path, MEMORY) for key, file in files.items()})
+    hashes = {key: sha256_remembered(file.path, MEMORY) for key, file in files.items()}
+    write_json(folder / "files.json", {**hashes, **library})
     write_json(folder / "host.json", host_facts().model_dump(mode="json"))
+
+
+def version_of_library() -> str:
+    """Version and hash of the installed library, so that another one makes data and trains again."""
+    return f"{__version__} {sha256_tree(Path(__file__).parents[1])[:12]}"
 
 
 def sources_of(params: Params) -> dict[str, object]:

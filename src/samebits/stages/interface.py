@@ -6,7 +6,7 @@ import functools
 import gc
 import io
 import os
-import runpy
+import re
 import sys
 import traceback
 from contextlib import suppress
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from samebits.errors import UserError, WithHint, WorkerError, counted, exit_on_error, printable, without_password
+from samebits.here import CLI, torch_command
 from samebits.host import caution, count_visible, torch_build
 from samebits.host.software import rocm_unused
 from samebits.host.torch_names import require_torch_names
@@ -24,7 +25,7 @@ from samebits.models import UserModel
 from samebits.params import load_params
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
 HELP_OPTIONS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 """Settings of every click command."""
@@ -89,6 +90,13 @@ class StageCommand(_Ending):
 
     spec: StageSpec
 
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help, whose examples call the stage as this call did: as a command, or by its script."""
+        text = self.help or ""
+        if "stage" not in ctx.command_path.split():
+            text = re.sub(r"samebits stage (\w+)", r"python pipeline/\1.py", text)
+        click.Command(self.name, help=text).format_help_text(ctx, formatter)
+
 
 def experiment_folder() -> Path:
     """The value of ``--folder``: the folder of params.yaml, of the data, the runs and the reports."""
@@ -126,21 +134,29 @@ def stage(spec: StageSpec) -> Callable[[Callable[..., None]], StageCommand]:
                 from samebits.engines.stage import delivered, enter
 
                 _hold_hash_seed(params_file)
+                arguments = _own_arguments()
                 gc.disable()  # it walks through all of torch for seconds; workers have their own
                 with ending_told(os.environ), delivered(os.environ):
-                    if hand_over(sys.argv, options.get("strategy"), os.environ):
+                    if hand_over(arguments, options.get("strategy"), os.environ):
                         return
-                    enter(sys.argv)
+                    enter(arguments)
                     function(load_params(params_file), **options)
 
         told = sys.modules[function.__module__].__doc__
-        command = click.command(cls=StageCommand, help=told, context_settings=HELP_OPTIONS)(run)
+        named = {"help": told, "short_help": f"{spec.about[0].upper()}{spec.about[1:]}."}
+        command = click.command(cls=StageCommand, context_settings=HELP_OPTIONS, **named)(run)
         for option in (folder_option, params_option, click.option("--debug", is_flag=True, help="Show tracebacks.")):
             option(command)
         command.spec = spec
         return command
 
     return decorate
+
+
+def _own_arguments() -> list[str]:
+    """Python's arguments, behind ``-P``, that run this stage elsewhere as it was called here."""
+    script = click.get_current_context().parent is None
+    return sys.argv if script else [*CLI, *sys.argv[1:]]
 
 
 def _hold_hash_seed(params_file: str) -> None:
@@ -151,19 +167,6 @@ def _hold_hash_seed(params_file: str) -> None:
         if isinstance(load_params(params_file).model, UserModel):
             os.environ["PYTHONHASHSEED"] = "0"
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - itself
-
-
-def options_of(script: str, arguments: Sequence[str]) -> dict[str, Any]:
-    """The parameters that a stage's script reads from its arguments. The stage does not run.
-
-    Raises:
-        UserError: the script does not exist here.
-        click.UsageError: the script would refuse the arguments.
-    """
-    if not Path(script).is_file():
-        raise UserError(f"{Path.cwd()} has no {script}", hint="run this at the root of the repository")
-    command: click.Command = runpy.run_path(script)["main"]
-    return command.make_context(f"python {script}", list(arguments)).params
 
 
 def say_what_stays_unused() -> None:
@@ -178,7 +181,7 @@ def say_what_stays_unused() -> None:
     elif gpus and build.version and not build.cuda:
         text = f"torch {build.version} is a CPU build, and the driver shows {counted(gpus, 'GPU')}"
         lines.append(
-            (f"{text}: trainings run on the CPU", "make repro TORCH=gpu, or set CUDA_VISIBLE_DEVICES= to agree")
+            (f"{text}: trainings run on the CPU", f"{torch_command('gpu')}, or set CUDA_VISIBLE_DEVICES= to agree")
         )
     for text, hint in lines:
         sys.stderr.write(f"warning: {text}. hint: {hint}\n")

@@ -2,7 +2,7 @@
 
 \b
 Example:
-  python pipeline/prepare.py --params other.yaml --out-dir /tmp/data
+  samebits stage prepare --params other.yaml --out-dir /tmp/data
 """
 
 from pathlib import Path

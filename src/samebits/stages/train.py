@@ -2,8 +2,8 @@
 
 \b
 Examples:
-  python pipeline/train.py --strategy ddp
-  python pipeline/train.py --strategy dp --num-devices 2 --out-dir /tmp/try --no-tracking
+  samebits stage train --strategy ddp
+  samebits stage train --strategy dp --num-devices 2 --out-dir /tmp/try --no-tracking
 """
 
 import os
@@ -17,6 +17,7 @@ import click
 
 from samebits.engines.exit_reports import FOLDER as FOLDER_OF_ENDINGS
 from samebits.errors import RefusedError, from_exit_code
+from samebits.here import call_of
 from samebits.host.cluster_environment import find_nodes
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, keys_affecting, with_num_devices
@@ -41,7 +42,7 @@ _OUT = "runs/${item.strategy}-${item.numerics}"
 @click.option("--strategy", type=click.Choice([*STRATEGIES]), required=True, help="How to use the devices.")
 @click.option("--numerics", type=click.Choice(get_args(NumericsName)), default="fast", show_default=True)
 @click.option("--num-devices", default=None, help="In place of train.num_devices: auto or a number.")
-@path_option("--data-dir", default="data", told="Folder that prepare.py wrote.")
+@path_option("--data-dir", default="data", told="Folder that stage prepare wrote.")
 @click.option("--out-dir", default=None, help="Folder to write.  [default: FOLDER/runs/STRATEGY-NUMERICS]")
 @click.option(
     "--steps",
@@ -114,8 +115,7 @@ def main(
 def make_data(folder: str) -> None:
     """Run stage prepare on this machine in another process, because this one could not fork after computing."""
     params_file = click.get_current_context().params["params_file"]
-    script = Path(__file__).parents[3] / "pipeline/prepare.py"
-    command = [sys.executable, "-P", script, "--params", params_file, "--out-dir", folder]
+    command = [sys.executable, "-P", *call_of("prepare"), "--params", params_file, "--out-dir", folder]
     environ = {**os.environ, FOLDER_OF_ENDINGS: ""}  # only this process reports its end there
     code = subprocess.run(command, stdout=sys.stderr, env=environ).returncode
     if code:

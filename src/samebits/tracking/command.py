@@ -10,6 +10,7 @@ import click
 
 from samebits.errors import HostError, UserError, counted, printable_lines
 from samebits.files import scratch_folder
+from samebits.here import repro_command
 from samebits.params import load_params, require_repository
 from samebits.records.log import count_hidden_logs
 
@@ -113,7 +114,7 @@ def _default_run() -> str:
     require_repository()
     records = [RunRecord.read(file, made_by="dvc repro") for file in sorted(Path("runs").glob(f"*-fast/{RECORD}"))]
     if not records:
-        raise UserError("runs: there is no run in fast numerics", hint="run `make repro`, or name a RUN")
+        raise UserError("runs: there is no run in fast numerics", hint=f"run `{repro_command()}`, or name a RUN")
 
     def order(record: RunRecord) -> tuple[int, bool]:
         placed = record.placement

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.errors import UserError, without_password
+from samebits.here import stage_command
 from samebits.records.log import LOGS, SCHEMA, ComparedEvent, EndEvent, RunLog, new_key
 from samebits.records.run import read_run
-from samebits.results.comparison import EVALUATIONS, MADE_BY, REPORT, Comparison
+from samebits.results.comparison import EVALUATIONS, REPORT, Comparison
 from samebits.results.explanation.words import advice_of, cause_of
 from samebits.results.table import markdown
 from samebits.results.text import describe_row
@@ -65,7 +66,7 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
     Does nothing if a later comparison has replaced the event's own.
     """
     reports, when = Path(event.reports), event.time_ms
-    comparison = Comparison.read(reports / "comparison.json", made_by=MADE_BY)
+    comparison = Comparison.read(reports / "comparison.json", made_by=stage_command("compare"))
     key = comparison_key(comparison)
     if key != event.key:
         sys.stderr.write(f"{reports}: holds a later comparison\n")

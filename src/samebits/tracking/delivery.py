@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import UserError, one_line, without_password
 from samebits.files import DamagedError, Record
+from samebits.here import stage_command
 from samebits.host.locks import locked
 from samebits.records.log import (
     LOGS,
@@ -180,7 +181,7 @@ class Delivery:
     def _record_provenance(self, recorder: Recorder) -> None:
         file, patch = provenance_of(self._log), self._log.with_suffix(".patch")
         if file.exists():  # a run without it is still worth recording
-            provenance = Provenance.read(file, made_by="python pipeline/train.py")
+            provenance = Provenance.read(file, made_by=stage_command("train"))
             recorder.provenance(provenance, patch if patch.is_file() else None)
 
     def abandon(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import UserError
 from samebits.files import scratch_folder
+from samebits.here import stage_command
 from samebits.params import flatten
 from samebits.records import log
 from samebits.records.provenance import UNAVAILABLE
@@ -196,7 +197,7 @@ class Recorder:
 def _record_of(key: str, folder: Path) -> RunRecord | None:
     """The record of the run in a folder; None if it is another run's or cannot be read."""
     try:
-        record = RunRecord.read(folder / RECORD, made_by="python pipeline/train.py")
+        record = RunRecord.read(folder / RECORD, made_by=stage_command("train"))
     except UserError:
         return None
     return record if record.run == key else None

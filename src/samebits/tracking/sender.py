@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from samebits.errors import SamebitsError, exit_on_error, one_line
+from samebits.here import stage_command
 from samebits.host import Counters, sample_seconds
 from samebits.host.locks import locked
 from samebits.records.log import LOGS, ComparedEvent, StartEvent, all_logs, now_ms, start_of, writer_gone
@@ -206,7 +207,7 @@ class Sender:
 def environment_of(log: Path) -> Mapping[str, str]:
     """The environment of a training, which differs from this process's if another training started the sender."""
     try:
-        return Provenance.read(provenance_of(log), made_by="python pipeline/train.py").environment
+        return Provenance.read(provenance_of(log), made_by=stage_command("train")).environment
     except SamebitsError:
         return os.environ
 

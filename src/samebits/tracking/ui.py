@@ -128,7 +128,7 @@ def require_free_port(port: int) -> None:
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            hint = f"choose another: `samebits ui --port {port + 1}` or `make ui PORT={port + 1}`"
+            hint = f"choose another: `samebits ui --port {port + 1}`"
             raise HostError(f"port {port} cannot be used: {error.strerror}", hint=hint) from None
 
 

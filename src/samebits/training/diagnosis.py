@@ -23,6 +23,7 @@ from samebits.errors import (
     first_line,
     place_of,
 )
+from samebits.here import of_kit, stage_command
 from samebits.host.software import OTHER_BUILD
 from samebits.numerics.allocators import is_out_of_memory
 from samebits.numerics.graphs import written_in_forward as not_run_again
@@ -134,7 +135,7 @@ def require_alike(first: dict[int, bytes], second: dict[int, bytes], when: str) 
         raise RefusedError(
             f"shard {unlike[0]} gives other bits when {when}: forward depends on more than parameters, samples "
             "and draws",
-            hint="see docs/concepts/exact.md for what that may be, or set train.numerics: [fast]",
+            hint=f"see {of_kit('docs/concepts/exact.md')} for what that may be, or set train.numerics: [fast]",
         )
 
 
@@ -268,7 +269,7 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
     for known in _KNOWN:
         if match := re.search(known.pattern, f"{type(error).__name__} {text}"):
             return known.kind(known.message.format(match, line=line), hint=known.hint)
-    hint = f"`python pipeline/train.py --strategy {placement.strategy} --debug` shows the traceback"
+    hint = f"`{stage_command('train', '--strategy', placement.strategy, '--debug')}` shows the traceback"
     if place := place_of(error):
         return UserError(f"{place}: the model raised {type(error).__name__}: {line}", hint=hint)
     return WorkerError(f"{type(error).__name__}: {line}", hint=hint)

@@ -10,6 +10,7 @@ import torch
 
 from samebits.errors import UserError, reason
 from samebits.hashes import sha256
+from samebits.here import stage_command
 from samebits.host import count_gpus, hide_gpus
 from samebits.numerics.interface import MicroBatch
 from samebits.params import values_affecting
@@ -60,11 +61,11 @@ def evaluate(
 
 def _require_recorded(weights: Path, record: RunRecord) -> None:
     """Raise UserError: the weights are missing, or are not those of the run's record."""
-    again = "train again with `python pipeline/train.py`"
+    again = f"train again with `{stage_command('train')}`"
     try:
         digest = sha256(weights)
     except FileNotFoundError:
-        raise UserError(f"{weights}: no such file", hint="run `python pipeline/train.py` first") from None
+        raise UserError(f"{weights}: no such file", hint=f"run `{stage_command('train')}` first") from None
     except OSError as error:
         raise UserError(f"{weights}: cannot be read: {reason(error)}", hint=again) from None
     if digest != record.weights_sha256:
@@ -92,7 +93,7 @@ def evaluate_run(
         UserError: the data or the run's files are missing, or are not those of ``params``.
     """
     card = read_card(data_dir / "card.json", params)
-    record = RunRecord.read(run_dir / RECORD, made_by="python pipeline/train.py")
+    record = RunRecord.read(run_dir / RECORD, made_by=stage_command("train"))
     weights = run_dir / WEIGHTS
     _require_recorded(weights, record)
     _require_its_own(run_dir / RECORD, record, params, card)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.errors import HostError, first_line
+from samebits.here import torch_command
 from samebits.host import count_cores
 from samebits.portable.random import derive
 from samebits.strategies import STRATEGIES
@@ -83,7 +84,7 @@ class Worker:
             except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:  # CUDA's
                 text = f"CUDA does not start on {self.device}: {first_line(str(error))}"
                 raise HostError(
-                    text, hint="`samebits doctor` tries each GPU; make repro TORCH=cpu uses none"
+                    text, hint=f"`samebits doctor` tries each GPU; {torch_command('cpu')} uses none"
                 ) from error
             ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             torch.set_num_threads(max(1, count_cores() // ranks_here))  # the ranks share the cores that feed them

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from samebits.errors import Interrupted, SamebitsError, WorkerError, first_line
 from samebits.files import make_folder, remove
+from samebits.here import stage_command
 from samebits.host import hide_gpus
 from samebits.host.cluster_environment import Nodes
 from samebits.models import UserModel
@@ -183,4 +184,4 @@ def evaluate_in_worker(params: Params, *, data_dir: Path, run_dir: Path, file: P
             evaluate_run(params, data_dir=data_dir, run_dir=run_dir, at=reporter.at).write(file)
 
     launch(work, 1, timeout_s=params.train.timeout_s)
-    return Evaluation.read(file, made_by="python pipeline/evaluate.py")
+    return Evaluation.read(file, made_by=stage_command("evaluate"))

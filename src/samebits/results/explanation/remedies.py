@@ -26,7 +26,7 @@ REMEDIES = {
     "sync_once": "report it: all backward passes but the last of a step are to run under no_sync",
     "keep_buffers": "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
     "balance_ranks": "give that rank the same work and the same device as the others; "
-    "`python pipeline/train.py --trace` shows what it does",
+    "--trace of stage train shows what it does",
     "feed_faster": "prepare the input before the training, or in memory",
     "more_loaders": "load samples with {num_workers:g} processes for each rank (train.loader.num_workers: "
     "{num_workers:g})",
