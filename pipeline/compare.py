@@ -1,4 +1,4 @@
-"""Stage compare, whose code is in the library."""
+"""Stage compare, whose code is in the library. Written by `python tools/generate.py`."""
 
 from samebits.stages.compare import main
 

@@ -1,4 +1,4 @@
-"""Stage evaluate, whose code is in the library."""
+"""Stage evaluate, whose code is in the library. Written by `python tools/generate.py`."""
 
 from samebits.stages.evaluate import main
 

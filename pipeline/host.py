@@ -1,4 +1,4 @@
-"""Stage host, whose code is in the library."""
+"""Stage host, whose code is in the library. Written by `python tools/generate.py`."""
 
 from samebits.stages.host import main
 

@@ -1,4 +1,4 @@
-"""Stage prepare, whose code is in the library."""
+"""Stage prepare, whose code is in the library. Written by `python tools/generate.py`."""
 
 from samebits.stages.prepare import main
 

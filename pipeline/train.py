@@ -1,4 +1,4 @@
-"""Stage train, whose code is in the library."""
+"""Stage train, whose code is in the library. Written by `python tools/generate.py`."""
 
 from samebits.stages.train import main
 
