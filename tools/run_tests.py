@@ -66,7 +66,10 @@ GROUPS = {
         select=("-m", _SLOW, "--ignore", "tests/numerics", "--ignore", "tests/rehearsal", "--ignore", "tests/system",
                 *_TWO),
     ),
-    "pipeline": Group(about="whole pipelines in clones of their own", select=("tests/system/test_pipeline.py",)),
+    "pipeline": Group(
+        about="whole pipelines in clones of their own, and in a repository of a user's",
+        select=("tests/system/test_pipeline.py", "tests/system/test_own_repository.py"),
+    ),
     "browser": Group(
         about="MLflow's UI and the report in Chromium", select=("tests/system/test_browser.py",), brings="browser"
     ),
