@@ -20,7 +20,7 @@ BUILD = "import sys; from flit_core import buildapi; print(buildapi.build_wheel(
 IDS = """
 import mlflow
 for run in mlflow.search_runs(search_all_experiments=True, output_format="list"):
-    if run.data.tags.get("mlflow.runName") == "single-exact":
+    if (run.data.tags.get("strategy"), run.data.tags.get("numerics")) == ("single", "exact"):
         print(run.info.run_id)
 """
 
