@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from samebits.errors import UserError
 from samebits.files import regular
+from samebits.here import stage_command
 from samebits.numerics.interface import MicroBatch
 from samebits.portable.random import Stream
 
@@ -48,7 +49,7 @@ def load_data(folder: Path, card: Card, split: Literal["train", "test"]) -> Data
     """
     entry = card.train if split == "train" else card.test
     path = folder / entry.file
-    hint = "run `python pipeline/prepare.py` again"
+    hint = f"run `{stage_command('prepare')}` again"
     try:
         with regular(path).open("rb") as stream:  # opened once, so that the hashed file is the mapped one
             if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
