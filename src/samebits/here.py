@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,12 @@ def is_kit(root: Path = Path()) -> bool:
 def call_of(stage: str, root: Path = Path()) -> list[str]:
     """Python's arguments, behind ``-P``, that run a stage in ``root``: its script there, or the installed library."""
     return [f"pipeline/{stage}.py"] if is_kit(root) else [*CLI, "stage", stage]
+
+
+def process_of(stage: str, root: Path = Path()) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment of a process that runs a stage in ``root``, with the code of that tree."""
+    sources = {"PYTHONPATH": str(root / "src")} if is_kit(root) else {}
+    return [sys.executable, "-P", *call_of(stage, root)], {**os.environ, **sources}
 
 
 def stage_in(arguments: Sequence[str]) -> str:

@@ -150,6 +150,18 @@ class Comparison(Record):
     rows: tuple[Row, ...] = Field(min_length=1)
     refused: tuple[RefusedRow, ...] = ()
 
+    def __str__(self) -> str:
+        """The answers and the table."""
+        from samebits.results.table import markdown
+
+        return markdown(self)
+
+    def _repr_html_(self) -> str:
+        """The report as a frame, for a notebook."""
+        from samebits.results.page import as_frame
+
+        return as_frame(self)
+
 
 def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparison:
     """Collect every (strategy, numerics) of ``params.train`` into one record, from what the stages left in ``folder``.
@@ -297,6 +309,19 @@ def curve(run: Run) -> Curve:
         seconds=tuple(round(seconds[end - 1], 6) for end in ends),
         loss=tuple(fmean(run.losses[end - group : end]) for end in ends),
     )
+
+
+def explanation_of(run: Run, named: str) -> Explanation:
+    """The explanation of a run, which an error calls ``named``. Raises UserError: its steps have no parts."""
+    with figures_computed(run):
+        found = explain(run.record, slice_step_ms(run.record), run.timing.speedup)
+    if found:
+        return found
+    if run.record.placement.fallback:
+        hint = f"it did what single does: samebits explain runs/single-{run.record.numerics}"
+        raise UserError(f"{named}: PyTorch ran the plain module, which was not measured again", hint=hint)
+    hint = "train in fast numerics, with train.repeats above 1, and with memory to spare for copies of the model"
+    raise UserError(f"{named}: its steps were not divided into parts", hint=hint)
 
 
 def slice_step_ms(record: RunRecord) -> SliceSteps | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from typing import TYPE_CHECKING
 
-from samebits.files import write_text
+from samebits.files import scratch_folder, write_text
 from samebits.here import repro_command
 from samebits.remarks import LABELS
 from samebits.results.explanation.section import why_section
@@ -43,6 +44,13 @@ def write_report(comparison: Comparison, folder: Path) -> None:
     plots = draw(comparison, folder / "plots")
     write_tables(comparison, folder)
     write_text(folder / "index.html", render(comparison, plots))
+
+
+def as_frame(comparison: Comparison) -> str:
+    """The page as an element of another page, with styles of its own."""
+    with scratch_folder() as folder:
+        page = render(comparison, draw(comparison, folder))
+    return f'<iframe srcdoc="{escape(page)}" style="width: 100%; height: 40em; border: 0" sandbox></iframe>'
 
 
 def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:

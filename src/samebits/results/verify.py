@@ -17,7 +17,7 @@ from ruamel.yaml import YAML
 
 from samebits.errors import UserError, from_exit_code, last_line
 from samebits.files import own_folder, regular
-from samebits.here import call_of, is_kit
+from samebits.here import process_of
 from samebits.records.run import LOSSES, RECORD, WEIGHTS, RunRecord, read_losses
 from samebits.results.lock import LOCK, read_lock
 from samebits.results.text import devices_of
@@ -115,10 +115,9 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
         Interrupted: a signal ended the stage, or this process while the stage ran.
     """
     root = root.resolve()
-    command = [sys.executable, "-P", *call_of(name, root), *map(str, arguments)]
-    environ = {**os.environ, **({"PYTHONPATH": str(root / "src")} if is_kit(root) else {})}
+    command, environ = process_of(name, root)
     out = subprocess.DEVNULL if quiet else sys.stderr
-    with subprocess.Popen(command, cwd=root, env=environ, stdout=out) as stage:
+    with subprocess.Popen([*command, *map(str, arguments)], cwd=root, env=environ, stdout=out) as stage:
         before = signal.signal(signal.SIGTERM, lambda *_: stage.terminate())
         try:
             code = stage.wait()

@@ -74,28 +74,18 @@ def explain(run: str | None, against: str | None, as_json: bool) -> None:
       samebits explain runs/ddp-fast
       samebits explain runs/ddp-fast --against 0f3c9a8e7b6d5c4f3a2b1c0d9e8f7a6b
     """
-    from samebits.results.comparison import figures_computed, slice_step_ms
+    from samebits.results.comparison import explanation_of, figures_computed
     from samebits.results.current import require_current
     from samebits.results.explanation.against import change, say_change
-    from samebits.results.explanation.explain import explain as explanation_of
     from samebits.results.explanation.words import say_explanation, say_trained
 
     with scratch_folder() as folder:
         chosen, *others = _find((run or _default_run(), *([against] if against else [])), folder)
         if run is None:
             require_current(chosen.record.params, chosen.folder, load_params("params.yaml"))
-        with figures_computed(chosen):
-            explanation = explanation_of(chosen.record, slice_step_ms(chosen.record), chosen.timing.speedup)
+        explanation = explanation_of(chosen, run or str(chosen.folder))
         with figures_computed(chosen, *others):
             beside = change(chosen, others[0]) if others else None
-    if explanation is None and chosen.record.placement.fallback:
-        hint = f"it did what single does: samebits explain runs/single-{chosen.record.numerics}"
-        raise UserError(
-            f"{run or chosen.folder}: PyTorch ran the plain module, which was not measured again", hint=hint
-        )
-    if explanation is None:
-        hint = "train in fast numerics, with train.repeats above 1, and with memory to spare for copies of the model"
-        raise UserError(f"{run or chosen.folder}: its steps were not divided into parts", hint=hint)
     if as_json:
         data = {"run": chosen.name, **explanation.model_dump(mode="json")}
         if beside:
