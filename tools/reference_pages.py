@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import textwrap
 from pathlib import Path
@@ -11,9 +12,10 @@ import click
 from pydantic import TypeAdapter
 
 import pages
+import samebits
 import torch_names
 from hosts_page import hosts_page
-from samebits.cli import main as samebits
+from samebits.cli import main as command
 from samebits.host.torch_names import NAMES
 from samebits.models import FACTORY
 from samebits.params import Params
@@ -50,6 +52,21 @@ What `exact` does with the operations of PyTorch (`torch.ops.aten`), generated b
 `src/samebits/numerics/exact/operations`. `samebits doctor` looks for your model's own; [exact](../concepts/exact.md)
 tells how they get the same bits everywhere. PyTorch decomposes other operations into these. What is then left is
 refused by name. A version may refuse some arguments, such as half-precision numbers.
+"""
+LIBRARY_HEAD = """# The library
+
+What `import samebits` has, generated from its docstrings by `python tools/generate.py`. It needs no clone:
+[your own repository](../guides/your-own-model.md#from-your-own-repository). `print` shows what `run`, `compare` and
+`explain` return as text, and a notebook shows what `run` returns as the report; their fields are those of
+`reports/comparison.json`.
+
+```python
+import samebits
+
+comparison = samebits.run("params.yaml", "experiment")
+print(samebits.compare("experiment/runs/single-exact", "experiment/runs/ddp-exact"))
+print(samebits.explain("experiment/runs/ddp-fast"))
+```
 """
 TORCH_NAMES_HEAD = """# Private names of PyTorch
 
@@ -143,7 +160,7 @@ def help_of(command: click.Command, name: str) -> Iterator[str]:
 
 def cli_page() -> str:
     """The help of every command and of every stage."""
-    return "\n".join([CLI_HEAD, *help_of(samebits, "samebits")])
+    return "\n".join([CLI_HEAD, *help_of(command, "samebits")])
 
 
 def operations_page() -> str:
@@ -184,7 +201,18 @@ def torch_names_page() -> str:
     return "\n".join([*parts, ""])
 
 
+def library_page() -> str:
+    """The page of what users import."""
+    lines = [LIBRARY_HEAD]
+    for name in samebits.LIBRARY:
+        made = getattr(samebits, name)
+        told = textwrap.indent(inspect.getdoc(made) or "", "    ")
+        lines += [f"## {name}", "", "```text", f"{name}{inspect.signature(made)}", "", told, "```", ""]
+    return "\n".join(lines)
+
+
 PAGES = {
+    "library.md": library_page,
     "params.md": params_page,
     "cli.md": cli_page,
     "exact-operations.md": operations_page,

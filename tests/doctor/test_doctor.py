@@ -179,12 +179,18 @@ def test_the_lock_is_chosen_by_the_stamp_or_else_by_the_build(stamps, build, loc
             "2.13.0+cu130, and the NVIDIA driver here does not answer: NVMLError_Unknown",
             "a restart of",
         ),
-        (CPU, SILENT, "warning", "does not answer: NVMLError_Unknown; a CPU build does not use it", "nvidia-smi"),
+        (
+            CPU,
+            SILENT,
+            "warning",
+            "does not answer: NVMLError_Unknown: Unknown Error; a CPU build does not use it",
+            "nvidia-smi",
+        ),
         (
             CUDA,
             nvidia(compute_capability="7.0"),
             "failed",
-            "no kernels for NVIDIA L4, of compute capability 7.0; it needs 7.5",
+            "no kernels for GPU, of compute capability 7.0; it needs 7.5",
             "by ",
         ),
         (CUDA_12, nvidia("12.8", compute_capability="7.0"), "ok", "for CUDA 12.6", None),
@@ -433,7 +439,7 @@ def test_open_files(limits, status, hint, monkeypatch):
 @pytest.mark.parametrize(
     ("free", "name", "status", "hint"),
     [
-        (GIB - 1, "disk", "failed", "make clean"),
+        (GIB - 1, "disk", "failed", "dvc gc"),
         (GIB - 1, "temporary files", "failed", "TMPDIR"),
         (GIB, "disk", "warning", "free some space"),
         (10 * GIB, "disk", "ok", None),
@@ -640,7 +646,7 @@ def test_other_stores(uri, status):
 def test_git(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    expect(one(repository.git()), "warning", "not a git repository", "git clone")
+    expect(one(repository.git()), "warning", "not a git repository", "git init, and commit")
     (tmp_path / "a").write_text("a")
     commit_all(tmp_path)
     assert one(repository.git()).status == "ok"
@@ -654,7 +660,9 @@ def test_git(tmp_path, monkeypatch):
 def test_a_repository_of_somebody_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     git(tmp_path, "init")
-    expect(one(repository.git()), "warning", "results cannot name their commit", "git clone")  # it has none yet
+    expect(
+        one(repository.git()), "warning", "results cannot name their commit", "git init, and commit"
+    )  # it has none yet
     for path in (tmp_path, tmp_path / ".git"):
         os.chown(path, 4321, 4321)
     expect(one(repository.git()), "warning", "results cannot name their commit", "safe.directory")
@@ -1060,7 +1068,13 @@ def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):
         ({"init": "self.spare = nn.Linear(2, 2)"}, 2, "ddp", "no gradient reaches spare.weight", "use it in forward"),
         ({"result": "y / 0 * 0"}, 2, "single", "the loss of the first batch is nan", "division by zero"),
         ({"before": "os.abort()"}, 4, "single", "the worker of rank 0 was ended by SIGABRT", ""),
-        ({"before": "raise KeyError('k')"}, 2, "single", "net.py:12: the model raised KeyError", "pipeline/train.py"),
+        (
+            {"before": "raise KeyError('k')"},
+            2,
+            "single",
+            "net.py:12: the model raised KeyError",
+            "samebits stage train",
+        ),
     ],
     ids=["tuple", "unused", "nan", "crash", "raises"],
 )

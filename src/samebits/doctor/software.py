@@ -114,9 +114,9 @@ def torch_against_driver(build: TorchBuild, driver: DriverFacts) -> Finding:
         return failed(f"{version} needs CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda}", hint)
     oldest = OLDEST_GPU.get(major(cuda), 0.0)
     if old := [gpu for gpu in driver.gpus if _number(gpu.compute_capability) < oldest]:
-        text = f"{version} for CUDA {cuda} has no kernels for {old[0].name}, of compute capability"
-        hint = f"{torch_command('cpu')}, or {OTHER_BUILD}"
-        return failed(f"{text} {old[0].compute_capability}; it needs {oldest} or newer", hint)
+        name, number = old[0].name, old[0].compute_capability
+        text = f"{version} has no kernels for {name}, of compute capability {number}; it needs {oldest} or newer"
+        return failed(text, f"{torch_command('cpu')}, or {OTHER_BUILD}")
     return ok(f"{version} for CUDA {cuda}, driver {driver.driver} runs up to {driver.cuda or 'an unknown one'}")
 
 

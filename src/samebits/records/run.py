@@ -148,7 +148,7 @@ class RunRecord(Record):
     ``batches`` tell what ``exact`` was given by a dataset; None for data that the card has the hash of.
     """
 
-    SCHEMA = 10  # launches of a step
+    SCHEMA = 11  # digests of a dataset's samples
 
     run: str
     strategy: StrategyName

@@ -137,7 +137,7 @@ class RefusedRow(Part):
 class Comparison(Record):
     """``reports/comparison.json``: runs beside each other. The first run of each numerics is the others' reference."""
 
-    SCHEMA = 7  # DDP's own work in a step, and launches
+    SCHEMA = 8  # whether the data differ, and remedies for loading
 
     task: str
     model: str
@@ -149,18 +149,6 @@ class Comparison(Record):
     git: GitState
     rows: tuple[Row, ...] = Field(min_length=1)
     refused: tuple[RefusedRow, ...] = ()
-
-    def __str__(self) -> str:
-        """The answers and the table."""
-        from samebits.results.table import markdown
-
-        return markdown(self)
-
-    def _repr_html_(self) -> str:
-        """The report as a frame, for a notebook."""
-        from samebits.results.page import as_frame
-
-        return as_frame(self)
 
 
 def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparison:

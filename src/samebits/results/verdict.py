@@ -101,12 +101,6 @@ class Verdict(Part):
     same_draws: LossVerdict | None = None
     data: str | None = None
 
-    def __str__(self) -> str:
-        """The verdict in sentences."""
-        from samebits.results.verdict_text import say_comparison
-
-        return say_comparison(self, {})
-
 
 class Tolerance:
     """How far two trainings may differ by rounding alone, at each step and at the end.

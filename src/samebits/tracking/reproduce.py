@@ -7,48 +7,38 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from samebits.errors import HostError, UserError, last_line, printable, reason
 from samebits.files import regular, write_text
-from samebits.params import parse_params, read_yaml
 from samebits.records.card import read_card
 from samebits.records.provenance import Provenance, versions
 from samebits.records.run import read_run
 from samebits.results.verdict import compare_runs, settings_that_differ
 from samebits.results.verdict_text import sentences
 from samebits.results.verify import run_stage
-from samebits.section import leaves
 from samebits.strategies import BASELINE
 from samebits.tracking.changes import describe_changes, is_shown, snapshot
 from samebits.tracking.download import errors_by_run, fetch_run
 from samebits.tracking.recorder import events, record_all, set_tags
+from samebits.tracking.settings import settings_changed, values_of, values_of_commit
 from samebits.tracking.store import NOTE_TAG, connect, errors_of_the_store, tracking_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
     from samebits.records.run import Run
     from samebits.results.verdict import Verdict
+    from samebits.tracking.settings import Values
 
 _LONGEST_LINE = 400
 _MOST_LINES = 400  # of a patch or of params on a terminal
 _CHANGES = "changes.diff"
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PATCHED_BYTES = 2**32  # of all files that a patch changes: a small patch can stand for very large files
-
-
-class _Absent:
-    """The value of a key that is not there, which no text of a params.yaml is equal to."""
-
-    def __repr__(self) -> str:
-        return "(absent)"
-
-
-_ABSENT = _Absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +90,7 @@ class Recorded:
             lines += [*shown[:names], *_first_of(shown[names:], changes)]
         if self.omits:
             lines.append(f"without files that it was made beside, and that MLflow has not: {', '.join(self.omits)}")
-        if changed := self._changed_params():
+        if changed := settings_changed(self._committed(), values_of(self.params())):
             lines.append("with these params, which came from MLflow, in place of the commit's:")
             lines += _first_of(changed, self.folder / "params.yaml")
         now, then = versions(), self.packages
@@ -114,7 +104,7 @@ class Recorded:
         """The text of its ``params.yaml``; the recorded code checks the keys. Raises UserError: it is no YAML."""
         try:
             text = regular(self.folder / "params.yaml").read_text(encoding="utf-8")
-            _values(text)
+            values_of(text)
         except Exception as error:  # noqa: BLE001 - ruamel's constructors raise anything, such as KeyError
             what = f"params.yaml of run {self.run_id} cannot be read: {reason(error)}"
             raise UserError(what, hint="see its artifacts in MLflow") from None
@@ -122,30 +112,19 @@ class Recorded:
 
     def require_shown_factory(self, tree: Path) -> None:
         """Raise UserError: the params bring the factory of an installed package, and with it code that is not shown."""
-        name = str(_values(self.params()).get("model.name", ""))
+        name = str(values_of(self.params()).get("model.name", ""))
         module, colon, _ = name.partition(":")
         if colon and self._committed().get("model.name") != name and not is_shown(module, tree):
             what = f"model.name: {name} came from MLflow, and is neither in the commit nor in the patch"
             raise UserError(what, hint="write it into params.yaml, commit that, and train again")
 
-    def _committed(self) -> dict[str, Any]:
+    def _committed(self) -> Values:
         """The params of the commit, as they are recorded; empty if they cannot be read."""
         try:
-            recorded, text = _values(self.params()), _git("show", f"{self.commit}:./params.yaml").stdout
-            found = {**_values(text), **_as_recorded(text, recorded)}
+            text = _git("show", f"{self.commit}:./params.yaml").stdout
+            return values_of_commit(text, values_of(self.params()))
         except Exception:  # noqa: BLE001 - a commit may hold anything
             return {}
-        return {key: value for key, value in found.items() if value != {} or not _any_below(key, recorded)}
-
-    def _changed_params(self) -> list[str]:
-        """Params that differ from the commit's own, before any patch: by value, by type, or by the model's order."""
-        recorded, committed = _values(self.params()), self._committed()
-        keys = [*recorded, *(key for key in committed if key not in recorded)]
-        pairs = {key: (committed.get(key, _ABSENT), recorded.get(key, _ABSENT)) for key in keys}
-        changed = [f"{key}: {then} -> {now}" for key, (then, now) in pairs.items() if repr(then) != repr(now)]
-        if _order(recorded, committed) != _order(committed, recorded):
-            changed.append("model.kwargs: the same keys in another order")
-        return changed
 
 
 def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: Callable[[str], bool]) -> Reproduction:
@@ -321,39 +300,6 @@ def log_reproduction(reproduction: Reproduction) -> str:
     client.log_text(run_id, reproduction.as_json(), "verdict.json")
     set_tags(client, reproduction.run_id, {"samebits.reproduced": f"{verdict.grade} by {run_id}"})
     return run_id
-
-
-def _as_recorded(text: str, keys: Container[str]) -> dict[str, Any]:
-    """These keys of a ``params.yaml`` with their defaults and types; empty if this version cannot read the file."""
-    with suppress(UserError):
-        whole = _by_key(parse_params(read_yaml(text)).model_dump(mode="json"))
-        return {key: value for key, value in whole.items() if key in keys}
-    return {}
-
-
-def _values(text: str) -> dict[str, Any]:
-    """The values of a ``params.yaml`` by their keys."""
-    return _by_key(read_yaml(text))
-
-
-def _by_key(tree: Any) -> dict[str, Any]:
-    """The values of nested mappings by keys with dots, of which no two places share one."""
-    return {".".join(map(_plain, place)): value for place, value in leaves(tree) if place}
-
-
-def _plain(key: object) -> str:
-    """A part of a key as text, in quotes unless it is a word that stands for nothing else."""
-    word = isinstance(key, str) and re.fullmatch(r"(?!(True|False|None|nan|inf)$)[^\W\d][\w-]*", key)
-    return str(key) if word else repr(key)
-
-
-def _any_below(key: str, keys: Iterable[str]) -> bool:
-    return any(other.startswith(f"{key}.") for other in keys)
-
-
-def _order(keys: Iterable[str], shared: Container[str]) -> list[str]:
-    """The model's own keys that both have. A model can depend on their order."""
-    return [key for key in keys if key.startswith("model.kwargs.") and key in shared]
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:

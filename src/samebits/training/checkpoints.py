@@ -229,15 +229,13 @@ def _resumed(
     trainable: Trainable, tensors: dict[str, Tensor], record: CheckpointRecord, *, step: int, place: str
 ) -> TrainResult:
     """Restore the state of a checkpoint; return the result so far. Raises ValueError: it is of another training."""
-    losses, step_seconds = (tensors[name].tolist() for name in ("losses", "step_seconds"))
-    if len(losses) != step or len(step_seconds) != step or not step <= trainable.total_steps:
-        text = f"{len(losses)} losses and {len(step_seconds)} times, and it is named by step {step}"
-        raise ValueError(f"{text} of {trainable.total_steps}")
+    losses, step_seconds, digests = (tensors[name].tolist() for name in _TIMES)
+    counts = [len(losses), len(step_seconds), len(digests) or step]
+    if counts != [step] * 3 or not step <= trainable.total_steps:
+        text = "{} losses, {} times and digests of {} steps, and it is named by step {} of {}"
+        raise ValueError(text.format(*counts, step, trainable.total_steps))
     if not all(math.isfinite(value) and value >= 0 for value in step_seconds):
         raise ValueError("a time of it is no number of seconds")
-    digests = [[int(value) for value in row] for row in tensors["digests"].tolist()]
-    if len(digests) not in (0, step):
-        raise ValueError(f"it has digests of {len(digests)} steps, and it is named by step {step}")
     state = {key: value for key, value in tensors.items() if key not in _TIMES and not key.startswith(_RANDOM)}
     trainable.load_state_dict(state, record.state)
     worker = trainable.worker
@@ -248,7 +246,7 @@ def _resumed(
         losses=losses,
         step_seconds=step_seconds,
         seconds=record.seconds,
-        digests=digests,
+        digests=[[int(value) for value in row] for row in digests],
         resumed=list(record.resumed),
         elsewhere=record.elsewhere or record.place != place,
     )

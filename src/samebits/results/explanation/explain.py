@@ -96,12 +96,6 @@ class Explanation(Part):
     findings: tuple[ExplainedCause, ...]
     bounds: Bounds
 
-    def __str__(self) -> str:
-        """The explanation in sentences."""
-        from samebits.results.explanation.words import say_explanation
-
-        return say_explanation("this run", self)
-
 
 def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None) -> Explanation | None:
     """The explanation of a run; None if its steps were not divided into parts."""

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ruamel.yaml import YAML
 
@@ -14,14 +14,38 @@ from samebits.errors import from_exit_code
 from samebits.files import scratch_folder
 from samebits.here import process_of, stage_command
 from samebits.params import load_params, parse_params
-from samebits.results.comparison import Comparison, explanation_of
-from samebits.results.verdict import compare_runs
+from samebits.results import comparison, verdict
+from samebits.results.explanation import explain as explanation
+from samebits.results.explanation.words import say_explanation
+from samebits.results.page import as_frame
+from samebits.results.table import markdown
+from samebits.results.verdict_text import say_comparison
 from samebits.stages.pipeline import STAGES
 from samebits.tracking.download import find_run_files
 
-if TYPE_CHECKING:
-    from samebits.results.explanation.explain import Explanation
-    from samebits.results.verdict import Verdict
+
+class Verdict(verdict.Verdict):
+    """A verdict on two trainings, which prints as sentences."""
+
+    def __str__(self) -> str:
+        return say_comparison(self, {})
+
+
+class Explanation(explanation.Explanation):
+    """Why a step takes as long as it does, which prints as sentences."""
+
+    def __str__(self) -> str:
+        return say_explanation("this run", self)
+
+
+class Comparison(comparison.Comparison):
+    """Runs beside each other, which print as answers and table, and are the report in a notebook."""
+
+    def __str__(self) -> str:
+        return markdown(self)
+
+    def _repr_html_(self) -> str:
+        return as_frame(self)
 
 
 def run(
@@ -89,7 +113,8 @@ def compare(a: str | Path, b: str | Path) -> Verdict:
         first, second = scratch / "a", scratch / "b"
         first.mkdir()
         second.mkdir()
-        return compare_runs(find_run_files(str(a), first), find_run_files(str(b), second))
+        found = verdict.compare_runs(find_run_files(str(a), first), find_run_files(str(b), second))
+    return Verdict(**dict(found))
 
 
 def explain(run: str | Path) -> Explanation:
@@ -100,4 +125,5 @@ def explain(run: str | Path) -> Explanation:
         HostError: MLflow cannot be reached.
     """
     with scratch_folder() as scratch:
-        return explanation_of(find_run_files(str(run), scratch), str(run))
+        found = comparison.explanation_of(find_run_files(str(run), scratch), str(run))
+    return Explanation(**dict(found))

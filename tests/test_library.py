@@ -7,6 +7,7 @@ import pytest
 import samebits
 from conftest import small
 from samebits.errors import UserError
+from samebits.stages.library import Comparison
 from samples import comparison, run_files, run_record
 
 MINE = """
@@ -66,7 +67,7 @@ def test_verdicts_of_two_folders(tmp_path, monkeypatch):
 
 
 def test_a_notebook_shows_the_report():
-    shown = comparison()._repr_html_()
+    shown = Comparison(**dict(comparison()))._repr_html_()
     assert shown.startswith("<iframe srcdoc=")
     page = html.unescape(shown.partition('srcdoc="')[2].partition('" style')[0])
     assert page.startswith("<!doctype html>")
