@@ -192,7 +192,7 @@ def table(params: Params) -> Iterator[str]:
         ones = [single_ms(work, gpu, rate) for rate in gpu.tflops]
         seconds = [one * params.total_steps / 1e3 for one in ones]
         low, high = slower_in_exact(gpu.capability)
-        exact = f"{low * min(seconds):.2g} to {high * max(seconds):.2g}"
+        exact = " to ".join(f"{float(f'{one:.2g}'):g}" for one in (low * min(seconds), high * max(seconds)))
         ratios = [speedups_of(step, work, gpu) for step in (ddp_ms, dp_ms)]
         speedups = (f"{span(ratio)}x" for ratio in ratios)
         rates = " to ".join(f"{rate:g}" for rate in gpu.tflops)
