@@ -95,7 +95,7 @@ def test_rows_stand_in_the_order_of_the_params(compared):
 def test_a_comparison_is_read_as_it_was_written(compared, tmp_path):
     comparison = compared()
     comparison.write(tmp_path / "comparison.json")
-    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 7
+    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 8
     assert Comparison.read(tmp_path / "comparison.json", made_by="") == comparison
 
 
@@ -335,7 +335,7 @@ OTHER_WEIGHTS = '{"schema": 1, "eval_loss": 1, "accuracy": null, "floor": null, 
         (
             "runs/dp-fast/run.json",
             "{}",
-            r"run\.json: no schema, so it is foreign or older; this version reads schema 10",
+            r"run\.json: no schema, so it is foreign or older; this version reads schema 11",
         ),
         ("runs/dp-fast/timing.json", '{"schema": 2}', r"timing\.json: schema 2; this version reads schema 1"),
         ("runs/dp-fast/timing.json", '{"schema": 1}', r"timing\.json: training_seconds: Field required"),

@@ -1431,7 +1431,7 @@ def test_a_factory_that_nobody_was_shown_is_refused(name, refused, tmp_path, mon
         return
     with pytest.raises(UserError, match=f"model.name: {name} came from MLflow, and is neither in the commit nor in"):
         made.require_shown_factory(tree)
-    monkeypatch.setattr(made.__class__, "_committed", lambda self: {("model", "name"): name})
+    monkeypatch.setattr(made.__class__, "_committed", lambda self: {"model.name": name})
     made.require_shown_factory(tree)
 
 
@@ -1671,7 +1671,7 @@ def test_without_git_no_run_can_be_reproduced(monkeypatch):
         reproduce._git("show")
 
 
-MODEL = "model: {{name: 'mine:make', kwargs: {}}}\n"
+NAMED = "model: {{name: 'mine:make', kwargs: {}}}\n"
 
 
 @pytest.mark.parametrize(
@@ -1680,14 +1680,14 @@ MODEL = "model: {{name: 'mine:make', kwargs: {}}}\n"
         ("seed: [", "seed: 9\ntrain: {epochs: 2}\n", ["seed: (absent) -> 9", "train.epochs: (absent) -> 2"]),
         ("seed: 9\n", "seed: 9\nmodel: {source: null}\ntrain: {epochs: 3}\n", ["train.epochs: 2 -> 3"]),
         ("seed: 9\nmodel: {name: mlp}\n", "seed: 9\n", ["model.name: mlp -> (absent)"]),
-        (MODEL.format("{a: 1, b: 2}"), MODEL.format("{b: 2, a: 1}"), ["model.kwargs: the same keys in another order"]),
-        (MODEL.format("{a: [{s: 1}]}"), MODEL.format("{a: [{s: true}]}"),
+        (NAMED.format("{a: 1, b: 2}"), NAMED.format("{b: 2, a: 1}"), ["model.kwargs: the same keys in another order"]),
+        (NAMED.format("{a: [{s: 1}]}"), NAMED.format("{a: [{s: true}]}"),
          ["model.kwargs.a: [{'s': 1}] -> [{'s': True}]"]),
-        (MODEL.format("{a: 1, b: 0.0}"), MODEL.format("{a: 1.0, b: -0.0}"),
+        (NAMED.format("{a: 1, b: 0.0}"), NAMED.format("{a: 1.0, b: -0.0}"),
          ["model.kwargs.a: 1 -> 1.0", "model.kwargs.b: 0.0 -> -0.0"]),
-        (MODEL.format("{true: 2}"), MODEL.format("{1: 2}"),
+        (NAMED.format("{true: 2}"), NAMED.format("{1: 2}"),
          ["model.kwargs.1: (absent) -> 2", "model.kwargs.True: 2 -> (absent)"]),
-        (MODEL.format("{b: 2}"), MODEL.format("{a: (absent), b: 2}"), ["model.kwargs.a: (absent) -> (absent)"]),
+        (NAMED.format("{b: 2}"), NAMED.format("{a: (absent), b: 2}"), ["model.kwargs.a: (absent) -> (absent)"]),
     ],
     ids=["which cannot be read", "which leave keys to their defaults", "which have more keys", "in another order",
          "by the type of a value in a list", "by types and signs", "by the type of a key", "by such a text"],

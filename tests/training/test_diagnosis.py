@@ -240,4 +240,4 @@ def test_a_mistake_in_the_models_code_is_found_there(tmp_path, monkeypatch):
     found = diagnosis.explain(caught.value, placement=DDP, model=None)
     assert type(found) is UserError
     assert str(found).startswith("net.py:2: the model raised RuntimeError: mat1 and mat2 shapes cannot be multiplied")
-    assert "`python pipeline/train.py --strategy ddp --debug` shows the traceback" in str(found)
+    assert "`samebits stage train --strategy ddp --debug` shows the traceback" in str(found)
