@@ -267,6 +267,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "same loader. What a loop needs once is not counted. All end with the same losses, which is checked.",
         loops,
     ),
+    "loading": (
+        "A dataset against a plain loop",
+        "The same images, cropped and mirrored at random, the same model and order, beside PyTorch's plain loop over\n"
+        "a `DataLoader` with as many processes, by wall time. The clocks begin when the first batch is there.",
+        loops,
+    ),
     "ddp": (
         "ddp against a bare script",
         "Two processes on two cores, by wall time of the slowest rank, in turns within one process group.",
@@ -366,6 +372,7 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
 # name of the result -> measured files under src/samebits; by default all of src and the pipeline
 MEASURES: dict[str, tuple[str, ...]] = {
     "loop": ("numerics/fast.py", "training"),
+    "loading": ("numerics/fast.py", "training"),
     "ddp": ("numerics/fast.py", "training"),
     "tracking": ("records/log.py", "tracking", "training/loop.py"),
     "sender": ("records/log.py", "tracking", "training/loop.py"),

@@ -1,4 +1,4 @@
-r"""All tests that this host can run, in groups that can be called alone; ends with a table of them.
+"""All tests that this host can run, in groups that can be called alone; ends with a table of them.
 
 What some groups need is brought where it is missing, see .ci/with. A group that fails does not end the others.
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import click
 from rich import box
@@ -155,7 +157,14 @@ def run(name: str, folder: Path, *, coverage: bool = False) -> Outcome:
     brought = [".ci/with", group.brings, *tests] if group.brings else tests
     bounded = [sys.executable, "tools/bounded.py", str(60 * group.minutes), *brought]
     environ = {**os.environ, "PATH": f"{ROOT / group.venv / 'bin'}:{os.environ['PATH']}"}  # as make has it
-    code = subprocess.run(bounded, cwd=ROOT, env=environ, check=False).returncode
+    with subprocess.Popen(bounded, cwd=ROOT, env=environ) as process:
+
+        def stop(*_: object) -> NoReturn:
+            process.terminate()  # the end of this block waits for it
+            sys.exit(128 + signal.SIGTERM)
+
+        signal.signal(signal.SIGTERM, stop)
+        code = process.wait()
     return read_outcome(name, report, code, time.monotonic() - started)
 
 

@@ -62,11 +62,11 @@ def test_random_numbers_of_a_sample_are_its_own():
     random.seed(1), np.random.seed(1), torch.manual_seed(1)  # noqa: NPY002
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # noqa: NPY002
     samples = Samples("train_data", Drawing(), 8, 5)
-    first = samples.sample((0, 3))[0]
-    assert samples.sample((0, 3))[0].equal(first)
+    ((first, _),) = samples.several([(0, 3)])
+    assert samples.several([(0, 4), (0, 3)])[1][0].equal(first)
     another_seed, another_split = Samples("train_data", Drawing(), 8, 6), Samples("test_data", Drawing(), 8, 5)
     for source, key in ((samples, (1, 3)), (samples, (0, 4)), (another_seed, (0, 3)), (another_split, (0, 3))):
-        assert (source.sample(key)[0][1:] != first[1:]).all()
+        assert (source.several([key])[0][0][1:] != first[1:]).all()
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before  # noqa: NPY002
     for loader in (NO_PROCESS, TWO, Loader(num_workers=3, prefetch_factor=1)):
         batches = [*in_order(samples, 3, loader, CPU)]
@@ -157,7 +157,7 @@ def test_what_is_wrong_with_a_dataset_is_said(dataset, message, loader):
 
 def test_samples_become_tensors_of_any_nesting():
     value = {"a": np.float32(1.5), "b": (2, True), "c": np.arange(3, dtype=np.int16), "d": 0.5, "e": None}
-    (batch,) = [collate("train_data", [(0, 0), (0, 1)], [Samples("x", [value], 1, 0).sample((0, 0))] * 2)]
+    (batch,) = [collate("train_data", [(0, 0), (0, 1)], Samples("x", [value], 1, 0).several([(0, 0)] * 2))]
     found = {name: (str(tensor.dtype), tuple(tensor.shape)) for name, tensor in leaves_of(batch)}
     assert found == {"a": ("torch.float32", (2,)), "b.0": ("torch.int64", (2,)), "b.1": ("torch.bool", (2,)),
                      "c": ("torch.int16", (2, 3)), "d": ("torch.float32", (2,))}  # fmt: skip
@@ -317,7 +317,7 @@ def test_the_guides_dataset_trains(stage, data_dir):
     ],
 )
 def test_a_digest_is_of_names_types_shapes_and_bytes(one, other, same):
-    one, other = (Samples("x", [value], 1, 0).sample((0, 0)) for value in (one, other))
+    one, other = (Samples("x", [value], 1, 0).several([(0, 0)])[0] for value in (one, other))
     assert (digest(one) == digest(other)) is same
 
 
@@ -337,7 +337,7 @@ def test_digests_do_not_depend_on_how_a_batch_is_split(split, groups):
         epoch, position = divmod(step, 3)
         numbers = order_of(0, epoch, 48)[position * 16 : position * 16 + 16].tolist()
         for place, number in enumerate(numbers):
-            expected[step, place * groups // 16] += digest(samples.sample((epoch, number)))
+            expected[step, place * groups // 16] += digest(*samples.several([(epoch, number)]))
     assert sums.equal(expected)
 
 

@@ -44,15 +44,14 @@ def test_a_training_over_two_launchers_has_the_bits_of_one_process(stage, launch
 
 
 MAKE_DATA = """
-import runpy, sys
 import click
+from samebits.stages.train import make_data
 
 @click.command()
-@click.argument("script")
 @click.argument("folder")
 @click.option("--params", "params_file", default="params.yaml")
-def main(script, folder, params_file):
-    runpy.run_path(script)["make_data"](folder)
+def main(folder, params_file):
+    make_data(folder)
 
 main()
 """
@@ -66,7 +65,7 @@ def test_why_no_data_could_be_made_is_told_where_it_happened(stage, monkeypatch)
     stage.write_params(small(numerics=["exact"]))
     (stage.folder / "taken").write_text("no folder")
     environ = {**os.environ, "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "localhost"}
-    command = [sys.executable, "-c", MAKE_DATA, stage.script("train"), "taken"]
+    command = [sys.executable, "-c", MAKE_DATA, "taken"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True)
     assert "error: taken: taken is in the way: File exists" in done.stderr
     assert "UserError: stage prepare failed on this machine. hint: see above" in done.stderr

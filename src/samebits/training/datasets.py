@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from samebits.errors import UserError, first_line, place_of
 from samebits.models.nested import Nested, leaves_of, mapped, refilled
@@ -20,7 +20,7 @@ from samebits.numerics.interface import MicroBatch
 from samebits.training.batches import Data, Pair, order_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from samebits.batch_split import BatchSplit, Rows
     from samebits.params.schema import Loader
@@ -55,20 +55,23 @@ class Samples:
         """These samples, repeated up to so many."""
         return Samples(self.name, self._dataset, max(at_least, self._count), self._seed)
 
-    def sample(self, key: Key) -> Nested:
-        """A sample as tensors.
+    def several(self, keys: Iterable[Key]) -> list[Nested]:
+        """Samples as tensors.
 
         Raises:
             UserError: the dataset raised an error, or gives what is no tensor, array or number.
         """
-        epoch, number = key
+        with _random_states_kept():
+            return [self._made(*key) for key in keys]
+
+    def _made(self, epoch: int, number: int) -> Nested:
         where = f"{self.name}: sample {number}"
-        with _drawing(f"{self._seed} {self.name} {epoch} {number}"):
-            try:
-                found = self._dataset[number % self.has]
-            except Exception as error:
-                what = f"{where}: {type(error).__name__}: {first_line(str(error))}"
-                raise UserError(what, hint=f"see {place_of(error) or 'the dataset'}") from error
+        _seed(f"{self._seed} {self.name} {epoch} {number}")
+        try:
+            found = self._dataset[number % self.has]
+        except Exception as error:
+            what = f"{where}: {type(error).__name__}: {first_line(str(error))}"
+            raise UserError(what, hint=f"see {place_of(error) or 'the dataset'}") from error
         for leaf, value in leaves_of(found):
             if not isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
                 field = f", {leaf}" if leaf else ""
@@ -91,14 +94,21 @@ def _length(name: str, dataset: Any) -> int:
     return count
 
 
-@contextmanager
-def _drawing(what: str) -> Iterator[None]:
-    """Seed the random numbers of Python, NumPy and PyTorch on the CPU for the block, and put them back after it."""
+def _seed(what: str) -> None:
+    """Seed the random numbers of Python, NumPy and PyTorch on the CPU."""
     seed = int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest())
-    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the generator that transforms use
     torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Put these random numbers back after the block, unless this process does nothing but load samples."""
+    if get_worker_info() is not None:
+        yield
+        return
+    states = random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
     try:
         yield
     finally:
@@ -119,7 +129,7 @@ def described(card: Card, samples: Samples) -> Card:
 
     Integer targets are classes, others are values to predict; of targets that are nested the loss is the user's own.
     """
-    _, targets = apart(samples.sample((0, 0)))
+    _, targets = apart(*samples.several([(0, 0)]))
     if not isinstance(targets, Tensor):
         return card
     classes = not targets.is_floating_point()
@@ -181,7 +191,7 @@ class _Rows(Dataset[Any]):
 
     def __getitem__(self, keys: Sequence[Key]) -> _Batch | _Problem:
         try:
-            found = [self._samples.sample(key) for key in keys]
+            found = self._samples.several(keys)
             digests = torch.tensor([digest(one) for one in found] if self._digests else (), dtype=torch.int64)
             return _Batch(collate(self._samples.name, keys, found), digests)
         except UserError as error:
@@ -204,7 +214,7 @@ def loaded(
 ) -> Iterator[_Batch]:
     """Batches of these samples on the device, loaded by processes of their own while it computes.
 
-    Raises UserError: see ``Samples.sample`` and ``collate``.
+    Raises UserError: see ``Samples.several`` and ``collate``.
     """
     pinned = device.type == "cuda"
     several: dict[str, Any] = {"prefetch_factor": loader.prefetch_factor, "multiprocessing_context": "fork"}

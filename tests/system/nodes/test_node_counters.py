@@ -4,6 +4,7 @@ import signal
 import sqlite3
 from contextlib import closing, suppress
 
+import pytest
 from node_fixtures import all_end, checkout, needs_machines, network  # noqa: F401 - two fixtures
 
 from conftest import small, wait_for
@@ -11,6 +12,7 @@ from conftest import small, wait_for
 pytestmark = needs_machines
 
 
+@pytest.mark.timeout(1500)
 def test_counters_of_the_second_machine_stand_beside_the_firsts(checkout, network):
     """The training goes on until both are there: node 0's come from its sender, which takes seconds to start."""
     checkout.prepare(small(numerics=["fast"], epochs=200_000, repeats=1))
@@ -31,7 +33,7 @@ def test_counters_of_the_second_machine_stand_beside_the_firsts(checkout, networ
                 steps.setdefault(name, []).append(step)
         return steps if wanted <= steps.keys() and len(steps["system/n1/cpu_utilization_percentage"]) > 2 else None
 
-    steps = wait_for(counted)
+    steps = wait_for(counted, seconds=900)  # a sender has a low priority
     processes[0].signal(signal.SIGTERM)
     all_end(processes, 128 + signal.SIGTERM)
     assert not [name for name in steps if name.startswith("system/n0/")]
