@@ -16,7 +16,7 @@ from samebits.numerics.exact import optimizers
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
-from samebits.numerics.optimizers import grouped, make_optimizer
+from samebits.numerics.optimizers import grouped, make_optimizer, optimizer_for
 from samebits.params import parse_params
 from samebits.params.schema import OptimizerName
 from trainables import make_trainable, train_from_start
@@ -184,3 +184,34 @@ def test_groups_that_leave_something_out_are_named(function, message):
     attach(Experiment(model, parameter_groups=function))
     with pytest.raises(UserError, match=f"parameter_groups: {message}"):
         make_optimizer(chosen(name="sgd"), grouped(model))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("grouping", [None, no_decay_of_vectors])
+def test_an_optimizer_of_ones_own_takes_the_place_of_the_params(exact, grouping):
+    """With the learning rate that it begins with."""
+    settings = parse_params(small(optimizer={"name": "sgd", "lr": 0.5})).train
+    split = {"seed": 0, "shards": 4, "samples": 16, "independent": False}
+    numerics = ExactNumerics(settings, CPU, "cross_entropy", (), **split) if exact else \
+        FastNumerics(settings, CPU, "cross_entropy")  # fmt: skip
+    model = net()
+    attach(Experiment(model, parameter_groups=grouping, optimizer=lambda groups: torch.optim.Adam(groups, lr=0.03)))
+    numerics.prepare(model)
+    rates = [group["lr"] for group in numerics.optimizer(model).param_groups]
+    assert rates == ([0.03, 0.03, 0.02] if grouping else [0.03])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda groups: groups, "it returned list, expected a torch.optim.Optimizer"),
+        (lambda groups: torch.optim.SGD(groups[:1], lr="x"), "ValueError|TypeError"),
+        (lambda groups: torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1), "its groups are not those"),
+        (lambda groups: torch.optim.LBFGS(groups[0]["params"]), "LBFGS calls the model several times in a step"),
+    ],
+)
+def test_what_is_no_optimizer_of_these_parameters_is_said(function, message):
+    model = net()
+    attach(Experiment(model, optimizer=function))
+    with pytest.raises(UserError, match=f"^optimizer: ({message})"):
+        optimizer_for(model, chosen(name="sgd"), grouped(model))

@@ -1,6 +1,7 @@
 """Digests of a training's batches."""
 
 import pytest
+from pydantic import ValidationError
 
 from samebits.records.batches import BatchDigests, groups_of
 
@@ -32,3 +33,10 @@ def test_the_first_sample_that_differs_is_found(samples, other, found):
 
 def test_data_in_memory_have_none():
     assert BatchDigests.of([], 4) is None
+
+
+@pytest.mark.parametrize("digests", ["", "no base64", "AAAA", "AAAAAAAAAAA="])
+@pytest.mark.attack("a malicious server")
+def test_digests_that_are_none_are_refused_with_the_record(digests):
+    with pytest.raises(ValidationError, match=r"digests of|base64"):
+        BatchDigests(samples=4, groups=3, digests=digests)

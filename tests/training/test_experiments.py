@@ -52,6 +52,23 @@ def contrastive(card):
     net = nn.Sequential(nn.Linear(card.input_shape[0], 16), nn.Tanh(), nn.Linear(16, 3))
     return Experiment(net, apart)
 
+class Signs(torch.optim.Optimizer):  # not one of PyTorch's
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p].setdefault("mean", torch.zeros_like(p))
+                state.mul_(0.9).add_(p.grad, alpha=0.1)
+                p.sub_(state.sign(), alpha=group["lr"])
+
+def signs(card):
+    net = nn.Sequential(nn.Linear(card.input_shape[0], 16), nn.ReLU(), nn.Linear(16, card.num_classes))
+    return Experiment(net, optimizer=lambda groups: Signs(groups, lr=0.004),
+                      schedule=lambda step, steps: 1.0 if step < steps // 2 else 0.5)
+
 def weighted(card):
     weights = torch.linspace(0.5, 1.5, card.num_classes)
     net = nn.Sequential(nn.Linear(card.input_shape[0], 16), nn.ReLU(), nn.Linear(16, card.num_classes))
@@ -78,7 +95,7 @@ def mine(stage, data_dir):
     return train
 
 
-@pytest.mark.parametrize("factory", ["tasks", "weighted"])
+@pytest.mark.parametrize("factory", ["tasks", "weighted", "signs"])
 def test_a_loss_of_ones_own_is_trained_alike_by_every_strategy(factory, mine, stage):
     made = mine(factory, oversubscribe=True, clip_grad_norm=1.0, optimizer={"name": "adam", "lr": 0.01})
     single = made.run("single", "fast")

@@ -52,6 +52,26 @@ def test_a_rate_of_our_own_schedules(step, schedule, warmup, expected):
     assert got == pytest.approx(expected, abs=1e-15)
 
 
+def test_a_schedule_of_ones_own_gives_factors():
+    train = Train(optimizer=Optimizer(lr=0.5), schedule=Schedule(name="cosine", warmup_steps=3))
+    of = LearningRates(train, 10, lambda step, steps: step / steps).of
+    assert [of(0), of(5), of(9)] == [0.0, 0.25, 0.45]
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        (lambda step: 1.0, "TypeError"),
+        (lambda step, steps: None, "TypeError"),
+        (lambda step, steps: -1.0, r"it gives -1\.0 at step 2"),
+        (lambda step, steps: math.nan, "it gives nan at step 2"),
+    ],
+)
+def test_a_schedule_that_gives_no_factor_is_said(own, message):
+    with pytest.raises(UserError, match=f"^schedule: {message}"):
+        LearningRates(Train(), 10, own).of(2)
+
+
 def test_every_schedule_is_tried():
     assert {"constant", "cosine", *GIVEN} == {*get_args(ScheduleName)}
 

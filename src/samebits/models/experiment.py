@@ -9,18 +9,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
+    from torch.optim import Optimizer
     from torch.utils.data import Dataset
 
     Loss = Callable[[Any, Any], Tensor]
-
     ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
+    MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
+    Schedule = Callable[[int, int], float]
 
-_LOSS, _GROUPS = "_samebits_loss", "_samebits_parameter_groups"
+_CARRIED = ("loss", "parameter_groups", "optimizer", "schedule")
+_PREFIX = "_samebits_"  # of the names by which a model carries them
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A model, the loss that it is trained and evaluated with, groups of its parameters, and datasets.
+    """A model, the loss that it is trained and evaluated with, groups of its parameters, its optimizer, and datasets.
 
     ``loss(outputs, targets)`` gets what the model returned for some samples, which may be of any type, and their
     targets, (samples, ...). It returns a loss for each sample, (samples,); the training minimises their mean. It may be
@@ -28,6 +31,10 @@ class Experiment:
 
     ``parameter_groups(model)`` returns groups as ``torch.optim`` takes them: dictionaries with ``params`` and with
     arguments of the optimizer in place of those in ``train.optimizer``. A group's ``lr`` follows the schedule.
+
+    ``optimizer(groups)`` returns a ``torch.optim.Optimizer`` of these groups, in place of the one of
+    ``train.optimizer``. ``schedule(step, steps)`` returns the factor of the learning rates at a step, counted from 0,
+    in place of ``train.schedule``.
 
     ``train_data`` and ``test_data`` are map-style datasets, for ``data.task: dataset``. A sample is a tensor, an array,
     a number, or a dictionary, tuple or dataclass of such. If it is a tuple of two, the model gets the first, and the
@@ -38,24 +45,38 @@ class Experiment:
     model: nn.Module
     loss: Loss | None = None
     parameter_groups: ParameterGroups | None = None
+    optimizer: MakeOptimizer | None = None
+    schedule: Schedule | None = None
     train_data: Dataset[Any] | None = None
     test_data: Dataset[Any] | None = None
 
 
 def attach(experiment: Experiment) -> None:
     """Have the model carry the rest, so that copies and replicas have it too. It is no part of the model's state."""
-    for name, value in ((_LOSS, experiment.loss), (_GROUPS, experiment.parameter_groups)):
-        if value is not None:
-            experiment.model.__dict__[name] = value
+    for name in _CARRIED:
+        if (value := getattr(experiment, name)) is not None:
+            experiment.model.__dict__[_PREFIX + name] = value
 
 
 def loss_of(model: nn.Module) -> Loss | None:
     """The loss that a model carries; None if the data decide."""
-    loss: Loss | None = model.__dict__.get(_LOSS)
+    loss: Loss | None = model.__dict__.get(f"{_PREFIX}loss")
     return loss
 
 
 def parameter_groups_of(model: nn.Module) -> ParameterGroups | None:
     """The function that groups a model's parameters; None if they are one group."""
-    function: ParameterGroups | None = model.__dict__.get(_GROUPS)
+    function: ParameterGroups | None = model.__dict__.get(f"{_PREFIX}parameter_groups")
+    return function
+
+
+def optimizer_of(model: nn.Module) -> MakeOptimizer | None:
+    """The function that makes a model's optimizer; None if the params name it."""
+    function: MakeOptimizer | None = model.__dict__.get(f"{_PREFIX}optimizer")
+    return function
+
+
+def schedule_of(model: nn.Module) -> Schedule | None:
+    """The function that gives the factors of a model's learning rates; None if the params name the schedule."""
+    function: Schedule | None = model.__dict__.get(f"{_PREFIX}schedule")
     return function

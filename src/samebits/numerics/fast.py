@@ -16,7 +16,7 @@ from samebits.numerics.dispatch import module_paths
 from samebits.numerics.graphs import capture
 from samebits.numerics.interface import Numerics, computed
 from samebits.numerics.kernels import choose_kernels
-from samebits.numerics.optimizers import grouped, make_optimizer
+from samebits.numerics.optimizers import grouped, optimizer_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,7 +160,7 @@ class FastNumerics(Numerics):
         """The optimizer of params.yaml; fused on GPUs if it can be, which keeps ``fp16`` from waiting for them."""
         chosen = self._train.optimizer
         fused = {"fused": self._device.type == "cuda"} if chosen.name in _FUSED else {}
-        optimizer = make_optimizer(chosen, grouped(model), **fused)
+        optimizer = optimizer_for(model, chosen, grouped(model), **fused)
         self._initial_state = _copied(optimizer.state)
         return optimizer
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.errors import UserError, few, first_line, place_of
-from samebits.models.experiment import parameter_groups_of
+from samebits.models.experiment import optimizer_of, parameter_groups_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,35 @@ if TYPE_CHECKING:
     from samebits.params.schema import Optimizer
 
 _CHOSEN_HERE = ("params", "lr", "weight_decay", "foreach", "fused", "capturable", "differentiable")
+
+
+def optimizer_for(
+    model: nn.Module, chosen: Optimizer, groups: Sequence[dict[str, Any]], **implementation: bool
+) -> torch.optim.Optimizer:
+    """The model's own optimizer over groups of ``grouped``, or else the chosen one: see ``make_optimizer``.
+
+    Raises:
+        UserError: the user's function fails, or returns no optimizer of these parameters.
+    """
+    function = optimizer_of(model)
+    if function is None:
+        return make_optimizer(chosen, groups, **implementation)
+    try:
+        optimizer: Any = function([{**group} for group in groups])
+    except Exception as error:
+        what = f"optimizer: {type(error).__name__}: {first_line(str(error))}"
+        raise UserError(what, hint=f"see {place_of(error) or 'that function'}") from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        what = f"optimizer: it returned {type(optimizer).__name__}, expected a torch.optim.Optimizer"
+        raise UserError(what, hint="make one of the groups that it gets")
+    if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+        what = f"optimizer: {type(optimizer).__name__} calls the model several times in a step"
+        raise UserError(what, hint="choose one whose step needs no closure")
+    held, given = ([[id(p) for p in one["params"]] for one in many] for many in (optimizer.param_groups, groups))
+    if held != given:
+        what = "optimizer: its groups are not those that it got"
+        raise UserError(what, hint="give them all to it, in their order, and no others")
+    return optimizer
 
 
 def make_optimizer(

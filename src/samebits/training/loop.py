@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.errors import NotFiniteError, UserError, few
+from samebits.models.experiment import schedule_of
 from samebits.training.diagnosis import hint_for_nan, require_same_again, where_not_finite
 from samebits.training.meters import StepClock, ignore_phase
 from samebits.training.schedules import LearningRates
@@ -80,7 +81,7 @@ class Trainable:
     def __init__(self, *, model: nn.Module, batches: Feed, worker: Worker, numerics: Numerics, params: Params) -> None:
         self.model, self.batches, self.worker, self.numerics = model, batches, worker, numerics
         self._params = params
-        self._learning_rates = LearningRates(params.train, params.total_steps)
+        self._learning_rates = LearningRates(params.train, params.total_steps, schedule_of(model))
         self.notes: Notes = ignore_phase
         module = self._unwrapped = numerics.module(model)
         if worker.compiles and numerics.graphs:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import lr_scheduler
 
-from samebits.errors import UserError, first_line
+from samebits.errors import UserError, first_line, place_of
 from samebits.portable.elementary import cos_pi
 from samebits.portable.floats import PortableFloat, cos, portable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from samebits.models.experiment import Schedule
     from samebits.params.schema import Train
 
 _PORTABLE_MATH = SimpleNamespace(cos=cos, floor=math.floor, pi=math.pi)
@@ -33,11 +34,14 @@ class LearningRates:
     The cosine is lr * (1 + cos(pi * t / T)) / 2 (Loshchilov and Hutter 2017) over T steps. All are computed without the
     C library, so that they are the same on every host. A schedule of PyTorch's keeps its last rate after them.
 
+    With ``own``, a schedule of the user's, they are its factors of ``train.optimizer.lr``.
+
     Raises:
         UserError: the schedule does not take an argument, or its value.
     """
 
-    def __init__(self, train: Train, total_steps: int) -> None:
+    def __init__(self, train: Train, total_steps: int, own: Schedule | None = None) -> None:
+        self._own, self._total_steps = own, total_steps
         self._lr, self._schedule = train.optimizer.lr, train.schedule
         self._steps = max(total_steps - train.schedule.warmup_steps, 1)
         self._known: list[float] = []
@@ -45,6 +49,8 @@ class LearningRates:
 
     def of(self, step: int) -> float:
         """The learning rate of a step."""
+        if self._own is not None:
+            return self._lr * self._factor(self._own, step)
         warmup_steps = self._schedule.warmup_steps
         if step < warmup_steps:
             return self._lr * ((step + 1) / warmup_steps)
@@ -56,6 +62,16 @@ class LearningRates:
         while len(self._known) <= step and (rate := next(self._coming, None)) is not None:
             self._known.append(rate)
         return self._known[min(step, len(self._known) - 1)]
+
+    def _factor(self, own: Schedule, step: int) -> float:
+        try:
+            factor = float(own(step, self._total_steps))
+        except Exception as error:
+            what = f"schedule: {type(error).__name__}: {first_line(str(error))}"
+            raise UserError(what, hint=f"see {place_of(error) or 'that function'}") from error
+        if not (math.isfinite(factor) and factor >= 0):
+            raise UserError(f"schedule: it gives {factor} at step {step}", hint="return a factor of the learning rate")
+        return factor
 
     def _rates_of_torch(self) -> Iterator[float]:
         chosen, made = self._schedule, getattr(lr_scheduler, self._schedule.name)

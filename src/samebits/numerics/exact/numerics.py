@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
-from samebits.models.experiment import parameter_groups_of
+from samebits.models.experiment import optimizer_of, parameter_groups_of
 from samebits.models.nested import mapped, unbound
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.engine import Engine, below
@@ -28,7 +28,7 @@ from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
-from samebits.numerics.optimizers import grouped, make_optimizer
+from samebits.numerics.optimizers import grouped, optimizer_for
 from samebits.records.run import Arithmetic
 
 if TYPE_CHECKING:
@@ -218,14 +218,14 @@ class ExactNumerics(Numerics):
         """The optimizer that ``train.optimizer`` names, over the parameters that ``prepare`` made."""
         chosen = self._train.optimizer
         common: dict[str, Any] = {"lr": chosen.lr, "terms": self._terms, "clip": self._train.clip_grad_norm}
-        plain = not chosen.kwargs and parameter_groups_of(model) is None
+        plain = not (chosen.kwargs or parameter_groups_of(model) or optimizer_of(model))
         if chosen.name == "sgd" and plain:
             return SGD(self._groups, momentum=chosen.momentum, weight_decay=chosen.weight_decay, **common)
         if chosen.name == "adamw" and plain:
             return AdamW(self._groups, weight_decay=chosen.weight_decay, **common)
 
         def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-            return make_optimizer(chosen, groups, foreach=False, fused=False)
+            return optimizer_for(model, chosen, groups, foreach=False, fused=False)
 
         return TorchOptimizer(self._groups, make, grouped(model), **common)
 

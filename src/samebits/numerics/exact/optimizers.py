@@ -202,6 +202,8 @@ class TorchOptimizer(ExactOptimizer):
         inner = [{**one, "params": [narrow[id(p)] for p in one["params"] if id(p) in of]} for one in param_groups]
         self._make = partial(make, inner)
         self.reset()
+        for outer, own in zip(self.param_groups, self._inner.param_groups, strict=True):
+            outer["lr"] = float(own["lr"])
 
     def reset(self) -> None:
         """Return to the state before the first step, which some optimizers make with the object."""

@@ -119,9 +119,10 @@ def _check_data(name: str, experiment: Any, card: Card) -> None:
 
 
 def _check_functions(name: str, experiment: Any) -> None:
-    functions = {"loss": experiment.loss, "parameter_groups": experiment.parameter_groups}
-    takes = {"loss": "outputs and targets", "parameter_groups": "the model"}
-    for kind, function in functions.items():
+    takes = {"loss": "outputs and targets", "parameter_groups": "the model", "optimizer": "groups of parameters",
+             "schedule": "a step and the number of steps"}  # fmt: skip
+    for kind in takes:
+        function = getattr(experiment, kind)
         if function is not None and not callable(function):
             what = f"model.name: {name}: its {kind} is {type(function).__name__}, expected a function"
             raise UserError(what, hint=f"give a function of {takes[kind]}")
