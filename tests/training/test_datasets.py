@@ -382,7 +382,7 @@ def test_a_training_that_is_cut_off_goes_on_with_the_same_samples(ends, stage, d
     (stage.folder / "slow.py").write_text(SLOWLY)
     train = {"optimizer": {"name": "adam", "lr": 0.02}, "global_batch_size": 64, "epochs": 3, "repeats": 1,
              "checkpoint_every_steps": 3, "oversubscribe": True}  # fmt: skip
-    params = {"data": DATA, "model": {"name": "slow:slowly", "source": "mine.py"}, "train": train}
+    params = {"data": DATA, "model": {"name": "slow:slowly"}, "train": train}
     stage.write_params(params)
     stage.well("prepare")
     arguments = ["--numerics", "exact", "--no-tracking", "--out-dir"]
