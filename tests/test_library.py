@@ -30,7 +30,10 @@ def test_a_script_trains_compares_and_asks_why(tmp_path, monkeypatch, capsys):
     assert [row.name for row in found.rows] == ["single-fast", "ddp-fast", "single-exact", "ddp-exact"]
     assert found.rows[-1].verdict.grade == "bitwise"
     assert "| ddp-exact |" in str(found)
-    assert "ddp-exact" in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "ddp-exact: " in err
+    assert "speed-up" not in err
     assert samebits.compare("of-mine/runs/single-exact", tmp_path / "of-mine/runs/ddp-exact").grade == "bitwise"
     why = samebits.explain("of-mine/runs/ddp-fast")
     assert str(why).startswith("this run: ")

@@ -82,17 +82,21 @@ def run(
 
 
 def _run_stage(name: str, folder: Path, *arguments: str) -> None:
-    """Run a stage, whose messages go to this process's ``sys.stderr``: a notebook shows no other one."""
+    """Run a stage. What it says goes to this process's ``sys.stderr``: a notebook shows no other one.
+
+    But not the table of stage compare, which ``run`` returns.
+    """
     command, environ = process_of(name)
     error = ""
     with subprocess.Popen(
         [*command, "--folder", str(folder), *arguments],
-        env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+        env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
     ) as process:  # fmt: skip
-        assert process.stderr
+        assert process.stdout
         try:
-            for line in process.stderr:
-                sys.stderr.write(line)
+            for line in process.stdout:
+                if name != "compare":
+                    sys.stderr.write(line)
                 error = line if line.startswith("error: ") else error
         except BaseException:
             process.terminate()
