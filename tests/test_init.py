@@ -124,3 +124,30 @@ def test_the_wheel_has_every_file_of_the_library(tmp_path):
     files = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     packed = {file for file in zipfile.ZipFile(tmp_path / name).namelist() if ".dist-info/" not in file}
     assert packed == {file.removeprefix("src/") for file in files if (ROOT / file).is_file()}
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".dvcignore", ".dvc/plots", ".dvc/plots/stacked_bars.json"])
+@pytest.mark.attack("a malicious repository or patch")
+def test_no_link_is_followed(name, repository, tmp_path_factory):
+    in_git(repository)
+    outside = tmp_path_factory.mktemp("outside")
+    (repository / name).parent.mkdir(parents=True, exist_ok=True)
+    (repository / name).symlink_to(outside)
+    with pytest.raises(UserError, match=f"^{name}: a link, which is not followed"):
+        init()
+    assert not (repository / "params.yaml").exists()
+    assert [*outside.iterdir()] == []
+
+
+def test_a_file_that_becomes_longer_stays_as_open_as_it_was(repository):
+    in_git(repository)
+    (repository / ".gitignore").write_text("mine\n")
+    (repository / ".gitignore").chmod(0o600)
+    init()
+    assert (repository / ".gitignore").stat().st_mode & 0o777 == 0o600
+    (repository / "params.yaml").unlink()
+    (repository / "dvc.yaml").unlink()
+    (repository / "experiment.py").unlink()
+    (repository / ".gitignore").write_bytes(b"\xff\n")
+    with pytest.raises(UserError, match=r"^\.gitignore: cannot be read: "):
+        init()

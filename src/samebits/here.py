@@ -26,8 +26,12 @@ def call_of(stage: str, root: Path = Path()) -> list[str]:
 
 def process_of(stage: str, root: Path = Path()) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a process that runs a stage in ``root``, with the code of that tree."""
-    sources = {"PYTHONPATH": str(root / "src")} if is_kit(root) else {}
-    return [sys.executable, "-P", *call_of(stage, root)], {**os.environ, **sources}
+    of_kit = is_kit() and is_kit(root)  # a patched tree does not say so by itself
+    sources = {"PYTHONPATH": str(root / "src")} if of_kit else {}
+    return [sys.executable, "-P", *(call_of(stage, root) if of_kit else [*CLI, "stage", stage])], {
+        **os.environ,
+        **sources,
+    }
 
 
 def stage_in(arguments: Sequence[str]) -> str:

@@ -105,8 +105,11 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Dotted names with different values in two nested mappings, and both values; a missing value is None."""
-    first, second = dict(leaves(a)), dict(leaves(b))
+    """Dotted names with different values in two nested mappings, and both values; a missing value is None.
+
+    An empty mapping is none: the other one may have it with values, each of which has a name of its own.
+    """
+    first, second = ({place: value for place, value in leaves(tree) if value != {}} for tree in (a, b))
     places = sorted(first.keys() | second.keys(), key=dotted)
     pairs = {place: (first.get(place), second.get(place)) for place in places if place}
     return {dotted(place): pair for place, pair in pairs.items() if pair[0] != pair[1]}

@@ -32,6 +32,7 @@ from samebits.doctor.checks import visit
 from samebits.doctor.finding import Finding, check, ok
 from samebits.doctor.store import store
 from samebits.errors import HostError, Interrupted, UserError
+from samebits.models.experiment import Experiment, attach, is_carried
 from samebits.params import parse_params
 from samebits.records.log import EndEvent
 from samebits.strategies.placement import Devices
@@ -1236,3 +1237,11 @@ def test_trials_whose_process_ends_fail(tmp_path, monkeypatch):
     )
     told = [(one.name, one.status, one.text) for one in model._all(trials)]
     assert told == [("exact", "ok", ""), ("model", "failed", "the process that tries the model ended with exit code 3")]
+
+
+def test_a_loss_that_a_model_carries_is_no_module_in_a_plain_container():
+    net = nn.Linear(2, 2)
+    attach(Experiment(net, nn.CrossEntropyLoss(weight=torch.ones(2), reduction="none")))
+    found = [name for names in attributes.unregistered(net) for name in names]
+    assert found
+    assert all(map(is_carried, found))

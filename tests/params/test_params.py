@@ -18,7 +18,7 @@ from samebits.params import (
     values_affecting,
     with_num_devices,
 )
-from samebits.section import effects_of
+from samebits.section import differences, effects_of
 
 
 def test_defaults_are_the_file_in_the_repository() -> None:
@@ -246,3 +246,10 @@ def test_the_values_of_keys_by_their_dotted_names():
     assert "exact.shards" in values_affecting(params, "evaluation", numerics="exact")
     fast = values_affecting(params, "evaluation", numerics="fast")
     assert ("exact.shards" in fast, "train.precision" in fast) == (False, True)
+
+
+def test_an_empty_mapping_is_no_difference_by_itself():
+    """Such as kwargs of a task that has none: what differs is the task."""
+    one, other = {"task": "dataset", "kwargs": {}}, {"task": "vectors", "kwargs": {"features": 8}}
+    assert differences(one, other) == {"kwargs.features": (None, 8), "task": ("dataset", "vectors")}
+    assert differences({"kwargs": {}}, {}) == {}

@@ -178,3 +178,11 @@ def test_without_a_twin_the_first_steps_are_held_to_more():
 def test_the_coarser_precision_sets_the_tolerance():
     assert Tolerance(["fp32", "bf16"]).losses(9) == Tolerance(["bf16"]).losses(9) > Tolerance(["fp32"]).losses(9)
     assert worst("bitwise", "diverged", "within tolerance") == "diverged"
+
+
+@pytest.mark.attack("a malicious server")
+def test_a_twin_with_very_many_points_blocks_nothing():
+    """Their order is its own business: the largest difference up to a step counts."""
+    points = [TwinLoss(step=1 + number % 40_000, difference=0.1) for number in range(40_000)]
+    twin = Rounding(perturbation=1, steps=40_000, losses=(TwinLoss(step=2, difference=0.2), *points), weights=None)
+    assert Tolerance(["fp32"], [twin]).losses(200_000)[:3] == [0.4, 0.8, 0.8]

@@ -1334,6 +1334,23 @@ def test_a_commit_that_none_of_the_clones_branches_has_is_said(patched, tmp_path
 
 
 @pytest.mark.attack("a malicious repository or patch")
+def test_no_line_of_the_question_is_long(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    made = recorded(tmp_path, omits=("x" * 10**6, *map(str, range(99))), packages={"torch": " " * 10**6})
+    shown = made.describe().splitlines()
+    assert max(map(len, shown)) < 500
+    assert len(shown) < 20
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_small_patch_does_not_fill_the_memory(patched, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "_PATCH_MEMORY", 2**27)
+    made = patched({"zeros.npy": npy(np.zeros(2**28, dtype="u1"))})
+    with pytest.raises(UserError, match="the patch does not apply"), reproduce.worktree(made, tmp_path):
+        raise AssertionError("it is run")
+
+
+@pytest.mark.attack("a malicious repository or patch")
 def test_a_long_line_does_not_push_the_question_away(tmp_path):
     lines = ["x" * 10**6, "short", *["y"] * 500]
     shown = reproduce._first_of(lines, tmp_path / "all")
@@ -1393,6 +1410,30 @@ def test_the_recorded_params_of_a_commit_do_not_differ_from_it(repository):
     assert changed_params(made) == []
 
 
+@pytest.mark.attack("a malicious repository or patch")
+def test_logs_behind_a_link_that_git_has_brought_are_delivered_nowhere(repository):
+    path = finish(start("one"))
+    shutil.move(repository / ".samebits", repository / "notes")
+    (repository / ".samebits").symlink_to("notes")
+    assert all_logs() == [LOGS / path.name]  # one's own link
+    git(repository, "init", "--quiet")
+    git(repository, "add", "--force", ".samebits")
+    _brought.cache_clear()
+    assert (all_logs(), sync()) == ([], (0, {}))
+    _brought.cache_clear()
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_a_link_in_the_place_of_a_patch_is_not_followed(repository, tmp_path_factory):
+    private = tmp_path_factory.mktemp("home") / "id_rsa"
+    private.write_text("a key")
+    path = finish(start("one"))
+    path.with_suffix(".patch").symlink_to(private)
+    count, problems = sync()
+    assert (count, "a link, whose file is not the run's" in problems[path]) == (0, True)
+    assert [*(repository / "mlartifacts").rglob("*.patch")] == []
+
+
 KWARGS = "  kwargs: {act: {target: os.system}, act.target: torch.nn.ReLU, 1: 2, '1': 3, hooks: {}, on: true}\n"
 
 
@@ -1413,14 +1454,22 @@ def test_no_two_params_are_shown_as_one():
     ("name", "refused"),
     [("torch:load", True), ("torch.hub:load", True), ("mine:make", False), ("pack.net:make", False), ("mlp", False),
      ("numpy:load", True), ("numpy.net:load", True), ("samebits.cli:reproduce", True), ("pack.other:make", True),
-     ("nowhere:make", True), ("pipeline.train:main", True)],
+     ("nowhere:make", True), ("pipeline.train:main", True), ("decimal:Decimal", True)],
 )  # fmt: skip
 @pytest.mark.attack("a malicious repository or patch")
 def test_a_factory_that_nobody_was_shown_is_refused(name, refused, tmp_path, monkeypatch):
     """Such as one that loads a pickle; the commit's own params may name any."""
     monkeypatch.chdir(ROOT)
     tree = tmp_path / "tree"
-    for file in ("src/pack/net.py", "mine.py", "numpy/net.py", "src/samebits/cli.py", "pipeline/train.py"):
+    for file in (
+        "src/pack/net.py",
+        "mine.py",
+        "numpy/net.py",
+        "numpy/__init__.py",
+        "decimal.py",
+        "src/samebits/cli.py",
+        "pipeline/train.py",
+    ):
         (tree / file).parent.mkdir(parents=True, exist_ok=True)
         (tree / file).touch()
     (tree / "src/samebits/__init__.py").touch()

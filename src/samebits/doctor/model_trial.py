@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from samebits.doctor.finding import Finding, failed, of_error, ok, warning
 from samebits.errors import RefusedError, UserError, caused_by, counted, few, first_line, place_of
 from samebits.models import UserModel
+from samebits.models.experiment import is_carried
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact.survey import Refusals
 from samebits.records.card import read_card
@@ -147,7 +148,7 @@ class ModelTrialRank:
             hint = "transpose the file if they do: inputs.transpose(0, 3, 1, 2)"
             text = f"samples of shape {tuple(shape)} look as if their channels came last, and PyTorch takes them first"
             self.say(warning(text, hint, name="data"))
-        tensors, modules = unregistered(model)
+        tensors, modules = ([name for name in names if not is_carried(name)] for names in unregistered(model))
         if tensors:
             name = tensors[0].rpartition(".")[2].partition("[")[0]
             text = f"{few(tensors)}: tensors beside the parameters and buffers, not moved to a GPU and not saved"

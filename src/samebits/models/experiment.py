@@ -58,6 +58,11 @@ def attach(experiment: Experiment) -> None:
             experiment.model.__dict__[_PREFIX + name] = value
 
 
+def is_carried(name: str) -> bool:
+    """Whether an attribute of a model is what ``attach`` has given to it."""
+    return name.startswith(_PREFIX)
+
+
 def loss_of(model: nn.Module) -> Loss | None:
     """The loss that a model carries; None if the data decide."""
     loss: Loss | None = model.__dict__.get(f"{_PREFIX}loss")

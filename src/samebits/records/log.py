@@ -159,16 +159,22 @@ def all_logs(but: Container[Path] = ()) -> list[Path]:
     Only regular files count.
     """
     brought = _brought(Path.cwd())
+    if brought is None:
+        return []
     found = (path for path in sorted(LOGS.glob("*.jsonl")) if path not in but and path.name not in brought)
     return [path for path in found if path.is_file() and not path.is_symlink() and os.access(path, os.R_OK)]
 
 
 @functools.cache
-def _brought(root: Path) -> frozenset[str]:
-    """Names of files among the logs that git tracks: another's, who says where they are to be delivered."""
+def _brought(root: Path) -> frozenset[str] | None:
+    """Names of files among the logs that git tracks: another's, who says where they are to be delivered.
+
+    None if git tracks the logs' folder itself: a link, whose logs lie elsewhere.
+    """
     with suppress(NoGit):
-        listed = run_git("-C", str(root), "ls-files", "-z", "--", str(LOGS))
-        return frozenset(Path(os.fsdecode(name)).name for name in listed.split(b"\0") if name)
+        listed = run_git("-C", str(root), "ls-files", "-z", "--", str(LOGS.parent)).split(b"\0")
+        paths = {Path(os.fsdecode(name)) for name in listed if name}
+        return None if {LOGS, LOGS.parent} & paths else frozenset(path.name for path in paths if path.parent == LOGS)
     return frozenset()
 
 

@@ -126,9 +126,11 @@ class Tolerance:
             return [self._table[step > FIRST_STEPS] for step in range(1, steps + 1)]
         tolerances = [self._floor] * steps
         for twin in self._twins:
-            for point in twin.losses:
-                start = point.step - 1
-                tolerances[start:] = [max(value, ALLOWANCE * point.difference) for value in tolerances[start:]]
+            points, largest, number = sorted(twin.losses, key=lambda point: point.step), 0.0, 0
+            for step in range(steps):
+                while number < len(points) and points[number].step <= step + 1:
+                    largest, number = max(largest, points[number].difference), number + 1
+                tolerances[step] = max(tolerances[step], ALLOWANCE * largest)
         tolerances[self._known :] = [max(value, self._table[1]) for value in tolerances[self._known :]]
         return tolerances
 

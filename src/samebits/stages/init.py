@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from samebits.errors import HostError, UserError, few, last_line
-from samebits.files import write_text
+from samebits.errors import HostError, UserError, few, last_line, reason
+from samebits.files import regular, write_text
 from samebits.stages.pipeline import pipeline_yaml, stages
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -42,6 +42,7 @@ def init() -> list[str]:
     if there := [name for name in new if os.path.lexists(name)]:
         hint = "move them away, or begin in another folder; they are yours, and nothing was written"
         raise UserError(f"{few(there)}: there already", hint=hint)
+    _refuse_links([Path(".gitignore"), Path(".dvcignore"), Path(".dvc"), Path(".dvc/config"), _PLOT.parent, _PLOT])
     _set_up_dvc(with_git=root is not None)
     longer = {".gitignore": _ignored(), ".dvcignore": ["/.samebits/", "/mlartifacts/", "__pycache__/"]}
     for name, lines in longer.items():
@@ -49,9 +50,19 @@ def init() -> list[str]:
     if not _PLOT.exists():
         new[str(_PLOT)] = template(_PLOT.name)
     for name, text in new.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        write_text(Path(name), text)
+        path = Path(name)
+        mode = path.stat().st_mode if path.exists() else None
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, text)
+        if mode is not None:
+            path.chmod(mode)
     return [*new]
+
+
+def _refuse_links(paths: list[Path]) -> None:
+    """Raise UserError: one of these is a link, by which another file would be read or written."""
+    if link := next((path for path in paths if path.is_symlink()), None):
+        raise UserError(f"{link}: a link, which is not followed", hint="replace it by what it leads to")
 
 
 def _root_of_git() -> Path | None:
@@ -89,7 +100,10 @@ def _ignored() -> list[str]:
 
 def _with_block(file: Path, lines: list[str]) -> str:
     """The text of a file with these lines between marks: at its end, or in the place of such a block."""
-    before = file.read_text(encoding="utf-8") if file.exists() else ""
+    try:
+        before = regular(file).read_text(encoding="utf-8") if file.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: cannot be read: {reason(error)}", hint="correct it, or move it away") from None
     block = _BEGIN + "".join(f"{line}\n" for line in lines) + _END
     if _BEGIN in before and _END in before:
         return re.sub(f"{_BEGIN}.*?{_END}", lambda _: block, before, count=1, flags=re.DOTALL)

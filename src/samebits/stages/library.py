@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from samebits.errors import from_exit_code
-from samebits.files import scratch_folder
+from samebits.files import scratch_folder, write_text
 from samebits.here import process_of, stage_command
 from samebits.params import load_params, parse_params
 from samebits.results import comparison, verdict
@@ -69,7 +70,9 @@ def run(
     parsed = parse_params(params) if isinstance(params, Mapping) else load_params(params)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    YAML().dump(parsed.model_dump(mode="json"), folder / "params.yaml")
+    text = io.StringIO()
+    YAML().dump(parsed.model_dump(mode="json"), text)
+    write_text(folder / "params.yaml", text.getvalue())  # in the place of a link, and not where it leads
     untracked = () if track else ("--no-tracking",)
     for stage in STAGES:
         if stage == "train":

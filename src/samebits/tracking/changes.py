@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from samebits.errors import UserError, printable
 from samebits.hashes import sha256
+from samebits.here import is_kit
 
 _KEPT_BYTES = 1 << 20  # of a file, so that its lines can be compared later
 _COMPARED_LINES = 2000  # difflib's time grows with their square
@@ -151,10 +152,17 @@ def _same_lines(one: list[str], other: list[str]) -> int:
 
 
 def is_shown(module: str, tree: Path) -> bool:
-    """Whether Python would take a module from the user's part of ``tree``. Nothing is imported."""
-    where: Any = [str(tree / "src"), str(tree), *sys.path]
-    origin = None
+    """Whether Python would take a module from the user's part of ``tree``. Nothing is imported.
+
+    Not if a package of that name is installed: it may be imported before, by the kit itself.
+    """
     parts = module.split(".")
+    own = {str(Path.cwd()), str(Path.cwd() / "src")}
+    if parts[0] in sys.stdlib_module_names or PathFinder.find_spec(parts[0], [p for p in sys.path if p not in own]):
+        return False
+    of_kit = is_kit() and is_kit(tree)  # elsewhere a stage has no src on its path
+    where: Any = [*([str(tree / "src")] if of_kit else []), str(tree), *sys.path]
+    origin = None
     for count in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:count]), where)
         if spec is None:

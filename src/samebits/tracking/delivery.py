@@ -29,7 +29,7 @@ from samebits.records.log import (
 )
 from samebits.records.provenance import Provenance, provenance_of
 from samebits.tracking.comparison import record_comparison
-from samebits.tracking.recorder import BATCH, Recorder, send
+from samebits.tracking.recorder import BATCH, Recorder, refuse_links, send
 from samebits.tracking.store import connect, is_permanent, require_writable, tracking_uri
 
 if TYPE_CHECKING:
@@ -180,6 +180,7 @@ class Delivery:
 
     def _record_provenance(self, recorder: Recorder) -> None:
         file, patch = provenance_of(self._log), self._log.with_suffix(".patch")
+        refuse_links([file, patch])
         if file.exists():  # a run without it is still worth recording
             provenance = Provenance.read(file, made_by=stage_command("train"))
             recorder.provenance(provenance, patch if patch.is_file() else None)

@@ -78,7 +78,7 @@ class SameOrigin:
         """Pass a request on, or answer it with 403."""
         headers = dict(scope.get("headers", ()))
         origin = headers.get(b"origin")
-        if origin is None or urlsplit(origin).netloc == headers.get(b"host"):
+        if origin is None or _netloc(origin) == headers.get(b"host"):
             await self._app(scope, receive, send)
         else:
             await _refuse(scope, send, "this server answers no page of another site or port")
@@ -106,6 +106,14 @@ class OwnPeers:
             await self._app(scope, receive, send_as_own)
         else:
             await _refuse(scope, send, "this server answers processes of the user who has started it alone")
+
+
+def _netloc(origin: bytes) -> bytes | None:
+    """Host and port of a header ``Origin``; None if it is no address."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _hostname(host: str) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from samebits.errors import HostError, UserError, last_line, printable, reason
+from samebits.errors import HostError, UserError, few, last_line, printable, reason
 from samebits.files import regular, write_text
 from samebits.records.card import read_card
 from samebits.records.provenance import Provenance, versions
@@ -38,7 +38,9 @@ _LONGEST_LINE = 400
 _MOST_LINES = 400  # of a patch or of params on a terminal
 _CHANGES = "changes.diff"
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_PATCHED_BYTES = 2**32  # of all files that a patch changes: a small patch can stand for very large files
+_PATCHED_BYTES = 2**32  # of all files that a patch changes: a small one can stand for very much
+_PATCH_MEMORY = 2**32  # of git, which holds a file whole
+_PATCH_SECONDS = 300.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,16 +91,16 @@ class Recorded:
             names = shown.index("")
             lines += [*shown[:names], *_first_of(shown[names:], changes)]
         if self.omits:
-            lines.append(f"without files that it was made beside, and that MLflow has not: {', '.join(self.omits)}")
+            lines.append(f"without files that it was made beside, and that MLflow has not: {few(self.omits, 20)}")
         if changed := settings_changed(self._committed(), values_of(self.params())):
             lines.append("with these params, which came from MLflow, in place of the commit's:")
             lines += _first_of(changed, self.folder / "params.yaml")
         now, then = versions(), self.packages
         changed = [f"{name} {then[name]} -> {now[name]}" for name in now if name in then and then[name] != now[name]]
         if changed:
-            lines.append(f"packages that differ here: {', '.join(changed)}")
+            lines.append(f"packages that differ here: {few(changed, 20)}")
         lines.append(f"its code runs on this host, with data of SHA-256 {self.run.record.data.sha256[:12]}")
-        return "\n".join(printable(line.expandtabs()) for line in lines)
+        return "\n".join(_cut(printable(line.expandtabs())) for line in lines)
 
     def params(self) -> str:
         """The text of its ``params.yaml``; the recorded code checks the keys. Raises UserError: it is no YAML."""
@@ -219,11 +221,15 @@ def worktree(recorded: Recorded, scratch: Path) -> Iterator[Path]:
 
 
 def _apply(patch: Path, tree: Path) -> None:
-    """Apply a patch. Raises UserError: it does not apply, or writes a file beyond its share of the limit."""
-    files = _git("-C", str(tree), "apply", "--numstat", "-z", str(patch)).stdout.count("\0")
+    """Apply a patch. Raises UserError: it does not apply, or goes beyond a limit of memory, time or a file's size."""
+
+    def run(limit: str, *options: str) -> subprocess.CompletedProcess[str]:
+        limited = ["sh", "-c", f'ulimit -v {_PATCH_MEMORY // 1024} {limit} && exec git "$@"', "git"]
+        return _run([*limited, "-C", str(tree), "apply", *options, str(patch)], seconds=_PATCH_SECONDS)
+
+    files = run("", "--numstat", "-z").stdout.count("\0")
     blocks = _PATCHED_BYTES // max(files, 1) // 512
-    limited = ["sh", "-c", f'ulimit -f {blocks} && exec git "$@"', "git"]
-    applied = _run([*limited, "-C", str(tree), "apply", "--binary", str(patch)])
+    applied = run(f"&& ulimit -f {blocks}", "--binary")
     if applied.returncode in (-signal.SIGXFSZ, 128 + signal.SIGXFSZ):
         what = f"the patch writes a file of more than {blocks * 512 / 2**20:.0f} MiB"
         raise UserError(what, hint="whoever made the run has to commit it")
@@ -241,10 +247,15 @@ def _readable() -> Iterator[None]:
         raise UserError(what, hint="whoever made the run has to leave that out") from None
 
 
+def _cut(line: str) -> str:
+    """A line that fits on a terminal."""
+    return f"{line[:_LONGEST_LINE]} ..." if len(line) > _LONGEST_LINE + len(" ...") else line
+
+
 def _first_of(lines: list[str], path: Path) -> list[str]:
     """The lines that fit on a terminal, and the path of the others."""
     first, left = lines[:_MOST_LINES], max(len(lines) - _MOST_LINES, 0)
-    shown = [f"{line[:_LONGEST_LINE]} ..." if len(line) > _LONGEST_LINE else line for line in first]
+    shown = [_cut(line) for line in first]
     cut = shown != first
     if left or cut:
         what = " and ".join([f"{left} more lines"] * (left > 0) + ["the rest of lines that end in ..."] * cut)
@@ -306,10 +317,13 @@ def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     return _run(["git", *arguments])
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+def _run(command: list[str], *, seconds: float | None = None) -> subprocess.CompletedProcess[str]:
     """Run git. Its output is decoded here, because subprocess would turn a carriage return into the end of a line."""
     try:
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = subprocess.run(command, capture_output=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        hint = "whoever made the run has to commit it"
+        raise UserError(f"the patch is not applied within {seconds:.0f} s", hint=hint) from None
     except OSError as error:
         raise HostError(f"git cannot be run: {reason(error)}", hint="install git") from None
     said = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
