@@ -19,19 +19,20 @@ def is_kit(root: Path = Path()) -> bool:
     return (root / "src" / "samebits").is_dir()
 
 
+def runs_sources(tree: Path) -> bool:
+    """Whether stages in a tree of this repository run its sources. A patched tree does not say so by itself."""
+    return is_kit() and is_kit(tree)
+
+
 def call_of(stage: str, root: Path = Path()) -> list[str]:
     """Python's arguments, behind ``-P``, that run a stage in ``root``: its script there, or the installed library."""
-    return [f"pipeline/{stage}.py"] if is_kit(root) else [*CLI, "stage", stage]
+    return [f"pipeline/{stage}.py"] if runs_sources(root) else [*CLI, "stage", stage]
 
 
 def process_of(stage: str, root: Path = Path()) -> tuple[list[str], dict[str, str]]:
     """The command and the environment of a process that runs a stage in ``root``, with the code of that tree."""
-    of_kit = is_kit() and is_kit(root)  # a patched tree does not say so by itself
-    sources = {"PYTHONPATH": str(root / "src")} if of_kit else {}
-    return [sys.executable, "-P", *(call_of(stage, root) if of_kit else [*CLI, "stage", stage])], {
-        **os.environ,
-        **sources,
-    }
+    sources = {"PYTHONPATH": str(root / "src")} if runs_sources(root) else {}
+    return [sys.executable, "-P", *call_of(stage, root)], {**os.environ, **sources}
 
 
 def stage_in(arguments: Sequence[str]) -> str:

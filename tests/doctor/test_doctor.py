@@ -1240,7 +1240,10 @@ def test_trials_whose_process_ends_fail(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_a_model_carries_is_no_module_in_a_plain_container():
-    net = nn.Linear(2, 2)
+    class Net(nn.Module):
+        pass
+
+    net = Net()
     attach(Experiment(net, nn.CrossEntropyLoss(weight=torch.ones(2), reduction="none")))
     found = [name for names in attributes.unregistered(net) for name in names]
     assert found

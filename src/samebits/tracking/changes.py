@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from samebits.errors import UserError, printable
 from samebits.hashes import sha256
-from samebits.here import is_kit
+from samebits.here import runs_sources
 
 _KEPT_BYTES = 1 << 20  # of a file, so that its lines can be compared later
 _COMPARED_LINES = 2000  # difflib's time grows with their square
@@ -160,8 +160,7 @@ def is_shown(module: str, tree: Path) -> bool:
     own = {str(Path.cwd()), str(Path.cwd() / "src")}
     if parts[0] in sys.stdlib_module_names or PathFinder.find_spec(parts[0], [p for p in sys.path if p not in own]):
         return False
-    of_kit = is_kit() and is_kit(tree)  # elsewhere a stage has no src on its path
-    where: Any = [*([str(tree / "src")] if of_kit else []), str(tree), *sys.path]
+    where: Any = [*([str(tree / "src")] if runs_sources(tree) else []), str(tree), *sys.path]
     origin = None
     for count in range(1, len(parts) + 1):
         spec = PathFinder.find_spec(".".join(parts[:count]), where)
