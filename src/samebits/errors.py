@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _Kind = TypeVar("_Kind", bound=BaseException)
 _LONGEST = 1000  # characters of a message
+_MASKED_CHARACTERS = 32_768  # at both ends of a text, which is far more than are shown: masking takes its time
 MASK = "***"
 """Text in place of a password."""
 _MASKED = "password|passwd|pwd|token|secret|signature|api[_-]?key|access[_-]?key"
@@ -78,6 +79,8 @@ def one_line(text: str) -> str:
 
     The text may come from others, such as an exception of the model, or contain names of files and keys.
     """
+    if len(text) > 2 * _MASKED_CHARACTERS:
+        text = f"{text[:_MASKED_CHARACTERS]} ... {text[-_MASKED_CHARACTERS:]}"
     text = without_password(" ".join(text.split()))
     return printable(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}")
 

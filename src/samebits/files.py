@@ -193,6 +193,11 @@ def own_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="samebits-cache-"))
 
 
+def own_cache_of_dvc() -> dict[str, str]:
+    """Environment of a DVC whose caches are this user's alone: they may hold pickles, and /var/tmp is open to all."""
+    return {"DVC_SITE_CACHE_DIR": os.environ.get("DVC_SITE_CACHE_DIR") or str(own_folder() / "dvc")}
+
+
 def _umask() -> int:
     """The process's file mode mask, which can only be read by setting it."""
     mask = os.umask(0o022)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
@@ -59,8 +60,34 @@ class _Arguments(dict[str, Any]):
         return hash(json.dumps(self, sort_keys=True, default=str))
 
 
-Arguments = Annotated[dict[str, Any], AfterValidator(_Arguments)]
-"""Keyword arguments of somebody's function, whose values are its own business."""
+def _arguments(values: dict[str, Any]) -> _Arguments:
+    """Refuse what a record would not give back: a date, which comes back as a text, NaN, and a key that is no text."""
+    _require_recordable(values, "")
+    return _Arguments(values)
+
+
+def _require_recordable(value: object, name: str) -> None:
+    if isinstance(value, dict):
+        for key, one in value.items():
+            below = f"{name}.{key}" if name else str(key)
+            if not isinstance(key, str):
+                raise _unrecordable(f"the key {key!r} of {name}", key)
+            _require_recordable(one, below)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _require_recordable(one, name)
+    elif not (value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value))):
+        raise _unrecordable(name, value)
+
+
+def _unrecordable(what: str, value: object) -> PydanticCustomError:
+    kind = str(value) if isinstance(value, float) else type(value).__name__
+    context = {"what": what, "kind": kind}
+    return PydanticCustomError("unrecordable", "{what} is {kind}, which records do not keep", context)
+
+
+Arguments = Annotated[dict[str, Any], AfterValidator(_arguments)]
+"""Keyword arguments of somebody's function: what JSON holds, and otherwise its own business."""
 
 
 def effects_of(section: type[Section], prefix: str = "") -> Iterator[tuple[str, frozenset[Effect]]]:

@@ -1,5 +1,6 @@
 import itertools
 import os
+from datetime import date
 from pathlib import Path
 from typing import get_args
 
@@ -55,6 +56,12 @@ BAD = [
     ({"seed": -1}, "seed: got -1: Input should be greater than or equal to 0"),
     ({"data": 3}, "data: got 3: Input should be a valid dictionary"),
     ({"data": {"task": "audio"}}, "data.task: got 'audio': Input should be one of 'vectors', 'regression', 'images', "),
+    (
+        {"model": {"name": "m:f", "kwargs": {"since": date(2026, 1, 1)}}},
+        "model.kwargs: got {'since': datetime.date(2026, 1, 1)}: since is date, which records do not keep. hint: ",
+    ),
+    ({"model": {"name": "m:f", "kwargs": {"a": {"b": [1.0, float("nan")]}}}}, "a.b is nan, which records do not keep"),
+    ({"train": {"schedule": {"kwargs": {"at": {10: 0.5}}}}}, "the key 10 of at is int, which records do not keep"),
     ({"data": {"kwargs": {"feature": 3}}}, "data.kwargs.feature: unknown key, accepts features, classes. hint: did"),
     (
         {"data": {"kwargs": {"nothing": 3}}, "train": {"epochs": 0}},

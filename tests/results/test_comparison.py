@@ -48,13 +48,12 @@ def write_stage_files(folder, strategy, *, losses=(2.0, 1.5), weight=1.0, labels
     placement = placement.model_copy(
         update={"strategy": strategy, "num_devices": devices, "devices_used": devices, "labels": tuple(labels)}
     )
-    repeats = changes.pop("repeats", None)
+    repeats, seconds = changes.pop("repeats", None), changes.pop("chunk_seconds", {})
     timings = {name: changes.pop(name) for name in [*type(timing()).model_fields] if name in changes}
     record = run_record(
         strategy,
         **{"placement": placement, "params": PARAMS, "weights_sha256": f"{strategy}-hash-0123456789", **changes},
     )
-    seconds = {}
     if timings.get("speedup"):  # a step takes 40 ms on one device
         ratios = {"strategy": timings["speedup"].median, "single": 1.0, "share": timings["bound"].median}
         seconds = {name: ((0.1 / ratio, 0.3 / ratio),) for name, ratio in ratios.items()}
@@ -233,6 +232,30 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
     assert said(losses=(2.0, 1.5000001))[0].startswith(
         "Same model in exact numerics: NO. ddp-exact against single-exact: losses: diverged: first at step 2 of 2"
     )
+
+
+@pytest.mark.parametrize(
+    ("train", "seconds", "why"),
+    [
+        ({"repeats": 1}, {}, "train.repeats is 1"),
+        (
+            {"repeats": 2},
+            {"strategy": ((3.0, 3.0),), "fast": ((1.0, 1.0),)},
+            "one pair of times tells no interval, and train.repeats and train.prolong_s allow",
+        ),
+        ({"repeats": 2}, {}, "the references do not fit on one device beside the training"),
+    ],
+)
+def test_why_exact_has_no_price_is_said(train, seconds, why, tmp_path):
+    write_json(tmp_path / "host.json", host().model_dump(mode="json"))
+    params = {
+        **PARAMS.model_dump(mode="json"),
+        "train": {**TRAIN, "numerics": ["exact"], "strategies": ["single"], **train},
+    }
+    params = parse_params(params)
+    write_stage_files(tmp_path, "single", numerics="exact", params=params, price=None, chunk_seconds=seconds)
+    (said,) = [line for line in remarks(compare_in(tmp_path, params)) if "price" in line]
+    assert said.startswith(f"single-exact: no price of exact: {why}")
 
 
 def repeats(count, half_width, stopped):
@@ -578,14 +601,37 @@ def test_the_largest_difference_of_all_runs_is_said():
 @pytest.mark.parametrize(
     ("numerics", "devices", "said"),
     [
-        ("fast", 2, "yes, bit by bit, under every strategy."),
+        ("fast", 2, "yes, bit by bit, under single and ddp."),
         ("fast", 1, "yes, bit by bit, but no strategy used more than one device."),
-        ("exact", 1, "yes, bit by bit, under every strategy, and so on any host."),
+        ("exact", 1, "yes, bit by bit, under single and ddp, and so on any host."),
     ],
 )
 def test_the_same_bits_of_one_device_say_nothing_of_strategies(numerics, devices, said):
     rows = [row(numerics=numerics), row("ddp", numerics=numerics, devices=devices, verdict=verdict("bitwise"))]
     assert say_sameness(rows).endswith(said)
+
+
+def test_bits_on_any_host_need_the_samples_of_a_users_own_dataset():
+    rows = [row(numerics="exact"), row("dp", numerics="exact", devices=2, verdict=verdict("bitwise"))]
+    params = parse_params({"data": {"task": "dataset", "num_samples": 128}, "model": {"name": "m:f"}, "train": TRAIN})
+    same = "Same model in exact numerics: yes, bit by bit, under single and dp, and so on any host"
+    assert f"{same}." in answers(sample(*rows))
+    assert f"{same} where the dataset gives the same samples." in answers(
+        sample(*rows).model_copy(update={"params": params})
+    )
+
+
+def test_a_share_that_takes_longer_than_the_whole_is_called_noise():
+    """One device cannot need longer for its part than all need for the batch, and no bound is told from that."""
+    steps = {"strategy": 380.0, "single": 175.0, "share": 574.0, "together": 182.0}
+    said = say_speed(row("ddp", devices=2, slice_step_ms=steps, speedup=ratio(0.46), bound=ratio(0.62)))
+    assert said.endswith(
+        ": a step takes 380 ms, on one device 175 ms. Alone, a device needs 574 ms for its share, longer than a whole "
+        "step: this host was too noisy to tell where the time goes."
+    )
+    assert "bounds" in say_speed(
+        row("ddp", devices=2, slice_step_ms={**steps, "share": 400.0}, speedup=ratio(0.5), bound=ratio(0.6))
+    )
 
 
 def test_the_gpus_of_a_host_are_counted_by_name():

@@ -1057,7 +1057,7 @@ OWN_PARAMS = (ROOT / "params.yaml").read_text()
 
 
 def changed_params(made):
-    return settings_changed(made._committed(), values_of(made.params()))
+    return settings_changed(made._committed, values_of(made.params))
 
 
 def recorded(folder, params=OWN_PARAMS, *, record=None, losses=(2.0, 1.5), **facts):
@@ -1065,7 +1065,13 @@ def recorded(folder, params=OWN_PARAMS, *, record=None, losses=(2.0, 1.5), **fac
     run_files(folder, record or run_record(), losses=losses)
     if params is not None:
         (folder / "params.yaml").write_bytes(params.encode() if isinstance(params, str) else params)
-    facts = {"commit": "HEAD", "patch": None, "packages": {}, **facts}
+    facts = {
+        "commit": "HEAD",
+        "patch": None,
+        "packages": {},
+        **facts,
+        "params": reproduce.read_params("0" * 32, folder),
+    }
     return Recorded(run_id="0" * 32, folder=folder, run=read_run(folder), **facts)
 
 
@@ -1480,8 +1486,18 @@ def test_a_factory_that_nobody_was_shown_is_refused(name, refused, tmp_path, mon
         return
     with pytest.raises(UserError, match=f"model.name: {name} came from MLflow, and is neither in the commit nor in"):
         made.require_shown_factory(tree)
-    monkeypatch.setattr(made.__class__, "_committed", lambda self: {"model.name": name})
+    made.__dict__["_committed"] = {"model.name": name}
     made.require_shown_factory(tree)
+
+
+@pytest.mark.attack("a malicious repository or patch")
+def test_recorded_code_cannot_answer_a_question_of_its_own(tmp_path, monkeypatch):
+    """A factory may be one of the kit's commands, under a name of the patch's."""
+    for name, value in reproduce.WITHIN.items():
+        monkeypatch.setenv(name, value)
+    done = CliRunner().invoke(main, ["reproduce", "0" * 32, "--yes"])
+    assert done.exit_code == 2
+    assert done.stderr.startswith("error: a recorded run reproduces another one. hint: ")
 
 
 @pytest.mark.parametrize("target", ["data.bin", "/tmp"])
@@ -1505,9 +1521,8 @@ def test_a_carriage_return_does_not_end_a_shown_line(patched, tmp_path):
 def test_params_too_large_to_show_are_refused(tmp_path):
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
-    made = recorded(tmp_path, "\n".join(lines))
     with pytest.raises(UserError, match=r"params.yaml of run 0+ cannot be read: more than 100000 of them"):
-        made.params()
+        recorded(tmp_path, "\n".join(lines))
 
 
 @pytest.mark.attack("a malicious repository or patch")
@@ -1520,7 +1535,7 @@ def test_what_a_patch_leaves_out_is_shown(tmp_path, monkeypatch):
 @pytest.mark.attack("a malicious server")
 def test_nothing_is_trained_on_other_data_than_recorded(repository, monkeypatch):
     stages = []
-    monkeypatch.setattr(reproduce, "run_stage", lambda tree, name, *arguments: stages.append(name))
+    monkeypatch.setattr(reproduce, "run_stage", lambda tree, name, *arguments, variables: stages.append(name))
     others = {"file": "test.safetensors", "num_samples": 8, "sha256": "0" * 64, "floor": 1.9, "teacher_loss": 1.9}
     monkeypatch.setattr(reproduce, "read_card", lambda file: card(test=others))
     message = r"the data are not those of the run: SHA-256 .*, expected .*\. hint: get the files"
@@ -1553,7 +1568,7 @@ def test_data_files_are_linked_within_the_worktree_only(tmp_path, monkeypatch):
 @pytest.mark.attack("a malicious server")
 def test_recorded_params_that_cannot_be_read_are_said(content, why, tmp_path):
     with pytest.raises(UserError, match=f"params.yaml of run 0+ cannot be read: .*{why}"):
-        recorded(tmp_path, content).describe()
+        recorded(tmp_path, content)
 
 
 def test_a_reproduction_has_the_commit_of_the_original(repository):
@@ -1574,7 +1589,7 @@ def test_a_reproduction_makes_as_many_steps_as_the_original(steps, arguments, re
     record = record.model_copy(update={"measurement": measurement})
     made = recorded(repository / "runs/single-fast", record=record, losses=(1.0,) * count)
     stages = []
-    monkeypatch.setattr(reproduce, "run_stage", lambda tree, *command: stages.append(command))
+    monkeypatch.setattr(reproduce, "run_stage", lambda tree, *command, variables: stages.append(command))
     monkeypatch.setattr(reproduce, "read_card", lambda file: record.data)
     reproduce.train_again(made, repository, num_devices=None)
     assert list(stages[-1][stages[-1].index("--out-dir") + 2 :]) == arguments

@@ -140,7 +140,7 @@ WRONG = [
     (5, "train_data: int has no samples by number. hint: "),
     (Drawing(0), "train_data: it has no samples. hint: give it a length, by __len__"),
     (Raising(), "train_data: sample 5: ZeroDivisionError: integer division or modulo by zero. hint: see tests/"),
-    (Named(), "train_data: sample 0, file is str, expected a tensor, an array or a number. hint: convert it"),
+    (Named(), "train_data: sample 0, its part file: it is str, expected a tensor, an array or a number. hint: "),
     (Ragged(), "train_data: sample 1 has 0.ids: int64 (2,), 1: int64 (), and sample 0 has 0.ids: int64 (1,), 1"),
     (Typed(), "train_data: sample 1 has 0: float64 (2,), 1: int64 (), and sample 0 has 0: float32 (2,), 1: int64 ()"),
     (Optional(), "train_data: sample 1 has image: int64 (), mask: int64 (), and sample 0 has image: int64 ()"),

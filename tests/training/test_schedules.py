@@ -13,6 +13,7 @@ from samebits.params.schema import Optimizer, Schedule, ScheduleName, Train
 from samebits.training.schedules import LearningRates
 
 STEPS = 40
+ALONE = {"cycle_momentum": False}
 GIVEN = {
     "StepLR": {"step_size": 7, "gamma": 0.5},
     "MultiStepLR": {"milestones": [3, 9, 30]},
@@ -22,14 +23,14 @@ GIVEN = {
     "PolynomialLR": {"power": 2.5, "total_iters": 30},
     "CosineAnnealingLR": {"T_max": 15, "eta_min": 0.01},
     "CosineAnnealingWarmRestarts": {"T_0": 6, "T_mult": 2},
-    "CyclicLR": {"base_lr": 0.1, "max_lr": 0.4, "step_size_up": 5, "mode": "exp_range", "gamma": 0.97},
-    "OneCycleLR": {"max_lr": 0.7, "total_steps": STEPS},
+    "CyclicLR": {"base_lr": 0.1, "max_lr": 0.4, "step_size_up": 5, "mode": "exp_range", "gamma": 0.97, **ALONE},
+    "OneCycleLR": {"max_lr": 0.7, "total_steps": STEPS, **ALONE},
 }
 
 
-def rates(name, warmup_steps=0, steps=STEPS, **kwargs):
+def rates(name, warmup_steps=0, steps=STEPS, trained=STEPS, **kwargs):
     schedule = Schedule(name=name, warmup_steps=warmup_steps, kwargs=kwargs)
-    of = LearningRates(Train(optimizer=Optimizer(lr=0.3), schedule=schedule), total_steps=STEPS).of
+    of = LearningRates(Train(optimizer=Optimizer(lr=0.3), schedule=schedule), total_steps=trained).of
     return [of(step) for step in range(steps)]
 
 
@@ -87,8 +88,7 @@ def test_others_of_pytorch_are_left_out_knowingly():
 @pytest.mark.parametrize("name", GIVEN)
 def test_rates_are_pytorchs_without_the_c_library(name, monkeypatch):
     optimizer = torch.optim.SGD([torch.zeros(())], lr=0.3)
-    more = {"cycle_momentum": False} if name in ("CyclicLR", "OneCycleLR") else {}
-    schedule, expected = getattr(lr_scheduler, name)(optimizer, **GIVEN[name], **more), []
+    schedule, expected = getattr(lr_scheduler, name)(optimizer, **GIVEN[name]), []
     for step in range(STEPS):
         expected.append(optimizer.param_groups[0]["lr"])
         with warnings.catch_warnings(action="ignore"):
@@ -100,15 +100,20 @@ def test_rates_are_pytorchs_without_the_c_library(name, monkeypatch):
 
 
 def test_a_warm_up_comes_before_and_the_last_rate_stays():
-    plain = rates("OneCycleLR", total_steps=STEPS - 4)[: STEPS - 4]
-    assert rates("OneCycleLR", warmup_steps=4, steps=STEPS + 9) == [
+    plain = rates("OneCycleLR", **ALONE, steps=STEPS - 4, trained=STEPS - 4)
+    assert rates("OneCycleLR", **ALONE, warmup_steps=4, steps=STEPS + 9) == [
         *(0.3 * (step + 1) / 4 for step in range(4)), *plain, *[plain[-1]] * 9
     ]  # fmt: skip
 
 
+def test_the_steps_of_epochs_are_those_that_were_asked_for():
+    asked = rates("OneCycleLR", epochs=3, steps_per_epoch=STEPS, **ALONE)
+    assert asked == rates("OneCycleLR", total_steps=3 * STEPS, **ALONE)
+
+
 @pytest.mark.parametrize("name", ["LinearLR", "PolynomialLR", "CosineAnnealingLR", "CyclicLR", "OneCycleLR"])
 def test_the_training_gives_what_a_schedule_needs_to_know_of_it(name):
-    assert len({*rates(name)}) > 3
+    assert len({*rates(name, **(ALONE if "cycle_momentum" in GIVEN[name] else {}))}) > 3
 
 
 @pytest.mark.parametrize(
@@ -118,10 +123,20 @@ def test_the_training_gives_what_a_schedule_needs_to_know_of_it(name):
         ("StepLR", {"size": 3}, r"kwargs\.size: unknown key\. hint: StepLR takes step_size, gamma$"),
         (
             "OneCycleLR",
-            {"pct_start": 3},
-            r"kwargs: OneCycleLR does not take \{'pct_start': 3\}: Expected float between",
+            {"cycle_momentum": False, "pct_start": 3},
+            r"kwargs: OneCycleLR does not take \{.*'pct_start': 3\}: Expected float between",
         ),
-        ("OneCycleLR", {"cycle_momentum": True}, r"kwargs\.cycle_momentum: unknown key"),
+        ("OneCycleLR", {"cycle_momentum": True}, r"kwargs\.cycle_momentum: OneCycleLR changes the momentum too"),
+        (
+            "CyclicLR",
+            {},
+            r"kwargs\.cycle_momentum: CyclicLR changes the momentum too unless told",
+        ),
+        (
+            "OneCycleLR",
+            {"cycle_momentum": False, "total_steps": STEPS - 1},
+            rf"kwargs: OneCycleLR ends after {STEPS - 1} steps, and the training has {STEPS}\. hint: leave",
+        ),
     ],
 )
 def test_an_argument_that_a_schedule_does_not_take_is_named(name, kwargs, message):

@@ -37,9 +37,9 @@ class Experiment:
     in place of ``train.schedule``.
 
     ``train_data`` and ``test_data`` are map-style datasets, for ``data.task: dataset``. A sample is a tensor, an array,
-    a number, or a dictionary, tuple or dataclass of such. If it is a tuple of two, the model gets the first, and the
-    loss the second as targets. Otherwise both get the whole sample, and without a loss the model returns its own, as
-    ``.loss``. A dictionary is given to the model by keywords if its ``forward`` takes them, and a tuple by position.
+    a number, or a dictionary, tuple, list or dataclass of such. If it is a tuple of two, the model gets the first, and
+    the loss the second as targets. Otherwise both get the whole sample, and without a loss the model returns its own,
+    as ``.loss``. A dictionary is given to the model by keywords if its ``forward`` takes them, and a tuple by position.
     """
 
     model: nn.Module

@@ -200,6 +200,8 @@ def _explain(error: ValidationError, origin: str) -> UserError:
                 return UserError(f"{origin}: {key}: got nothing{more}", hint=hint)
     got = got if len(got) <= 60 else got[:57] + "..."
     hint = f"{of_kit('docs/reference/params.md')} has every key and what it accepts"
+    if first["type"] == "unrecordable":
+        hint = "write it as text, in quotes, and convert that in your own code"
     if key == "model.source":
         hint = "leave it null: what your factory imports is found by itself"
     return UserError(f"{origin}: {key or 'the file'}: got {got}: {accepts}{more}", hint=hint)

@@ -30,7 +30,16 @@ from samebits.records.run import (
     require_made_with,
     run_name,
 )
-from samebits.remarks import DifferentHosts, DifferentStart, Disturbed, Noisy, NotRepeatable, OneMachine, Remark
+from samebits.remarks import (
+    DifferentHosts,
+    DifferentStart,
+    Disturbed,
+    Missing,
+    Noisy,
+    NotRepeatable,
+    OneMachine,
+    Remark,
+)
 from samebits.results.current import AGAIN, AGAIN_OR_BACK, require_comparable, settings_of
 from samebits.results.explanation.explain import Explanation, explain
 from samebits.results.remarks import SpokenRemark, in_words, say_not_applied
@@ -104,6 +113,7 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
     device_type: Literal["cpu", "cuda"]
     has_ranks: bool
     speedup_unavailable: SpokenRemark | None
+    price_unavailable: SpokenRemark | None = None
     slice_step_ms: SliceSteps | None
     explanation: Explanation | None = None
     scaling_efficiency: float | None
@@ -232,6 +242,7 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         verdict=verdict,
         data_sha256=record.data.sha256,
         speedup_unavailable=in_words(record.speedup_unavailable) if record.speedup_unavailable else None,
+        price_unavailable=_why_no_price(run),
         labels=tuple(map(in_words, (*placement.labels, *_labels(run, reference)))),
         notes=tuple(map(in_words, record.notes)),
         not_applied=say_not_applied(record),
@@ -239,6 +250,16 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         step_ms_percentiles=tuple(np.percentile(record.measurement.step_ms, range(101)).tolist()),
         memory=record.memory,
     )
+
+
+def _why_no_price(run: Run) -> SpokenRemark | None:
+    """Why the price of ``exact`` is missing, in the run that would have it."""
+    record = run.record
+    if run.timing.price or record.numerics != "exact" or record.strategy != BASELINE.name:
+        return None
+    if record.params.train.repeats == 1:
+        return in_words(Missing(kind="one_repeat"))
+    return in_words(Missing(kind="one_pair" if record.measurement.chunk_seconds.get("fast") else "no_memory"))
 
 
 def _labels(run: Run, reference: Run) -> Iterator[Remark]:

@@ -40,6 +40,9 @@ COLOURS = dict(zip(STRATEGIES, itertools.cycle(_PALETTE), strict=False))
 TOO_SMALL = 1.3
 """Bound of a speed-up below which a model is said to be too small for several GPUs."""
 
+NOISY_SHARE = 1.1
+"""How many times a step of the whole a device's share of it may take before noise alone explains that."""
+
 
 def devices_of(placed: Placement | Row) -> str:
     """The devices of a placement or of a row: ``2 GPUs``."""
@@ -167,8 +170,12 @@ def say_speed(row: Row) -> str:
     step = row.slice_step_ms
     if step is None or row.bound is None:
         return text + "."
+    text += f": a step takes {milliseconds(step.strategy)}, on one device {milliseconds(step.single)}. "
+    if step.share > step.strategy * NOISY_SHARE:
+        alone = f"Alone, a device needs {milliseconds(step.share)} for its share, longer than a whole step"
+        return f"{text}{alone}: this host was too noisy to tell where the time goes."
     text += (
-        f": a step takes {milliseconds(step.strategy)}, on one device {milliseconds(step.single)}. Alone, "
+        "Alone, "
         f"without communication, a device needs {milliseconds(step.share)} for its share, which bounds the speed at "
         f"{times_of(row.bound)}"
     )
@@ -205,19 +212,22 @@ def _listed(parts: Sequence[str]) -> str:
     return f"{', '.join(most)}, and {last}" if most else last
 
 
-def say_sameness(rows: Sequence[Row]) -> str:
-    """Whether runs of one numerics are the same model."""
+def say_sameness(rows: Sequence[Row], *, own_dataset: bool = False) -> str:
+    """Whether runs of one numerics are the same model. With ``own_dataset``, samples are what a user's code gives."""
     verdicts = [(row.name, row.verdict) for row in rows if row.verdict]
     if not verdicts:
         return f"{rows[0].name} alone: there is nothing to compare it with."
     what = f"Same model in {rows[0].numerics} numerics"
+    strategies = [row.strategy for row in rows]
+    under = "every strategy" if {*strategies} == {*STRATEGIES} else " and ".join(strategies)
     name, worst = max(verdicts, key=lambda item: GRADES.index(item[1].grade))
     if worst.grade == "bitwise":
         if rows[0].numerics == "exact":
-            return f"{what}: yes, bit by bit, under every strategy, and so on any host."
+            given = " where the dataset gives the same samples" if own_dataset else ""
+            return f"{what}: yes, bit by bit, under {under}, and so on any host{given}."
         if all(row.devices_used == 1 for row in rows):
             return f"{what}: yes, bit by bit, but no strategy used more than one device."
-        return f"{what}: yes, bit by bit, under every strategy."
+        return f"{what}: yes, bit by bit, under {under}."
     of_losses, of_weights = sentences(worst)
     if worst.grade == "not comparable":
         return f"{what}: {'. '.join(text[0].upper() + text[1:] for text in say_apart(worst))} ({name})."
@@ -255,7 +265,9 @@ def answers(comparison: Comparison) -> list[str]:
     speeds = [say_speed(row) for row in groups[0] if row.strategy != BASELINE.name]
     prices = [say_price(row.price) for row in comparison.rows if row.price]
     refused = say_refused([(row.run, row.text, row.hint) for row in comparison.refused])
-    return [say_fastest(comparison), *say_use(groups[0]), *speeds, *map(say_sameness, groups), *refused, *prices]
+    own_dataset = comparison.params.data.task == "dataset"
+    same = [say_sameness(rows, own_dataset=own_dataset) for rows in groups]
+    return [say_fastest(comparison), *say_use(groups[0]), *speeds, *same, *refused, *prices]
 
 
 def say_price(price: Ratio) -> str:
@@ -286,6 +298,8 @@ def row_remarks(row: Row, *, speed_is_said: bool) -> list[str]:
     if reason and not speed_is_said and reason.kind not in {label.kind for label in row.labels}:
         lines.append(f"{row.name}: no speed-up: {reason.text}")
     lines += [f"{row.name}: {note.text}" for note in row.notes]
+    if row.price_unavailable:
+        lines.append(f"{row.name}: no price of exact: {row.price_unavailable.text}")
     if row.memory is not None:
         lines.append(f"{row.name}: {say_memory(row.memory, row.strategy)}")
     return lines + [f"{row.name}: {key} was not applied: {why}" for key, why in row.not_applied.items()]

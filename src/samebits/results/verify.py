@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from ruamel.yaml import YAML
 
 from samebits.errors import UserError, from_exit_code, last_line
-from samebits.files import own_folder, regular
+from samebits.files import own_cache_of_dvc, regular
 from samebits.here import process_of
 from samebits.records.run import LOSSES, RECORD, WEIGHTS, RunRecord, read_losses
 from samebits.results.lock import LOCK, read_lock
 from samebits.results.text import devices_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from samebits.params import Params
     from samebits.strategies import StrategyName
@@ -105,10 +105,12 @@ def _run_in(scratch: Path, stage: str, params: Params, *arguments: object) -> No
     run_stage(Path(), stage, "--folder", scratch, *arguments, quiet=True)
 
 
-def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) -> None:
+def run_stage(
+    root: Path, name: str, *arguments: object, quiet: bool = False, variables: Mapping[str, str] | None = None
+) -> None:
     """Run a stage in the tree ``root``, in the kit's own repository with the code of that tree.
 
-    The stage's stdout goes to stderr, or nowhere if ``quiet``.
+    The stage's stdout goes to stderr, or nowhere if ``quiet``. ``variables`` are added to its environment.
 
     Raises:
         SamebitsError: the stage failed; its message is on stderr.
@@ -117,6 +119,7 @@ def run_stage(root: Path, name: str, *arguments: object, quiet: bool = False) ->
     root = root.resolve()
     command, environ = process_of(name, root)
     out = subprocess.DEVNULL if quiet else sys.stderr
+    environ = {**environ, **(variables or {})}
     with subprocess.Popen([*command, *map(str, arguments)], cwd=root, env=environ, stdout=out) as stage:
         before = signal.signal(signal.SIGTERM, lambda *_: stage.terminate())
         try:
@@ -133,8 +136,7 @@ def stale(strategies: Sequence[StrategyName], folder: Path = Path()) -> list[str
     """Params and code that changed after the lock was made. Changes of the host and missing files do not count."""
     stages, made = [f"{folder / _PIPELINE}:{_stage(strategy)}" for strategy in strategies], folder / LOCK
     command = [sys.executable, "-P", "-m", "dvc", "status", "--json", *stages]
-    cache = os.environ.get("DVC_SITE_CACHE_DIR") or str(own_folder() / "dvc")  # not in /var/tmp, which is open to all
-    environ = {**os.environ, "DVC_SITE_CACHE_DIR": cache}
+    environ = {**os.environ, **own_cache_of_dvc()}
     status = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     try:
         by_stage: dict[str, list[Any]] = json.loads(status.stdout)

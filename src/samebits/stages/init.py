@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from samebits.errors import HostError, UserError, few, last_line, reason
-from samebits.files import regular, write_text
+from samebits.files import own_cache_of_dvc, regular, write_text
 from samebits.stages.pipeline import pipeline_yaml, stages
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -84,7 +84,7 @@ def _set_up_dvc(*, with_git: bool) -> None:
     if Path(".dvc/config").exists():
         return
     command = [sys.executable, "-P", "-m", "dvc", "init", "--quiet", *([] if with_git else ["--no-scm"])]
-    environ = {**os.environ, "DVC_NO_ANALYTICS": "true"}
+    environ = {**os.environ, "DVC_NO_ANALYTICS": "true", **own_cache_of_dvc()}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if done.returncode:
         hint = "run `dvc init` by hand, then this again"

@@ -87,7 +87,7 @@ def _is_data(path: Path) -> bool:
     suffix = path.suffix.lower()
     if suffix == ".safetensors":
         try:
-            with safe_open(path, "numpy"):  # checks the whole header, in which a pickle may begin
+            with safe_open(path, "numpy"):  # checks the header; even a right one is the start of a pickle to some code
                 return True
         except SafetensorError:
             return False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _LONGEST_LINE = 400
 _MOST_LINES = 400  # of a patch or of params on a terminal
 _CHANGES = "changes.diff"
+WITHIN = {"SAMEBITS_REPRODUCES": "1"}  # in the environment of the recorded code
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _PATCHED_BYTES = 2**32  # of all files that a patch changes: a small one can stand for very much
 _PATCH_MEMORY = 2**32  # of git, which holds a file whole
@@ -68,12 +71,14 @@ class Reproduction:
 class Recorded:
     """A run as MLflow has it: its files in ``folder``, the commit, the patch on top of it if any, and packages.
 
-    ``omits`` are untracked files that existed and that the patch leaves out.
+    ``params`` is the text of its ``params.yaml``, whose keys the recorded code checks. ``omits`` are untracked files
+    that existed and that the patch leaves out.
     """
 
     run_id: str
     folder: Path
     run: Run
+    params: str
     commit: str
     patch: Path | None
     packages: dict[str, str]
@@ -92,7 +97,7 @@ class Recorded:
             lines += [*shown[:names], *_first_of(shown[names:], changes)]
         if self.omits:
             lines.append(f"without files that it was made beside, and that MLflow has not: {few(self.omits, 20)}")
-        if changed := settings_changed(self._committed(), values_of(self.params())):
+        if changed := settings_changed(self._committed, self._values):
             lines.append("with these params, which came from MLflow, in place of the commit's:")
             lines += _first_of(changed, self.folder / "params.yaml")
         now, then = versions(), self.packages
@@ -102,29 +107,24 @@ class Recorded:
         lines.append(f"its code runs on this host, with data of SHA-256 {self.run.record.data.sha256[:12]}")
         return "\n".join(_cut(printable(line.expandtabs())) for line in lines)
 
-    def params(self) -> str:
-        """The text of its ``params.yaml``; the recorded code checks the keys. Raises UserError: it is no YAML."""
-        try:
-            text = regular(self.folder / "params.yaml").read_text(encoding="utf-8")
-            values_of(text)
-        except Exception as error:  # noqa: BLE001 - ruamel's constructors raise anything, such as KeyError
-            what = f"params.yaml of run {self.run_id} cannot be read: {reason(error)}"
-            raise UserError(what, hint="see its artifacts in MLflow") from None
-        return text
-
     def require_shown_factory(self, tree: Path) -> None:
         """Raise UserError: the params bring the factory of an installed package, and with it code that is not shown."""
-        name = str(values_of(self.params()).get("model.name", ""))
+        name = str(self._values.get("model.name", ""))
         module, colon, _ = name.partition(":")
-        if colon and self._committed().get("model.name") != name and not is_shown(module, tree):
+        if colon and self._committed.get("model.name") != name and not is_shown(module, tree):
             what = f"model.name: {name} came from MLflow, and is neither in the commit nor in the patch"
             raise UserError(what, hint="write it into params.yaml, commit that, and train again")
 
+    @cached_property
+    def _values(self) -> Values:
+        return values_of(self.params)
+
+    @cached_property
     def _committed(self) -> Values:
         """The params of the commit, as they are recorded; empty if they cannot be read."""
         try:
             text = _git("show", f"{self.commit}:./params.yaml").stdout
-            return values_of_commit(text, values_of(self.params()))
+            return values_of_commit(text, self._values)
         except Exception:  # noqa: BLE001 - a commit may hold anything
             return {}
 
@@ -138,6 +138,10 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
         UserError: there is no such run, it cannot be repeated here, or ``confirm`` returned False.
         SamebitsError: the recorded code failed.
     """
+    if WITHIN.items() <= os.environ.items():  # it could answer its own question
+        raise UserError(
+            "a recorded run reproduces another one", hint="reproduce that one by hand, and look at it first"
+        )
     original = scratch / "original"
     original.mkdir()
     fetch_run(run_id, original)
@@ -149,7 +153,7 @@ def reproduce(run_id: str, scratch: Path, *, num_devices: str | None, confirm: C
         if not confirm(recorded.describe(scratch / _CHANGES if recorded.patch else None)):
             raise UserError("nothing was run", hint="answer y, or give --yes")
         recorded.require_shown_factory(tree)
-        write_text(tree / "params.yaml", recorded.params())
+        write_text(tree / "params.yaml", recorded.params)
         _link_files(recorded.run.record.params.data.kwargs.model_dump(), tree)
         again = train_again(recorded, tree, num_devices=num_devices)
         reproduction = Reproduction(
@@ -191,11 +195,23 @@ def read_recorded(run_id: str, folder: Path) -> Recorded:
         run_id=run_id,
         folder=folder,
         run=read_run(folder),
+        params=read_params(run_id, folder),
         commit=commit,
         patch=patch,
         packages=provenance.packages,
         omits=provenance.patch_omits,
     )
+
+
+def read_params(run_id: str, folder: Path) -> str:
+    """The text of a run's ``params.yaml``. Raises UserError: it is no YAML."""
+    try:
+        text = regular(folder / "params.yaml").read_text(encoding="utf-8")
+        values_of(text)
+    except Exception as error:  # noqa: BLE001 - ruamel's constructors raise anything, such as KeyError
+        what = f"params.yaml of run {run_id} cannot be read: {reason(error)}"
+        raise UserError(what, hint="see its artifacts in MLflow") from None
+    return text
 
 
 @contextmanager
@@ -284,7 +300,7 @@ def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> R
         SamebitsError: an error of the recorded code.
     """
     record = recorded.run.record
-    run_stage(tree, "prepare")
+    run_stage(tree, "prepare", variables=WITHIN)
     card = read_card(tree / "data" / "card.json")
     if card.sha256 != record.data.sha256:
         got = f"{card.sha256[:12]}, expected {record.data.sha256[:12]}"
@@ -296,7 +312,7 @@ def train_again(recorded: Recorded, tree: Path, *, num_devices: str | None) -> R
         arguments += ["--num-devices", num_devices or record.placement.num_devices]
     if len(recorded.run.losses) < record.params.total_steps:
         arguments += ["--steps", len(recorded.run.losses)]
-    run_stage(tree, "train", *arguments)
+    run_stage(tree, "train", *arguments, variables=WITHIN)
     return read_run(out)
 
 

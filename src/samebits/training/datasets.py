@@ -74,8 +74,8 @@ class Samples:
             raise UserError(what, hint=f"see {place_of(error) or 'the dataset'}") from error
         for leaf, value in leaves_of(found):
             if not isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
-                field = f", {leaf}" if leaf else ""
-                what = f"{where}{field} is {type(value).__name__}, expected a tensor, an array or a number"
+                field = f", its part {leaf}" if leaf else ""
+                what = f"{where}{field}: it is {type(value).__name__}, expected a tensor, an array or a number"
                 raise UserError(what, hint="convert it in the dataset, or leave it out of the sample")
         return mapped(torch.as_tensor, found)
 

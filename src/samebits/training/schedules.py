@@ -77,13 +77,18 @@ class LearningRates:
         chosen, made = self._schedule, getattr(lr_scheduler, self._schedule.name)
         optimizer = torch.optim.SGD([torch.zeros(())], lr=PortableFloat(self._lr))
         usual = {"T_max": self._steps, "total_iters": self._steps, "total_steps": self._steps, "max_lr": self._lr,
-                 "base_lr": self._lr / 10, "cycle_momentum": False}  # fmt: skip
+                 "base_lr": self._lr / 10}  # fmt: skip
+        if {"epochs", "steps_per_epoch"} <= chosen.kwargs.keys():
+            del usual["total_steps"]  # which OneCycleLR would take in the place of their product
         takes = inspect.signature(made).parameters
-        accepts = [name for name in takes if name not in ("optimizer", "last_epoch", "cycle_momentum")]
+        accepts = [name for name in takes if name not in ("optimizer", "last_epoch")]
         for name in chosen.kwargs:
             if name not in accepts:
                 hint = f"{chosen.name} takes {', '.join(accepts)}"
                 raise UserError(f"train.schedule.kwargs.{name}: unknown key", hint=hint)
+        if "cycle_momentum" in accepts and chosen.kwargs.get("cycle_momentum") is not False:
+            what = f"train.schedule.kwargs.cycle_momentum: {chosen.name} changes the momentum too unless told otherwise"
+            raise UserError(what, hint="add `cycle_momentum: false`, also in what you compare with")
         given = {name: value for name, value in {**usual, **chosen.kwargs}.items() if name in takes}
         with _portable_math():
             try:
@@ -91,6 +96,9 @@ class LearningRates:
             except (TypeError, ValueError) as error:
                 text = f"train.schedule.kwargs: {chosen.name} does not take {chosen.kwargs}: {first_line(str(error))}"
                 raise UserError(text, hint=f"see torch.optim.lr_scheduler.{chosen.name}") from None
+        if (ends := getattr(schedule, "total_steps", self._steps)) < self._steps:
+            what = f"train.schedule.kwargs: {chosen.name} ends after {ends} steps, and the training has {self._steps}"
+            raise UserError(what, hint="leave total_steps and epochs out: they are filled in")
         return islice(_each_rate(optimizer, schedule), self._steps)
 
 
