@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -19,6 +20,7 @@ from samebits.records.measurement import Measurement, Repeats
 from samebits.records.run import Node, Run, read_losses, read_run
 from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
 from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
+from samebits.results.page import render
 from samebits.results.remarks import SpokenRemark
 from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import (
@@ -609,6 +611,17 @@ def test_the_largest_difference_of_all_runs_is_said():
 def test_the_same_bits_of_one_device_say_nothing_of_strategies(numerics, devices, said):
     rows = [row(numerics=numerics), row("ddp", numerics=numerics, devices=devices, verdict=verdict("bitwise"))]
     assert say_sameness(rows).endswith(said)
+
+
+def test_metrics_of_ones_own_have_columns_beside_the_accuracy():
+    compared = sample(row(metrics={"top-2": 0.87654}), row("dp", metrics={"f1": 1e-9}))
+    headings, _, first, second = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in markdown(compared).splitlines() if line[:1] == "|"
+    )
+    at = headings.index("accuracy")
+    assert headings[at : at + 4] == ["accuracy", "top-2", "f1", "same model"]
+    assert (first[at + 1 : at + 3], second[at + 1 : at + 3]) == (["0.8765", "–"], ["–", "1e-09"])
+    assert re.search(r"<th[^>]*>\s*f1\s*</th>", render(compared, {}))
 
 
 def test_bits_on_any_host_need_the_samples_of_a_users_own_dataset():

@@ -15,7 +15,8 @@ from samebits.params import parse_params
 from samebits.records.card import read_card
 from samebits.records.run import Evaluation
 from samebits.training.batches import Pair, load_data, model_inputs
-from samebits.training.evaluation import evaluate, evaluate_run
+from samebits.training.evaluation import evaluate_run
+from samebits.training.metrics import evaluate
 from samebits.training.models.build import build_model
 from samples import PARAMS, card, run_record
 
@@ -55,7 +56,8 @@ def test_each_sample_counts_once_whatever_the_batches(task, batch_size, task_dat
     else:
         expected = F.cross_entropy(outputs.double().flatten(0, -2), data[1].flatten()).item()
         right = (outputs.argmax(-1) == data[1]).double().mean().item()
-    loss, accuracy = evaluated(model, batch_size=batch_size)
+    loss, accuracy, metrics = evaluated(model, batch_size=batch_size)
+    assert metrics == {}
     assert loss == pytest.approx(expected, rel=1e-5)
     assert accuracy == (right if right is None else pytest.approx(right, abs=2 / 200))
 

@@ -1,10 +1,13 @@
 """Trainings with a loss of the user's own, as a factory returns them."""
 
 import json
+import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional as F
 
@@ -15,7 +18,7 @@ from samebits.hashes import sha256
 from samebits.models.experiment import loss_of
 from samebits.numerics.interface import OwnLoss
 from samebits.params import parse_params
-from samebits.records.run import read_run
+from samebits.records.run import Evaluation, read_run
 from samebits.results.verdict import compare_runs
 from samebits.training.models.build import build_model
 
@@ -42,6 +45,20 @@ def several_tasks(outputs, targets):
 
 def tasks(card):
     return Experiment(TwoHeads(card.input_shape[0], card.num_classes), several_tasks)
+
+def hits(outputs, targets):
+    return (outputs["logits"].argmax(1) == targets).float()
+
+def among_two(outputs, targets):
+    return (outputs["logits"].topk(2, dim=1).indices == targets[:, None]).any(1)
+
+def measured(card):
+    net = TwoHeads(card.input_shape[0], card.num_classes)
+    return Experiment(net, several_tasks, metrics={"accuracy": hits, "top-2": among_two})
+
+def badly_measured(card):
+    net = TwoHeads(card.input_shape[0], card.num_classes)
+    return Experiment(net, several_tasks, metrics={"hits": lambda outputs, targets: hits(outputs, targets).mean()})
 
 def apart(outputs, targets):
     same = targets[:, None] == targets[None, :]
@@ -120,6 +137,34 @@ def test_an_evaluation_takes_the_same_loss_and_knows_no_floor_of_it(mine, stage)
     assert sha256(stage.folder / "runs/single-exact/model.safetensors") == evaluation["weights_sha256"]
 
 
+@pytest.mark.parametrize("numerics", ["fast", "exact"])
+def test_metrics_of_ones_own_are_means_over_the_test_data(numerics, mine, stage):
+    """Exact runs a model on each shard apart, of which the last is short."""
+    made = mine("measured")
+    run = made.run("single", numerics)
+    stage.well("evaluate", "--data-dir", str(made.data), f"runs/{run.name}")
+    found = Evaluation.read(stage.folder / f"reports/evaluation/{run.name}.json", made_by="")
+    namespace: dict[str, Any] = {}
+    exec(MINE, namespace)
+    net = namespace["TwoHeads"](128, 10).eval()
+    net.load_state_dict(load_file(run.folder / "model.safetensors"))
+    test = load_file(made.data / "test.safetensors")
+    outputs, targets = net(test["inputs"]), test["targets"]
+    assert found.accuracy == namespace["hits"](outputs, targets).double().mean().item()
+    assert found.metrics == {"top-2": namespace["among_two"](outputs, targets).double().mean().item()}
+
+
+def test_a_metric_of_no_use_is_named_before_the_training(mine, stage):
+    made = mine("badly_measured")
+    done = stage("train", "--data-dir", str(made.data), "--strategy", "single", "--numerics", "fast", "--no-tracking")
+    assert done.returncode == 2
+    message = (
+        r"error: metric hits: it gives shape \(\), expected a tensor of a number for each of \d+ samples\. hint: leave"
+    )
+    assert re.search(message, done.stderr)
+    assert not (stage.folder / "runs/single-fast/model.safetensors").exists()
+
+
 def test_the_guides_experiment_trains(mine, stage):
     text = (ROOT / "docs/guides/your-own-model.md").read_text()
     (stage.folder / "mytask.py").write_text(text.partition("```python\n# mytask.py\n")[2].partition("```")[0])
@@ -173,6 +218,8 @@ CARD = SimpleNamespace(task="vectors", input_shape=(4,), num_classes=3)
     [
         (lambda: Experiment(nn.Linear(2, 2), "mse"), "its loss is str, expected a function"),
         (lambda: Experiment(nn.Linear(2, 2), parameter_groups=[]), "its parameter_groups is list, expected a function"),
+        (lambda: Experiment(nn.Linear(2, 2), metrics={"f1": 3}), "its metric 'f1' is int, expected a function"),
+        (lambda: Experiment(nn.Linear(2, 2), metrics={"f 1": min}), "its metric 'f 1': expected a name of up to 40"),
         (lambda: Experiment(nn.Linear(2, 2), nn.Linear(2, 1)), "its loss has parameters of its own, which nothing"),
         (
             lambda: Experiment("net"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
     MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
     Schedule = Callable[[int, int], float]
+    Metrics = Mapping[str, Loss]
 
-_CARRIED = ("loss", "parameter_groups", "optimizer", "schedule")
+_CARRIED = ("loss", "parameter_groups", "optimizer", "schedule", "metrics")
 _PREFIX = "_samebits_"  # of the names by which a model carries them
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A model, the loss that it is trained and evaluated with, groups of its parameters, its optimizer, and datasets.
+    """A model, its loss, groups of its parameters, its optimizer and schedule, datasets, and metrics.
 
     ``loss(outputs, targets)`` gets what the model returned for some samples, which may be of any type, and their
     targets, (samples, ...). It returns a loss for each sample, (samples,); the training minimises their mean. It may be
@@ -40,6 +41,9 @@ class Experiment:
     a number, or a dictionary, tuple, list or dataclass of such. If it is a tuple of two, the model gets the first, and
     the loss the second as targets. Otherwise both get the whole sample, and without a loss the model returns its own,
     as ``.loss``. A dictionary is given to the model by keywords if its ``forward`` takes them, and a tuple by position.
+
+    ``metrics`` are functions by name, which take what ``loss`` takes and return a number for each sample, (samples,).
+    Their means over the test data stand in the report. One of the name ``accuracy`` is a share between 0 and 1.
     """
 
     model: nn.Module
@@ -49,6 +53,7 @@ class Experiment:
     schedule: Schedule | None = None
     train_data: Dataset[Any] | None = None
     test_data: Dataset[Any] | None = None
+    metrics: Metrics | None = None
 
 
 def attach(experiment: Experiment) -> None:
@@ -79,6 +84,12 @@ def optimizer_of(model: nn.Module) -> MakeOptimizer | None:
     """The function that makes a model's optimizer; None if the params name it."""
     function: MakeOptimizer | None = model.__dict__.get(f"{_PREFIX}optimizer")
     return function
+
+
+def metrics_of(model: nn.Module) -> Metrics:
+    """The metrics that a model carries, by name."""
+    metrics: Metrics = model.__dict__.get(f"{_PREFIX}metrics", {})
+    return metrics
 
 
 def schedule_of(model: nn.Module) -> Schedule | None:

@@ -209,7 +209,7 @@ class Refusal(Record):
 class EvaluationFigures(Part):
     """Mean loss on the test split, and accuracy if there are classes. ``above_floor`` is ``eval_loss / floor - 1``.
 
-    ``weights_sha256`` is the hash of the evaluated file.
+    ``weights_sha256`` is the hash of the evaluated file, and ``metrics`` are the user's own, by name.
     """
 
     eval_loss: float
@@ -219,6 +219,7 @@ class EvaluationFigures(Part):
     above_floor: float | None
     samples: int
     weights_sha256: str
+    metrics: dict[str, float] = Field(default_factory=dict)
 
 
 class Evaluation(EvaluationFigures, Record):

@@ -12,15 +12,17 @@ from samebits.remarks import LABELS
 from samebits.results.explanation.section import why_section
 from samebits.results.plots import TITLES, draw, remove_former, write_tables
 from samebits.results.remarks import spoken
-from samebits.results.table import HEADINGS, LEGEND, cells, markdown
+from samebits.results.table import LEGEND, cells, columns_of, markdown
 from samebits.results.text import answers, by_numerics, headline, remarks
 from samebits.results.verdict import ALLOWANCE
 from samebits.results.verdict_text import say_apart, sentences
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from samebits.results.comparison import Comparison
+    from samebits.results.comparison import Comparison, Row
+    from samebits.results.table import Column
 
 CAPTIONS = {
     "loss_by_step": "Every strategy sees the same batches in the same order, so the lines should lie on each other; "
@@ -62,13 +64,14 @@ def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
         loader=PackageLoader("samebits.results", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     labels = {label.kind for row in comparison.rows for label in row.labels}
+    columns = columns_of(comparison)
     return environment.get_template("page.html").render(
         comparison=comparison,
         repro=repro_command(),
         headline=headline(comparison),
         why=why_section(comparison),
         answers=answers(comparison),
-        tables=[list(zip(HEADINGS, *map(cells, rows), strict=True)) for rows in by_numerics(comparison.rows).values()],
+        tables=[_table(rows, columns) for rows in by_numerics(comparison.rows).values()],
         legend=LEGEND,
         allowance=ALLOWANCE,
         fast=any(row.verdict and row.numerics == "fast" for row in comparison.rows),
@@ -86,6 +89,12 @@ def render(comparison: Comparison, plots: dict[str, list[str]]) -> str:
             for name, svgs in plots.items()
         ],
     )
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[tuple[str, ...]]:
+    """Each heading with the cells of all runs below it."""
+    headings = [column.heading for column in columns]
+    return list(zip(headings, *(cells(row, columns) for row in rows), strict=True))
 
 
 def _inline(svg: str) -> str:

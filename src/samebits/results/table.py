@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -16,7 +17,7 @@ from samebits.results.text import answers, count_of, headline, remarks
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from samebits.results.comparison import Comparison, RefusedRow, Row
 
@@ -105,26 +106,46 @@ COLUMNS = (
 )
 """The columns in order of display, on the terminal, on the page and in MLflow."""
 
+
+def columns_of(comparison: Comparison) -> tuple[Column, ...]:
+    """The columns of a comparison, with the user's own metrics beside the accuracy."""
+    names = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
+    own = (Column(heading=printable(name), cell=partial(_metric, name)) for name in names)
+    after = next(number for number, one in enumerate(COLUMNS, start=1) if one.metric == "accuracy")
+    return (*COLUMNS[:after], *own, *COLUMNS[after:])
+
+
+def _metric(name: str, row: Row) -> str:
+    return NONE if name not in row.metrics else f"{row.metrics[name]:.4g}"
+
+
 HEADINGS = tuple(column.heading for column in COLUMNS)
 LEGEND = "; ".join(f"{column.heading}: {column.legend}" for column in COLUMNS if column.legend)
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: Row, columns: Sequence[Column] = COLUMNS) -> tuple[str, ...]:
     """The cells of a run."""
-    return tuple(column.cell(row) for column in COLUMNS)
+    return tuple(column.cell(row) for column in columns)
 
 
-def refused_cells(row: RefusedRow) -> tuple[str, ...]:
-    """The cells of a run that ``exact`` refused."""
+def _refused_cells(row: RefusedRow, columns: Sequence[Column]) -> tuple[str, ...]:
     told = {"run": row.run, "same model": f"refused: {row.what}"}
-    return tuple(told.get(heading, NONE) for heading in HEADINGS)
+    return tuple(told.get(column.heading, NONE) for column in columns)
+
+
+def _table(comparison: Comparison) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The headings, and the cells of all runs and of those that ``exact`` refused."""
+    columns = columns_of(comparison)
+    rows = [cells(row, columns) for row in comparison.rows]
+    rows += [_refused_cells(row, columns) for row in comparison.refused]
+    return [column.heading for column in columns], rows
 
 
 def markdown(comparison: Comparison) -> str:
     """Answers, table and remarks as Markdown."""
     lines = [headline(comparison), "", *(f"- {answer}" for answer in answers(comparison)), ""]
-    lines += ["| " + " | ".join(HEADINGS) + " |", "|" + " --- |" * len(COLUMNS)]
-    rows = [*map(cells, comparison.rows), *map(refused_cells, comparison.refused)]
+    headings, rows = _table(comparison)
+    lines += ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     lines += ["", LEGEND + ".", ""]
     lines += [f"- {remark}" for remark in remarks(comparison)]
@@ -137,9 +158,10 @@ def show(comparison: Comparison, console: Console | None = None) -> None:
     if not console.is_terminal:
         console.width = 200
     table = Table(box=box.SIMPLE_HEAD)
-    for number, heading in enumerate(HEADINGS):
+    headings, rows = _table(comparison)
+    for number, heading in enumerate(headings):
         table.add_column(heading, justify="left" if number == 0 else "right", overflow="fold")
-    for row in (*map(cells, comparison.rows), *map(refused_cells, comparison.refused)):
+    for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     console.print(printable(headline(comparison)), markup=False)
     for text in answers(comparison):

@@ -130,6 +130,7 @@ def _figures(row: Row) -> dict[str, float]:
         "bound": row.bound.median if row.bound else None,
     }
     measured = {name: value for name, value in figures.items() if value is not None}
+    measured |= {f"eval_{name}": value for name, value in row.metrics.items()}
     return measured | (_explained_figures(row.explanation) if row.explanation else {})
 
 

@@ -12,51 +12,24 @@ from samebits.errors import UserError, reason
 from samebits.hashes import sha256
 from samebits.here import stage_command
 from samebits.host import count_gpus, hide_gpus
-from samebits.numerics.interface import MicroBatch
 from samebits.params import values_affecting
 from samebits.records.card import read_card
 from samebits.records.run import RECORD, WEIGHTS, Evaluation, RunRecord, require_made_with
 from samebits.strategies import BASELINE
 from samebits.strategies.placement import Devices
 from samebits.training.diagnosis import explain
+from samebits.training.metrics import evaluate
 from samebits.training.placement import place
 from samebits.training.setup import Setup
 from samebits.training.weights import load_weights
 from samebits.training.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
-    from torch import nn
-
-    from samebits.numerics.interface import Numerics
     from samebits.params import Params
     from samebits.records.card import Card
-    from samebits.training.batches import Pair
-
-
-def evaluate(
-    module: nn.Module, numerics: Numerics, batches: Iterable[Pair], *, classes: bool, device: torch.device
-) -> tuple[float, float | None]:
-    """Mean loss over all batches, and accuracy if there are ``classes`` and the loss is not the user's own.
-
-    The last batch may be short; it is never padded. The sum of the losses is exact and is rounded once.
-    """
-    losses: list[float] = []
-    correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
-    classes = classes and numerics.own_loss is None
-    was_training = module.training
-    module.eval()
-    with torch.no_grad():
-        for inputs, targets in batches:
-            outputs = numerics.forward(module, MicroBatch(inputs, targets, step=0))
-            losses += numerics.losses(outputs, targets).tolist()
-            if classes:
-                correct += (outputs.flatten(0, -2).argmax(dim=-1) == targets.flatten()).sum()
-                count += targets.numel()
-    module.train(was_training)
-    return math.fsum(losses) / len(losses), correct.item() / count if classes else None
 
 
 def _require_recorded(weights: Path, record: RunRecord) -> None:
@@ -115,7 +88,7 @@ def evaluate_run(
         data = setup.load(data_dir, "test")
         batches = setup.in_order(data, split.rows_of_evaluation)
         classes = setup.card.loss == "cross_entropy"
-        loss, accuracy = evaluate(module, setup.numerics, batches, classes=classes, device=device)
+        loss, accuracy, metrics = evaluate(module, setup.numerics, batches, classes=classes, device=device, model=model)
     except Exception as error:
         raise explain(error, placement=placement, model=model) from error
     if not math.isfinite(loss):
@@ -130,4 +103,5 @@ def evaluate_run(
         above_floor=loss / floor - 1 if floor is not None else None,
         samples=card.test.num_samples,
         weights_sha256=record.weights_sha256,
+        metrics=metrics,
     )

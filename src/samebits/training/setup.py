@@ -8,6 +8,7 @@ import torch
 
 from samebits.errors import UserError
 from samebits.models import UserModel
+from samebits.models.experiment import metrics_of
 from samebits.numerics.draws import SeenDraws
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
@@ -17,6 +18,7 @@ from samebits.training.batches import Batches, Pair, load_data, model_inputs, on
 from samebits.training.datasets import LoadedBatches, Samples, described, in_order
 from samebits.training.diagnosis import require_alike, require_same_again, trial_step
 from samebits.training.loop import Snapshot, Trainable
+from samebits.training.metrics import evaluate
 from samebits.training.models.build import build_experiment
 from samebits.training.models.sources import Watched, find_sources, recalled
 
@@ -172,9 +174,15 @@ class Setup:
             )
         self.draws = tuple(seen.modules)
         notes += self._batch_losses(placement)
+        if metrics_of(model):  # before hours of training
+            self._try_metrics(model, batch.head(placement.rows_per_device))
         before_restore()
         initial.restore()
         return notes
+
+    def _try_metrics(self, model: nn.Module, batch: MicroBatch) -> None:
+        module, pairs = self.numerics.module(model), [Pair(batch.inputs, batch.targets)]
+        evaluate(module, self.numerics, pairs, classes=False, device=self.worker.device, model=model)
 
     def _batch_losses(self, placement: Placement) -> list[ModelNote]:
         """A note on a loss of several samples that never gets the whole batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import signal
 import sys
 from contextlib import nullcontext
@@ -20,6 +21,8 @@ from samebits.models import MODELS, UserModel
 from samebits.models.experiment import Experiment, attach
 from samebits.numerics.initialization import portable_initialization
 from samebits.training.models.sources import search_path
+
+_METRIC = re.compile(r"[A-Za-z0-9_./-]{1,40}")
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -126,6 +129,13 @@ def _check_functions(name: str, experiment: Any) -> None:
         if function is not None and not callable(function):
             what = f"model.name: {name}: its {kind} is {type(function).__name__}, expected a function"
             raise UserError(what, hint=f"give a function of {takes[kind]}")
+    for metric, function in (experiment.metrics or {}).items():
+        if not callable(function):
+            what = f"model.name: {name}: its metric {metric!r} is {type(function).__name__}, expected a function"
+            raise UserError(what, hint="give a function of outputs and targets")
+        if not (isinstance(metric, str) and _METRIC.fullmatch(metric)):
+            what = f"model.name: {name}: its metric {metric!r}: expected a name of up to 40 letters, digits and _ . / -"
+            raise UserError(what, hint="MLflow takes no other")
     loss = experiment.loss
     if isinstance(loss, nn.Module) and next(loss.parameters(), None) is not None:
         what = f"model.name: {name}: its loss has parameters of its own, which nothing would train"
