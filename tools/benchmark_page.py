@@ -141,6 +141,28 @@ def bits(result: Result) -> Iterator[str]:
     yield f"\nOf {len(result['environments'])} environments."
 
 
+def trainings(result: Result) -> Iterator[str]:
+    """The verdict of each training in fast, and the hashes of its weights in exact."""
+    found = result["trainings"]
+    yield from table("training", "lines", "ddp against single in fast", "weights in exact")
+    for name, one in found.items():
+        ways = "; ".join(_hashes(gave, among) for gave, among in one["exact"].items()) or "–"
+        yield row(f"`{name}`", str(one["lines"]), _shortened(one["fast"]), ways)
+    every = dict.fromkeys(way for one in found.values() for among in one["exact"].values() for way in among)
+    yield f"\n{len(found)} trainings of {result['steps']} steps. The ways in exact: {', '.join(every)}."
+
+
+def _hashes(gave: str, ways: list[str]) -> str:
+    many = f"{len(ways)} ways" if len(ways) > 1 else ways[0]
+    return f"{gave}, {many}" if ":" in gave else f"`{gave[:12]}`, {many}"
+
+
+def _shortened(verdict: str) -> str:
+    grade, _, why = verdict.partition("; ")
+    why = why.removeprefix("not comparable: ").partition(": first difference")[0]
+    return f"{grade}: {why}" if why else grade.removeprefix("error: ")
+
+
 def exact(result: Result) -> Iterator[str]:
     """Ratios, and the parts of an exact step."""
     cases = result["cases"]
@@ -305,6 +327,13 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "[Exact numerics](../concepts/exact.md) says why.",
         bits,
     ),
+    "trainings": (
+        "Trainings as people have them",
+        "Each is one file of `benchmarks/experiments`, whose lines are counted without blank ones. In fast, `ddp` on\n"
+        "two devices is compared with `single`. In exact, the same training is made in several ways: numbers of devices\n"
+        "and of loading processes, kernels for other instruction sets, and a stop after which it goes on.",
+        trainings,
+    ),
     "exact": (
         "What the same bits cost",
         "A step on one device, the whole batch, one CPU thread, by CPU time, in turns within one process. Plain\n"
@@ -379,6 +408,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "rounding": ("numerics", "training", "results/verdict.py"),
     "bits": ("numerics",),
     "exact": ("numerics", "training"),
+    "trainings": ("models", "numerics", "training"),
     "quality": ("data", "numerics", "training"),
     "memory": ("numerics/fast.py", "training", "workers"),
     "memory_forecast": ("doctor", "numerics/fast.py", "training"),

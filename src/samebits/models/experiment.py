@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
-    from torch.utils.data import Dataset
 
     Loss = Callable[[Any, Any], Tensor]
     ParameterGroups = Callable[[nn.Module], Iterable[dict[str, Any]]]
     MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
     Schedule = Callable[[int, int], float]
     Metrics = Mapping[str, Loss]
+
+    class MapDataset(Protocol):
+        """A dataset by number, such as ``torch.utils.data.Dataset``; it has a length too."""
+
+        def __getitem__(self, index: Any, /) -> Any: ...
+
 
 _CARRIED = ("loss", "parameter_groups", "optimizer", "schedule", "metrics")
 _PREFIX = "_samebits_"  # of the names by which a model carries them
@@ -51,8 +56,8 @@ class Experiment:
     parameter_groups: ParameterGroups | None = None
     optimizer: MakeOptimizer | None = None
     schedule: Schedule | None = None
-    train_data: Dataset[Any] | None = None
-    test_data: Dataset[Any] | None = None
+    train_data: MapDataset | None = None
+    test_data: MapDataset | None = None
     metrics: Metrics | None = None
 
 
