@@ -330,8 +330,8 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
     "trainings": (
         "Trainings as people have them",
         "Each is one file of `benchmarks/experiments`, whose lines are counted without blank ones. In fast, `ddp` on\n"
-        "two devices is compared with `single`. In exact, the same training is made in several ways: numbers of devices\n"
-        "and of loading processes, kernels for other instruction sets, and a stop after which it goes on.",
+        "two devices is compared with `single`. In exact, the same training is made in several ways: numbers of\n"
+        "devices and of loading processes, kernels for other instruction sets, and a stop after which it goes on.",
         trainings,
     ),
     "exact": (
