@@ -73,6 +73,7 @@ class Training:
         self._folder = folder
         shutil.copy(file, folder / "experiment.py")
         self._write_params(2)
+        self._first: Path | None = None
         self.error = self._run("prepare").error
 
     def fast(self, strategy: str) -> Path | None:
@@ -80,7 +81,10 @@ class Training:
         return self._train("fast", Way(strategy=strategy, devices=2))
 
     def exact(self, name: str, way: Way) -> str:
-        """The hash of the weights of the exact training, or what it was refused for."""
+        """The hash of the weights of the exact training, or what it was refused for.
+
+        If the samples are not those of the first way, the hash comes with the first that differs.
+        """
         self._write_params(way.loading)
         if name == RESUMED:
             self._stop_early(way)
@@ -92,7 +96,9 @@ class Training:
         run = read_run(folder)
         resumed = any(note.kind == "resumed" for note in run.record.notes)
         assert resumed == (name == RESUMED), run.record.notes
-        return run.record.weights_sha256
+        first = self._first = self._first or Path(shutil.copytree(folder, self._folder / "first"))
+        data = compare_runs(read_run(first), run).data
+        return f"{data} ({run.record.weights_sha256[:12]})" if data else run.record.weights_sha256
 
     def _write_params(self, loading: int) -> None:
         loader = {"num_workers": loading, "prefetch_factor": 2}

@@ -154,7 +154,7 @@ def trainings(result: Result) -> Iterator[str]:
 
 def _hashes(gave: str, ways: list[str]) -> str:
     many = f"{len(ways)} ways" if len(ways) > 1 else ways[0]
-    return f"{gave}, {many}" if ":" in gave else f"`{gave[:12]}`, {many}"
+    return f"`{gave[:12]}`, {many}" if gave.isalnum() else f"{many}: {gave}"
 
 
 def _shortened(verdict: str) -> str:

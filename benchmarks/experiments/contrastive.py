@@ -15,7 +15,8 @@ class Views:
         return 512
 
     def __getitem__(self, number):
-        return [self.rows[number] * (torch.rand(20) > 0.2) + 0.1 * torch.randn(20) for _ in range(2)]
+        one, other = (self.rows[number] * (torch.rand(20) > 0.2) + 0.1 * torch.randn(20) for _ in range(2))
+        return {"one": one, "other": other}
 
 
 class Encoder(nn.Module):

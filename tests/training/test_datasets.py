@@ -14,6 +14,7 @@ import pytest
 import torch
 from ruamel.yaml import YAML
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.data import IterableDataset, TensorDataset
 
 from conftest import ROOT, small, wait_for
@@ -32,6 +33,9 @@ from samebits.training.batches import Batches, load_data, order_of
 from samebits.training.datasets import LoadedBatches, Samples, apart, collate, described, digest, in_order
 from samebits.training.models import build
 from samebits.training.models.build import build_experiment
+from samebits.training.setup import Setup
+from samebits.training.worker import Worker
+from samples import placed
 
 CPU = torch.device("cpu")
 NO_PROCESS, TWO = Loader(num_workers=0), Loader(num_workers=2)
@@ -245,6 +249,13 @@ def whole():
     return Experiment(Net(), of_each,
                       train_data=Points(512, form="whole"), test_data=Points(128, 10**6, form="whole"))
 
+class Failing(nn.Linear):
+    def forward(self, x):
+        raise ArithmeticError("no such sum")
+
+def failing():
+    return Experiment(Failing(6, 2), train_data=Points(512), test_data=Points(128, 10**6))
+
 def its_own_loss():
     return Experiment(Net(), train_data=Points(512, form="whole"), test_data=Points(128, 10**6, form="whole"))
 """
@@ -281,6 +292,16 @@ def test_a_dataset_trains_alike_under_every_strategy_and_number_of_loaders(facto
     for count, workers in (("2", 0), ("3", 1)):
         again = mine(factory, "ddp", "exact", "--num-devices", count, loader={"num_workers": workers})
         assert (again.record.weights_sha256, again.losses) == (exact.record.weights_sha256, exact.losses)
+
+
+def test_processes_that_load_end_quietly_with_a_training_that_fails(stage, data_dir):
+    """PyTorch's handler of SIGCHLD would raise in the rank, which has reported its error, for each of them."""
+    (stage.folder / "mine.py").write_text(MINE)
+    train = {"loader": {"num_workers": 8}, "global_batch_size": 64, "repeats": 1}
+    data = data_dir(stage.write_params({"data": DATA, "model": {"name": "mine:failing"}, "train": train}))
+    done = stage("train", "--data-dir", str(data), "--strategy", "single", "--numerics", "fast", "--no-tracking")
+    assert (done.returncode, "the model raised ArithmeticError: no such sum" in done.stderr) == (2, True)
+    assert [line for line in done.stderr.splitlines() if not line.startswith(("error: ", "mine.py", "mine:"))] == []
 
 
 def test_the_guides_dataset_trains(stage, data_dir):
@@ -410,3 +431,28 @@ def test_a_training_that_is_cut_off_goes_on_with_the_same_samples(ends, stage, d
     assert [note.kind for note in again.record.notes][:1] == ["resumed"]
     assert again.record.weights_sha256 == whole.record.weights_sha256
     assert again.record.batches == whole.record.batches
+
+
+@pytest.mark.parametrize(
+    ("kind", "loss", "taken"),
+    [
+        (torch.int32, None, torch.int64),
+        (torch.bool, None, torch.int64),
+        (torch.uint8, None, torch.int64),
+        (torch.float64, None, torch.float32),
+        (torch.int32, F.l1_loss, torch.int32),
+    ],
+)
+def test_targets_get_the_type_that_a_built_in_loss_takes(kind, loss, taken, data_dir, monkeypatch):
+    """A dataset gives classes as any integers, and values as any floats; a loss of its own gets what it gives."""
+    made = TensorDataset(torch.ones(16, 3), torch.arange(16).remainder(2).to(kind))
+    experiment = Experiment(nn.Linear(3, 2), loss, train_data=made, test_data=made)
+    monkeypatch.setattr(build, "import_factory", lambda name, source: lambda: experiment)
+    data = {"task": "dataset", "num_samples": 16, "test_samples": 16}
+    params = parse_params({"data": data, "model": {"name": "m:f"}, "train": {"global_batch_size": 8}})
+    _, split = placed("single", params, gpus=0, cores=1, numerics="fast")
+    folder = data_dir(params)
+    setup = Setup(params, "fast", read_card(folder / "card.json"), split=split, worker=Worker([CPU]))
+    setup.build()
+    found = next(setup.in_order(setup.load(folder, "test", at_least=32), 4)).targets
+    assert (found.dtype, found.tolist()) == (taken, [0, 1, 0, 1])

@@ -61,6 +61,7 @@ MESSAGES = [
     (RuntimeError("Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same"),
      UserError, "on different devices"),
     (RuntimeError("Input type (double) and bias type (float) should be the same"), WorkerError, "RuntimeError: Input"),
+    (TypeError("Encoder.forward() missing 1 required positional argument: 'other'"), UserError, "takes more than a"),
     (RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation: x"),
      UserError, "the model's backward pass failed: one of"),
     (RuntimeError("element 0 of tensors does not require grad and does not have a grad_fn"), UserError, "backward"),

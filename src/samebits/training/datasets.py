@@ -34,17 +34,18 @@ class Samples:
     """``count`` samples of a map-style dataset; ``name`` is that of the experiment's field.
 
     Each sample is made with random numbers of its own, those of Python, NumPy and PyTorch: a function of seed, epoch
-    and number of the sample, whatever loads it. More samples than the dataset has repeat it.
+    and number of the sample, whatever loads it. More samples than the dataset has repeat it. ``targets`` is the type of
+    the second of two, None for what the dataset gives.
 
     Raises:
         UserError: the dataset has no samples by number, or has none at all.
     """
 
-    def __init__(self, name: str, dataset: Any, count: int, seed: int) -> None:
+    def __init__(self, name: str, dataset: Any, count: int, seed: int, targets: torch.dtype | None = None) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             hint = "give a dataset with __len__ and __getitem__, or write the samples to files: data.task: file"
             raise UserError(f"{name}: {type(dataset).__name__} has no samples by number", hint=hint)
-        self.name, self._dataset, self._count, self._seed = name, dataset, count, seed
+        self.name, self._dataset, self._count, self._seed, self._targets = name, dataset, count, seed, targets
         self.has = _length(name, dataset)
 
     def __len__(self) -> int:
@@ -53,7 +54,11 @@ class Samples:
 
     def up_to(self, at_least: int) -> Samples:
         """These samples, repeated up to so many."""
-        return Samples(self.name, self._dataset, max(at_least, self._count), self._seed)
+        return Samples(self.name, self._dataset, max(at_least, self._count), self._seed, self._targets)
+
+    def with_targets(self, kind: torch.dtype) -> Samples:
+        """These samples with targets of another type."""
+        return Samples(self.name, self._dataset, self._count, self._seed, kind)
 
     def several(self, keys: Iterable[Key]) -> list[Nested]:
         """Samples as tensors.
@@ -77,7 +82,11 @@ class Samples:
                 field = f", its part {leaf}" if leaf else ""
                 what = f"{where}{field}: it is {type(value).__name__}, expected a tensor, an array or a number"
                 raise UserError(what, hint="convert it in the dataset, or leave it out of the sample")
-        return mapped(torch.as_tensor, found)
+        sample = mapped(torch.as_tensor, found)
+        if self._targets is None:
+            return sample
+        inputs, targets = apart(sample)
+        return inputs, targets.to(self._targets)
 
 
 AnyData = Data | Samples
@@ -122,6 +131,10 @@ def apart(sample: Nested) -> Pair:
     if type(sample) in (tuple, list) and len(sample) == 2:
         return Pair(*sample)
     return Pair(sample, None)
+
+
+TARGETS = {"cross_entropy": torch.int64, "mse": torch.float32}
+"""Types that the built-in losses take; a dataset may give other integers and floats."""
 
 
 def described(card: Card, samples: Samples) -> Card:

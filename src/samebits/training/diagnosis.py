@@ -216,6 +216,12 @@ _KNOWN = (
         "use every parameter at every step, or set its requires_grad to False",
     ),
     _Known(
+        r"forward\(\) missing \d+ required positional argument",
+        UserError,
+        "the model's forward takes more than a sample has inputs: {line}",
+        "give the inputs as a dictionary with these names; a sample of two is inputs and targets",
+    ),
+    _Known(
         r"modified by an inplace operation|does not require grad and does not have a grad_fn",
         UserError,
         "the model's backward pass failed: {line}",

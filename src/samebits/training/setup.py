@@ -15,7 +15,7 @@ from samebits.numerics.fast import FastNumerics
 from samebits.records.batches import groups_of
 from samebits.remarks import BatchLoss
 from samebits.training.batches import Batches, Pair, load_data, model_inputs, on_device
-from samebits.training.datasets import LoadedBatches, Samples, described, in_order
+from samebits.training.datasets import TARGETS, LoadedBatches, Samples, described, in_order
 from samebits.training.diagnosis import require_alike, require_same_again, trial_step
 from samebits.training.loop import Snapshot, Trainable
 from samebits.training.metrics import evaluate
@@ -103,6 +103,8 @@ class Setup:
                 raise UserError(f"{key}: got {count}, {split}_data has {samples.has} samples", hint="lower it")
             self._samples[split] = samples
         self.card = described(self.card, self._samples["train"])
+        if experiment.loss is None and (kind := TARGETS.get(self.card.loss)):
+            self._samples = {split: samples.with_targets(kind) for split, samples in self._samples.items()}
         self.numerics.take_data(self.card.loss, self.card.target_shape)
 
     def sources(self) -> Sources | None:

@@ -286,7 +286,12 @@ def _enter(function: Callable[[Reporter], object], reporter: Reporter, environme
     gc.enable()
     reporter.show_stacks()
     reporter.at("working")
-    function(reporter)
+    try:
+        function(reporter)
+    finally:
+        signal.signal(
+            signal.SIGCHLD, signal.SIG_DFL
+        )  # a DataLoader's handler would raise for its processes as they end
     reporter.done()
 
 
