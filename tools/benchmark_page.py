@@ -133,6 +133,14 @@ def repro(result: Result) -> Iterator[str]:
         yield row(part["what"], middle(part["seconds"], 1), str(part["seconds"]["rounds"]))
 
 
+def own_repository(result: Result) -> Iterator[str]:
+    """Seconds of each command, by the place where stages run."""
+    places = result["seconds"]
+    yield from table("seconds", *places)
+    for what in next(iter(places.values())):
+        yield row(what if what == "total" else f"`{what}`", *(middle(found[what], 1) for found in places.values()))
+
+
 def bits(result: Result) -> Iterator[str]:
     """Number of different results of each computation."""
     yield from table("computation", "fast", "exact")
@@ -363,6 +371,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "Where the time of `make repro` goes",
         "A new clone, a warm package cache, the default `params.yaml`. A stage lasts until DVC announces the next.",
         repro,
+    ),
+    "own_repository": (
+        "From an empty repository to the answers",
+        "A new repository with samebits installed, the experiment of `samebits init`; where an image is named, the\n"
+        "stages run in it.",
+        own_repository,
     ),
     "nodes": (
         "What a second machine costs",

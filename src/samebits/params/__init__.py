@@ -7,6 +7,7 @@ from samebits.params.load import (
     require_every_key,
     require_repository,
     with_num_devices,
+    write_params,
 )
 from samebits.params.schema import Params, keys_affecting, values_affecting
 from samebits.section import differences, flatten
@@ -23,4 +24,5 @@ __all__ = [
     "require_repository",
     "values_affecting",
     "with_num_devices",
+    "write_params",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import YAMLError
 
 from samebits.errors import UserError, first_line
+from samebits.files import write_text
 from samebits.here import of_kit
 from samebits.models import MODELS
 from samebits.params.schema import NumericsName, Params
@@ -97,6 +99,13 @@ def _refuse_unwritable(raw: object) -> None:
                 visit(child, above | {id(value)})
 
     visit(raw, frozenset())
+
+
+def write_params(params: Params, path: Path) -> None:
+    """Write a params.yaml with every key, in the place of a link and not where it leads."""
+    text = io.StringIO()
+    YAML().dump(params.model_dump(mode="json"), text)
+    write_text(path, text.getvalue())
 
 
 def parse_params(raw: object, *, origin: str = "params") -> Params:

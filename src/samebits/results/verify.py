@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ruamel.yaml import YAML
-
 from samebits.errors import UserError, from_exit_code, last_line
 from samebits.files import own_cache_of_dvc, regular
 from samebits.here import process_of
+from samebits.params import write_params
 from samebits.records.run import LOSSES, RECORD, WEIGHTS, RunRecord, read_losses
 from samebits.results.lock import LOCK, read_lock
 from samebits.results.text import devices_of
@@ -101,7 +100,7 @@ def train_in(scratch: Path, params: Params, name: str, *arguments: object) -> Pa
 
 
 def _run_in(scratch: Path, stage: str, params: Params, *arguments: object) -> None:
-    YAML().dump(params.model_dump(mode="json"), scratch / "params.yaml")
+    write_params(params, scratch / "params.yaml")
     run_stage(Path(), stage, "--folder", scratch, *arguments, quiet=True)
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from samebits.errors import from_exit_code
-from samebits.files import scratch_folder, write_text
+from samebits.files import scratch_folder
 from samebits.here import process_of, stage_command
-from samebits.params import load_params, parse_params
+from samebits.params import load_params, parse_params, write_params
 from samebits.results import comparison, verdict
 from samebits.results.explanation import explain as explanation
 from samebits.results.explanation.words import say_explanation
@@ -70,9 +67,7 @@ def run(
     parsed = parse_params(params) if isinstance(params, Mapping) else load_params(params)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    text = io.StringIO()
-    YAML().dump(parsed.model_dump(mode="json"), text)
-    write_text(folder / "params.yaml", text.getvalue())  # in the place of a link, and not where it leads
+    write_params(parsed, folder / "params.yaml")
     untracked = () if track else ("--no-tracking",)
     for stage in STAGES:
         if stage == "train":

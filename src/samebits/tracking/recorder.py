@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from samebits.errors import UserError
 from samebits.files import scratch_folder
 from samebits.here import stage_command
-from samebits.params import flatten
+from samebits.params import flatten, write_params
 from samebits.records import log
 from samebits.records.provenance import UNAVAILABLE
 from samebits.records.run import FILES, RECORD, TRACE, WEIGHTS, RunRecord, run_name
@@ -64,13 +64,12 @@ def set_tags(client: MlflowClient, run_id: str, tags: Mapping[str, object]) -> N
 def log_params(client: MlflowClient, run_id: str, params: Params) -> None:
     """Log params by their dotted names, and as a params.yaml that can be trained from."""
     from mlflow.entities import Param
-    from ruamel.yaml import YAML
 
-    nested = params.model_dump(mode="json")
-    client.log_batch(run_id, params=[Param(key, str(value)) for key, value in flatten(nested).items()])
+    flat = flatten(params.model_dump(mode="json"))
+    client.log_batch(run_id, params=[Param(key, str(value)) for key, value in flat.items()])
     with scratch_folder() as folder:
         file = folder / "params.yaml"
-        YAML().dump(nested, file)
+        write_params(params, file)
         client.log_artifact(run_id, str(file))
 
 

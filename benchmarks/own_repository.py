@@ -1,0 +1,61 @@
+"""Wall seconds from an empty git repository to the answers, with samebits installed: on the host, and in an image.
+
+    python benchmarks/own_repository.py
+
+The stages run in an image if SAMEBITS_IMAGE names one; without it there is the host alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from common import few, in_turn, middle_of, run, save, show_middle, with_out_dir
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "git init": ("git", "init", "--quiet"),
+    "samebits init": ("samebits", "init"),
+    "dvc repro": ("dvc", "repro", *few([], ["host"])),
+}
+
+
+def environments() -> dict[str, dict[str, str]]:
+    """The environment of each place where stages run."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    usual = {name: value for name, value in os.environ.items() if name not in ("SAMEBITS_IMAGE", "MLFLOW_TRACKING_URI")}
+    usual |= {"PATH": path, "SAMEBITS_RUNTIME": "host"}
+    image = os.environ.get("SAMEBITS_IMAGE")
+    return {
+        "host": usual,
+        **({"image": {**usual, "SAMEBITS_RUNTIME": "container", "SAMEBITS_IMAGE": image}} if image else {}),
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=few(3, 1), show_default=True, help="Repositories in each place.")
+@with_out_dir
+def main(rounds: int, out_dir: Path) -> None:
+    places = environments()
+    seconds: dict[str, dict[str, list[float]]] = {place: {} for place in places}
+    for number in range(rounds):
+        for place in in_turn([*places], number):
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still use it
+                spent = {
+                    what: run(*command, folder=Path(name), environ=places[place]) for what, command in COMMANDS.items()
+                }
+            for what, value in {**spent, "total": sum(spent.values())}.items():
+                seconds[place].setdefault(what, []).append(value)
+    middles = {place: {what: middle_of(values) for what, values in found.items()} for place, found in seconds.items()}
+    for place, found in middles.items():
+        for what, values in found.items():
+            show_middle(f"{place}: {what}", values)
+    question = "wall seconds from an empty repository to the answers"
+    print(save(out_dir, "own_repository", {"question": question, "seconds": middles}))
+
+
+if __name__ == "__main__":
+    main()
