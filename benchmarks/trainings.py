@@ -98,7 +98,8 @@ class Training:
         assert resumed == (name == RESUMED), run.record.notes
         first = self._first = self._first or Path(shutil.copytree(folder, self._folder / "first"))
         data = compare_runs(read_run(first), run).data
-        return f"{data} ({run.record.weights_sha256[:12]})" if data else run.record.weights_sha256
+        differ = data is not None and "differ" in data
+        return f"{data} ({run.record.weights_sha256[:12]})" if differ else run.record.weights_sha256
 
     def _write_params(self, loading: int) -> None:
         loader = {"num_workers": loading, "prefetch_factor": 2}

@@ -18,6 +18,7 @@ from samebits.errors import UserError, first_line, place_of
 from samebits.models.nested import Nested, leaves_of, mapped, refilled
 from samebits.numerics.interface import MicroBatch
 from samebits.training.batches import Data, Pair, order_of
+from samebits.training.sample_draws import portable_draws
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -66,7 +67,7 @@ class Samples:
         Raises:
             UserError: the dataset raised an error, or gives what is no tensor, array or number.
         """
-        with _random_states_kept():
+        with _random_states_kept(), portable_draws():
             return [self._made(*key) for key in keys]
 
     def _made(self, epoch: int, number: int) -> Nested:
