@@ -145,10 +145,12 @@ class _Ended:
 
 def in_fast(training: Training) -> str:
     """The verdict on ddp against single, or why there is none."""
-    folders = [training.fast(strategy) for strategy in ("single", "ddp")]
-    if training.error:
-        return training.error
-    verdict = compare_runs(*(read_run(folder) for folder in folders if folder))
+    runs = []
+    for strategy in ("single", "ddp"):
+        if (folder := training.fast(strategy)) is None:
+            return training.error
+        runs.append(read_run(folder))
+    verdict = compare_runs(*runs)
     return "; ".join([verdict.grade, *say_apart(verdict)])
 
 
@@ -164,7 +166,7 @@ def measure(file: Path) -> dict[str, Any]:
         training = Training(Path(folder), file)
         fast = training.error or in_fast(training)
         exact: dict[str, list[str]] = {}
-        for name, way in some(WAYS).items() if not fast.startswith("error: ") else ():
+        for name, way in some(WAYS).items() if not training.error else ():
             if not way.needs or way.needs in available:
                 exact.setdefault(training.exact(name, way), []).append(name)
     return {"lines": lines_of(file), "fast": fast, "exact": exact}

@@ -275,6 +275,22 @@ def test_a_text_of_any_length_is_masked_at_once(text):
     assert len(one_line(text)) < 5000
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"GET http://h/x?token={'S3CR3T' * 12_000}&a=1",
+        f"xxxxx{' ' * 40_000}connect https://bob:S3CR3TWORD@host/x failed{' ' * 32_740}!",
+        f"{'x ' * 16_370} https://bob:S3CR3TWORD@host/x {'y' * 32_760} {'z ' * 9}",
+    ],
+)
+@pytest.mark.attack("a malicious server")
+def test_a_long_text_is_not_cut_inside_of_a_password(text):
+    shown = one_line(text)
+    assert "S3CR3T" not in shown
+    assert "3TWORD" not in shown
+    assert len(shown) < 1100
+
+
 def test_an_unexpected_exception_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError), exit_on_error():
         1 / 0  # noqa: B018

@@ -79,9 +79,10 @@ def one_line(text: str) -> str:
 
     The text may come from others, such as an exception of the model, or contain names of files and keys.
     """
-    if len(text) > 2 * _MASKED_CHARACTERS:
-        text = f"{text[:_MASKED_CHARACTERS]} ... {text[-_MASKED_CHARACTERS:]}"
-    text = without_password(" ".join(text.split()))
+    text = " ".join(text.split())
+    if len(text) > 2 * _MASKED_CHARACTERS:  # between words, which are masked as a whole
+        text = f"{text[:_MASKED_CHARACTERS].rpartition(' ')[0]} ... {text[-_MASKED_CHARACTERS:].partition(' ')[2]}"
+    text = without_password(text)
     return printable(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}")
 
 

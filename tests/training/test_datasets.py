@@ -433,6 +433,17 @@ def test_a_training_that_is_cut_off_goes_on_with_the_same_samples(ends, stage, d
     assert again.record.batches == whole.record.batches
 
 
+@pytest.mark.parametrize("other", [0.7, {"label": 1}])
+def test_targets_of_two_kinds_are_refused(other):
+    """They are not rounded to classes."""
+    made = [(torch.ones(3), 1), (torch.ones(3), other)]
+    samples = Samples("train_data", made, 2, 0).with_targets(torch.int64)
+    with pytest.raises(
+        UserError, match=r"^train_data: sample 1 has 0: float32 \(3,\), 1.*, and sample 0 has 0: float32"
+    ):
+        list(in_order(samples, 2, NO_PROCESS, CPU))
+
+
 @pytest.mark.parametrize(
     ("kind", "loss", "taken"),
     [

@@ -23,6 +23,7 @@ from samebits.results.verdict import compare_runs
 from samebits.training.models.build import build_model
 
 MINE = """
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -55,6 +56,33 @@ def among_two(outputs, targets):
 def measured(card):
     net = TwoHeads(card.input_shape[0], card.num_classes)
     return Experiment(net, several_tasks, metrics={"accuracy": hits, "top-2": among_two})
+
+seen = []
+
+def noisy_hits(outputs, targets):  # keeps state, and draws
+    seen.append(len(targets))
+    return hits(outputs, targets) + 0.0 * torch.from_numpy(np.random.rand(len(targets)))
+
+class Twice(nn.Module):
+    def __init__(self, features, classes):
+        super().__init__()
+        self.net = nn.Linear(features, classes)
+
+    def forward(self, x, again=True):
+        return self.net(x) + (0.0 * self(x, again=False) if again else 0.0)
+
+def within(card):
+    net = Twice(card.input_shape[0], card.num_classes)
+    return Experiment(net, metrics={
+        "hits": lambda outputs, targets: noisy_hits({"logits": outputs}, targets),
+        "none": lambda outputs, targets: outputs[:, 0] / 0.0,
+    })
+
+def called_twice(card):
+    net = nn.Linear(card.input_shape[0], card.num_classes)
+    def loss(outputs, targets):
+        return F.cross_entropy(outputs + 0.0 * net(torch.zeros(1, card.input_shape[0])), targets, reduction="none")
+    return Experiment(net, loss, metrics={"hits": lambda outputs, targets: targets == 0})
 
 def badly_measured(card):
     net = TwoHeads(card.input_shape[0], card.num_classes)
@@ -154,6 +182,22 @@ def test_metrics_of_ones_own_are_means_over_the_test_data(numerics, mine, stage)
     assert found.metrics == {"top-2": namespace["among_two"](outputs, targets).double().mean().item()}
 
 
+@pytest.mark.parametrize("numerics", ["fast", "exact"])
+def test_a_metric_may_keep_state_and_a_model_may_call_itself(numerics, mine, stage):
+    made = mine("within")
+    run = made.run("single", numerics)
+    done = stage.well("evaluate", "--data-dir", str(made.data), f"runs/{run.name}")
+    assert "metric none: left out, as it is infinite or NaN for some samples" in done.stderr
+    found = Evaluation.read(stage.folder / f"reports/evaluation/{run.name}.json", made_by="")
+    assert found.metrics == {"hits": found.accuracy}
+
+
+def test_a_metric_of_a_model_that_its_loss_calls_again_is_refused(mine, stage):
+    made = mine("called_twice")
+    done = stage("train", "--data-dir", str(made.data), "--strategy", "single", "--numerics", "fast", "--no-tracking")
+    assert (done.returncode, "metrics: the model is called more than once for a sample" in done.stderr) == (2, True)
+
+
 def test_a_metric_of_no_use_is_named_before_the_training(mine, stage):
     made = mine("badly_measured")
     done = stage("train", "--data-dir", str(made.data), "--strategy", "single", "--numerics", "fast", "--no-tracking")
@@ -219,7 +263,9 @@ CARD = SimpleNamespace(task="vectors", input_shape=(4,), num_classes=3)
         (lambda: Experiment(nn.Linear(2, 2), "mse"), "its loss is str, expected a function"),
         (lambda: Experiment(nn.Linear(2, 2), parameter_groups=[]), "its parameter_groups is list, expected a function"),
         (lambda: Experiment(nn.Linear(2, 2), metrics={"f1": 3}), "its metric 'f1' is int, expected a function"),
-        (lambda: Experiment(nn.Linear(2, 2), metrics={"f 1": min}), "its metric 'f 1': expected a name of up to 40"),
+        (lambda: Experiment(nn.Linear(2, 2), metrics={"f 1": min}), "its metric 'f 1': expected up to 40 letters"),
+        (lambda: Experiment(nn.Linear(2, 2), metrics={"loss": min}), "its metric 'loss': expected .* and not loss"),
+        (lambda: Experiment(nn.Linear(2, 2), metrics=[min]), "its metrics is list, expected a dictionary of functions"),
         (lambda: Experiment(nn.Linear(2, 2), nn.Linear(2, 1)), "its loss has parameters of its own, which nothing"),
         (
             lambda: Experiment("net"),

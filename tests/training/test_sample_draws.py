@@ -57,9 +57,18 @@ def test_each_form_of_the_functions():
         assert torch.randn(2, dtype=torch.complex64).is_complex()  # PyTorch's own
         assert torch.randn_like(torch.ones(2, 3), dtype=torch.bfloat16).dtype == torch.bfloat16
         assert torch.normal(5.0, 0.0, (4,)).tolist() == [5.0] * 4
+        assert torch.normal(mean=torch.ones(2, dtype=torch.bfloat16), std=2.0).dtype == torch.bfloat16
+        assert torch.normal(torch.zeros(99, dtype=torch.float64), 1.0).float().double().ne(0).any()
+        assert torch.normal(1.0, 2.0, size=(3,), requires_grad=True).is_leaf
+        assert torch.ones(3).normal_(0, torch.tensor(2.0)).shape == (3,)
+        assert torch.randn(2, out=torch.empty(2)).shape == (2,)
+        with pytest.raises(RuntimeError):
+            torch.normal(0.0, -1.0, (2,))
         assert torch.normal(torch.tensor([[1.0], [2.0]]), torch.zeros(3)).tolist() == [[1.0] * 3, [2.0] * 3]
-        low = torch.empty(999).uniform_(2.0, 4.0)
-        assert 2.0 <= low.min() < low.max() < 4.0
+        for filled in (torch.empty(999).uniform_(2.0, 4.0), torch.empty(999).uniform_(2.0, to=4.0),
+                       torch.empty(999).uniform_(**{"from": 2.0, "to": 4.0})):  # fmt: skip
+            assert 2.0 <= filled.min() < 2.1 < 3.9 < filled.max() <= 4.0
+        assert torch.empty(99).uniform_(to=2.0).min() >= 0
         filled = torch.zeros(3)
         assert filled.normal_() is filled
         assert filled.any()

@@ -128,6 +128,11 @@ def test_the_training_gives_what_a_schedule_needs_to_know_of_it(name):
         ),
         ("OneCycleLR", {"cycle_momentum": True}, r"kwargs\.cycle_momentum: OneCycleLR changes the momentum too"),
         (
+            "OneCycleLR",
+            {**ALONE, "epochs": 3},
+            "kwargs: OneCycleLR takes epochs with steps_per_epoch, without steps_per",
+        ),
+        (
             "CyclicLR",
             {},
             r"kwargs\.cycle_momentum: CyclicLR changes the momentum too unless told",

@@ -259,7 +259,7 @@ def _why_no_price(run: Run) -> SpokenRemark | None:
         return None
     if record.params.train.repeats == 1:
         return in_words(Missing(kind="one_repeat"))
-    return in_words(Missing(kind="one_pair" if record.measurement.chunk_seconds.get("fast") else "no_memory"))
+    return in_words(Missing(kind="one_pair" if record.measurement.chunk_seconds.get("fast") else "not_measured"))
 
 
 def _labels(run: Run, reference: Run) -> Iterator[Remark]:

@@ -87,6 +87,8 @@ class Samples:
         if self._targets is None:
             return sample
         inputs, targets = apart(sample)
+        if not isinstance(targets, Tensor) or targets.is_floating_point() != self._targets.is_floating_point:
+            return sample  # unlike the first one, which a batch of both says
         return inputs, targets.to(self._targets)
 
 

@@ -216,12 +216,6 @@ _KNOWN = (
         "use every parameter at every step, or set its requires_grad to False",
     ),
     _Known(
-        r"forward\(\) missing \d+ required positional argument",
-        UserError,
-        "the model's forward takes more than a sample has inputs: {line}",
-        "give the inputs as a dictionary with these names; a sample of two is inputs and targets",
-    ),
-    _Known(
         r"modified by an inplace operation|does not require grad and does not have a grad_fn",
         UserError,
         "the model's backward pass failed: {line}",
@@ -272,6 +266,12 @@ def explain(error: BaseException, *, placement: Placement, model: nn.Module | No
         return _out_of_memory(text, placement, model)
     line = first_line(text)
     line = line if len(line) <= 300 else line[:297] + "..."
+    if model is not None and re.match(
+        rf"{re.escape(type(model).__qualname__)}\.forward\(\) missing \d+ required", text
+    ):
+        what = f"the model's forward takes more than a sample has inputs: {line}"
+        hint = "with data.task: dataset give the inputs as a dictionary of these names; a sample of two has one input"
+        return UserError(what, hint=hint)
     for known in _KNOWN:
         if match := re.search(known.pattern, f"{type(error).__name__} {text}"):
             return known.kind(known.message.format(match, line=line), hint=known.hint)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, nullcontext
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from samebits.errors import UserError, first_line, place_of
 from samebits.models.experiment import metrics_of
@@ -17,8 +18,6 @@ from samebits.numerics.interface import MicroBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from torch import nn
 
     from samebits.models.experiment import Loss
     from samebits.models.nested import Nested
@@ -43,59 +42,98 @@ def evaluate(
     Raises UserError: a metric does not give a number for each sample.
     """
     losses: list[float] = []
-    metrics = metrics_of(model) if model is not None else {}
-    own: dict[str, list[float]] = {name: [] for name in metrics}
+    metrics = Metrics(model, device) if model is not None and metrics_of(model) else None
     correct, count = torch.zeros((), dtype=torch.int64, device=device), 0
     classes = classes and numerics.own_loss is None
     was_training = module.training
     module.eval()
-    with torch.no_grad(), _returned_by(model if metrics else None) as returned:
+    with torch.no_grad(), metrics.listening() if metrics else nullcontext():
         for inputs, targets in batches:
-            returned.clear()
+            if metrics and model is not None:
+                module = numerics.module(model)  # a new one, to which what a metric has changed is not new
             outputs = numerics.forward(module, MicroBatch(inputs, targets, step=0))
             losses += numerics.losses(outputs, targets).tolist()
-            for made, given in _with_samples(returned, inputs if targets is None else targets):
-                for name, metric in metrics.items():
-                    own[name] += _values_of(name, metric, made, given)
+            if metrics:
+                metrics.measure(inputs if targets is None else targets)
             if classes:
                 correct += (outputs.flatten(0, -2).argmax(dim=-1) == targets.flatten()).sum()
                 count += targets.numel()
     module.train(was_training)
-    means = {name: math.fsum(values) / len(values) for name, values in own.items()}
+    means = metrics.means() if metrics else {}
     return math.fsum(losses) / len(losses), means.pop("accuracy", correct.item() / count if classes else None), means
 
 
-Returned = list[tuple[int, Any]]
-"""Numbers of samples, and what a model returned for them."""
+class Metrics:
+    """The metrics that a model carries, and their values for samples.
+
+    A hook hears what the model returns; ``exact`` calls it once for each shard.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model = model
+        self._functions = {
+            name: function.to(device) if isinstance(function, nn.Module) else function
+            for name, function in metrics_of(model).items()
+        }
+        self._values: dict[str, list[float]] = {name: [] for name in self._functions}
+        self._returned: list[tuple[int, Any]] = []
+        self._depth = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Context in which the model is called."""
+        handles = [
+            self._model.register_forward_pre_hook(self._begin),
+            self._model.register_forward_hook(self._end, with_kwargs=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _begin(self, *_: Any) -> None:
+        self._depth += 1
+
+    def _end(self, _: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], outputs: Any) -> None:
+        self._depth -= 1
+        if not self._depth:  # a model may call itself
+            self._returned.append((rows_of([*positional, named]), outputs))
+
+    def measure(self, samples: Nested) -> None:
+        """Take the values of a batch, whose targets or whose samples these are.
+
+        Raises UserError: the model was called more than once for a sample, or a metric gives no number for each.
+        """
+        returned, self._returned = self._returned, []
+        if sum(rows for rows, _ in returned) != rows_of(samples):
+            what = "metrics: the model is called more than once for a sample, so its outputs are not those of a batch"
+            raise UserError(what, hint="call it once in the loss, or compute metrics from runs/*/model.safetensors")
+        first = 0
+        for rows, outputs in returned:
+            given = mapped(itemgetter(slice(first, first + rows)), samples)
+            for name, function in self._functions.items():
+                self._values[name] += _values_of(name, function, mapped(_as_float, outputs), given)
+            first += rows
+
+    def means(self) -> dict[str, float]:
+        """The mean of each, but of those that are infinite or NaN for some sample, which are named on stderr."""
+        found = {name: math.fsum(values) / len(values) for name, values in self._values.items() if _are_finite(values)}
+        for name in self._values.keys() - found.keys():
+            sys.stderr.write(f"metric {name}: left out, as it is infinite or NaN for some samples\n")
+        return found
 
 
-@contextmanager
-def _returned_by(model: nn.Module | None) -> Iterator[Returned]:
-    """A list of what the model returns in the block; ``exact`` calls it once for each shard."""
-    returned: Returned = []
-
-    def note(_: nn.Module, positional: tuple[Any, ...], named: dict[str, Any], outputs: Any) -> None:
-        returned.append((rows_of([*positional, named]), outputs))
-
-    if model is None:
-        yield returned
-        return
-    handle = model.register_forward_hook(note, with_kwargs=True)
-    try:
-        yield returned
-    finally:
-        handle.remove()
+def _are_finite(values: list[float]) -> bool:
+    return all(map(math.isfinite, values))
 
 
-def _with_samples(returned: Returned, samples: Nested) -> Iterator[tuple[Any, Nested]]:
-    """What the model returned, with the targets of the same samples, or the samples themselves."""
-    first = 0
-    for rows, outputs in returned:
-        yield outputs, mapped(itemgetter(slice(first, first + rows)), samples)
-        first += rows
+def _as_float(value: Any) -> Any:
+    """A tensor of half the precision as float32, which a metric's own constants are of."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
-def _values_of(name: str, metric: Loss, outputs: Any, targets: Any) -> list[float]:
+def _values_of(name: str, metric: Loss, outputs: Any, targets: Nested) -> list[float]:
     samples = rows_of(targets)
     try:
         values = metric(outputs, targets)
@@ -106,6 +144,5 @@ def _values_of(name: str, metric: Loss, outputs: Any, targets: Any) -> list[floa
         got = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         what = f"metric {name}: it gives {got}, expected a tensor of a number for each of {samples} samples"
         raise UserError(what, hint="leave out its mean")
-    if not (numbers := values.double()).isfinite().all():
-        raise UserError(f"metric {name}: it gives infinity or NaN", hint="see what it divides by")
-    return numbers.tolist()
+    numbers: list[float] = values.double().tolist()
+    return numbers

@@ -2,7 +2,7 @@
 
 PyTorch's integers, permutations and uniform numbers from 0 to 1 are the same on every CPU. Its normal numbers come from
 vectorised logarithms and cosines, which differ between instruction sets, and a product with a sum in ``uniform_`` may.
-The functions here take their place while samples are made. They draw integers from the same generator.
+While samples are made, the functions here draw again what PyTorch has drawn, out of integers of the same generator.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 _RANDN, _RANDN_LIKE, _NORMAL = torch.randn, torch.randn_like, torch.normal
 _NORMAL_, _UNIFORM_ = Tensor.normal_, Tensor.uniform_
-
-
 _CELLS, _BITS, _BITS_INSIDE = 2**16, 52, 36
 
 
@@ -38,21 +36,30 @@ def _quantiles() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     return lower, width
 
 
-def _fill_normal(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Fill a tensor with normal numbers: evenly within a cell, but for the outer cells, where the quantile is computed.
+def _standard_normal(count: int) -> NDArray[np.float64]:
+    """Normal numbers: evenly within a cell, but for the outer cells, where the quantile is computed.
 
     Each operation is rounded correctly, so the numbers are the same on every host.
     """
-    drawn = torch.empty(tensor.numel(), dtype=torch.int64).random_(0, 2**_BITS).numpy()
+    drawn = torch.empty(count, dtype=torch.int64).random_(0, 2**_BITS).numpy()
     cell, (lower, width) = drawn >> _BITS_INSIDE, _quantiles()
-    standard = (drawn & (2**_BITS_INSIDE - 1)) + 0.5
+    standard: NDArray[np.float64] = (drawn & (2**_BITS_INSIDE - 1)) + 0.5
     standard *= width.take(cell)
     standard += lower.take(cell)
     outer = np.flatnonzero((cell == 0) | (cell == _CELLS - 1))
     if outer.size:
         standard[outer] = normal_quantile((drawn[outer] + 0.5) * 2.0**-_BITS)
-    with torch.no_grad():
-        return tensor.copy_(torch.from_numpy(standard * std + mean).view(tensor.shape))
+    return standard
+
+
+def _normal_again(tensor: Tensor, mean: Any = 0.0, std: Any = 1.0, generator: torch.Generator | None = None) -> Tensor:
+    """Draw a tensor's normal numbers again, if they are of the CPU's default generator."""
+    if _is_ours(tensor, generator):
+        scale, middle = (one.detach().double().numpy() if isinstance(one, Tensor) else one for one in (std, mean))
+        drawn = _standard_normal(tensor.numel()).reshape(tensor.shape) * scale + middle
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(np.asarray(drawn)))
+    return tensor
 
 
 def _is_ours(tensor: Tensor, generator: torch.Generator | None) -> bool:
@@ -60,36 +67,36 @@ def _is_ours(tensor: Tensor, generator: torch.Generator | None) -> bool:
     return tensor.device.type == "cpu" and tensor.is_floating_point() and not own
 
 
-def _normal_(self: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
-    if _is_ours(self, generator):
-        return _fill_normal(self, mean, std)
-    return _NORMAL_(self, mean, std, generator=generator)
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any], *names: tuple[str, float]) -> list[Any]:
+    """Arguments by position or name, or what they usually are."""
+    return [args[at] if at < len(args) else kwargs.get(name, usual) for at, (name, usual) in enumerate(names)]
 
 
-def _uniform_(self: Tensor, a: float = 0.0, b: float = 1.0, *, generator: torch.Generator | None = None) -> Tensor:
-    _UNIFORM_(self, generator=generator)
-    with torch.no_grad():
-        return self.mul_(b - a).add_(a) if (a, b) != (0.0, 1.0) else self
+def _randn(*args: Any, **kwargs: Any) -> Tensor:
+    return _normal_again(_RANDN(*args, **kwargs), generator=kwargs.get("generator"))
 
 
-def _randn(*size: Any, generator: torch.Generator | None = None, out: Tensor | None = None, **kwargs: Any) -> Tensor:
-    if out is not None or generator is not None:
-        return _RANDN(*size, generator=generator, out=out, **kwargs)
-    made = torch.empty(*size, **kwargs)
-    return _fill_normal(made) if _is_ours(made, None) else _RANDN(*size, **kwargs)
+def _randn_like(*args: Any, **kwargs: Any) -> Tensor:
+    return _normal_again(_RANDN_LIKE(*args, **kwargs), generator=kwargs.get("generator"))
 
 
-def _randn_like(input: Tensor, **kwargs: Any) -> Tensor:  # noqa: A002 - PyTorch's name
-    made = torch.empty_like(input, **kwargs)
-    return _fill_normal(made) if _is_ours(made, None) else _RANDN_LIKE(input, **kwargs)
+def _normal(*args: Any, **kwargs: Any) -> Tensor:
+    mean, std = _given(args, kwargs, ("mean", 0.0), ("std", 1.0))
+    return _normal_again(_NORMAL(*args, **kwargs), mean, std, kwargs.get("generator"))
 
 
-def _normal(mean: Any, std: Any = 1.0, size: Any = None, **kwargs: Any) -> Tensor:
-    if any(kwargs.get(name) is not None for name in ("generator", "out")):
-        return _NORMAL(mean, std, **({} if size is None else {"size": size}), **kwargs)
-    if size is None:
-        size = np.broadcast_shapes(*(np.shape(one) for one in (mean, std)))
-    return _randn(size, **kwargs).mul(std).add(mean)
+def _normal_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    mean, std = _given(args, kwargs, ("mean", 0.0), ("std", 1.0))
+    return _normal_again(_NORMAL_(self, *args, **kwargs), mean, std, kwargs.get("generator"))
+
+
+def _uniform_(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    low, high = _given(args, kwargs, ("from", 0.0), ("to", 1.0))
+    filled, generator = _UNIFORM_(self, *args, **kwargs), kwargs.get("generator")
+    if (low, high) != (0.0, 1.0) and _is_ours(self, generator):
+        with torch.no_grad():
+            _UNIFORM_(self, generator=generator).mul_(high - low).add_(low)
+    return filled
 
 
 _REPLACED: tuple[tuple[Any, str, Any, Any], ...] = (

@@ -78,7 +78,11 @@ class LearningRates:
         optimizer = torch.optim.SGD([torch.zeros(())], lr=PortableFloat(self._lr))
         usual = {"T_max": self._steps, "total_iters": self._steps, "total_steps": self._steps, "max_lr": self._lr,
                  "base_lr": self._lr / 10}  # fmt: skip
-        if {"epochs", "steps_per_epoch"} <= chosen.kwargs.keys():
+        if missing := {"epochs", "steps_per_epoch"} - chosen.kwargs.keys():
+            if len(missing) == 1 and "total_steps" not in chosen.kwargs:
+                what = f"train.schedule.kwargs: {chosen.name} takes epochs with steps_per_epoch, without {min(missing)}"
+                raise UserError(f"{what}", hint="leave both out: the steps of the training are filled in")
+        else:
             del usual["total_steps"]  # which OneCycleLR would take in the place of their product
         takes = inspect.signature(made).parameters
         accepts = [name for name in takes if name not in ("optimizer", "last_epoch")]
@@ -97,7 +101,8 @@ class LearningRates:
                 text = f"train.schedule.kwargs: {chosen.name} does not take {chosen.kwargs}: {first_line(str(error))}"
                 raise UserError(text, hint=f"see torch.optim.lr_scheduler.{chosen.name}") from None
         if (ends := getattr(schedule, "total_steps", self._steps)) < self._steps:
-            what = f"train.schedule.kwargs: {chosen.name} ends after {ends} steps, and the training has {self._steps}"
+            left = f"{self._steps} after the warm-up" if chosen.warmup_steps else f"{self._steps}"
+            what = f"train.schedule.kwargs: {chosen.name} ends after {ends} steps, and the training has {left}"
             raise UserError(what, hint="leave total_steps and epochs out: they are filled in")
         return islice(_each_rate(optimizer, schedule), self._steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -176,15 +177,19 @@ class Setup:
             )
         self.draws = tuple(seen.modules)
         notes += self._batch_losses(placement)
-        if metrics_of(model):  # before hours of training
-            self._try_metrics(model, batch.head(placement.rows_per_device))
         before_restore()
         initial.restore()
         return notes
 
-    def _try_metrics(self, model: nn.Module, batch: MicroBatch) -> None:
-        module, pairs = self.numerics.module(model), [Pair(batch.inputs, batch.targets)]
-        evaluate(module, self.numerics, pairs, classes=False, device=self.worker.device, model=model)
+    def try_metrics(self, model: nn.Module, folder: Path) -> None:
+        """Run the placed model's metrics on some test samples, before hours of training. Raises what they raise."""
+        if not metrics_of(model):
+            return
+        initial = Snapshot(model)
+        pairs = islice(self.in_order(self.load(folder, "test"), self.split.rows_of_evaluation), 2)
+        module, device = self.numerics.module(model), self.worker.device
+        evaluate(module, self.numerics, pairs, classes=False, device=device, model=model)
+        initial.restore()
 
     def _batch_losses(self, placement: Placement) -> list[ModelNote]:
         """A note on a loss of several samples that never gets the whole batch."""

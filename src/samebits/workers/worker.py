@@ -203,6 +203,7 @@ class TrainingRank:
         setup.place(model)
         data = setup.load(request.data_dir)
         batches = setup.batches(data)
+        setup.try_metrics(model, request.data_dir)
         wants_ranks = any(STRATEGIES[name].has_ranks for name in self._params.train.strategies)
         self._notes += setup.try_step(model, batches, request.placement, wants_ranks=wants_ranks)
         return Prepared(

@@ -8,6 +8,7 @@ import inspect
 import re
 import signal
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
@@ -22,7 +23,7 @@ from samebits.models.experiment import Experiment, attach
 from samebits.numerics.initialization import portable_initialization
 from samebits.training.models.sources import search_path
 
-_METRIC = re.compile(r"[A-Za-z0-9_./-]{1,40}")
+_METRIC = re.compile(r"[A-Za-z0-9_.-]{1,40}")
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -129,13 +130,19 @@ def _check_functions(name: str, experiment: Any) -> None:
         if function is not None and not callable(function):
             what = f"model.name: {name}: its {kind} is {type(function).__name__}, expected a function"
             raise UserError(what, hint=f"give a function of {takes[kind]}")
-    for metric, function in (experiment.metrics or {}).items():
+    metrics = {} if experiment.metrics is None else experiment.metrics
+    if not isinstance(metrics, Mapping):
+        what = f"model.name: {name}: its metrics is {type(metrics).__name__}, expected a dictionary of functions"
+        raise UserError(what, hint='give metrics={"name": function}')
+    for metric, function in metrics.items():
         if not callable(function):
             what = f"model.name: {name}: its metric {metric!r} is {type(function).__name__}, expected a function"
             raise UserError(what, hint="give a function of outputs and targets")
-        if not (isinstance(metric, str) and _METRIC.fullmatch(metric)):
-            what = f"model.name: {name}: its metric {metric!r}: expected a name of up to 40 letters, digits and _ . / -"
-            raise UserError(what, hint="MLflow takes no other")
+        if not (isinstance(metric, str) and _METRIC.fullmatch(metric)) or metric == "loss":
+            what = (
+                f"model.name: {name}: its metric {metric!r}: expected up to 40 letters, digits and _ . -, and not loss"
+            )
+            raise UserError(what, hint="name it otherwise")
     loss = experiment.loss
     if isinstance(loss, nn.Module) and next(loss.parameters(), None) is not None:
         what = f"model.name: {name}: its loss has parameters of its own, which nothing would train"
