@@ -56,10 +56,21 @@ SAMEBITS_CONTAINER_TOOLKIT=$toolkit
 SAMEBITS_MEMLOCK=$memlock
 SAMEBITS_REVISION=$revision
 END
-overlay="COMPOSE_FILE=docker-compose.yml:docker-compose.cpu.yml"
-[ ! -f .env ] || grep -Ev "^($ours)" .env | grep -vxF "$overlay" >> "$new" || :
-# Without a GPU plain `docker compose` takes the overlay that does without.
-grep -q '^COMPOSE_FILE=' "$new" || nvidia-smi -L >/dev/null 2>&1 ||
-    echo "$overlay" >> "$new"
+# The engine has neither NVIDIA's runtime nor its hook, and describes GPUs as devices.
+by_device_interface() {
+    ! command -v nvidia-container-runtime-hook >/dev/null || return 1
+    case $(docker info --format '{{json .Runtimes}}' 2>/dev/null) in '' | *'"nvidia"'*) return 1 ;; esac
+    for folder in $(docker info --format '{{range .CDISpecDirs}}{{.}} {{end}}' 2>/dev/null); do
+        ! grep -qs 'nvidia\.com/gpu' "$folder"/*.yaml "$folder"/*.json || return 0
+    done
+    return 1
+}
+[ ! -f .env ] || grep -Ev "^($ours|COMPOSE_FILE=docker-compose.yml:docker-compose.(cpu|cdi).yml$)" .env >> "$new" || :
+# Plain `docker compose` takes the overlay for what this host has.
+if ! grep -q '^COMPOSE_FILE=' "$new"; then
+    overlay=
+    if ! nvidia-smi -L >/dev/null 2>&1; then overlay=cpu; elif by_device_interface; then overlay=cdi; fi
+    [ -z "$overlay" ] || echo "COMPOSE_FILE=docker-compose.yml:docker-compose.$overlay.yml" >> "$new"
+fi
 chown "$owner" "$new" 2>/dev/null || :
 mv "$new" .env

@@ -31,6 +31,7 @@ NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere/docker.sock"}
 def compose(name):
     yaml = YAML(typ="safe")
     yaml.constructor.add_constructor("!reset", lambda loader, node: "reset")
+    yaml.constructor.add_constructor("!override", lambda loader, node: loader.construct_sequence(node, deep=True))
     return yaml.load((ROOT / name).read_text())
 
 
@@ -124,6 +125,32 @@ def test_compose_takes_the_overlay_for_cpus_as_long_as_no_driver_answers(program
     (tmp_path / ".env").write_text("COMPOSE_FILE=mine.yml\nOTHER=x\n")
     values = compose_environment(tmp_path)
     assert (values["COMPOSE_FILE"], values["OTHER"]) == ("mine.yml", "x")
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "described", "file"),
+    [
+        ('{"runc":{}}', "kind: nvidia.com/gpu", "docker-compose.yml:docker-compose.cdi.yml"),
+        ('{"runc":{}}', "kind: others.com/gpu", None),
+        ('{"nvidia":{},"runc":{}}', "kind: nvidia.com/gpu", None),
+        ("", "kind: nvidia.com/gpu", None),  # no engine answers
+    ],
+)
+def test_compose_takes_gpus_by_the_device_interface_where_that_is_all(runtimes, described, file, program, tmp_path):
+    folder = tmp_path / "cdi"
+    folder.mkdir()
+    (folder / "some.yaml").write_text(described)
+    program("nvidia-smi", "exit 0")
+    program("docker", f"""case "$*" in *Runtimes*) echo '{runtimes}' ;; *CDISpecDirs*) echo {folder} ;; esac""")
+    for _ in range(2):  # the second time over its own .env
+        assert compose_environment(tmp_path).get("COMPOSE_FILE") == file
+
+
+def test_the_overlay_for_the_device_interface_changes_the_request_alone():
+    ((name, service),) = compose("docker-compose.cdi.yml")["services"].items()
+    (request,) = service["deploy"]["resources"]["reservations"]["devices"]
+    assert (name, {*service}) == ("experiment", {"deploy"})
+    assert (request["driver"], request["device_ids"]) == ("cdi", ["nvidia.com/gpu=all"])
 
 
 def test_what_a_user_has_put_into_the_environment_stays(tmp_path):
@@ -749,7 +776,7 @@ def test_nothing_but_sources_and_locks_is_sent_to_the_builder():
     assert {".git", ".env", "data", "secrets"} & kept == set()
 
 
-COMPOSE = ["docker-compose.yml", "docker-compose.cpu.yml", "docker-compose.postgres.yml"]
+COMPOSE = [f"docker-compose{overlay}.yml" for overlay in ("", ".cpu", ".cdi", ".postgres")]
 SERVICES = [(name, service) for name in COMPOSE for service in compose(name)["services"]]
 
 

@@ -37,7 +37,7 @@ from samebits.engines.docker_run import OWNER, identity, sweep
 
 pytestmark = [pytest.mark.container, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-POSTGRES = "docker-compose.postgres.yml"
+CDI, POSTGRES = "docker-compose.cdi.yml", "docker-compose.postgres.yml"
 RUNS = [f"{strategy}-{numerics} x{2 if strategy == 'ddp' else 1}" for numerics in ("fast", "exact")
         for strategy in ("single", "dp", "ddp")]  # fmt: skip
 
@@ -83,10 +83,18 @@ def test_an_edit_of_the_code_rebuilds_no_packages(engine, other_image, clone):
 # -- Compose ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("overlays", [(), (CPU,), (POSTGRES,), (CPU, POSTGRES)])
+@pytest.mark.parametrize("overlays", [(), (CPU,), (CDI,), (POSTGRES,), (CPU, POSTGRES)])
 @pytest.mark.usefixtures("compose_plugin")
 def test_compose_accepts_its_files(overlays, clone):
     assert Compose(clone("files"), *overlays)("config", "--quiet") == ""
+
+
+def test_gpus_are_asked_for_by_their_device_interface(image, clone, engine):
+    """The container is made and not started, because there is no GPU."""
+    with Compose(clone("cdi"), CDI, SAMEBITS_GPU_IMAGE=image) as project:
+        project("create", "--no-build", "experiment")
+        (request,) = engine.containers.get(project.id_of("experiment")).attrs["HostConfig"]["DeviceRequests"]
+        assert (request["Driver"], request["DeviceIDs"]) == ("cdi", ["nvidia.com/gpu=all"])
 
 
 @pytest.fixture(scope="module")
