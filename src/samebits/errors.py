@@ -81,7 +81,9 @@ def one_line(text: str) -> str:
     """
     text = " ".join(text.split())
     if len(text) > 2 * _MASKED_CHARACTERS:  # between words, which are masked as a whole
-        text = f"{text[:_MASKED_CHARACTERS].rpartition(' ')[0]} ... {text[-_MASKED_CHARACTERS:].partition(' ')[2]}"
+        first, last = text[:_MASKED_CHARACTERS], text[-_MASKED_CHARACTERS:].partition(" ")[2]
+        words, _, part = first.rpartition(" ")
+        text = f"{words if len(part) < _MASKED_CHARACTERS // 2 else first} ... {last}"  # no password is so long
     text = without_password(text)
     return printable(text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}")
 

@@ -368,7 +368,7 @@ def test_other_data_are_told_from_another_training(mine, stage):
     kept = stage.folder / "first"
     shutil.copytree(first.folder, kept)
     text = (stage.folder / "mine.py").read_text()
-    changed = text.replace("        label = int(", "        point[1] += (number == 300) * 1e-6\n        label = int(")
+    changed = text.replace("        label = int(", "        point[1] += (number == 300) * 1e-3\n        label = int(")
     (stage.folder / "mine.py").write_text(changed)
     verdict = compare_runs(read_run(kept), mine("pairs", "single", "exact"))
     where = order_of(0, 0, 512).tolist().index(300)

@@ -9,7 +9,6 @@ import torch
 
 from samebits.errors import UserError
 from samebits.models import UserModel
-from samebits.models.experiment import metrics_of
 from samebits.numerics.draws import SeenDraws
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.fast import FastNumerics
@@ -181,12 +180,10 @@ class Setup:
         initial.restore()
         return notes
 
-    def try_metrics(self, model: nn.Module, folder: Path) -> None:
-        """Run the placed model's metrics on some test samples, before hours of training. Raises what they raise."""
-        if not metrics_of(model):
-            return
+    def try_metrics(self, model: nn.Module, data: AnyData) -> None:
+        """Run the placed model's metrics on some samples, before hours of training. Raises what they raise."""
         initial = Snapshot(model)
-        pairs = islice(self.in_order(self.load(folder, "test"), self.split.rows_of_evaluation), 2)
+        pairs = islice(self.in_order(data, self.split.rows_of_evaluation), 2)
         module, device = self.numerics.module(model), self.worker.device
         evaluate(module, self.numerics, pairs, classes=False, device=device, model=model)
         initial.restore()

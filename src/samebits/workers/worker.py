@@ -17,6 +17,7 @@ from samebits.measuring.references import WARM_UP_SECONDS, WARM_UP_STEPS, copy_o
 from samebits.measuring.roofline import measure_roof
 from samebits.measuring.slices import NOT_ENDED, why_no_speedup
 from samebits.measuring.tracing import write_trace
+from samebits.models.experiment import metrics_of
 from samebits.records import log as events
 from samebits.records.batches import BatchDigests
 from samebits.records.card import read_card
@@ -203,7 +204,8 @@ class TrainingRank:
         setup.place(model)
         data = setup.load(request.data_dir)
         batches = setup.batches(data)
-        setup.try_metrics(model, request.data_dir)
+        if metrics_of(model):
+            setup.try_metrics(model, setup.load(request.data_dir, "test"))
         wants_ranks = any(STRATEGIES[name].has_ranks for name in self._params.train.strategies)
         self._notes += setup.try_step(model, batches, request.placement, wants_ranks=wants_ranks)
         return Prepared(
