@@ -88,7 +88,7 @@ def test_the_list_is_what_this_pytorch_refuses(library):
     assert stand_in.run(library, "refused_on_cuda.py") == lines
 
 
-@pytest.mark.timeout(3600)  # sixty trainings, on a busy host
+@pytest.mark.timeout(3600)  # 120 trainings, on a busy host
 def test_no_launch_is_added_unnoticed(library):
     """The page says how many kernels a step launches; ``launches.py --write`` renews it."""
     table = launches.table_of(stand_in.run(library, "launches_probe.py", *launches.CASES))
