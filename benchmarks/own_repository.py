@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import click
 
-from common import few, in_turn, middle_of, run, save, show_middle, with_out_dir
+from common import few, in_turns, middle_of, run, save, show_middle, with_out_dir
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "git init": ("git", "init", "--quiet"),
@@ -35,21 +36,21 @@ def environments() -> dict[str, dict[str, str]]:
     }
 
 
+def answered(environ: dict[str, str]) -> dict[str, float]:
+    """Seconds of each command in a new repository, and of all."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still use it
+        spent = {what: run(*command, folder=Path(name), environ=environ) for what, command in COMMANDS.items()}
+    return {**spent, "total": sum(spent.values())}
+
+
 @click.command(help=__doc__)
 @click.option("--rounds", default=few(3, 1), show_default=True, help="Repositories in each place.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
-    places = environments()
-    seconds: dict[str, dict[str, list[float]]] = {place: {} for place in places}
-    for number in range(rounds):
-        for place in in_turn([*places], number):
-            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:  # an idle sender may still use it
-                spent = {
-                    what: run(*command, folder=Path(name), environ=places[place]) for what, command in COMMANDS.items()
-                }
-            for what, value in {**spent, "total": sum(spent.values())}.items():
-                seconds[place].setdefault(what, []).append(value)
-    middles = {place: {what: middle_of(values) for what, values in found.items()} for place, found in seconds.items()}
+    spent = in_turns({place: partial(answered, environ) for place, environ in environments().items()}, rounds)
+    middles = {
+        place: {what: middle_of([one[what] for one in found]) for what in found[0]} for place, found in spent.items()
+    }
     for place, found in middles.items():
         for what, values in found.items():
             show_middle(f"{place}: {what}", values)

@@ -74,7 +74,7 @@ class Training:
         shutil.copy(file, folder / "experiment.py")
         self._write_params(2)
         self._first: Path | None = None
-        self.error = self._run("prepare").error
+        self.error = self._run("prepare")
 
     def fast(self, strategy: str) -> Path | None:
         """Train in fast numerics; return the run's folder, or None with an ``error``."""
@@ -107,18 +107,21 @@ class Training:
         YAML().dump(params, self._folder / "params.yaml")
 
     def _train(self, numerics: str, way: Way) -> Path | None:
-        self.error = self._run(*self._command(numerics, way), environ=way.environ).error
+        self.error = self._run(*self._command(numerics, way), environ=way.environ)
         return None if self.error else self._folder / f"runs/{way.strategy}-{numerics}"
 
     def _command(self, numerics: str, way: Way) -> list[str]:
         devices = ["--num-devices", str(way.devices)] if way.strategy != "single" else []
         return ["train", "--strategy", way.strategy, "--numerics", numerics, "--no-tracking", *devices]
 
-    def _run(self, name: str, *arguments: str, environ: Mapping[str, str] | None = None) -> _Ended:
+    def _run(self, name: str, *arguments: str, environ: Mapping[str, str] | None = None) -> str:
+        """Run a stage, and return its error; empty if it has none."""
         with self._start(name, *arguments, environ=environ) as process:
             _, said = process.communicate()
+        if not process.returncode:
+            return ""
         lines = [line for line in said.splitlines() if line.startswith("error: ")]
-        return _Ended(error="".join(lines[-1:]) or f"ended with {process.returncode}" if process.returncode else "")
+        return lines[-1] if lines else f"ended with {process.returncode}"
 
     def _start(self, name: str, *arguments: str, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         command = [sys.executable, "-P", str(ROOT / f"pipeline/{name}.py"), *arguments]
@@ -136,11 +139,6 @@ class Training:
             )
             process.send_signal(signal.SIGTERM)
             process.communicate()
-
-
-@dataclass(frozen=True)
-class _Ended:
-    error: str
 
 
 def in_fast(training: Training) -> str:
