@@ -175,9 +175,8 @@ def say_speed(row: Row) -> str:
         alone = f"Alone, a device needs {milliseconds(step.share)} for its share, longer than a whole step"
         return f"{text}{alone}: this host was too noisy to tell where the time goes."
     text += (
-        "Alone, "
-        f"without communication, a device needs {milliseconds(step.share)} for its share, which bounds the speed at "
-        f"{times_of(row.bound)}"
+        f"Alone, without communication, a device needs {milliseconds(step.share)} for its share, which bounds the "
+        f"speed at {times_of(row.bound)}"
     )
     if row.device_type == "cuda" and row.bound.median < TOO_SMALL:
         text += (

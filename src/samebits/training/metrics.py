@@ -49,8 +49,8 @@ def evaluate(
     module.eval()
     with torch.no_grad(), metrics.listening() if metrics else nullcontext():
         for inputs, targets in batches:
-            if metrics and model is not None:
-                module = numerics.module(model)  # a new one, to which what a metric has changed is not new
+            if metrics:
+                module = numerics.module(metrics.model)  # a new one, to which what a metric has changed is not new
             outputs = numerics.forward(module, MicroBatch(inputs, targets, step=0))
             losses += numerics.losses(outputs, targets).tolist()
             if metrics:
@@ -70,7 +70,7 @@ class Metrics:
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self._model = model
+        self.model = model
         self._functions = {
             name: function.to(device) if isinstance(function, nn.Module) else function
             for name, function in metrics_of(model).items()
@@ -83,8 +83,8 @@ class Metrics:
     def listening(self) -> Iterator[None]:
         """Context in which the model is called."""
         handles = [
-            self._model.register_forward_pre_hook(self._begin),
-            self._model.register_forward_hook(self._end, with_kwargs=True),
+            self.model.register_forward_pre_hook(self._begin),
+            self.model.register_forward_hook(self._end, with_kwargs=True),
         ]
         try:
             yield
@@ -118,14 +118,11 @@ class Metrics:
 
     def means(self) -> dict[str, float]:
         """The mean of each, but of those that are infinite or NaN for some sample, which are named on stderr."""
-        found = {name: math.fsum(values) / len(values) for name, values in self._values.items() if _are_finite(values)}
+        finite = {name: values for name, values in self._values.items() if all(map(math.isfinite, values))}
+        found = {name: math.fsum(values) / len(values) for name, values in finite.items()}
         for name in self._values.keys() - found.keys():
             sys.stderr.write(f"metric {name}: left out, as it is infinite or NaN for some samples\n")
         return found
-
-
-def _are_finite(values: list[float]) -> bool:
-    return all(map(math.isfinite, values))
 
 
 def _as_float(value: Any) -> Any:

@@ -78,12 +78,12 @@ class LearningRates:
         optimizer = torch.optim.SGD([torch.zeros(())], lr=PortableFloat(self._lr))
         usual = {"T_max": self._steps, "total_iters": self._steps, "total_steps": self._steps, "max_lr": self._lr,
                  "base_lr": self._lr / 10}  # fmt: skip
-        if missing := {"epochs", "steps_per_epoch"} - chosen.kwargs.keys():
-            if len(missing) == 1 and "total_steps" not in chosen.kwargs:
-                what = f"train.schedule.kwargs: {chosen.name} takes epochs with steps_per_epoch, without {min(missing)}"
-                raise UserError(f"{what}", hint="leave both out: the steps of the training are filled in")
-        else:
+        missing = {"epochs", "steps_per_epoch"} - chosen.kwargs.keys()
+        if not missing:
             del usual["total_steps"]  # which OneCycleLR would take in the place of their product
+        elif len(missing) == 1 and "total_steps" not in chosen.kwargs:
+            what = f"train.schedule.kwargs: {chosen.name} takes epochs with steps_per_epoch, without {min(missing)}"
+            raise UserError(what, hint="leave both out: the steps of the training are filled in")
         takes = inspect.signature(made).parameters
         accepts = [name for name in takes if name not in ("optimizer", "last_epoch")]
         for name in chosen.kwargs:

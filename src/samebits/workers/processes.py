@@ -289,9 +289,8 @@ def _enter(function: Callable[[Reporter], object], reporter: Reporter, environme
     try:
         function(reporter)
     finally:
-        signal.signal(
-            signal.SIGCHLD, signal.SIG_DFL
-        )  # a DataLoader's handler would raise for its processes as they end
+        # A DataLoader's handler would raise for its processes as they end.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     reporter.done()
 
 
