@@ -1,6 +1,9 @@
 """Stage compare, whose code is in the library. Written by `python tools/generate.py`."""
 
-from samebits.stages.compare import main
+from samebits.errors import exit_on_error
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():  # also the imports
+        from samebits.stages.compare import main
+
+        main()

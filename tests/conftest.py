@@ -41,9 +41,9 @@ for name in ("SAMEBITS_LAUNCHER", "SAMEBITS_LAUNCH", "SLURM_STEP_ID", "PET_NNODE
     os.environ.pop(name, None)  # of the job that runs the tests: their stages would take it for their own
 for name in ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK", "DVC_NO_ANALYTICS"):
     os.environ[name] = "true"  # no threads and processes of theirs
-for signum in {signal.SIGINT, signal.SIGHUP}:
+for signum, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
     if signal.getsignal(signum) == signal.SIG_IGN:  # in a job in the background: its programs would ignore it too
-        signal.signal(signum, signal.SIG_DFL)
+        signal.signal(signum, usual)
 
 settings.register_profile("repeatable", deadline=None, derandomize=True)  # a change is judged, and not the day's luck
 settings.register_profile("searching", deadline=None)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from conftest import Stage, small
 from patience import patient
-from samebits.cli import main
+from samebits.cli.commands import main
 from samebits.records.run import Rounding, RunRecord
 from samebits.results.comparison import Comparison
 from samples import comparison, ratio, row

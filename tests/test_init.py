@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from conftest import ROOT
-from samebits.cli import main
+from samebits.cli.commands import main
 from samebits.errors import UserError
 from samebits.params import load_params, require_every_key
 from samebits.records.run import read_run

@@ -1,15 +1,17 @@
 """What the stages' scripts share."""
 
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
 
 from conftest import ROOT, small
 from patience import patient
-from samebits import cli
+from samebits.cli import commands as cli
 from samebits.errors import UserError
 from samebits.stages.interface import Group, StageSpec, say_what_stays_unused, stage
 from standins import raising
@@ -129,6 +131,27 @@ def test_a_signal_that_python_swallows_is_not_lost(name, code):
         [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=patient(120)
     )
     assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        ["pipeline/train.py"],
+        ["-m", "samebits.cli", "stage", "train"],
+        [str(Path(sys.executable).with_name("samebits")), "doctor"],
+    ],
+)
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_signal_while_a_program_is_imported_ends_it_as_later(tmp_path, program, name, code):
+    late = tmp_path / "late"
+    code_of_click = f"import os, signal\nos.kill(os.getpid(), signal.{name})\nopen({str(late)!r}, 'x')\n"
+    (tmp_path / "click.py").write_text(code_of_click)
+    done = subprocess.run(
+        [sys.executable, "-P", *program], capture_output=True, text=True, check=False, timeout=patient(120),
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}, cwd=ROOT,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n"), "Traceback" in done.stderr) == (code, 1, False), done.stderr
+    assert not late.exists()
 
 
 @pytest.mark.parametrize(

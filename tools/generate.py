@@ -65,10 +65,13 @@ def script(name: str) -> str:
     """The thin form of a stage, which needs no installed command."""
     return f'''"""Stage {name}, whose code is in the library. Written by `python tools/generate.py`."""
 
-from samebits.stages.{name} import main
+from samebits.errors import exit_on_error
 
 if __name__ == "__main__":
-    main()
+    with exit_on_error():  # also the imports
+        from samebits.stages.{name} import main
+
+        main()
 '''
 
 

@@ -15,7 +15,7 @@ import pages
 import samebits
 import torch_names
 from hosts_page import hosts_page
-from samebits.cli import main as command
+from samebits.cli.commands import main as command
 from samebits.host.torch_names import NAMES
 from samebits.models import FACTORY
 from samebits.params import Params

@@ -753,7 +753,7 @@ def test_the_command_without_torch(repo):
     """Lines to stdout, one summary to stderr; neither torch nor MLflow nor DVC is imported."""
     (repo / "params.yaml").write_text("sed: 0\n")
     code = (
-        "import sys\nfrom samebits.cli import main\n"
+        "import sys\nfrom samebits.cli.commands import main\n"
         "try:\n    main(['doctor'])\n"
         "finally:\n    assert {'torch', 'mlflow', 'dvc'}.isdisjoint(sys.modules), 'a heavy import'\n"
     )

@@ -17,7 +17,7 @@ import yaml
 from click.testing import CliRunner
 
 from conftest import ROOT, wait_for
-from samebits.cli import main
+from samebits.cli.commands import main
 from samebits.engines import slurm
 from samebits.engines.exit_reports import ending_told, read_endings
 from samebits.engines.launch import launcher, run_in_allocation

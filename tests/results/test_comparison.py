@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 
 from generated import changed, refusal
-from samebits.cli import main
+from samebits.cli.commands import main
 from samebits.errors import UserError, printable_lines
 from samebits.files import write_json, write_text
 from samebits.params import parse_params

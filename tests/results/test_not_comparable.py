@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from conftest import Stage, small
-from samebits.cli import main
+from samebits.cli.commands import main
 
 NET = """
 import torch

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from conftest import small
-from samebits.cli import main
+from samebits.cli.commands import main
 from samebits.errors import RefusedError
 from samebits.params import parse_params
 

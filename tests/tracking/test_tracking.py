@@ -42,7 +42,7 @@ from tracking_fixtures import (  # noqa: F401 - two fixtures
 from conftest import ROOT, small, wait_for
 from patience import patient
 from ports import free_port
-from samebits.cli import main
+from samebits.cli.commands import main
 from samebits.errors import HostError, UserError
 from samebits.files import write_json
 from samebits.host import counters, host_facts
@@ -1473,7 +1473,7 @@ def test_a_factory_that_nobody_was_shown_is_refused(name, refused, tmp_path, mon
         "numpy/net.py",
         "numpy/__init__.py",
         "decimal.py",
-        "src/samebits/cli.py",
+        "src/samebits/cli/__init__.py",
         "pipeline/train.py",
     ):
         (tree / file).parent.mkdir(parents=True, exist_ok=True)

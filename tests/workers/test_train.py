@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from safetensors.torch import load_file
 
 from conftest import MODEL_OF_TASK, ROOT, small
-from samebits.cli import main
+from samebits.cli.commands import main
 from samebits.hashes import sha256
 from samebits.params.schema import NumericsName
 from samebits.records.card import read_card

@@ -78,7 +78,7 @@ class Inputs(Area):
         import matplotlib.pyplot  # noqa: F401
         import mlflow.entities  # noqa: F401
 
-        import samebits.cli
+        import samebits.cli.commands
         import samebits.doctor.model
         import samebits.results.page
         import samebits.tracking.reproduce  # noqa: F401

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from conftest import ROOT, small
-from samebits.cli import main
+from samebits.cli.commands import main
 
 
 @pytest.fixture

@@ -320,6 +320,3 @@ def stage() -> None:
 
 for command in (container, compare, explain, scale, track):
     main.add_command(command)
-
-if __name__ == "__main__":  # as each machine of an allocation starts the doctor
-    main(prog_name="samebits")

@@ -1,0 +1,5 @@
+"""``python -m samebits.cli``, as each machine of an allocation starts it."""
+
+from samebits.cli import main
+
+main()
