@@ -204,7 +204,7 @@ class BatchNorm(Remark):
 class BatchLoss(Remark):
     """The loss is one number for several samples, and gets only a part of a batch at a time."""
 
-    HINT: ClassVar[str] = "return a loss for each sample, if it is one"
+    HINT: ClassVar[str] = 'return a loss for each sample, as with reduction="none"'
     SAYS: ClassVar[str] = "the loss is one number for several samples: the {samples} of a {part}, in a batch of {batch}"
     kind: Literal["batch_loss"] = "batch_loss"
     part: Literal["device", "micro-batch", "shard"]
