@@ -141,6 +141,13 @@ def own_repository(result: Result) -> Iterator[str]:
         yield row(what if what == "total" else f"`{what}`", *(middle(found[what], 1) for found in places.values()))
 
 
+def many_logs(result: Result) -> Iterator[str]:
+    """Seconds of each thing, by the number of logs."""
+    yield from table("logs", *next(iter(result["seconds"].values())))
+    for count, found in result["seconds"].items():
+        yield row(count, *map(middle, found.values()))
+
+
 def bits(result: Result) -> Iterator[str]:
     """Number of different results of each computation."""
     yield from table("computation", "fast", "exact")
@@ -321,6 +328,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "seconds, which are compared. Its start, mostly the import of MLflow, is given in seconds of a core.",
         sender,
     ),
+    "many_logs": (
+        "The sender among very many logs",
+        "Wall seconds in a repository whose logs MLflow has. They are kept for a month. After each look the sender\n"
+        "waits 20 times as long, so that it takes no more than a twentieth of a core.",
+        many_logs,
+    ),
     "rounding": (
         "Verdicts on rounding and on small mistakes",
         "What `samebits compare` says of trainings against `single`: ddp with 2 and 4 workers differs by rounding\n"
@@ -419,6 +432,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "ddp": ("numerics/fast.py", "training"),
     "tracking": ("records/log.py", "tracking", "training/loop.py"),
     "sender": ("records/log.py", "tracking", "training/loop.py"),
+    "many_logs": ("records/log.py", "tracking/delivery.py", "tracking/sender.py"),
     "rounding": ("numerics", "training", "results/verdict.py"),
     "bits": ("numerics",),
     "exact": ("numerics", "training"),

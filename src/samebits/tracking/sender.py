@@ -140,7 +140,8 @@ class Sender:
 
     def __init__(self) -> None:
         self._telemetry: dict[Path, Telemetry] = {}
-        self._done: set[Path] = set()
+        self._done: set[str] = set()
+        self._newest: Path | None = None
         self._said: dict[Path, str] = {}
 
     def serve(self) -> None:
@@ -157,14 +158,15 @@ class Sender:
             waiting = self._undelivered()
             took = time.monotonic() - looked
             idle = time.monotonic() - idle_since
-            if not alive and idle > (GIVE_UP_SECONDS if waiting else _linger_seconds()):
+            if not alive and idle > (GIVE_UP_SECONDS if waiting else self._linger_seconds()):
                 return
             time.sleep(max(pause, _PAUSE_BY_LOOK * took))
 
     def _undelivered(self) -> list[Path]:
         """Logs that are not done, the oldest first."""
         deliveries = {log: Delivery(log) for log in all_logs(but=self._done)}
-        self._done |= {log for log, delivery in deliveries.items() if delivery.done}
+        self._done |= {log.name for log, delivery in deliveries.items() if delivery.done}
+        self._newest = max([*deliveries, *filter(None, [self._newest])], default=None)
         return [log for log, delivery in deliveries.items() if not delivery.done]
 
     def _deliver(self, logs: list[Path]) -> bool:
@@ -200,8 +202,13 @@ class Sender:
                 self._telemetry[log].start()
         for log in self._telemetry.keys() - set(alive):
             self._telemetry[log].stop()  # its samples are kept until the store has them
-        for log in self._telemetry.keys() & self._done:
+        for log in [log for log in self._telemetry if log.name in self._done]:
             del self._telemetry[log]
+
+    def _linger_seconds(self) -> float:
+        """How long to wait for the next log: not at all after a comparison, which ends a pipeline."""
+        newest = self._newest and start_of(self._newest)
+        return 0.0 if isinstance(newest, ComparedEvent) else LINGER_SECONDS
 
 
 def environment_of(log: Path) -> Mapping[str, str]:
@@ -210,12 +217,6 @@ def environment_of(log: Path) -> Mapping[str, str]:
         return Provenance.read(provenance_of(log), made_by=stage_command("train")).environment
     except SamebitsError:
         return os.environ
-
-
-def _linger_seconds() -> float:
-    """How long to wait for the next log: not at all after a comparison, which ends a pipeline."""
-    newest = max(all_logs(), default=None)
-    return 0.0 if newest is not None and isinstance(start_of(newest), ComparedEvent) else LINGER_SECONDS
 
 
 if __name__ == "__main__":
