@@ -29,6 +29,6 @@ def make():
     net = GAN()
     two = [torch.optim.Adam(part.parameters(), 1e-3) for part in (net.generator, net.critic)]
     return Experiment(
-        net, lambda outputs, _: outputs[1] - outputs[0], optimizer=lambda groups: two,
+        net, lambda outputs, _: (outputs[1] - outputs[0]).squeeze(1), optimizer=lambda groups: two,
         train_data=Points(), test_data=Points(),
     )  # fmt: skip
