@@ -35,6 +35,8 @@ from samebits.results.text import (
     say_sameness,
     say_speed,
 )
+from samebits.results.verdict import SAME_DATA
+from samebits.results.verdict_text import say_apart
 from samples import comparison as sample
 from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing, verdict
 
@@ -611,6 +613,19 @@ def test_the_largest_difference_of_all_runs_is_said():
 def test_the_same_bits_of_one_device_say_nothing_of_strategies(numerics, devices, said):
     rows = [row(numerics=numerics), row("ddp", numerics=numerics, devices=devices, verdict=verdict("bitwise"))]
     assert say_sameness(rows).endswith(said)
+
+
+def test_other_data_are_told_though_the_bits_are_the_same():
+    """A small difference of few samples may be rounded away."""
+    other = verdict("bitwise").model_copy(update={"data": "the data differ, from sample 3 of step 2"})
+    rows = [row(numerics="exact"), row("ddp", numerics="exact", verdict=other)]
+    assert say_sameness(rows).endswith(
+        "yes, bit by bit, under single and ddp; but the data differ, from sample 3 of step 2 (ddp-exact)."
+    )
+    assert say_apart(other) == ["the data differ, from sample 3 of step 2"]
+    same = other.model_copy(update={"data": SAME_DATA})
+    assert say_apart(same) == []
+    assert "; but" not in say_sameness([row(numerics="exact"), row("ddp", numerics="exact", verdict=same)])
 
 
 def test_metrics_of_ones_own_have_columns_beside_the_accuracy():

@@ -222,8 +222,10 @@ def say_sameness(rows: Sequence[Row], *, own_dataset: bool = False) -> str:
     name, worst = max(verdicts, key=lambda item: GRADES.index(item[1].grade))
     if worst.grade == "bitwise":
         if rows[0].numerics == "exact":
+            other = [f"; but {verdict.other_data} ({name})" for name, verdict in verdicts if verdict.other_data]
             given = " where the dataset gives the same samples" if own_dataset else ""
-            return f"{what}: yes, bit by bit, under {under}, and so on any host{given}."
+            elsewhere = other[0] if other else f", and so on any host{given}"
+            return f"{what}: yes, bit by bit, under {under}{elsewhere}."
         if all(row.devices_used == 1 for row in rows):
             return f"{what}: yes, bit by bit, but no strategy used more than one device."
         return f"{what}: yes, bit by bit, under {under}."

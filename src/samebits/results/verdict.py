@@ -86,6 +86,9 @@ class WeightsVerdict(Part):
     problem: str | None = None
 
 
+SAME_DATA = "the data are the same at every step"
+
+
 class Verdict(Part):
     """Whether two runs are the same training; ``grade`` is the worse of the two verdicts.
 
@@ -100,6 +103,11 @@ class Verdict(Part):
     apart: str | None = None
     same_draws: LossVerdict | None = None
     data: str | None = None
+
+    @property
+    def other_data(self) -> str | None:
+        """Where the data differ, which need not show in the weights; None if they do not, or it is not known."""
+        return None if self.data == SAME_DATA else self.data
 
 
 class Tolerance:
@@ -320,7 +328,7 @@ def _data_of(a: RunRecord, b: RunRecord) -> str | None:
         return None
     found = a.batches.first_difference(b.batches)
     if found is None:
-        return "the data are the same at every step"
+        return SAME_DATA
     step, first, last = found
     which = f"sample {first}" if first == last else f"one of the samples {first} to {last}"
     return f"the data differ, from {which} of step {step}"

@@ -29,7 +29,8 @@ def say_comparison(verdict: Verdict, differences: Mapping[str, tuple[Any, Any]])
 
 def say_apart(verdict: Verdict) -> list[str]:
     """Why two runs may differ, whether they differ with the same draws too, and whether their data differ."""
-    data = [verdict.data] if verdict.data and verdict.grade != "bitwise" else []
+    told = verdict.other_data if verdict.grade == "bitwise" else verdict.data
+    data = [told] if told else []
     if verdict.apart is None:
         return data
     lines = [f"{'' if verdict.grade == 'diverged' else 'not comparable: '}{verdict.apart}"]
