@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from generated import changed, refusal
 from samebits.cli.commands import main
@@ -486,8 +486,10 @@ def test_whatever_a_record_says_its_row_is_made_or_refused(file, compared, tmp_p
     """A reader of one record finds faults inside it. Figures that do not fit each other show when a row is made."""
     compared(**DIVIDED)
     path = tmp_path / file
+    whole = json.loads(path.read_text())
 
-    @given(changed(json.loads(path.read_text())))
+    @given(changed(whole))
+    @example(whole | {"placement": whole.get("placement", {}) | {"strategy": ""}})
     @settings(max_examples=200)
     def look(tree):
         path.write_text(json.dumps(tree), errors="surrogatepass")

@@ -102,7 +102,7 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
     if record.breakdown is None:
         return None
     train, placement = record.params.train, record.placement
-    may_capture = STRATEGIES[placement.strategy].compiles and train.why_no_graphs(placement.device_type) is None
+    may_capture = STRATEGIES[record.strategy].compiles and train.why_no_graphs(placement.device_type) is None
     observed = Observed(
         record.breakdown,
         placement,
