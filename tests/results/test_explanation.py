@@ -139,7 +139,7 @@ def explained(broken, slices=SINGLE, speedup=None):
     placement, _ = placed("ddp" if len(broken.ranks) > 1 else "single", gpus=0)
     if slices and speedup is None:
         speedup = ratio(slices.single / slices.strategy)
-    return explain(run_record(placement=placement, breakdown=broken), slices, speedup)
+    return explain(run_record(placement.strategy, placement=placement, breakdown=broken), slices, speedup)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -238,7 +238,8 @@ def test_a_share_that_launches_bind_is_told_so(strategy, remedy):
     placement = placed(strategy, gpus=4)[0]
     broken = breakdown(*ranks, floor_ms=0.001, launches=LAUNCHES)
     slices = SliceSteps(strategy=0.6, single=0.6, share=0.6, together=0.6 if strategy == "ddp" else None)
-    (finding,) = explain(run_record(placement=placement, breakdown=broken), slices, ratio(1.0, 0.9, 1.1)).findings
+    record = run_record(strategy, placement=placement, breakdown=broken)
+    (finding,) = explain(record, slices, ratio(1.0, 0.9, 1.1)).findings
     assert (finding.cause, finding.remedy) == ("small_batch", remedy)
     if remedy == "fewer_launches":
         assert finding.gain.median == pytest.approx(0.6 / (0.6 - 45 * (0.6 / 60 - REPLAYED_MS)))
