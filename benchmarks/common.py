@@ -187,6 +187,16 @@ def show_middle(name: str, values: Middle, unit: str = "s") -> None:
     print(f"{name}: {values['median']:.3g} {unit} (range {least:.3g} to {most:.3g}, {values['rounds']} rounds)")
 
 
+def middles(things: Mapping[str, Callable[[], Mapping[str, float]]], rounds: int) -> dict[str, dict[str, Middle]]:
+    """Seconds of each part of the things, which take turns; printed, too."""
+    by_thing = {name: {part: middle_of([one[part] for one in found]) for part in found[0]}
+                for name, found in in_turns(things, rounds).items()}  # fmt: skip
+    for name, parts in by_thing.items():
+        for part, values in parts.items():
+            show_middle(f"{name}: {part}", values)
+    return by_thing
+
+
 def run(*command: str, folder: Path, environ: Mapping[str, str] = os.environ) -> float:
     """Run a program in ``folder`` and return its wall seconds. If it fails, its output is shown."""
     started = time.perf_counter()

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import statistics
 import tempfile
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
-from common import few, middle_of, save, show_middle, with_out_dir
+from common import few, middles, save, with_out_dir
 from samebits.records.log import LOGS
 from samebits.tracking.delivery import State, remove_old_logs
 from samebits.tracking.sender import Sender
@@ -56,21 +58,16 @@ def measure(count: int) -> dict[str, float]:
             os.utime(log, (0, 0))
         removal = seconds_of(remove_old_logs)
         assert not [*LOGS.glob("*.jsonl")]
-    return {"the sender's start": start, "each look": sorted(looks)[LOOKS // 2], "removing all": removal}
+    return {"the sender's start": start, "each look": statistics.median(looks), "removing all": removal}
 
 
 @click.command(help=__doc__)
 @click.option("--rounds", default=few(3, 1), show_default=True, help="Repositories of each size.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
-    found = {}
-    for count in COUNTS:
-        times = [measure(count) for _ in range(rounds)]
-        found[f"{count:,}"] = {what: middle_of([one[what] for one in times]) for what in times[0]}
-        for what, values in found[f"{count:,}"].items():
-            show_middle(f"{count:,} logs: {what}", values)
+    seconds = middles({f"{count:,}": partial(measure, count) for count in COUNTS}, rounds)
     question = "wall seconds that very many delivered logs cost the sender"
-    print(save(out_dir, "many_logs", {"question": question, "seconds": found}))
+    print(save(out_dir, "many_logs", {"question": question, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from common import few, in_turns, middle_of, run, save, show_middle, with_out_dir
+from common import few, middles, run, save, with_out_dir
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "git init": ("git", "init", "--quiet"),
@@ -47,15 +47,9 @@ def answered(environ: dict[str, str]) -> dict[str, float]:
 @click.option("--rounds", default=few(3, 1), show_default=True, help="Repositories in each place.")
 @with_out_dir
 def main(rounds: int, out_dir: Path) -> None:
-    spent = in_turns({place: partial(answered, environ) for place, environ in environments().items()}, rounds)
-    middles = {
-        place: {what: middle_of([one[what] for one in found]) for what in found[0]} for place, found in spent.items()
-    }
-    for place, found in middles.items():
-        for what, values in found.items():
-            show_middle(f"{place}: {what}", values)
+    seconds = middles({place: partial(answered, environ) for place, environ in environments().items()}, rounds)
     question = "wall seconds from an empty repository to the answers"
-    print(save(out_dir, "own_repository", {"question": question, "seconds": middles}))
+    print(save(out_dir, "own_repository", {"question": question, "seconds": seconds}))
 
 
 if __name__ == "__main__":
