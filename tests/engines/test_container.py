@@ -21,6 +21,7 @@ from samebits.doctor import containers
 from samebits.engines import docker_run, image, stage
 from samebits.engines.docker import SOCKET, address_of, connect, gpu_request
 from samebits.errors import HostError, UserError
+from samebits.here import CLI
 from samebits.host import visible_uuids
 from samebits.host.cluster_environment import find_nodes
 from samebits.records.provenance import RECORDED
@@ -195,6 +196,12 @@ def test_inside_gpus_are_counted_before_a_choice_among_them(name, given, devices
     environ = {**os.environ, stage.INSIDE: "1", docker_run.GPUS: given, "SAMEBITS_IMAGE": "mine"}
     with pytest.raises(HostError, match=error) if error else nullcontext():
         stage.enter(["pipeline/train.py"], environ)
+
+
+def test_inside_the_kits_image_a_repository_of_ones_own_has_no_locks_to_compare_with(repository, monkeypatch, capsys):
+    monkeypatch.chdir(repository)
+    stage.enter([*CLI, "stage", "host"], {stage.INSIDE: "1", "SAMEBITS_IMAGE": "samebits:cpu-0123456789ab"})
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ def _check_inside(environ: Mapping[str, str], *, say: bool) -> None:
     if given is not None and usable != int(given):
         hint = "see `samebits container run nvidia-smi -L`, and whether the image is of the GPU lock"
         raise HostError(f"{given} GPUs on the host, {usable} for torch in {name}", hint=hint)
-    variant = variant_of(name)
+    variant = variant_of(name) if is_kit() else None  # elsewhere there are no locks to compare with
     if say and variant and name != image_name(variant):
         sys.stderr.write(f"warning: {name} is not of the locks here. hint: `samebits container build`, or `make up`\n")
 

@@ -354,6 +354,20 @@ def test_by_default_the_image_is_used_where_it_is_there(image, clone):
     ]
 
 
+def test_a_repository_of_ones_own_gets_its_answers_in_the_image(image, clone, tmp_path):
+    """Of the same parameters, of which git knows nothing yet, and with the library that the image has."""
+    checkout, own = clone("installed"), tmp_path / "own"
+    own.mkdir()
+    checkout.folder, parameters = own, (checkout.folder / "params.yaml").read_text()
+    checkout("git", "init", "--quiet")
+    checkout.samebits("init")
+    (own / "params.yaml").write_text(parameters)
+    told = checkout.run("dvc", "repro", SAMEBITS_IMAGE=image, SAMEBITS_RUNTIME="container")
+    assert told.returncode == 0, told.stderr
+    assert "Same model in exact numerics: yes, bit by bit, under every strategy" in told.stdout
+    assert read(own, "host.json")["in_container"] is True
+
+
 def test_results_never_stay_behind_in_a_container(image, clone, tmp_path):
     checkout = clone("behind", numerics=["fast"])
     command = ["python", "pipeline/compare.py", "--no-tracking"]
