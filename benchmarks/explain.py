@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from functools import reduce
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,12 @@ import click
 from common import ROOT, few, save, some, with_out_dir
 from planted import PLANTINGS, SOUND, SOURCE, Case
 from samebits.numerics.environment import prepare_environment
-from samebits.params import Params
+from samebits.params import Params, flatten
 from samebits.records.run import read_run
 from samebits.results.comparison import slice_step_ms
 from samebits.results.explanation.against import change
 from samebits.results.explanation.explain import explain
-from samebits.results.explanation.remedies import TIMES
+from samebits.results.explanation.remedies import TIMES, settings_of
 from samebits.workers.launch import run_training
 
 if TYPE_CHECKING:
@@ -123,17 +124,11 @@ def parts_over_plain(run: Run) -> float:
 
 def followed(params: Params, finding: ExplainedCause) -> Params:
     """The params changed as advised."""
-    train = params.train.model_dump()
-    for key, value in finding.change.items():
-        _, *path = key.split(".")
-        section = train
-        for name in path[:-1]:
-            section = section[name]
-        section[path[-1]] = int(section[path[-1]] * value) if path[-1] in _FACTORS else value
-    return Params.model_validate({**params.model_dump(), "train": train})
-
-
-_FACTORS = ("global_batch_size", "grad_accum_steps")
+    raw = params.model_dump()
+    for key, value in settings_of(finding.change, flatten(raw)).items():
+        *path, last = key.split(".")
+        reduce(dict.__getitem__, path, raw)[last] = value
+    return Params.model_validate(raw)
 
 
 def one_case(bench: Bench, name: str, number: int, case: Case) -> dict[str, Any]:

@@ -49,7 +49,7 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)  # a ch
 settings.register_profile("searching", deadline=None)
 settings.load_profile("repeatable")
 
-pytest_plugins = ["running"]
+pytest_plugins = ["chromium", "running"]
 ROOT = Path(__file__).resolve().parent.parent
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to somebody else, which root alone can")
 FIRST = (
@@ -61,6 +61,7 @@ FIRST = (
     "system/container/test_containers.py",
     "system/test_pipeline.py",
     "system/test_browser.py",
+    "system/test_page.py",
     "tracking/test_tracking.py",
     "workers/test_train.py",
     "numerics/test_exact.py",

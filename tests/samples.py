@@ -226,6 +226,8 @@ def explanation(**parts: float) -> Explanation:
 
 def comparison(*rows: Row, **changes: Any) -> Comparison:
     facts = {
+        "created": "2026-01-02T03:04:05+00:00",
+        "pipeline": "dvc.yaml",
         "task": "vectors",
         "model": "mlp",
         "global_batch_size": 256,

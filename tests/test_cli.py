@@ -159,6 +159,9 @@ def test_a_report_is_made_again_from_its_comparison(tmp_path):
     assert done.stdout == "again/index.html\n"
     assert (tmp_path / "again/plots/speedups.svg").exists()
     assert "| dp-fast |" in (tmp_path / "again/comparison.md").read_text()
+    assert "Since 2026" not in (tmp_path / "again/index.html").read_text()
+    samebits(tmp_path, "report", "comparison.json", "--out-dir", "again", "--against", "comparison.json")
+    assert "Since 2026-01-02, commit c0ffee, same host" in (tmp_path / "again/index.html").read_text()
 
 
 def test_a_shell_can_complete(tmp_path):

@@ -177,7 +177,7 @@ from samebits.host import host_facts
 from samebits.params import parse_params
 from samebits.records.provenance import git_state
 from samebits.results.comparison import compare
-from samebits.results.page import write_report
+from samebits.results.page.write import write_report
 from samebits.workers.launch import evaluate_in_worker, run_training
 
 params = parse_params({raw})

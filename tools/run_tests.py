@@ -73,7 +73,8 @@ GROUPS = {
         select=("tests/system/test_pipeline.py", "tests/system/test_own_repository.py"),
     ),
     "browser": Group(
-        about="MLflow's UI and the report in Chromium", select=("tests/system/test_browser.py",), brings="browser"
+        about="MLflow's UI and the report in Chromium",
+        select=("tests/system/test_browser.py", "tests/system/test_page.py"), brings="browser",
     ),
     "nodes": Group(
         about="several machines out of network namespaces, a real Slurm", select=("tests/system/nodes", *_TWO),

@@ -19,8 +19,9 @@ from samebits.records.breakdown import Phases
 from samebits.records.measurement import Measurement, Repeats
 from samebits.records.run import Node, Run, read_losses, read_run
 from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
-from samebits.results.comparison import MAX_POINTS, Comparison, compare, curve
-from samebits.results.page import render
+from samebits.results.comparison import Comparison, compare
+from samebits.results.curves import MAX_POINTS, curve
+from samebits.results.page.render import render
 from samebits.results.remarks import SpokenRemark
 from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import (
@@ -98,7 +99,7 @@ def test_rows_stand_in_the_order_of_the_params(compared):
 def test_a_comparison_is_read_as_it_was_written(compared, tmp_path):
     comparison = compared()
     comparison.write(tmp_path / "comparison.json")
-    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 8
+    assert json.loads((tmp_path / "comparison.json").read_text())["schema"] == 9
     assert Comparison.read(tmp_path / "comparison.json", made_by="") == comparison
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from samebits.records.usage import CoreUsage, Interval, Roof, Usage
 from samebits.remarks import Oversubscribed
-from samebits.results.page import render
+from samebits.results.page.render import render
 from samebits.results.table import HEADINGS, cells, markdown, show
 from samebits.results.text import answers, remarks
 from samebits.results.usage import disturbances, row_usage, say_use

@@ -70,7 +70,8 @@ def ui(port: int) -> None:
 @main.command(short_help="Make the report again from comparison.json.")
 @click.argument("comparison", required=False)
 @click.option("--out-dir", help="Folder to write.  [default: that of COMPARISON]")
-def report(comparison: str | None, out_dir: str | None) -> None:
+@click.option("--against", help="Another comparison.json: the page says what changed since.")
+def report(comparison: str | None, out_dir: str | None, against: str | None) -> None:
     """Make the page, the plots and the table again from a COMPARISON, reports/comparison.json by default.
 
     Nothing else is read, so that a report can be made where nothing was trained. Without COMPARISON it must be of
@@ -80,17 +81,19 @@ def report(comparison: str | None, out_dir: str | None) -> None:
     Examples:
       samebits report
       samebits report downloads/comparison.json --out-dir /tmp/report
+      samebits report --against last-week/comparison.json
     """
     from samebits.results.comparison import Comparison
     from samebits.results.current import require_current
-    from samebits.results.page import write_report
+    from samebits.results.page.write import write_report
 
     path = Path(comparison or "reports/comparison.json")
     folder = Path(out_dir or path.parent)
     found = Comparison.read(path, made_by=stage_command("compare"))
     if comparison is None and Path("params.yaml").exists():
         require_current(found.params, path, load_params("params.yaml"))
-    write_report(found, folder)
+    before = Comparison.read(Path(against), made_by=stage_command("compare")) if against else None
+    write_report(found, folder, before)
     click.echo(folder / "index.html")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean, median
-from typing import TYPE_CHECKING, Literal, Self
+from statistics import median
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from samebits.errors import UserError, counted
 from samebits.files import Part, Record, first_fault, read_json
@@ -41,6 +41,7 @@ from samebits.remarks import (
     Remark,
 )
 from samebits.results.current import AGAIN, AGAIN_OR_BACK, require_comparable, settings_of
+from samebits.results.curves import Curve, curve
 from samebits.results.explanation.explain import Explanation, explain
 from samebits.results.remarks import SpokenRemark, in_words, say_not_applied
 from samebits.results.usage import RowUsage, disturbances, row_usage
@@ -54,26 +55,11 @@ if TYPE_CHECKING:
     from samebits.records.run import Node, Run, RunRecord
 
 NOISY_SPREAD = 0.15  # relative range of samples per second over repeats, above which a run is noisy
-MAX_POINTS = 100  # points of a curve: each is the mean of a group of steps, because their batches differ
 EVALUATIONS = Path("reports/evaluation")
 REPORT = (
     "comparison.json", "comparison.md", "index.html", "plots", "curves", "step_times", "speedups.csv", "breakdown.csv"
 )  # fmt: skip
 """Files and folders of the report. Their folder may hold others."""
-
-
-class Curve(Part):
-    """Loss over steps and over seconds: at most ``MAX_POINTS`` points, each the mean of as many steps."""
-
-    step: tuple[int, ...]
-    seconds: tuple[float, ...]
-    loss: tuple[float, ...]
-
-    @model_validator(mode="after")
-    def _alike(self) -> Self:
-        if not len(self.step) == len(self.seconds) == len(self.loss) > 0:
-            raise ValueError("step, seconds and loss should have as many points, and one at least")
-        return self
 
 
 _TIMED_BY = ("cpu.model", "cpu.instruction_sets", "cpu.cores", "driver", "torch", "cuda", "nccl", "libc")
@@ -147,7 +133,9 @@ class RefusedRow(Part):
 class Comparison(Record):
     """``reports/comparison.json``: runs beside each other. The first run of each numerics is the others' reference."""
 
-    SCHEMA = 8  # whether the data differ, and remedies for loading
+    SCHEMA = 9  # which causes were looked for, when it was made, and the pipeline to try a change with
+    created: str  # ISO 8601, in UTC
+    pipeline: str | None  # the dvc.yaml that ran the stages; None if DVC did not
 
     task: str
     model: str
@@ -195,7 +183,10 @@ def compare(params: Params, git: GitState, *, folder: Path = Path()) -> Comparis
             reference = reference or run
             with figures_computed(run):
                 rows.append(_row(run, evaluation, reference))
+    pipeline = folder / "dvc.yaml"
     return Comparison(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        pipeline=pipeline.as_posix() if pipeline.exists() else None,
         task=params.data.task,
         model=params.model.name,
         global_batch_size=train.global_batch_size,
@@ -306,18 +297,6 @@ def _labels_of_nodes(nodes: Sequence[Node]) -> Iterator[Remark]:
     machines = [node.machine for node in nodes]
     if shared := tuple(node.name for node in nodes if machines.count(node.machine) > 1):
         yield OneMachine(nodes=shared)
-
-
-def curve(run: Run) -> Curve:
-    """The losses of a run as a curve of at most ``MAX_POINTS`` points."""
-    group = -(-len(run.losses) // MAX_POINTS)
-    seconds = list(itertools.accumulate(milliseconds / 1e3 for milliseconds in run.record.measurement.step_ms))
-    ends = tuple(range(group, len(run.losses) + 1, group))
-    return Curve(
-        step=ends,
-        seconds=tuple(round(seconds[end - 1], 6) for end in ends),
-        loss=tuple(fmean(run.losses[end - group : end]) for end in ends),
-    )
 
 
 def explanation_of(run: Run, named: str) -> Explanation:

@@ -28,7 +28,7 @@ NONE = "–"
 class Column:
     """A column of the table: its heading, its cell for a run, and its legend.
 
-    ``metric`` or ``tag`` is the name of the same figure in MLflow.
+    ``metric`` or ``tag`` is the name of the same figure in MLflow. ``usual``: the page shows it without being asked.
     """
 
     heading: str
@@ -36,6 +36,7 @@ class Column:
     legend: str = ""
     metric: str = ""
     tag: str = ""
+    usual: bool = False
 
 
 def _seconds(row: Row) -> str:
@@ -58,11 +59,12 @@ def _efficiency(row: Row) -> str:
 
 
 COLUMNS = (
-    Column(heading="run", cell=lambda row: row.name),
-    Column(heading="devices", cell=_devices, tag="num_devices"),
-    Column(heading="seconds", cell=_seconds, metric="training_seconds"),
+    Column(heading="run", usual=True, cell=lambda row: row.name),
+    Column(heading="devices", usual=True, cell=_devices, tag="num_devices"),
+    Column(heading="seconds", usual=True, cell=_seconds, metric="training_seconds"),
     Column(
         heading="speed-up",
+        usual=True,
         cell=lambda row: gain(row.speedup),
         legend="against single on this host, paired slices, median (95% interval; no difference is shown where that "
         "holds 1)",
@@ -70,12 +72,13 @@ COLUMNS = (
     ),
     Column(
         heading="bound",
+        usual=True,
         cell=lambda row: times(row.bound),
         legend="the same if communication cost nothing and devices did not slow each other down",
         metric="bound",
     ),
     Column(heading="efficiency", cell=_efficiency, legend="speed-up over devices", metric="scaling_efficiency"),
-    Column(heading="loss", cell=lambda row: f"{row.eval_loss:.4f}", metric="eval_loss"),
+    Column(heading="loss", usual=True, cell=lambda row: f"{row.eval_loss:.4f}", metric="eval_loss"),
     Column(
         heading="over floor",
         cell=lambda row: NONE if row.above_floor is None else f"{100 * row.above_floor:+.1f}%",
@@ -88,6 +91,7 @@ COLUMNS = (
     ),
     Column(
         heading="same model",
+        usual=True,
         cell=lambda row: row.verdict.grade if row.verdict else NONE,
         legend="losses and weights against the first run of the same numerics",
         tag="verdict",

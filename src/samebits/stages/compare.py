@@ -12,7 +12,7 @@ import click
 from samebits.params import Params
 from samebits.records.provenance import git_state
 from samebits.results.comparison import REPORT, compare
-from samebits.results.page import write_report
+from samebits.results.page.write import write_report
 from samebits.results.table import show
 from samebits.stages.interface import StageSpec, experiment_folder, path_option, stage
 from samebits.tracking.sender import hand_over

@@ -15,7 +15,7 @@ from samebits.params import load_params, parse_params, write_params
 from samebits.results import comparison, verdict
 from samebits.results.explanation import explain as explanation
 from samebits.results.explanation.words import say_explanation
-from samebits.results.page import as_frame
+from samebits.results.page.write import as_frame
 from samebits.results.table import markdown
 from samebits.results.verdict_text import say_comparison
 from samebits.stages.pipeline import STAGES

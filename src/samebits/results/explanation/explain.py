@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING, Literal
 
 from samebits.files import Part
 from samebits.records.breakdown import Bounds
-from samebits.results.explanation.causes import CAUSES, CauseKind, Evidence, find_causes
+from samebits.results.explanation.cause import Cause, Evidence
+from samebits.results.explanation.causes import CAUSES, CauseKind, largest, look_for_causes
 from samebits.results.explanation.observed import Observed
-from samebits.results.explanation.parts import Parts, plain_ms
+from samebits.results.explanation.parts import COPIES, Parts, plain_ms
 from samebits.results.explanation.remedies import Change, Gain, RemedyKind
 from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from samebits.records.run import Ratio, RunRecord
     from samebits.results.comparison import SliceSteps
-    from samebits.results.explanation.causes import Cause
+    from samebits.results.explanation.causes import Looked
 
 
 class ExplainedCause(Part):
@@ -35,6 +38,18 @@ class ExplainedCause(Part):
     remedy: RemedyKind
     change: Change
     gain: Gain | None
+
+
+class LookedFor(Part):
+    """Whether a cause was found: it takes ``ms`` of a step, or there is a reason ``why`` nothing can be said of it.
+
+    A cause that is not found takes too little of a step to be named, or does not occur: then ``ms`` is None.
+    """
+
+    cause: CauseKind
+    state: Literal["found", "not_found", "not_judged"]
+    ms: float | None = None
+    why: str | None = None
 
 
 class LostTime(Part):
@@ -94,6 +109,7 @@ class Explanation(Part):
     losses: LostTime | None
     unsteady: Unsteady | None = None
     findings: tuple[ExplainedCause, ...]
+    looked_for: tuple[LookedFor, ...] = ()
     bounds: Bounds
 
 
@@ -115,6 +131,8 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
     if not unsteady:
         observed = replace(observed, slices=slices, speedup=speedup)
     step = observed.parts.total
+    looked = look_for_causes(observed)
+    found = largest(looked, step)
     return Explanation(
         step_ms=step,
         plain_ms=plain_ms(record.breakdown),
@@ -122,8 +140,20 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
         losses=_losses(observed),
         unsteady=unsteady,
         bounds=record.breakdown.bounds,
-        findings=tuple(_finding(cause, observed, None if unsteady else step) for cause in find_causes(observed)),
+        findings=tuple(_finding(cause, observed, None if unsteady else step) for cause in found),
+        looked_for=_looked_for(looked, [cause.kind for cause in found]),
     )
+
+
+def _looked_for(looked: Looked, found: Sequence[str]) -> tuple[LookedFor, ...]:
+    """What became of each cause, in the order of ``CAUSES``."""
+    told = {
+        one.kind: LookedFor(cause=one.kind, state="found" if one.kind in found else "not_found", ms=one.ms)
+        if isinstance(one, Cause)
+        else LookedFor(cause=one.kind, state="not_judged", why=one.why)
+        for one in looked
+    }
+    return tuple(told.get(kind, LookedFor(cause=kind, state="not_found")) for kind in CAUSES)
 
 
 def _unsteady(slices: SliceSteps, observed: Observed, record: RunRecord) -> Unsteady | None:
@@ -164,7 +194,7 @@ def _losses(observed: Observed) -> LostTime | None:
         return None
     ideal = slices.single / observed.devices
     together = slices.share if slices.together is None else slices.together
-    copies = parts.of(("scatter", "replicate", "gather"))
+    copies = parts.of(COPIES)
     sent = parts.of(observed.sending)
     return LostTime(
         ideal_ms=ideal,

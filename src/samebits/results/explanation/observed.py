@@ -18,6 +18,19 @@ BUSY_CORES = 0.3
 """Cores that other processes use, from which a host counts as busy."""
 
 
+FIXED_SHARE = 0.25
+"""Share of a step. A step is bound by launches if more of it, on one device, does not depend on the batch."""
+
+FLOOR_SHARE = 0.15
+"""Share of an optimizer's time. If its floor is less, the optimizer spends its time on launching operations."""
+
+MORE_THAN_ONCE = 1.5
+"""Reduced bytes over the bytes of all gradients, above which gradients are reduced more than once."""
+
+LATENCY_TIMES = 3
+"""Time of an all-reduce over that of the smallest message, below which latency dominates, and not bandwidth."""
+
+
 @dataclass(frozen=True)
 class Observed:
     """The input for causes; ``slices`` are steps paired with those of one device, and ``speedup`` is their ratio.
@@ -103,3 +116,22 @@ class Observed:
     def devices(self) -> int:
         """Devices that get samples."""
         return self.placement.devices_used
+
+    @property
+    def times_reduced(self) -> float:
+        """How often a step reduces all gradients; 1 also if it leaves some out, pads them, or sends none."""
+        traffic = self.breakdown.traffic
+        times = traffic.bytes_per_step / max(traffic.gradient_bytes, 1) if traffic else 1.0
+        return times if times > MORE_THAN_ONCE else 1.0
+
+    @property
+    def of_latency(self) -> bool:
+        """Whether an all-reduce of the gradients takes little longer than one of the smallest message."""
+        first, last = self.breakdown.bounds.all_reduces[0], self.breakdown.bounds.all_reduces[-1]
+        return first is last or last.ms < LATENCY_TIMES * first.ms
+
+    @property
+    def moves_memory(self) -> bool:
+        """Whether the optimizer takes much of a step, and mostly for moving data instead of launching operations."""
+        parts, floor_ms = self.parts, self.breakdown.bounds.optimizer_floor_ms
+        return parts.optimizer >= FIXED_SHARE * parts.total and floor_ms >= FLOOR_SHARE * parts.optimizer

@@ -17,6 +17,10 @@ KEPT = 2 / 3
 """Share of the turns that count, the fastest ones. Other processes make some turns slow, and none fast."""
 
 
+COPIES = ("scatter", "replicate", "gather")
+"""Parts in which DataParallel copies."""
+
+
 class Parts(Part):
     """Milliseconds of a step: the phases of ``Phases`` as means over the ranks, and the parts between ranks.
 

@@ -4,41 +4,89 @@ from __future__ import annotations
 
 import math
 from statistics import median
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from samebits.files import Part
 from samebits.strategies.ddp import DDP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from samebits.results.explanation.causes import Cause
+    from samebits.results.explanation.cause import Cause
     from samebits.results.explanation.observed import Observed
     from samebits.results.explanation.parts import Parts
 
+
+class RemedySpec(NamedTuple):
+    """What to do, in a few words and as a sentence's part, with the values of the change that it names.
+
+    ``another_training`` says that losses will differ, as a step then has other samples.
+    """
+
+    short: str
+    text: str
+    another_training: bool = False
+
+
 REMEDIES = {
-    "accumulate": "let each step do {grad_accum_steps:g} times the samples in as many micro-batches "
-    "(train.grad_accum_steps and train.global_batch_size, both {grad_accum_steps:g} times as large), and adapt the "
-    "learning rate",
-    "larger_batch": "make train.global_batch_size {global_batch_size:g} times as large, and adapt the learning rate",
-    "fewer_launches": "set train.cuda_graphs: true, which launches forward and backward as a whole, or train.compile: "
-    "true, which makes fewer kernels of them",
-    "sync_once": "report it: all backward passes but the last of a step are to run under no_sync",
-    "keep_buffers": "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
-    "balance_ranks": "give that rank the same work and the same device as the others; "
-    "--trace of stage train shows what it does",
-    "feed_faster": "prepare the input before the training, or in memory",
-    "more_loaders": "load samples with {num_workers:g} processes for each rank (train.loader.num_workers: "
-    "{num_workers:g})",
-    "cheaper_samples": "make samples cheaper, as by decoded or smaller files: a loading process more has no core here",
-    "keep_on_device": "remove .item(), .tolist() and `if tensor:` from the forward pass",
-    "free_cores": "stop what else runs on this host, or train elsewhere",
-    "one_thread": "leave out torch.set_num_threads: each worker has its cores already",
-    "fewer_devices": "use one device: it is faster here",
-    "use_ddp": "use ddp, which copies the model once",
-    "share_no_device": "let no two workers share a device (train.oversubscribe: false, train.num_devices: auto)",
+    "accumulate": RemedySpec(
+        "send gradients once for {grad_accum_steps:g} micro-batches",
+        "let each step do {grad_accum_steps:g} times the samples in as many micro-batches "
+        "(train.grad_accum_steps and train.global_batch_size, both {grad_accum_steps:g} times as large), and adapt the "
+        "learning rate",
+        another_training=True,
+    ),
+    "larger_batch": RemedySpec(
+        "make the batch {global_batch_size:g} times as large",
+        "make train.global_batch_size {global_batch_size:g} times as large, and adapt the learning rate",
+        another_training=True,
+    ),
+    "fewer_launches": RemedySpec(
+        "launch the passes as a CUDA graph",
+        "set train.cuda_graphs: true, which launches forward and backward as a whole, or train.compile: true, which "
+        "makes fewer kernels of them",
+    ),
+    "sync_once": RemedySpec(
+        "send gradients in the last backward pass of a step alone",
+        "report it: all backward passes but the last of a step are to run under no_sync",
+    ),
+    "keep_buffers": RemedySpec(
+        "let each rank keep its own buffers",
+        "set train.ddp.forward_sync_buffers: false, so that each rank keeps its own; rank 0's are saved",
+    ),
+    "balance_ranks": RemedySpec(
+        "give all ranks the same work and the same device",
+        "give that rank the same work and the same device as the others; --trace of stage train shows what it does",
+    ),
+    "feed_faster": RemedySpec(
+        "prepare the input before the training", "prepare the input before the training, or in memory"
+    ),
+    "more_loaders": RemedySpec(
+        "load samples with {num_workers:g} processes for each rank",
+        "load samples with {num_workers:g} processes for each rank (train.loader.num_workers: {num_workers:g})",
+    ),
+    "cheaper_samples": RemedySpec(
+        "make samples cheaper to load",
+        "make samples cheaper, as by decoded or smaller files: a loading process more has no core here",
+    ),
+    "keep_on_device": RemedySpec(
+        "take .item() and `if tensor:` out of the forward pass",
+        "remove .item(), .tolist() and `if tensor:` from the forward pass",
+    ),
+    "free_cores": RemedySpec(
+        "stop what else runs on this host", "stop what else runs on this host, or train elsewhere"
+    ),
+    "one_thread": RemedySpec(
+        "leave out torch.set_num_threads", "leave out torch.set_num_threads: each worker has its cores already"
+    ),
+    "fewer_devices": RemedySpec("use one device", "use one device: it is faster here"),
+    "use_ddp": RemedySpec("use ddp", "use ddp, which copies the model once"),
+    "share_no_device": RemedySpec(
+        "let no two workers share a device",
+        "let no two workers share a device (train.oversubscribe: false, train.num_devices: auto)",
+    ),
 }
-"""Texts of the remedies by kind."""
+"""Remedies by kind."""
 
 if TYPE_CHECKING:
     RemedyKind: TypeAlias = str
@@ -46,7 +94,9 @@ else:
     RemedyKind = Literal[tuple(REMEDIES)]
 
 Change = dict[str, float | bool | str]
-"""Keys of params.yaml with their new values. Batch sizes and accumulation have factors in place of values."""
+"""Keys of params.yaml with their new values, or with factors in place of values, if they are among ``FACTORS``."""
+
+FACTORS = ("train.global_batch_size", "train.grad_accum_steps", "data.num_samples")
 
 REPLAYED_MS = 0.002
 """Least milliseconds of a kernel in a graph, with the gap before the next one. What a launch costs beyond is saved."""
@@ -189,3 +239,11 @@ def share_no_device(_: Cause, __: Observed) -> Remedy:
 
 def _gain(gains: Sequence[float]) -> Gain:
     return Gain(median=median(gains), low=min(gains), high=max(gains))
+
+
+def settings_of(change: Change, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a change with their new values, by the flat ``params`` that they were."""
+    values = {key: params[key] * value if key in FACTORS else value for key, value in change.items()}
+    return {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value for key, value in values.items()
+    }

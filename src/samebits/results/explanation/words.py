@@ -10,7 +10,7 @@ from samebits.results.figures import milliseconds, three_digits
 
 if TYPE_CHECKING:
     from samebits.records.run import RunRecord
-    from samebits.results.explanation.causes import Evidence
+    from samebits.results.explanation.cause import Evidence
     from samebits.results.explanation.explain import ExplainedCause, Explanation, Unsteady
     from samebits.results.explanation.parts import Parts
 
@@ -48,17 +48,21 @@ NOTHING = "No cause that can be changed here takes a tenth of a step."
 _PASSES = {"forward": "forward pass", "backward": "backward pass", "host": "Python"}
 
 
+def what_of(finding: ExplainedCause) -> str:
+    """The cause without figures: ``The batch is too small to share: ...``."""
+    phase = finding.phase or ""
+    return CAUSES[finding.cause].sentence.format(rank=finding.rank, phase=_PASSES.get(phase, phase))
+
+
 def cause_of(finding: ExplainedCause) -> str:
     """The cause as one sentence."""
-    phase = finding.phase or ""
-    text = CAUSES[finding.cause].sentence.format(rank=finding.rank, phase=_PASSES.get(phase, phase))
     share = "" if finding.share is None else f", {finding.share:.0%} of a step"
-    return f"{text}: {milliseconds(finding.lost_ms)}{share}."
+    return f"{what_of(finding)}: {milliseconds(finding.lost_ms)}{share}."
 
 
 def advice_of(finding: ExplainedCause) -> str:
     """The remedy with its predicted gain."""
-    text = REMEDIES[finding.remedy].format(**{key.rpartition(".")[2]: by for key, by in finding.change.items()})
+    text = _with_values(REMEDIES[finding.remedy].text, finding)
     if more := finding.change.get("data.num_samples"):
         text += f"; that takes {more:g} times the samples"
     gain = finding.gain
@@ -68,6 +72,15 @@ def advice_of(finding: ExplainedCause) -> str:
     if f"{gain.low:.2f}" != f"{gain.high:.2f}":
         size += f" ({gain.low:.2f} to {gain.high:.2f})"
     return f"Next: {text}. Predicted: {size}."
+
+
+def action_of(finding: ExplainedCause) -> str:
+    """The remedy in a few words: ``make the batch 4 times as large``."""
+    return _with_values(REMEDIES[finding.remedy].short, finding)
+
+
+def _with_values(text: str, finding: ExplainedCause) -> str:
+    return text.format(**{key.rpartition(".")[2]: by for key, by in finding.change.items()})
 
 
 def figure_of(evidence: Evidence) -> str:

@@ -1,0 +1,296 @@
+"""The three answers of a comparison, each in a figure and a few words: for the page, the terminal and MLflow."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from samebits.params import flatten
+from samebits.records.run import precedence
+from samebits.results.explanation.remedies import REMEDIES, settings_of
+from samebits.results.explanation.words import NOTHING, action_of, what_of
+from samebits.results.figures import fine_percent, is_open, milliseconds, share
+from samebits.results.text import by_numerics, devices_of
+from samebits.results.verdict import GRADES
+from samebits.strategies import BASELINE, STRATEGIES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from samebits.records.run import Ratio
+    from samebits.results.comparison import Comparison, Row
+    from samebits.results.explanation.explain import ExplainedCause
+    from samebits.results.verdict import Grade
+
+UNCERTAIN = ("noisy", "disturbed")
+"""Labels of a run whose times something else on the host may have changed."""
+
+SIGNS: dict[Grade, str] = {"bitwise": "=", "within tolerance": "≈", "not comparable": "?", "diverged": "≠"}
+"""What stands between two runs of a grade."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How much faster: the fastest run of several devices, or why there is none.
+
+    ``figure`` is the speed-up, or a dash. ``told`` has a few words each, and begins with the devices.
+    """
+
+    state: Literal["faster", "no difference", "slower", "not parallel", "not measured", "one run"]
+    row: Row | None
+    figure: str
+    told: tuple[str, ...]
+    uncertain: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Help:
+    """What holds a run back, and what helps: ``figure`` is the predicted gain, or what is known in its place.
+
+    ``command`` tries it; it is empty if no key of params.yaml does.
+    """
+
+    row: Row
+    finding: ExplainedCause
+    figure: str
+    of: str
+    cause: str
+    lost: str
+    action: str
+    command: str
+    another_training: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Same:
+    """Whether it is the same model: in one word, and in one line for each numerics."""
+
+    state: Literal["yes", "no", "not judged", "one run"]
+    told: dict[str, str]
+
+
+def speed_up(ratio: Ratio) -> str:
+    """A speed-up without its interval: ``1.54x``."""
+    return f"{ratio.median:.2f}×"
+
+
+def parallel(row: Row) -> bool:
+    """Whether a run used several devices and has a speed-up."""
+    return row.speedup is not None and row.strategy != BASELINE.name
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """The fastest of the parallel ``rows``: of those shown to be faster than one device, else of all."""
+    known = [(row, row.speedup) for row in rows if parallel(row) and row.speedup]
+    shown = [(row, ratio) for row, ratio in known if ratio.low > 1]
+    best = max(shown or known, key=lambda one: one[1].median, default=None)
+    return best[0] if best else None
+
+
+def how_much_faster(comparison: Comparison) -> Speed:
+    """The first answer, of the first numerics."""
+    rows = next(iter(by_numerics(comparison.rows).values()))
+    best = fastest(rows)
+    if best is None:
+        return _no_speed(rows)
+    ratio = best.speedup
+    assert ratio
+    told = [f"{best.strategy} on {devices_of(best)}", f"95% sure: {ratio.low:.2f} to {ratio.high:.2f}"]
+    uncertain = any(label.kind in UNCERTAIN for label in best.labels)
+    common: Any = {"row": best, "uncertain": uncertain}
+    if is_open(ratio):
+        told.append("no difference from one device is shown")
+        return Speed(state="no difference", figure="≈ 1×", told=tuple(told), **common)
+    if ratio.median < 1:
+        told.append("slower than one device: use one, or change what follows")
+        return Speed(state="slower", figure=speed_up(ratio), told=tuple(told), **common)
+    return Speed(state="faster", figure=speed_up(ratio), told=tuple(told), **common)
+
+
+def _no_speed(rows: Sequence[Row]) -> Speed:
+    """Why no run has a speed-up."""
+    others = [row for row in rows if row.strategy != BASELINE.name]
+    reasons = [row.speedup_unavailable for row in others if row.speedup_unavailable]
+    if not others or len(rows) == 1:
+        return Speed(
+            state="one run", row=None, figure="–", told=(f"{rows[0].name} alone", "there is nothing to compare it with")
+        )
+    state: Literal["not parallel", "not measured"] = "not measured"
+    if all(row.devices_used == 1 for row in others):
+        state = "not parallel"
+    text = reasons[0].text if reasons else "its steps were not timed beside those of one device"
+    lead = "nothing was parallel here" if state == "not parallel" else "not measured"
+    return Speed(state=state, row=None, figure="–", told=(lead, text))
+
+
+def helps(comparison: Comparison) -> list[Help]:
+    """What to change: the causes of the run that the first answer is about, the largest first, then of others."""
+    first = next(iter(by_numerics(comparison.rows).values()))
+    row = explained_row(comparison)
+    rows = [row] if row else []
+    rows += [one for one in first if one is not row and parallel(one)]
+    return [_help(comparison, one, finding) for one in rows if one.explanation for finding in one.explanation.findings]
+
+
+def explained_row(comparison: Comparison) -> Row | None:
+    """The run that the first answer is about, if its steps were divided into parts; else the one with most devices."""
+    answered = how_much_faster(comparison).row
+    if answered is not None and answered.explanation:
+        return answered
+
+    def order(row: Row) -> tuple[tuple[int, bool], bool]:
+        return precedence(row.devices_used, row.strategy, has_ranks=row.has_ranks), row.slice_step_ms is not None
+
+    return max((row for row in comparison.rows if row.explanation), key=order, default=None)
+
+
+def _help(comparison: Comparison, row: Row, finding: ExplainedCause) -> Help:
+    figure, of = _gain(finding)
+    return Help(
+        row=row,
+        finding=finding,
+        figure=figure,
+        of=of,
+        cause=short(what_of(finding)),
+        lost=f"{milliseconds(finding.lost_ms)} of a step",
+        action=action_of(finding),
+        command=command_for(comparison, finding),
+        another_training=REMEDIES[finding.remedy].another_training,
+    )
+
+
+def command_for(comparison: Comparison, finding: ExplainedCause) -> str:
+    """What somebody types to try a remedy, or the keys to set where DVC runs nothing; empty if no key does it."""
+    params = flatten(comparison.params.model_dump(mode="json"))
+    values = {key: value for key, value in settings_of(finding.change, params).items() if params.get(key) != value}
+    if not values or not values.keys() <= params.keys() or finding.remedy == "use_ddp":
+        return ""  # a strategy is trained beside the others
+    shown = {key: json.dumps(value).strip('"') for key, value in values.items()}
+    if comparison.pipeline is None:
+        return "\n".join(f"{key}: {value}" for key, value in shown.items())
+    folder, _, _ = comparison.pipeline.rpartition("/")
+    target, params_file = (f" {comparison.pipeline}", f"{folder}/params.yaml:") if folder else ("", "")
+    return f"dvc exp run{target} " + " ".join(f"-S {params_file}{key}={value}" for key, value in shown.items())
+
+
+def _gain(finding: ExplainedCause) -> tuple[str, str]:
+    """The predicted gain and what it is of; without one, the share of a step that the cause takes."""
+    if finding.gain is not None:
+        return f"{100 * (finding.gain.median - 1):+.0f}%", "samples per second, predicted"
+    if finding.share is not None:
+        return share(finding.share), "of a step; what a change gains is not known"
+    return milliseconds(finding.lost_ms), "of a step; what a change gains is not known"
+
+
+def short(sentence: str) -> str:
+    """The first part of a sentence, in the middle of another one."""
+    first = sentence.partition(":")[0]
+    return (
+        first if first[1:2].isupper() or first.startswith(("DataParallel", "Python")) else first[0].lower() + first[1:]
+    )
+
+
+def is_it_the_same(comparison: Comparison) -> Same:
+    """The third answer."""
+    groups = dict(sorted(by_numerics(comparison.rows).items(), key=lambda one: one[0] != "exact"))  # for any host
+    own_dataset = comparison.params.data.task == "dataset"
+    told = {numerics: text for numerics, rows in groups.items() if (text := _same(numerics, rows, own_dataset))}
+    for refused in comparison.refused:
+        told.setdefault(refused.numerics, f"refused, because of {refused.what}")
+    grades = [row.verdict.grade for row in comparison.rows if row.verdict]
+    if "diverged" in grades:
+        return Same(state="no", told=told)
+    if "not comparable" in grades:
+        return Same(state="not judged", told=told)
+    if grades:
+        return Same(state="yes", told=told)
+    return Same(
+        state="one run",
+        told=told or {rows[0].numerics: "there is nothing to compare it with" for rows in groups.values()},
+    )
+
+
+def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
+    """One line on the runs of one numerics; empty if there is only one."""
+    verdicts = [(row, row.verdict) for row in rows if row.verdict]
+    if not verdicts:
+        return ""
+    row, worst = max(verdicts, key=lambda one: GRADES.index(one[1].grade))
+    under = (
+        "every strategy"
+        if {one.strategy for one in rows} == {*STRATEGIES}
+        else " and ".join(one.strategy for one in rows)
+    )
+    if worst.grade == "bitwise":
+        other_data = next((verdict.other_data for _, verdict in verdicts if verdict.other_data), None)
+        if numerics != "exact" or other_data:
+            return f"every bit, under {under}" + (f", but {other_data}" if other_data else "")
+        given = ", where the dataset gives the same samples" if own_dataset else ""
+        return f"every bit, under {under}, and so on any host{given}"
+    losses, weights = worst.losses, worst.weights
+    if worst.grade == "diverged":
+        step = losses.first_beyond or losses.first_difference
+        where = f" at step {step}" if step else ""
+        by = f": losses differ by {fine_percent(losses.largest_relative)}" if losses.largest_relative else ""
+        allowed = f", where {fine_percent(losses.tolerance)} passes" if by and losses.tolerance is not None else ""
+        return f"{row.name} left {worst.against}{where}{by}{allowed}"
+    if worst.grade == "not comparable":
+        return f"{row.name} cannot be compared: {worst.apart}"
+    largest = max((verdict.losses.largest_relative or 0.0 for _, verdict in verdicts), default=0.0)
+    if largest:
+        return f"losses differ by {fine_percent(largest)}, as rounding explains"
+    return (
+        f"losses are the same, weights differ in {weights.different} of {weights.tensors} tensors, as rounding explains"
+    )
+
+
+def headline(comparison: Comparison) -> str:
+    """The answer in one sentence: ``ddp on 2 CPU devices: 1.54x the speed of one, and the same model``."""
+    speed, same = how_much_faster(comparison), is_it_the_same(comparison)
+    model = {
+        "yes": ", and the same model",
+        "no": ", and not the same model",
+        "not judged": "; whether it is the same model cannot be told",
+        "one run": "",
+    }[same.state]
+    if speed.row is None:
+        lead = (
+            "Nothing was parallel here" if speed.state == "not parallel" else "How much faster it is was not measured"
+        )
+        return (f"{comparison.rows[0].name} was trained alone" if speed.state == "one run" else lead) + model
+    lead = f"{speed.row.strategy} on {devices_of(speed.row)}"
+    if speed.state == "no difference":
+        return f"{lead}: no difference from the speed of one is shown{model}"
+    return f"{lead}: {speed.figure} the speed of one{model}"
+
+
+def facts(comparison: Comparison) -> list[str]:
+    """What was compared, and where."""
+    host, commit = comparison.host, comparison.git.commit
+    gpus = Counter(gpu.name for gpu in host.gpus)
+    device = " and ".join(f"{count} × {name}" for name, count in gpus.items())
+    return [
+        f"{comparison.model} on {comparison.task}",
+        f"global batch {comparison.global_batch_size:,}",
+        f"{comparison.steps:,} steps",
+        device or f"{host.cpu.model}, {host.cpu.cores} cores, no GPU",
+        f"torch {host.torch}",
+        *([f"commit {commit[:7]}{' and changes' if comparison.git.dirty else ''}"] if commit else []),
+    ]
+
+
+def summary(comparison: Comparison) -> str:
+    """The answers as four lines of Markdown."""
+    speed, found, same = how_much_faster(comparison), helps(comparison), is_it_the_same(comparison)
+    first = f"{found[0].cause}, {found[0].lost}; {found[0].action}: {found[0].figure}" if found else NOTHING
+    return "\n".join(
+        [
+            f"**{headline(comparison)}** ({', '.join(facts(comparison))})",
+            f"- How much faster? {speed.figure}, {'; '.join(speed.told)}",
+            f"- What holds it back? {first}",
+            f"- Is it the same model? {same.state}: "
+            + "; ".join(f"{name}: {text}" for name, text in same.told.items()),
+        ]
+    )

@@ -1,0 +1,119 @@
+"""The waterfalls of a page: runs of one numerics below each other, on one axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from samebits.results.answers import fastest, speed_up
+from samebits.results.explanation.words import say_unsteady
+from samebits.results.figures import milliseconds
+from samebits.results.text import devices_of
+from samebits.results.waterfall import Extent, Waterfall, percent, waterfall
+from samebits.strategies import BASELINE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from samebits.results.comparison import Row
+
+MOST_MARKS = 5
+"""Whole numbers that are written at the axis of a waterfall."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A line of a waterfall: words, a bar on its axis, ms and speed in words; ``whisker`` is the interval's bar."""
+
+    kind: str
+    words: str
+    bar: Extent | None = None
+    ms: str = ""
+    speed: str = ""
+    whisker: Extent | None = None
+    bound: bool = False
+
+
+@dataclass(frozen=True)
+class Fall:
+    """A run in the chart of waterfalls: its strategy, what it ran on, its lines, or a sentence in their place."""
+
+    strategy: str
+    on: str
+    bars: tuple[Bar, ...]
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Falls:
+    """The waterfalls of one numerics on one axis: marks at whole numbers, and the place of the ideal."""
+
+    marks: tuple[tuple[float, str], ...]
+    ideal: float | None
+    runs: tuple[Fall, ...]
+
+
+def signed_ms(ms: float) -> str:
+    """Milliseconds with their sign."""
+    return f"{'−' if ms < 0 else '+'}{milliseconds(abs(ms))}"
+
+
+def falls(rows: Sequence[Row]) -> Falls:
+    """The waterfalls of the runs of one numerics: the fastest first, those without a speed-up next, single last."""
+    best = fastest(rows)
+    measured = [row for row in rows if row.speedup and row.strategy != BASELINE.name]
+    order = sorted(measured, key=lambda row: row is not best)
+    found = [waterfall(row) for row in order]
+    limit = 1.05 * max(
+        [1.0, *(max(one.ideal, one.speedup.high, one.row.bound.high if one.row.bound else 0) for one in found)]
+    )
+    most = max((one.ideal for one in found), default=1)
+    numbers = [*range(0, most, -(-most // MOST_MARKS)), most]
+    marks = tuple((percent(0, number, limit)["width"], f"{number}×") for number in numbers)
+    rest = [_unmeasured(row) for row in rows if not row.speedup and row.strategy != BASELINE.name]
+    base = [row for row in rows if row.strategy == BASELINE.name]
+    return Falls(
+        marks=marks,
+        ideal=percent(0, most, limit)["width"] if found else None,
+        runs=(*(_fall(one, limit) for one in found), *rest, *(_single(row, found, limit) for row in base)),
+    )
+
+
+def _fall(one: Waterfall, limit: float) -> Fall:
+    ideal = Bar("ideal", f"Ideal of {devices_of(one.row)}", percent(0, one.ideal, limit), "", f"{one.ideal}.00×")
+    stages = [
+        Bar(
+            "lost" if stage.lost else "gained",
+            stage.words,
+            percent(stage.start, stage.end, limit),
+            signed_ms(stage.ms),
+            f"{stage.end:.2f}×",
+            bound=stage.name == "fixed",
+        )
+        for stage in one.stages
+    ]
+    ratio = one.speedup
+    got = Bar(
+        "got",
+        "What you get",
+        percent(0, ratio.median, limit),
+        milliseconds(one.step_ms) if one.step_ms else "",
+        speed_up(ratio),
+        whisker=percent(ratio.low, ratio.high, limit),
+    )
+    explanation = one.row.explanation
+    said = say_unsteady(explanation.unsteady) if explanation and explanation.unsteady else ""
+    return Fall(one.row.strategy, devices_of(one.row), (ideal, *stages, got), said)
+
+
+def _unmeasured(row: Row) -> Fall:
+    reason = row.speedup_unavailable
+    text = reason.text if reason else "its steps were not timed beside those of one device"
+    said = f"{text[0].upper()}{text[1:]}. No speed-up is claimed."
+    return Fall(row.strategy, "not parallel here" if row.devices_used == 1 else devices_of(row), (), said)
+
+
+def _single(row: Row, found: Sequence[Waterfall], limit: float) -> Fall:
+    step = next((one.row.slice_step_ms for one in found if one.row.slice_step_ms), None)
+    ms = milliseconds(step.single) if step else ""
+    return Fall(row.strategy, "one device", (Bar("got", "", percent(0, 1, limit), ms, "1.00×"),))

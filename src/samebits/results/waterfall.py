@@ -1,0 +1,120 @@
+"""From the ideal speed-up to the one that a run has, stage by stage: each in ms of a step, and as speed left."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from samebits.records.run import Ratio
+    from samebits.results.comparison import Row, SliceSteps
+
+LEAST_SHOWN = 0.01
+"""Least share of a step for which a stage is drawn. The first stage always is."""
+
+STAGES: dict[str, tuple[str, str]] = {
+    "fixed": ("Smaller shares cost more", "Smaller shares gain"),
+    "contention": ("Slowing each other down", "Faster side by side"),
+    "copies": ("DataParallel's copies", ""),
+    "unexplained": ("Not explained", "Not explained"),
+    "buffers": ("Sending buffers", ""),
+    "communication": ("Sending gradients", "Sending gradients"),
+    "wrapper": ("DDP's own work", ""),
+    "waiting": ("Waiting for the slowest", ""),
+    "sending": ("Sending gradients and waiting", "Sending gradients and waiting"),
+}
+"""Stages in order: the words for one that costs time, and for one that saves it."""
+
+_WITHOUT_RANKS = {"unexplained": "Work of device 0 alone", "sending": "Copies, and work of device 0 alone"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage: ms that it adds to a step, and the speed-ups ``start`` before and ``end`` after it."""
+
+    name: str
+    words: str
+    ms: float
+    start: float
+    end: float
+
+    @property
+    def lost(self) -> bool:
+        """Whether it costs time."""
+        return self.ms >= 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waterfall:
+    """A run's stages from the speed-up ``ideal``, its number of devices, to ``speedup``.
+
+    Without ``stages`` it is not known where the time goes. ``step_ms`` is a step of the slices; None without slices.
+    """
+
+    row: Row
+    ideal: int
+    speedup: Ratio
+    stages: tuple[Stage, ...]
+    step_ms: float | None
+
+
+def waterfall(row: Row) -> Waterfall:
+    """The waterfall of a row with a speed-up."""
+    assert row.speedup
+    step = row.slice_step_ms
+    steady = row.explanation is None or row.explanation.unsteady is None
+    stages = _stages(row, step, row.bound) if step and row.bound and steady else ()
+    step_ms = step.strategy if step else None
+    return Waterfall(row=row, ideal=row.devices_used, speedup=row.speedup, stages=tuple(stages), step_ms=step_ms)
+
+
+def _stages(row: Row, step: SliceSteps, bound: Ratio) -> list[Stage]:
+    """The stages that are large enough to be drawn.
+
+    The first goes from the number of devices to the bound. The others are placed by what is left of the speed after so
+    many ms, moved and stretched so that the first begins at the bound and the last ends at the speed-up: both are
+    medians of ratios, which no quotient of two medians gives.
+    """
+    assert row.speedup
+    added = _added_ms(row, step)
+    first = added.pop("fixed")
+    stages = [_stage("fixed", row, first, float(row.devices_used), bound.median)]
+    begin, end = step.single / step.share, step.single / step.strategy
+    scale = (bound.median - row.speedup.median) / (begin - end) if begin != end else 0.0
+    ms, last = 0.0, bound.median
+    for name, more in added.items():
+        ms += more
+        after = row.speedup.median + (step.single / (step.share + ms) - end) * scale
+        if abs(more) >= LEAST_SHOWN * step.strategy:
+            stages.append(_stage(name, row, more, last, after))
+            last = after
+    return stages
+
+
+def _added_ms(row: Row, step: SliceSteps) -> dict[str, float]:
+    """What each stage adds to a step, in order. All but the first add up to a step without a device's share alone."""
+    losses = row.explanation.losses if row.explanation else None
+    if losses:
+        return {name: getattr(losses, name) for name in STAGES if hasattr(losses, name)}
+    together = step.share if step.together is None else step.together
+    return {
+        "fixed": step.share - step.single / row.devices_used,
+        "contention": together - step.share,
+        "sending": step.strategy - together,
+    }
+
+
+def _stage(name: str, row: Row, ms: float, start: float, end: float) -> Stage:
+    costs, saves = STAGES[name]
+    costs = costs if row.has_ranks else _WITHOUT_RANKS.get(name, costs)
+    return Stage(name=name, words=costs if ms >= 0 else saves or costs, ms=ms, start=start, end=end)
+
+
+Extent = dict[Literal["left", "width"], float]
+"""Where a bar stands on its axis: its left edge and its width, in %."""
+
+
+def percent(start: float, end: float, limit: float) -> Extent:
+    """Where a bar from ``start`` to ``end`` stands on an axis from 0 to ``limit``."""
+    low, high = sorted((max(0.0, start), max(0.0, end)))
+    return {"left": round(100 * low / limit, 3), "width": round(100 * (high - low) / limit, 3)}
