@@ -49,7 +49,6 @@ OWN_CACHE := [ -n "$$DVC_SITE_CACHE_DIR" ] || { (umask 077; mkdir -p "$$HOME/.ca
 repro: $(STAMP)  ## run the pipeline, and print what it found; PRESET=default or gpu, see docs/concepts/gpu-experiment.md
 	@# Who imports torch first compiles it, for seconds: another core can, while DVC starts and the data are made.
 	@$(OWN_CACHE); export $(RUN); [ -e .venv/.compiled ] || { touch .venv/.compiled; python -c 'import torch._dynamo' & }; exec sh tools/repro.sh
-	@echo "Runs in MLflow: make ui. Elsewhere: docs/guides/first-run.md."
 
 verify: $(STAMP)  ## train the exact runs again and compare their bits with dvc.lock
 	@export $(RUN); folder=$$(python tools/preset.py) && exec samebits verify --folder "$$folder"

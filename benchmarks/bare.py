@@ -30,7 +30,7 @@ from samebits.training.loop import Snapshot, train, warm_up
 from samebits.training.placement import place
 from samebits.training.setup import Setup
 from samebits.training.worker import make_worker
-from samebits.workers.worker import Progress
+from samebits.workers.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -101,7 +101,8 @@ def test_a_run_is_quoted_where_the_pages_have_room_for_it(tmp_path, monkeypatch)
     quoting["main"]("comparison.json", "tried")
     readme, guide = (page.read_text() for page in pages.values())
     assert "| single-hash |\n<!-- /result -->" in readme
-    assert "<!-- answers -->\n```text\nFastest here is single-fast: " in guide
+    assert "<!-- answers -->\n```text\n──────" in guide
+    assert "How much faster?        –       single-fast alone; there is nothing to compare it with" in guide
     assert "--no-tracking\nddp-fast: " in guide
     assert "/tmp/try\nbitwise\n  losses: bitwise, all 2 steps\n" in guide
     assert [len(page.read_text().split("```")) for page in pages.values()] == [

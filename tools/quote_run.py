@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import sys
-import textwrap
 from pathlib import Path
 
 from pages import between
 from samebits.records.run import read_run
 from samebits.results.comparison import Comparison
 from samebits.results.table import markdown
-from samebits.results.text import answers, describe_run, notes_of
+from samebits.results.terminal import WIDTHS, answer_lines
+from samebits.results.text import describe_run, notes_of, remarks
 from samebits.results.verdict import compare_runs, settings_that_differ
 from samebits.results.verdict_text import say_comparison
 
@@ -33,7 +33,8 @@ def quote_comparison(comparison: Comparison) -> None:
     """Write the table into the README and the answers into the guide."""
     table = "".join(f"{line}\n" for line in markdown(comparison).splitlines() if line.startswith("|"))
     replace(README, "<!-- result -->\n", "<!-- /result -->", table)
-    said = "".join(f"{textwrap.fill(answer, 115)}\n" for answer in answers(comparison))
+    lines = answer_lines(comparison, Path("reports"), WIDTHS[1], notes=len(remarks(comparison)))
+    said = "".join(f"{line.plain.rstrip()}\n" for line in lines)
     replace(GUIDE, "<!-- answers -->\n```text\n", "```\n<!-- /answers -->", said)
 
 

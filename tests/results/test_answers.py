@@ -119,7 +119,7 @@ def test_a_command_has_what_changes_and_no_more(change, remedy, command):
         ("not comparable", "not judged", "ddp-fast cannot be compared: dropout draws depend on the number of devices",
          "every bit, under every strategy, and so on any host"),
         ("refused", "yes", "losses differ by 0.000018%, as rounding explains",
-         "refused, because of BatchNorm2d in model.norm"),
+         "refused, because of BatchNorm2d in model.norm; train in fast numerics"),
         ("fallback only", "yes", "every bit, under single and dp", None),
         ("one run", "one run", "there is nothing to compare it with", None),
     ],

@@ -84,8 +84,8 @@ def own(tmp_path_factory):
 def test_the_library_is_the_wheels_and_the_answers_are_printed(own):
     (where,) = own.python("-c", "import samebits; print(samebits.__file__)").stdout.split("\n")[:1]
     assert where.startswith(str(own.environment))
-    assert re.search(r"ddp-exact +2 CPU", own.answers)
-    assert "Same model in exact numerics: yes, bit by bit" in own.answers
+    assert re.search(r"ddp +2 CPU devices", own.answers)
+    assert "yes     exact: every bit, under single and ddp, and so on any host" in own.answers
     assert "dvc repro</pre>" in (own.folder / "reports/index.html").read_text()
     assert own("git", "status", "--short").stdout.split() == ["??", "dvc.lock"]
 

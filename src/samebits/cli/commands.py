@@ -67,11 +67,30 @@ def ui(port: int) -> None:
     serve(port)
 
 
+@main.command(context_settings={"ignore_unknown_options": True})
+@folder_option
+@click.argument("dvc_options", nargs=-1, type=click.UNPROCESSED)
+def repro(folder: str, dvc_options: tuple[str, ...]) -> None:
+    """Run the pipeline by `dvc repro`, with a line for each stage and the answers at the end.
+
+    What DVC and the stages write is in .samebits/repro.log. Options of `dvc repro` are passed on to it, and its exit
+    code is that of this command.
+
+    \b
+    Example:
+      samebits repro --force
+    """
+    from samebits.stages.repro import answer
+
+    click.get_current_context().exit(answer(Path(folder), dvc_options))
+
+
 @main.command(short_help="Make the report again from comparison.json.")
 @click.argument("comparison", required=False)
 @click.option("--out-dir", help="Folder to write.  [default: that of COMPARISON]")
 @click.option("--against", help="Another comparison.json: the page says what changed since.")
-def report(comparison: str | None, out_dir: str | None, against: str | None) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="Print the answers and the notes as well.")
+def report(comparison: str | None, out_dir: str | None, against: str | None, verbose: bool) -> None:
     """Make the page, the plots and the table again from a COMPARISON, reports/comparison.json by default.
 
     Nothing else is read, so that a report can be made where nothing was trained. Without COMPARISON it must be of
@@ -86,6 +105,7 @@ def report(comparison: str | None, out_dir: str | None, against: str | None) -> 
     from samebits.results.comparison import Comparison
     from samebits.results.current import require_current
     from samebits.results.page.write import write_report
+    from samebits.results.terminal import show
 
     path = Path(comparison or "reports/comparison.json")
     folder = Path(out_dir or path.parent)
@@ -94,7 +114,10 @@ def report(comparison: str | None, out_dir: str | None, against: str | None) -> 
         require_current(found.params, path, load_params("params.yaml"))
     before = Comparison.read(Path(against), made_by=stage_command("compare")) if against else None
     write_report(found, folder, before)
-    click.echo(folder / "index.html")
+    if verbose:
+        show(found, folder, verbose=True)
+    else:
+        click.echo(folder / "index.html")
 
 
 @main.command()

@@ -20,6 +20,7 @@ from samebits.host import Cores, CoreShares, count_cores
 from samebits.measuring.bounds import gradient_bytes, measure_bounds
 from samebits.measuring.tracing import OperationCounter, Tracer, read_seconds
 from samebits.records.breakdown import Breakdown, Launches, Phases, RankPhases, Reads, Traffic
+from samebits.records.progress import tell
 from samebits.training.meters import PhaseClock, StepClock, ignore_phase
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_sec
     ``step_seconds``, the same on every rank, sets how many steps a turn has.
     """
     steps = max(1, min(total_steps, round(TURN_SECONDS / max(step_seconds, 1e-9))))
+    if trainable.worker.rank == 0:
+        tell("dividing a step into parts")
     turns = _Turns(trainable, twins, steps, total_steps)
     turns.run()
     traffic, reads, launches = _trace(trainable, twins, total_steps)

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from samebits.records.measurement import Repeats
+from samebits.records.progress import tell
 from samebits.records.statistics import NARROW
 from samebits.remarks import Prolonged, Unrepeated
 
@@ -53,6 +54,10 @@ class Prolonging:
         self._count = 0
         self._half_width: float | None = None
         self._stopped: StopKind | None = None
+
+    def tell(self) -> None:
+        """Say which repeat begins."""
+        tell("timing slices", self._count + 1, max(self._planned, self._count + 1))
 
     def wants_more(self, ratio: Callable[[], Ratio | None] | None) -> bool:
         """Whether to time another repeat, after one has ended.

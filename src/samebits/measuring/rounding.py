@@ -14,6 +14,7 @@ import torch
 
 from samebits.errors import UserError
 from samebits.portable.random import Stream
+from samebits.records.progress import tell
 from samebits.records.run import Rounding, TwinLoss, relative_difference
 from samebits.training.loop import Tracker, train
 
@@ -38,6 +39,8 @@ def measure_rounding(
     """
     budget = max(TWIN_SECONDS, TWIN_SHARE * len(losses) * step_seconds)
     steps = max(1, min(len(losses), int(budget / max(step_seconds, 1e-9))))
+    if trainable.worker.rank == 0:
+        tell("training a twin")
     trainable.reset()
     _perturb(trainable.model, seed)
     try:

@@ -11,7 +11,7 @@ from samebits.params import flatten
 from samebits.records.run import precedence
 from samebits.results.explanation.remedies import REMEDIES, settings_of
 from samebits.results.explanation.words import NOTHING, action_of, what_of
-from samebits.results.figures import fine_percent, is_open, milliseconds, share
+from samebits.results.figures import fine_percent, is_open, milliseconds, share, signed
 from samebits.results.text import by_numerics, devices_of
 from samebits.results.verdict import GRADES
 from samebits.strategies import BASELINE, STRATEGIES
@@ -178,7 +178,7 @@ def command_for(comparison: Comparison, finding: ExplainedCause) -> str:
 def _gain(finding: ExplainedCause) -> tuple[str, str]:
     """The predicted gain and what it is of; without one, the share of a step that the cause takes."""
     if finding.gain is not None:
-        return f"{100 * (finding.gain.median - 1):+.0f}%", "samples per second, predicted"
+        return signed(finding.gain.median), "samples per second, predicted"
     if finding.share is not None:
         return share(finding.share), "of a step; what a change gains is not known"
     return milliseconds(finding.lost_ms), "of a step; what a change gains is not known"
@@ -198,7 +198,7 @@ def is_it_the_same(comparison: Comparison) -> Same:
     own_dataset = comparison.params.data.task == "dataset"
     told = {numerics: text for numerics, rows in groups.items() if (text := _same(numerics, rows, own_dataset))}
     for refused in comparison.refused:
-        told.setdefault(refused.numerics, f"refused, because of {refused.what}")
+        told.setdefault(refused.numerics, f"refused, because of {refused.what}; {refused.hint}")
     grades = [row.verdict.grade for row in comparison.rows if row.verdict]
     if "diverged" in grades:
         return Same(state="no", told=told)

@@ -24,9 +24,20 @@ def milliseconds(value: float) -> str:
     return f"{three_digits(value)} ms"
 
 
+def signed_ms(value: float) -> str:
+    """Milliseconds with their sign."""
+    return f"{'−' if value < 0 else '+'}{milliseconds(abs(value))}"
+
+
 def wall_seconds(value: float) -> str:
     """The seconds of a training: hundredths, or three digits of less than a second. A fast device takes a hundredth."""
     return f"{value:.2f}" if value >= 1 else f"{Decimal(f'{value:.2e}'):f}"
+
+
+def wall_time(seconds: float) -> str:
+    """Seconds of a stage or of a whole run: ``12 s``, ``4 min 41 s``."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s" if seconds >= 9.95 else f"{seconds:.1f} s"
 
 
 def duration(seconds: float) -> str:
@@ -55,6 +66,11 @@ def flops(tera: float, beside: float | None = None) -> str:
     unit, size = ("TFLOP/s", 1.0) if (tera if beside is None else beside) >= 1 else ("GFLOP/s", 1e-3)
     value = tera / size
     return f"{value:.0f} {unit}" if value >= 10 else f"{value:.2g} {unit}"
+
+
+def signed(ratio: float) -> str:
+    """What a ratio adds, in percent with its sign."""
+    return f"{100 * (ratio - 1):+.0f}%"
 
 
 def share(value: float | None) -> str:

@@ -1,15 +1,10 @@
-"""The comparison as a table, for the terminal and in Markdown."""
+"""The figures of a comparison as columns, and as a table in Markdown."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from samebits.errors import printable
 from samebits.results.figures import gain, joules, share, times, wall_seconds
@@ -154,23 +149,3 @@ def markdown(comparison: Comparison) -> str:
     lines += ["", LEGEND + ".", ""]
     lines += [f"- {remark}" for remark in remarks(comparison)]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def show(comparison: Comparison, console: Console | None = None) -> None:
-    """Print the same as ``markdown`` writes, wide enough for every figure if stdout is no terminal."""
-    console = console or Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200
-    table = Table(box=box.SIMPLE_HEAD)
-    headings, rows = _table(comparison)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if number == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    console.print(printable(headline(comparison)), markup=False)
-    for text in answers(comparison):
-        console.print(f"- {printable(text)}", markup=False)
-    console.print(table)
-    console.print(f"{LEGEND}.", style="dim", markup=False)
-    for remark in remarks(comparison):
-        console.print(f"- {printable(remark)}", markup=False)

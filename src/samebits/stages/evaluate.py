@@ -13,6 +13,7 @@ import click
 from samebits.errors import UserError, few
 from samebits.numerics.environment import prepare_environment
 from samebits.params import Params, keys_affecting
+from samebits.records.progress import tell
 from samebits.records.run import read_refusal, run_name
 from samebits.stages.interface import StageSpec, experiment_folder, path_option, stage
 
@@ -44,6 +45,7 @@ def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) ->
         if not runs and (refusal := read_refusal(folder)):
             click.echo(f"{folder.name}: refused: {refusal.what}")
             continue
+        tell("evaluating", folders.index(folder) + 1, len(folders))
         file = Path(out_dir) / f"{folder.name}.json"
         evaluation = evaluate_in_worker(params, data_dir=Path(data_dir), run_dir=folder, file=file)
         above = evaluation.above_floor

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, get_args
 from samebits.errors import CollectiveError, Interrupted, RefusedError, SamebitsError, WorkerError, from_exit_code
 from samebits.files import Part
 from samebits.host import hide_gpus
+from samebits.records.progress import tell
 from samebits.training.diagnosis import explain
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class Reporter:
     def at(self, phase: Phase, step: int = 0) -> None:
         """Write this rank's phase and step to the shared memory."""
         self._memory[0], self._memory[1] = _PHASES.index(phase), step
+        if not self._rank and not step:
+            tell(phase)
 
     def done(self) -> None:
         """Say that all work is done. An exit code of 0 does not prove it: the model's code may end the process."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from samebits.files import settle
 from samebits.host import HostFacts, host_facts
@@ -27,7 +26,7 @@ from samebits.remarks import Resumed
 from samebits.strategies import STRATEGIES
 from samebits.training.checkpoints import Checkpoints, PeriodicCheckpointer, StopRequest, identity
 from samebits.training.diagnosis import batch_norms_of
-from samebits.training.loop import Tracker, train, warm_up
+from samebits.training.loop import train, warm_up
 from samebits.training.memory import measure_memory
 from samebits.training.meters import peak_gib, reset_peak
 from samebits.training.placement import not_applied
@@ -35,11 +34,11 @@ from samebits.training.setup import Setup
 from samebits.training.weights import save_weights, weights_digest
 from samebits.training.worker import make_worker
 from samebits.workers.measure import Measurements, has_twins, measure
+from samebits.workers.progress import Progress
 from samebits.workers.rank import run_rank
 from samebits.workers.sampler import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from torch import nn
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from samebits.strategies.placement import Placement
     from samebits.training.datasets import AnyData
     from samebits.training.loop import Trainable, TrainResult
-    from samebits.workers.rank import Phase, Reporter
+    from samebits.workers.rank import Reporter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,32 +101,6 @@ class TrainOutcome:
     peaks_gib: list[float]
     weights_sha256: str
     arithmetic: Arithmetic | None
-
-
-class Progress(Tracker):
-    """Reports the step to the launcher, losses to a log and, if ``shown``, progress on a bar."""
-
-    def __init__(
-        self, name: str, total_steps: int, at: Callable[[Phase, int], None], log: RunLog | None, *, shown: bool
-    ) -> None:
-        tqdm.monitor_interval = 0  # no extra thread
-        self._bar = tqdm(total=total_steps, desc=name, unit="step", disable=None if shown else True, leave=False)
-        self._at, self._log = at, log
-
-    def step(self, step: int) -> None:
-        """Report the step to the launcher, which names it if the rank is lost."""
-        self._at("training", step)
-
-    def losses(self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]) -> None:
-        """Log the losses and advance the bar."""
-        if self._log:
-            self._log.losses(first_step, losses, learning_rates)
-        self._bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
-        self._bar.update(len(losses))
-
-    def close(self) -> None:
-        """Remove the bar from the terminal."""
-        self._bar.close()
 
 
 class TrainingRank:

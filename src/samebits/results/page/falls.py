@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from samebits.results.answers import fastest, speed_up
 from samebits.results.explanation.words import say_unsteady
-from samebits.results.figures import milliseconds
+from samebits.results.figures import milliseconds, signed_ms
 from samebits.results.text import devices_of
 from samebits.results.waterfall import Extent, Waterfall, percent, waterfall
 from samebits.strategies import BASELINE
@@ -51,11 +51,6 @@ class Falls:
     marks: tuple[tuple[float, str], ...]
     ideal: float | None
     runs: tuple[Fall, ...]
-
-
-def signed_ms(ms: float) -> str:
-    """Milliseconds with their sign."""
-    return f"{'−' if ms < 0 else '+'}{milliseconds(abs(ms))}"
 
 
 def falls(rows: Sequence[Row]) -> Falls:

@@ -1,0 +1,235 @@
+"""The answers of a comparison for a terminal: at most ``MOST_LINES`` lines, on a terminal as in a file."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from samebits.errors import counted, printable
+from samebits.here import is_kit
+from samebits.results.answers import SIGNS, facts, fastest, helps, how_much_faster, is_it_the_same
+from samebits.results.explanation.words import NOTHING
+from samebits.results.figures import milliseconds, signed, signed_ms, wall_time
+from samebits.results.text import COLOURS, by_numerics, devices_of, remarks
+from samebits.results.waterfall import Stage, waterfall
+from samebits.strategies import BASELINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from samebits.results.comparison import Comparison, Row
+
+WIDTHS = (80, 100)
+"""The narrowest form, and the widest. What is no terminal gets the widest."""
+
+MOST_LINES = 25
+
+_WORDS, _MS, _SPEED = 31, 12, 12
+"""Columns of words, of ms and of speeds. The bars have the rest."""
+
+_QUESTION, _FIGURE = 24, 8
+_LOST, _GAINED, _SPEED_BAR = "░", "▒", "█"
+_LOST_COLOUR, _GAINED_COLOUR = "#D55E00", "#0072B2"
+
+
+def show(
+    comparison: Comparison,
+    reports: Path,
+    console: Console | None = None,
+    *,
+    verbose: bool = False,
+    seconds: float | None = None,
+) -> None:
+    """Print the answers, and where the rest is, in ``reports``; if ``verbose``, the notes too.
+
+    ``seconds`` is what it all took, if that is known.
+    """
+    console = console or Console(highlight=False)
+    width = min(WIDTHS[1], max(WIDTHS[0], console.width)) if console.is_terminal else WIDTHS[1]
+    said = remarks(comparison)
+    for line in answer_lines(comparison, reports, width, notes=len(said), seconds=seconds):
+        console.print(line, soft_wrap=True)
+    if verbose and said:
+        console.print()
+        for remark in said:
+            console.print(f"- {printable(remark)}", markup=False, soft_wrap=True)
+
+
+def answer_lines(
+    comparison: Comparison, reports: Path, width: int, *, notes: int = 0, seconds: float | None = None
+) -> list[Text]:
+    """The lines, of at most so many columns. Of stages the largest are shown, as many as there is room for."""
+    took = "" if seconds is None else wall_time(seconds)
+    head = [Text("─" * width), *_wrapped(" · ".join(facts(comparison)[:4]), width, ""), Text()]
+    if took and len(head[-2]) + len(took) + 2 <= width:
+        head[-2].append(f"{took:>{width - len(head[-2])}}")
+    head += [*_answers(comparison, width), Text()]
+    gap = [Text()] if width == WIDTHS[1] else []  # a narrow form needs the lines, as its words wrap sooner
+    tail = [*gap, *_hashes(comparison, width), *gap, *_places(comparison, reports, width, notes)]
+    room = MOST_LINES - len(head) - len(tail)
+    return [*head, *_speeds(comparison, width, room), *tail]
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[Text]:
+    return [Text(line) for line in textwrap.wrap(printable(text), width, subsequent_indent=indent)]
+
+
+def _answers(comparison: Comparison, width: int) -> Iterator[Text]:
+    speed, found, same = how_much_faster(comparison), helps(comparison), is_it_the_same(comparison)
+    told = "; ".join([*speed.told, *(["noisy host"] if speed.uncertain else [])])
+    style = {"faster": "bold green", "slower": "bold red"}.get(speed.state, "bold")
+    yield from _answer("How much faster?", speed.figure, told, width, style)
+    if found:
+        first = found[0]
+        gain = first.finding.gain
+        predicted = f": {signed(gain.low)} to {signed(gain.high)} predicted" if gain else ""
+        yield from _answer(
+            "What holds it back?",
+            first.figure,
+            f"{first.cause}, {first.lost}; {first.action}{predicted}",
+            width,
+            "bold",
+        )
+    else:
+        yield from _answer("What holds it back?", "nothing", NOTHING, width, "bold")
+    style = {"yes": "bold green", "no": "bold red"}.get(same.state, "bold")
+    said = "; ".join(f"{numerics}: {text}" for numerics, text in same.told.items())
+    word = {"one run": "–", "not judged": "?"}.get(same.state, same.state)
+    yield from _answer("Is it the same model?", word, said, width, style)
+
+
+def _answer(question: str, figure: str, told: str, width: int, style: str) -> Iterator[Text]:
+    indent = _QUESTION + _FIGURE
+    first, *more = textwrap.wrap(printable(told), width - indent) or [""]
+    yield Text.assemble(f"{question:<{_QUESTION}}", (f"{figure:<{_FIGURE}}", style), first)
+    yield from (Text(" " * indent + line) for line in more)
+
+
+def _speeds(comparison: Comparison, width: int, room: int) -> list[Text]:
+    """A bar for each run of the first numerics, and the stages of the fastest one."""
+    rows = next(iter(by_numerics(comparison.rows).values()))
+    best = fastest(rows)
+    measured = [row for row in rows if row.speedup and row.strategy != BASELINE.name]
+    ends = [end for row in measured if row.speedup for end in (row.devices_used, row.speedup.high, _bound_of(row))]
+    limit, columns = 1.06 * max([1.0, *ends]), width - _WORDS - _MS - _SPEED
+    lines = [_axis(round(max([1, *(row.devices_used for row in measured)])), limit, columns)]
+    step = next((row.slice_step_ms for row in measured if row.slice_step_ms), None)
+    for row in [row for row in rows if row is not best]:
+        if row.strategy == BASELINE.name:
+            lines.append(_bar(row, "one device", 1.0, step.single if step else None, limit, columns))
+        elif row.speedup:
+            ms = row.slice_step_ms.strategy if row.slice_step_ms else None
+            lines.append(_bar(row, devices_of(row), row.speedup.median, ms, limit, columns))
+        else:
+            lines.append(_unmeasured(row, width, said=best is None))
+    if best is not None and best.speedup:
+        one = waterfall(best)
+        shown, others = _largest(one.stages, room - len(lines) - 1)
+        lines += [_stage(stage, limit, columns) for stage in shown]
+        if others:
+            ms = sum(stage.ms for stage in others)
+            lines.append(Text(f"{f'  {len(others)} others':<{_WORDS + columns}}{signed_ms(ms):>{_MS}}"))
+        lines.append(_bar(best, devices_of(best), best.speedup.median, one.step_ms, limit, columns))
+    return lines
+
+
+def _largest(stages: Sequence[Stage], room: int) -> tuple[list[Stage], list[Stage]]:
+    """The stages for which there is room, in order, and the others, which take one line."""
+    if len(stages) <= room:
+        return list(stages), []
+    if room < 2:
+        return [], []
+    largest = sorted(stages[1:], key=lambda stage: -abs(stage.ms))[: max(0, room - 2)]
+    shown = [stage for stage in stages if stage is stages[0] or stage in largest]
+    return shown, [stage for stage in stages if stage not in shown]
+
+
+def _unmeasured(row: Row, width: int, *, said: bool) -> Text:
+    """A run without a speed-up, with the reason unless an answer has ``said`` it."""
+    text = row.speedup_unavailable.text if row.speedup_unavailable else "its steps were not timed beside one device's"
+    why = "" if said else text.partition(",")[0]
+    words = ["not parallel here"] if row.devices_used == 1 else [devices_of(row)]
+    told = f"{row.strategy:<8}" + ": ".join([*words, *([why] if why else [])])
+    return Text(printable(told if len(told) <= width else f"{told[: width - 1]}…"))
+
+
+def _bound_of(row: Row) -> float:
+    return row.bound.median if row.bound else 0.0
+
+
+def _axis(most: int, limit: float, columns: int) -> Text:
+    every = -(-most // 5)
+    marks = [" "] * columns
+    for number in [*range(0, most, every), most]:
+        text = f"{number}×"
+        at = min(round(columns * number / limit), columns - len(text))
+        marks[at : at + len(text)] = text
+    return Text(f"{'':<{_WORDS}}{''.join(marks)}{'a step':>{_MS}}{'speed':>{_SPEED}}", style="dim")
+
+
+def _columns(start: float, end: float, limit: float, columns: int) -> tuple[int, int]:
+    """First column and number of columns of a bar, at least one."""
+    low, high = sorted((round(columns * max(0.0, start) / limit), round(columns * max(0.0, end) / limit)))
+    return min(low, columns - 1), max(1, high - low)
+
+
+def _bar(row: Row, on: str, speed: float, ms: float | None, limit: float, columns: int) -> Text:
+    _, length = _columns(0, speed, limit, columns)
+    words = textwrap.shorten(f"{row.strategy:<8}{on}", _WORDS - 1, placeholder="…") if len(on) > 22 else None
+    return Text.assemble(
+        f"{words or f'{row.strategy:<8}{on}':<{_WORDS}}",
+        (f"{_SPEED_BAR * length:<{columns}}", COLOURS[row.strategy]),
+        f"{milliseconds(ms) if ms else '':>{_MS}}{speed:>{_SPEED - 1}.2f}×",
+    )
+
+
+def _stage(stage: Stage, limit: float, columns: int) -> Text:
+    start, length = _columns(stage.start, stage.end, limit, columns)
+    mark, colour = (_LOST, _LOST_COLOUR) if stage.lost else (_GAINED, _GAINED_COLOUR)
+    speed = f"bound {stage.end:.2f}×" if stage.name == "fixed" else f"{stage.end:.2f}×"
+    return Text.assemble(
+        f"{'  ' + stage.words:<{_WORDS}}", " " * start, (f"{mark * length:<{columns - start}}", colour),
+        f"{signed_ms(stage.ms):>{_MS}}{speed:>{_SPEED}}",
+    )  # fmt: skip
+
+
+def _hashes(comparison: Comparison, width: int) -> Iterator[Text]:
+    for numerics, rows in sorted(by_numerics(comparison.rows).items(), key=lambda one: one[0] != "exact"):
+        chain = f"{rows[0].strategy} {rows[0].weights_sha256[:8]}"
+        for row in rows[1:]:
+            sign = SIGNS[row.verdict.grade] if row.verdict else " "
+            chain += f" {sign} {row.strategy} {row.weights_sha256[:8]}"
+        yield from _wrapped(f"  weights, {numerics:<13}{chain}", width, " " * 24)
+
+
+def _places(comparison: Comparison, reports: Path, width: int, notes: int) -> list[Text]:
+    """What to try, and where everything else is."""
+    found = helps(comparison)
+    lines = {}
+    if found and (command := found[0].command.replace("\n", ", ")):
+        lines["try it"] = _broken(command if comparison.pipeline else f"set {command}", width - 13)
+    lines["the page"] = str(reports / "index.html")
+    lines["the table"] = str(reports / "comparison.md") + (f", with {counted(notes, 'note')}" if notes else "")
+    lines["MLflow"] = "make ui" if is_kit() else "samebits ui"
+    shown = []
+    for name, text in lines.items():
+        first, *more = text.split("\n")
+        shown += [Text.assemble((f"  {name:<11}", "dim"), printable(first)), *(Text(printable(line)) for line in more)]
+    return shown
+
+
+def _broken(command: str, width: int) -> str:
+    """A command in lines of at most so many columns, as a shell takes them; one long word stays whole."""
+    lines = [""]
+    for number, part in enumerate(re.split(r" (?=-S )", command)):
+        if number and len(lines[-1]) + 1 + len(part) + 2 > width:
+            lines[-1] += " \\"
+            lines.append(" " * 13 + part)
+        else:
+            lines[-1] += f" {part}" if number else part
+    return "\n".join(lines)

@@ -1,0 +1,106 @@
+"""The end of a run on a terminal, and in a file."""
+
+import io
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from page_states import COMMUNICATION, STATES, of_cpus, on_cpus
+from samebits.results.terminal import MOST_LINES, answer_lines, show
+from samples import ratio
+
+REPORTS = Path("reports")
+
+
+def lines_of(comparison, width=100, notes=8):
+    return [line.plain for line in answer_lines(comparison, REPORTS, width, notes=notes)]
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("name", STATES)
+def test_it_fits_and_says_everything_once(name, width):
+    lines = lines_of(STATES[name], width)
+    assert len(lines) <= MOST_LINES
+    assert max(map(len, lines)) <= width
+    sentences = [line.strip() for line in lines if len(line.split()) > 3]
+    assert len(sentences) == len(set(sentences))
+    assert [line[:24].rstrip() for line in lines if line[:24].rstrip().endswith("?")] == [
+        "How much faster?", "What holds it back?", "Is it the same model?",
+    ]  # fmt: skip
+
+
+def test_the_whole_of_it():
+    assert "\n".join(lines_of(of_cpus(*on_cpus(findings=(COMMUNICATION,))))) == EXPECTED.strip("\n")
+
+
+EXPECTED = """
+────────────────────────────────────────────────────────────────────────────────────────────────────
+mlp on vectors · global batch 4,096 · 20 steps · Intel Xeon Processor, 2 cores, no GPU
+
+How much faster?        1.54×   ddp on 2 CPU devices; 95% sure: 1.25 to 1.85
+What holds it back?     +14%    gradients are sent for longer than the backward pass can hide, 13.4
+                                ms of a step; send gradients once for 4 micro-batches: +1% to +18%
+                                predicted
+Is it the same model?   yes     exact: every bit, under every strategy, and so on any host; fast:
+                                losses differ by 0.000018%, as rounding explains
+
+                               0×                  1×                   2×        a step       speed
+single  one device             ████████████████████                              25.9 ms       1.00×
+dp      not parallel here: no CUDA device is visible
+  Smaller shares gain                                                   ▒       −0.55 ms bound 2.08×
+  Slowing each other down                                          ░░░░░░       +2.05 ms       1.77×
+  2 others                                                                      +1.95 ms
+ddp     2 CPU devices          ███████████████████████████████                   16.4 ms       1.54×
+
+  weights, exact        single 991f060a = dp 991f060a = ddp 991f060a
+  weights, fast         single b9786bbe = dp b9786bbe ≈ ddp 52342d42
+
+  try it     dvc exp run -S train.global_batch_size=16384 -S train.grad_accum_steps=4
+  the page   reports/index.html
+  the table  reports/comparison.md, with 8 notes
+  MLflow     make ui
+"""
+
+
+def test_stages_for_which_there_is_no_room_take_one_line():
+    slices = {"strategy": 20.4, "single": 25.9, "share": 12.4, "together": 14.45, "devices": 2}
+    wide = lines_of(of_cpus(*on_cpus(slices=slices)))
+    narrow = lines_of(of_cpus(*on_cpus(slices=slices, alike=STATES["diverged"].rows[2].verdict)), 80)
+    assert sum(line.startswith(("  S", "  W")) for line in wide) == 4
+    (others,) = [line for line in narrow if " others " in line]
+    assert any("bound 2.08×" in line for line in narrow)
+    assert others.split() == ["2", "others", "+3.24", "ms"]
+
+
+def test_a_bar_is_as_long_as_the_speed_is_large():
+    lines = lines_of(of_cpus(*on_cpus(ratio(2.0, 1.9, 2.1))))
+    single, ddp = (next(line for line in lines if line.startswith(name)) for name in ("single", "ddp"))
+    assert ddp.count("█") == pytest.approx(2 * single.count("█"), abs=1)
+
+
+def shown(*, terminal, verbose=False, width=100):
+    stream = io.StringIO()
+    colours = "truecolor" if terminal else None
+    console = Console(file=stream, force_terminal=terminal, color_system=colours, width=width, highlight=False)
+    show(STATES["noisy"], REPORTS, console, verbose=verbose)
+    return stream.getvalue()
+
+
+def test_a_file_has_the_same_text_without_control_characters():
+    piped, terminal = shown(terminal=False), shown(terminal=True)
+    assert "\x1b" not in piped
+    assert "\x1b" in terminal
+    assert re.sub(r"\x1b\[[0-9;]*m", "", terminal) == piped
+
+
+def test_notes_are_said_if_asked_for():
+    assert "samples per second differed by 22%" not in shown(terminal=False)
+    assert "ddp-fast: noisy: samples per second differed by 22%" in shown(terminal=False, verbose=True)
+    assert "with 3 notes" in shown(terminal=False)
+
+
+@pytest.mark.parametrize(("width", "used"), [(60, 80), (90, 90), (200, 100)])
+def test_the_width_is_that_of_the_terminal_within_bounds(width, used):
+    assert len(shown(terminal=True, width=width).splitlines()[0]) == used
