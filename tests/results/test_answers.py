@@ -113,14 +113,14 @@ def test_a_command_has_what_changes_and_no_more(change, remedy, command):
     ("name", "state", "fast", "exact"),
     [
         ("faster", "yes", "losses differ by 0.000018%, as rounding explains",
-         "every bit, under every strategy, and so on any host"),
+         "every bit, under single and ddp, and so on any host"),
         ("diverged", "no", "ddp-fast left single-fast at step 7: losses differ by 3.1%, where 1% passes",
-         "every bit, under every strategy, and so on any host"),
+         "every bit, under single and ddp, and so on any host"),
         ("not comparable", "not judged", "ddp-fast cannot be compared: dropout draws depend on the number of devices",
-         "every bit, under every strategy, and so on any host"),
+         "every bit, under single and ddp, and so on any host"),
         ("refused", "yes", "losses differ by 0.000018%, as rounding explains",
          "refused, because of BatchNorm2d in model.norm; train in fast numerics"),
-        ("fallback only", "yes", "every bit, under single and dp", None),
+        ("fallback only", "yes", "every bit, but nothing was parallel", None),
         ("one run", "one run", "there is nothing to compare it with", None),
     ],
 )  # fmt: skip
@@ -132,7 +132,7 @@ def test_is_it_the_same_model(name, state, fast, exact):
 def test_other_data_are_told_where_the_bits_are_the_same():
     other = verdict("bitwise", against="single-exact").model_copy(update={"data": "the data differ, from step 2"})
     told = is_it_the_same(of_cpus(*on_cpus(same=other))).told["exact"]
-    assert told == "every bit, under every strategy, but the data differ, from step 2"
+    assert told == "every bit, under single and ddp, but the data differ, from step 2"
 
 
 def test_a_summary_has_the_answers_in_four_lines():

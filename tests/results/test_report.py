@@ -18,7 +18,7 @@ from samebits.hashes import sha256
 from samebits.records.provenance import GitState
 from samebits.remarks import LABELS
 from samebits.results.answers import headline, how_much_faster
-from samebits.results.page.render import render
+from samebits.results.page.render import parts_table, render
 from samebits.results.page.write import write_report
 from samebits.results.plots import _LOOKS, PLOTS, TOGETHER, step_times
 from samebits.results.remarks import SpokenRemark
@@ -95,10 +95,30 @@ def test_every_state_renders_with_its_answer_and_its_figures(name):
 
 def test_a_loss_without_advice_has_nothing_to_set():
     text = words(render(STATES["nothing found"]))
-    assert text.count("nothing to set for it") == 3
+    assert "Nothing can be set for: slowing each other down (12% of a step), sending gradients (9.5% of a step)" in text
     assert "14 other causes were looked for and not found" in text
     assert "1 could not be judged" in text
-    assert words(render(STATES["faster"])).count("nothing to set for it") == 2  # a larger batch sends as much
+    advised = words(render(STATES["faster"]))
+    assert "Nothing can be set for: slowing each other down (12% of a step), waiting for the slowest" in advised
+
+
+def test_where_nothing_is_found_the_largest_cause_is_told():
+    compared = STATES["nothing found"]
+    (ddp,) = [one for one in compared.rows if one.explanation and one.strategy == "ddp"]
+    looked = [one.model_copy(update={"ms": 0.9}) if one.cause == "small_batch" else one
+              for one in ddp.explanation.looked_for]  # fmt: skip
+    told = ddp.explanation.model_copy(update={"looked_for": tuple(looked)})
+    rows = [one.model_copy(update={"explanation": told}) if one is ddp else one for one in compared.rows]
+    text = words(render(compared.model_copy(update={"rows": tuple(rows)})))
+    assert "takes a tenth of a step. The largest: the batch is too small to share, 0.9 ms." in text
+
+
+def test_a_step_of_single_is_the_one_of_the_slices_wherever_it_stands():
+    names, lines = parts_table(STATES["faster"].rows)
+    took = dict(lines)
+    assert names == ["single-fast", "ddp-fast"]
+    assert [ms for ms, _ in took["the whole step"]] == ["25.9 ms", "16.4 ms"]
+    assert took["forward pass"][0][0] == "8.63 ms"  # a third of it
 
 
 def test_a_page_without_a_commit_says_why():
@@ -137,8 +157,8 @@ def test_a_page_against_another_says_what_changed():
 def test_plots_are_the_same_bytes_for_the_same_figures(report, tmp_path):
     write_report(COMPARISON, tmp_path)
     files = sorted(path.relative_to(report) for path in report.rglob("*") if path.is_file())
-    assert [file.stem for file in files if file.suffix == ".svg"] == DRAWN
-    assert [file.stem for file in files if file.suffix == ".png"] == DRAWN
+    for kind in (".svg", ".png"):
+        assert [file.stem for file in files if file.suffix == kind] == [*DRAWN, "where-dark", "where"]
     assert {file: sha256(report / file) for file in files} == {file: sha256(tmp_path / file) for file in files}
 
 

@@ -5,9 +5,11 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from playwright.sync_api import expect
 from ruamel.yaml import YAML
 
@@ -16,6 +18,11 @@ from conftest import ROOT, small, wait_for
 from patience import patient
 from ports import free_port
 from samebits.params import parse_params
+from samebits.records.log import SCHEMA, ComparedEvent
+from samebits.results.page.write import write_report
+from samebits.tracking.comparison import comparison_key, record_comparison
+from samebits.tracking.ui import SECTIONS
+from samples import comparison, ratio, row, run_files, run_record
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -71,7 +78,8 @@ def page(chromium):
     context.close()
 
 
-LOSSES = dict.fromkeys(("single-fast x1", "dp-fast x1", "ddp-fast x2"), 32)
+NAMES = [f"{run} b64 mlp" for run in ("single-fast x1", "dp-fast x1", "ddp-fast x2")]
+LOSSES = dict.fromkeys(NAMES, 32)
 CURVES = """within => {
     const data = document.querySelector(within + ' .js-plotly-plot')?.data ?? [];
     const curves = Object.fromEntries(data.map(curve => [curve.name, curve.y.length]));
@@ -99,12 +107,14 @@ def curves_of(page, within):
     return page.wait_for_function(CURVES, arg=within, timeout=patient(60_000)).json_value()
 
 
-def test_the_view_lists_the_trainings_with_their_figures(page, address):
+def test_the_view_lists_the_trainings_with_words_before_figures(page, address):
     page.goto(address)
-    expect(page.get_by_role("link", name="ddp-fast x2")).to_be_visible()
-    for name in ("single-fast x1", "dp-fast x1"):
+    for name in NAMES:
         expect(page.get_by_role("link", name=name)).to_be_visible()
-    headers = [page.get_by_test_id(f"sort-header-{name}") for name in ("speedup", "bound", "training_seconds")]
+    text = page.locator(".ag-root").inner_text()
+    assert all(word in text for word in ("reference", "= same bits", "– fallback"))
+    headers = [page.get_by_text(name, exact=True).first for name in ("speed", "same_model", "holds_back", "try")]
+    headers.append(page.get_by_test_id("sort-header-speedup"))
     places = [header.bounding_box()["x"] for header in headers]
     assert places == sorted(places)
     shoot(page, "mlflow-runs")
@@ -112,14 +122,14 @@ def test_the_view_lists_the_trainings_with_their_figures(page, address):
 
 def test_choosing_the_runs_and_pressing_compare(page, address):
     page.goto(address)
-    expect(page.get_by_role("link", name="ddp-fast x2")).to_be_visible()
+    expect(page.get_by_role("link", name=NAMES[-1])).to_be_visible()
     boxes = page.locator(".ag-row .ag-selection-checkbox input")
     for index in range(3):
         boxes.nth(index).click()
     page.get_by_text("Compare", exact=True).click()
     expect(page.get_by_text("Comparing 3 Runs from 1 Experiment")).to_be_visible()
     text = page.inner_text("body")
-    assert all(name in text for name in ("single-fast x1", "dp-fast x1", "ddp-fast x2"))
+    assert all(name in text for name in NAMES)
     assert re.search(r"train\.optimizer\.lr\s+0\.5\s+0\.5\s+0\.5", text)
     expect(page.get_by_text("eval_loss", exact=True)).to_be_visible()
     shoot(page, "mlflow-compare")
@@ -132,13 +142,68 @@ def test_choosing_the_runs_and_pressing_compare(page, address):
     shoot(page, "mlflow-loss")
 
 
-def test_the_charts_show_losses_and_speed_ups_first(page, address):
+def test_the_charts_answer_the_three_questions(page, address):
     page.goto(f"{address}&compareRunsMode=CHART")
-    section = page.get_by_test_id("experiment-view-compare-runs-section-header").first
-    expect(section).to_contain_text("Comparison")
+    sections = page.get_by_test_id("experiment-view-compare-runs-section-header")
+    for number, name in enumerate(SECTIONS):
+        expect(sections.nth(number)).to_contain_text(name)
     cards = page.get_by_test_id("experiment-view-compare-runs-card")
-    expect(cards.first).to_contain_text("loss")
-    expect(cards.nth(1)).to_contain_text("speedup")
-    expect(cards.first.locator(".js-plotly-plot")).to_be_visible()
-    assert curves_of(page, "[data-testid=experiment-view-compare-runs-card]") == LOSSES
+    for number, name in enumerate(("speedup", "scaling_efficiency", "train.global_batch_size vs. speedup")):
+        expect(cards.nth(number)).to_contain_text(name)
+    picture = page.locator("img[src*='images']").first
+    picture.scroll_into_view_if_needed()
+    expect(picture).to_be_visible()
     shoot(page, "mlflow-charts")
+    sections.nth(2).scroll_into_view_if_needed()
+    lines = cards.filter(has=page.get_by_role("heading", name="loss", exact=True)).first
+    lines.scroll_into_view_if_needed()
+    expect(lines.locator(".js-plotly-plot")).to_be_visible()
+
+
+BATCHES = {128: 1.11, 256: 1.23, 512: 1.42, 1024: 1.71, 2048: 1.66, 4096: 1.58}
+
+
+def sweep(folder):
+    """Two runs of each batch size in the repository's store, with speed-ups that somebody made up."""
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    for batch, speedup in BATCHES.items():
+        params = parse_params({"train": {"global_batch_size": batch, "strategies": ["single", "ddp"]}})
+        there = folder / f"sweep/{batch}"
+        rows = []
+        for strategy in ("single", "ddp"):
+            record = run_record(strategy, run=f"2026-{batch:04}-{strategy}", params=params)
+            run_files(there / f"runs/{strategy}-fast", record)
+            measured = ratio(1.0) if strategy == "single" else ratio(speedup, speedup - 0.05, speedup + 0.05)
+            rows.append(row(strategy, run=record.run, speedup=measured, devices=1 if strategy == "single" else 2))
+        compared = comparison(*rows, params=params, global_batch_size=batch)
+        compared.write(there / "reports/comparison.json")
+        write_report(compared, there / "reports")
+        event = ComparedEvent(
+            log_schema=SCHEMA, tracking_uri=None, key=comparison_key(compared), keys=tuple(one.run for one in rows),
+            reports=str(there / "reports"), runs=str(there / "runs"),
+        )  # fmt: skip
+        record_comparison(client, event)
+
+
+def test_which_batch_size_has_the_best_speed_up_takes_two_clicks(page, address, experiment, monkeypatch):
+    """Of twelve runs: a click sorts by the speed-up, another one turns the order. Then the first row says the batch."""
+    monkeypatch.chdir(experiment)
+    sweep(experiment)
+    page.goto(address)
+    expect(page.get_by_role("link", name="ddp-fast x1 b1024 mlp")).to_be_visible()
+    clicks, began = 0, time.monotonic()
+    best = "ddp-fast x1 b1024 mlp"
+    while clicks < 2:
+        page.get_by_test_id("sort-header-speedup").click()
+        clicks += 1
+        try:
+            expect(page.locator(".ag-row[row-index='0']").first).to_contain_text(best, timeout=patient(5_000))
+            break
+        except AssertionError:
+            continue
+    first = page.locator(".ag-row[row-index='0']")
+    expect(first.first).to_contain_text(best)
+    assert "1024" in " ".join(first.all_inner_texts())
+    assert clicks <= 2
+    shoot(page, "mlflow-sweep")
+    print(f"{clicks} clicks, {time.monotonic() - began:.1f} s")

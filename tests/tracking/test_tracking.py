@@ -90,7 +90,7 @@ def test_a_run_is_delivered_whole(repository):
     assert deliver(finish(log))
     client, (run,) = runs()
     assert run.info.status == "FINISHED"
-    assert run.info.run_name == "ddp-fast x1"
+    assert run.info.run_name == "ddp-fast x1 b4096 mlp"
     assert run.data.params["train.optimizer.lr"] == "0.5"
     assert run.data.params["data.kwargs.features"] == "32"
     tags = {"strategy": "ddp", "labels": "one_device", "weights_sha256": "abc", "data_sha256": card().sha256}
@@ -582,8 +582,11 @@ def test_a_comparison_is_the_parent_of_the_runs_it_compares(repository):
         assert tags["mlflow.experimentKind"] == "custom_model_development"
         packed = json.loads(tags["mlflow.sharedViewState.samebits"])["state"].removeprefix("deflate;")
         view = json.loads(zlib.decompress(base64.b64decode(packed)))
-        assert view["selectedColumns"][:2] == ["metrics.`speedup`", "metrics.`bound`"]
-        assert [chart["metricKey"] for chart in view["compareRunCharts"][:2]] == ["loss", "speedup"]
+        assert view["selectedColumns"][:2] == ["tags.`speed`", "tags.`same_model`"]
+        assert [chart["type"] for chart in view["compareRunCharts"]] == [
+            "BAR", "BAR", "SCATTER", "IMAGE", "DIFFERENCE", "LINE", "LINE",
+        ]  # fmt: skip
+        assert child.data.tags["speed"] == "1.50× (1.40–1.60)"
         assert (repository / ".samebits/view.txt").read_text() == link(parent.info.experiment_id)
 
 

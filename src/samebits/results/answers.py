@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from samebits.params import flatten
 from samebits.records.run import precedence
+from samebits.results.explanation.causes import CAUSES
 from samebits.results.explanation.remedies import REMEDIES, settings_of
 from samebits.results.explanation.words import NOTHING, action_of, what_of
-from samebits.results.figures import fine_percent, is_open, milliseconds, share, signed
+from samebits.results.figures import fine_percent, is_open, milliseconds, share, signed, times
 from samebits.results.text import by_numerics, devices_of
 from samebits.results.verdict import GRADES
-from samebits.strategies import BASELINE, STRATEGIES
+from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 
 UNCERTAIN = ("noisy", "disturbed")
 """Labels of a run whose times something else on the host may have changed."""
+
+LEAST_TOLD = 0.02
+"""Least share of a step for which a cause is told that is too small to be named as one."""
 
 SIGNS: dict[Grade, str] = {"bitwise": "=", "within tolerance": "≈", "not comparable": "?", "diverged": "≠"}
 """What stands between two runs of a grade."""
@@ -43,6 +47,11 @@ class Speed:
     figure: str
     told: tuple[str, ...]
     uncertain: bool = False
+
+    @property
+    def whole(self) -> str:
+        """All of it in one line, with the badge."""
+        return "; ".join([*self.told, *(["noisy host"] if self.uncertain else [])])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +155,17 @@ def explained_row(comparison: Comparison) -> Row | None:
     return max((row for row in comparison.rows if row.explanation), key=order, default=None)
 
 
+def nothing(comparison: Comparison) -> str:
+    """What to say where no cause takes enough of a step to be named: the largest of those that were looked for."""
+    row = explained_row(comparison)
+    looked = row.explanation.looked_for if row and row.explanation else ()
+    small = [(one.ms, one.cause) for one in looked if one.state == "not_found" and one.ms]
+    if not row or not row.explanation or not small or max(small)[0] < LEAST_TOLD * row.explanation.step_ms:
+        return NOTHING
+    ms, cause = max(small)
+    return f"{NOTHING} The largest: {short(CAUSES[cause].sentence)}, {milliseconds(ms)}."
+
+
 def _help(comparison: Comparison, row: Row, finding: ExplainedCause) -> Help:
     figure, of = _gain(finding)
     return Help(
@@ -218,17 +238,14 @@ def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
     if not verdicts:
         return ""
     row, worst = max(verdicts, key=lambda one: GRADES.index(one[1].grade))
-    under = (
-        "every strategy"
-        if {one.strategy for one in rows} == {*STRATEGIES}
-        else " and ".join(one.strategy for one in rows)
-    )
+    strategies = [one.strategy for one in rows if all(label.kind != "fallback" for label in one.labels)]
+    under = f"under {' and '.join(strategies)}" if len(strategies) > 1 else "but nothing was parallel"
     if worst.grade == "bitwise":
         other_data = next((verdict.other_data for _, verdict in verdicts if verdict.other_data), None)
         if numerics != "exact" or other_data:
-            return f"every bit, under {under}" + (f", but {other_data}" if other_data else "")
+            return f"every bit, {under}" + (f", but {other_data}" if other_data else "")
         given = ", where the dataset gives the same samples" if own_dataset else ""
-        return f"every bit, under {under}, and so on any host{given}"
+        return f"every bit, {under}, and so on any host{given}"
     losses, weights = worst.losses, worst.weights
     if worst.grade == "diverged":
         step = losses.first_beyond or losses.first_difference
@@ -266,6 +283,22 @@ def headline(comparison: Comparison) -> str:
     return f"{lead}: {speed.figure} the speed of one{model}"
 
 
+def in_a_row(comparison: Comparison, row: Row) -> dict[str, str]:
+    """What a list of trainings says of one of them, in a few words each."""
+    label = next((label.kind for label in row.labels if label.kind == "fallback"), "not measured")
+    grade = row.verdict.grade if row.verdict else None
+    same = {"bitwise": "same bits", "within tolerance": "rounding"}
+    finding = next(iter(row.explanation.findings), None) if row.explanation else None
+    first = _help(comparison, row, finding) if finding else None
+    return {
+        "speed": times(row.speedup).replace("x", "×") if row.speedup else f"– {label}",
+        "same_model": f"{SIGNS[grade]} {same.get(grade, grade)}" if grade else "reference",
+        "holds_back": first.cause if first else "–",
+        "try": f"{first.action}: {first.figure}" if first else "–",
+        "bits": row.weights_sha256[:8],
+    }
+
+
 def facts(comparison: Comparison) -> list[str]:
     """What was compared, and where."""
     host, commit = comparison.host, comparison.git.commit
@@ -284,11 +317,11 @@ def facts(comparison: Comparison) -> list[str]:
 def summary(comparison: Comparison) -> str:
     """The answers as four lines of Markdown."""
     speed, found, same = how_much_faster(comparison), helps(comparison), is_it_the_same(comparison)
-    first = f"{found[0].cause}, {found[0].lost}; {found[0].action}: {found[0].figure}" if found else NOTHING
+    first = f"{found[0].cause}, {found[0].lost}; {found[0].action}: {found[0].figure}" if found else nothing(comparison)
     return "\n".join(
         [
             f"**{headline(comparison)}** ({', '.join(facts(comparison))})",
-            f"- How much faster? {speed.figure}, {'; '.join(speed.told)}",
+            f"- How much faster? {speed.figure}, {speed.whole}",
             f"- What holds it back? {first}",
             f"- Is it the same model? {same.state}: "
             + "; ".join(f"{name}: {text}" for name, text in same.told.items()),

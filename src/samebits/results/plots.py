@@ -161,7 +161,7 @@ def svg_of(figure: Figure) -> str:
 def write_figure(
     folder: Path, name: str, paint: Callable[[Axes], None], *, size: tuple[float, float], columns: int, **style: Any
 ) -> str:
-    """Write a plot with a legend of so many ``columns`` as NAME.svg and NAME.png, and return the SVG.
+    """Write a plot with a legend of so many ``columns``, 0 for none, as NAME.svg and NAME.png, and return the SVG.
 
     ``size`` is in inches; ``style`` adds to matplotlib's settings. The same plot gives the same bytes.
     """
@@ -174,7 +174,8 @@ def write_figure(
         figure = Figure(figsize=size)
         FigureCanvasAgg(figure)
         paint(figure.add_subplot())
-        figure.legend(loc="outside lower center", ncols=columns)
+        if columns:
+            figure.legend(loc="outside lower center", ncols=columns)
         svg = svg_of(figure)
         figure.set_layout_engine("none")  # the layout is done
         write_text(folder / f"{name}.svg", svg)
@@ -186,7 +187,7 @@ def write_figure(
 def remove_former(folder: Path) -> None:
     """Remove plots and tables of an earlier report in ``folder``: it may have had other runs."""
     runs = list(itertools.product(STRATEGIES, get_args(NumericsName)))
-    names = [f"plots/{name}*.{kind}" for name in PLOTS for kind in ("svg", "png")]
+    names = [f"plots/{name}*.{kind}" for name in (*PLOTS, "where") for kind in ("svg", "png")]
     names += [f"{table}/{run_name(*run)}.csv" for run in runs for table in ("curves", "step_times")]
     for path in itertools.chain.from_iterable(map(folder.glob, names)):
         remove(path)

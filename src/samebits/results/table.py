@@ -56,7 +56,13 @@ def _efficiency(row: Row) -> str:
 COLUMNS = (
     Column(heading="run", usual=True, cell=lambda row: row.name),
     Column(heading="devices", usual=True, cell=_devices, tag="num_devices"),
-    Column(heading="seconds", usual=True, cell=_seconds, metric="training_seconds"),
+    Column(
+        heading="seconds",
+        usual=True,
+        cell=_seconds,
+        legend="wall time of the training; runs are minutes apart, so do not divide them",
+        metric="training_seconds",
+    ),
     Column(
         heading="speed-up",
         usual=True,

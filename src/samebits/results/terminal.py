@@ -11,8 +11,7 @@ from rich.text import Text
 
 from samebits.errors import counted, printable
 from samebits.here import is_kit
-from samebits.results.answers import SIGNS, facts, fastest, helps, how_much_faster, is_it_the_same
-from samebits.results.explanation.words import NOTHING
+from samebits.results.answers import SIGNS, facts, fastest, helps, how_much_faster, is_it_the_same, nothing
 from samebits.results.figures import milliseconds, signed, signed_ms, wall_time
 from samebits.results.text import COLOURS, by_numerics, devices_of, remarks
 from samebits.results.waterfall import Stage, waterfall
@@ -81,9 +80,8 @@ def _wrapped(text: str, width: int, indent: str) -> list[Text]:
 
 def _answers(comparison: Comparison, width: int) -> Iterator[Text]:
     speed, found, same = how_much_faster(comparison), helps(comparison), is_it_the_same(comparison)
-    told = "; ".join([*speed.told, *(["noisy host"] if speed.uncertain else [])])
     style = {"faster": "bold green", "slower": "bold red"}.get(speed.state, "bold")
-    yield from _answer("How much faster?", speed.figure, told, width, style)
+    yield from _answer("How much faster?", speed.figure, speed.whole, width, style)
     if found:
         first = found[0]
         gain = first.finding.gain
@@ -96,7 +94,7 @@ def _answers(comparison: Comparison, width: int) -> Iterator[Text]:
             "bold",
         )
     else:
-        yield from _answer("What holds it back?", "nothing", NOTHING, width, "bold")
+        yield from _answer("What holds it back?", "nothing", nothing(comparison), width, "bold")
     style = {"yes": "bold green", "no": "bold red"}.get(same.state, "bold")
     said = "; ".join(f"{numerics}: {text}" for numerics, text in same.told.items())
     word = {"one run": "–", "not judged": "?"}.get(same.state, same.state)

@@ -12,10 +12,12 @@ from samebits.errors import UserError, without_password
 from samebits.here import stage_command
 from samebits.records.log import LOGS, SCHEMA, ComparedEvent, EndEvent, RunLog, new_key
 from samebits.records.run import read_run
+from samebits.results.answers import headline, how_much_faster, in_a_row
 from samebits.results.comparison import EVALUATIONS, REPORT, Comparison
 from samebits.results.explanation.words import advice_of, cause_of
 from samebits.results.table import markdown
 from samebits.results.text import describe_row
+from samebits.results.where import NAME
 from samebits.tracking.checkpoint import link_metrics
 from samebits.tracking.recorder import events, log_params, metric, record_all, refuse_links, send, set_tags
 from samebits.tracking.store import NOTE_TAG, RUN_TAG, experiment_id, find_run, tracking_uri
@@ -75,10 +77,11 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
     parent = find_run(client, experiment, key)
     if parent is None:
         tags = {RUN_TAG: key, "host_fingerprint": comparison.host_fingerprint}
-        name = f"{comparison.model} on {comparison.task}"
+        name = f"{comparison.model} on {comparison.task}, batch {comparison.global_batch_size}"
         parent = client.create_run(experiment, start_time=when, tags=tags, run_name=name)
     parent_id = str(parent.info.run_id)
     log_params(client, parent_id, comparison.params)
+    answered = how_much_faster(comparison).row
     for row in comparison.rows:
         child_id = _child(client, experiment, row, Path(event.runs), comparison.params.tracking)
         if child_id is None:
@@ -90,12 +93,15 @@ def record_comparison(client: MlflowClient, event: ComparedEvent) -> None:
             NOTE_TAG: describe_row(row),
             "labels": ", ".join(label.kind for label in row.labels),
             "verdict": row.verdict.grade if row.verdict else "",
+            **in_a_row(comparison, row),
             **(_explained_tags(row.explanation) if row.explanation else {}),
         }
         set_tags(client, child_id, tags)
+        if row is answered:
+            _add_picture(client, child_id, reports / f"plots/{NAME}.png")
     best = {f"speedup.{row.name}": row.speedup.median for row in comparison.rows if row.speedup}
     _add(client, parent_id, best, when)
-    set_tags(client, parent_id, {NOTE_TAG: markdown(comparison)})
+    set_tags(client, parent_id, {NOTE_TAG: f"**{headline(comparison)}**\n\n{markdown(comparison)}"})
     for path in (reports / name for name in (*REPORT, EVALUATIONS.name)):
         refuse_links([path, *path.rglob("*")])
         if path.is_dir():
@@ -158,6 +164,15 @@ def _explained_tags(explanation: Explanation) -> dict[str, str]:
         return {"cause": "", "cause_text": "", "advice": ""}
     first = explanation.findings[0]
     return {"cause": first.cause, "cause_text": cause_of(first), "advice": advice_of(first)}
+
+
+def _add_picture(client: MlflowClient, run_id: str, picture: Path) -> None:
+    """Log the picture of where the rest of the speed is, once, for the chart of pictures."""
+    import mlflow
+
+    refuse_links([picture])
+    if picture.exists() and not client.list_artifacts(run_id, "images"):
+        client.log_image(run_id, mlflow.Image(str(picture)), key=NAME, step=0)
 
 
 def _add(client: MlflowClient, run_id: str, figures: dict[str, float], time_ms: int) -> None:

@@ -79,6 +79,16 @@ def refuse_links(paths: Iterable[Path]) -> None:
         raise UserError(f"{link}: a link, whose file is not the run's", hint="no stage writes one: look at who made it")
 
 
+def _name(event: log.StartEvent) -> str:
+    """What tells a run apart in a list: strategy, numerics, devices, batch, model, and a precision other than fp32."""
+    placement, params = event.placement, event.params
+    devices = count_of(placement.devices_used, placement.devices_by_node)
+    model = params.model.name.rpartition(":")[2]
+    precision = "" if params.train.precision == "fp32" else f" {params.train.precision}"
+    run = run_name(event.strategy, event.numerics)
+    return f"{run} x{devices} b{params.train.global_batch_size} {model}{precision}"
+
+
 class Recorder:
     """Records the events of one training. ``run_id`` is known after the first one."""
 
@@ -128,8 +138,7 @@ class Recorder:
                 "labels": ", ".join(label.kind for label in placement.labels),
                 **event.tags,
             }
-            name = run_name(event.strategy, event.numerics)
-            name += f" x{count_of(placement.devices_used, placement.devices_by_node)}"
+            name = _name(event)
             run = self._client.create_run(experiment, start_time=event.time_ms, tags=tags, run_name=name)
         self.run_id = str(run.info.run_id)
         log_params(self._client, self.run_id, event.params)

@@ -37,15 +37,15 @@ LINK = LOGS.parent / "view.txt"
 """File with the view's address, relative to the server's."""
 
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_ANSWERS = ("speedup", "bound", "scaling_efficiency")  # what a reader of the view asks first
-_METRICS = (*_ANSWERS, *(one.metric for one in COLUMNS if one.metric and one.metric not in _ANSWERS))
+_WORDS = ("speed", "same_model", "holds_back", "try")  # tags: MLflow prints raw floats
+_METRICS = ("speedup", *(one.metric for one in COLUMNS if one.metric and one.metric != "speedup"))
 _COLUMNS = (
+    *(f"tags.`{tag}`" for tag in _WORDS),
+    *(f"params.`{param}`" for param in ("train.global_batch_size", "model.name", "data.task")),
     *(f"metrics.`{metric}`" for metric in _METRICS),
-    *(f"tags.`{one.tag}`" for one in COLUMNS if one.tag),
-    "tags.`labels`",
+    *(f"tags.`{tag}`" for tag in ("num_devices", "labels", "bits", "dvc_experiment")),
 )
-_LINES = ("loss",)
-_BARS = (*_METRICS, "samples_per_sec", "step_time_ms", "peak_memory_gib")
+_WIDTHS = {"speed": 170, "same_model": 130, "holds_back": 240, "try": 260, "labels": 100, "bits": 100}
 _SECTION = {"display": True, "isReordered": False, "deleted": False}
 _NOTE = (
     "Trainings of one model under single, dp and ddp, by samebits. Each parent run is a comparison; its description "
@@ -53,14 +53,33 @@ _NOTE = (
 )
 
 
+SECTIONS = ("How much faster?", "Where is the rest?", "The same model?")
+"""Sections of charts."""
+
+
 def _charts() -> list[dict[str, Any]]:
-    common = {"runsCountToCompare": 10, "metricSectionId": KEY, "deleted": False, "isGenerated": False}
-    line = {"type": "LINE", "lineSmoothness": 0, "xAxisScaleType": "linear", "scaleType": "linear", "range": {},
-            "xAxisKey": "step", "selectedXAxisMetricKey": "", "yAxisKey": "metric", "yAxisExpressions": [],
-            "ignoreOutliers": False, "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True}  # fmt: skip
-    lines = [{**common, **line, "uuid": f"{KEY}-{name}", "displayName": name, "metricKey": name} for name in _LINES]
-    bar = {**common, "type": "BAR"}
-    return lines + [{**bar, "uuid": f"{KEY}-{name}", "displayName": name, "metricKey": name} for name in _BARS]
+    faster, rest, same = (f"{KEY}-{number}" for number in range(len(SECTIONS)))
+    line = {"type": "LINE", "metricKey": "loss", "lineSmoothness": 0, "xAxisScaleType": "linear", "scaleType": "linear",
+            "range": {}, "selectedXAxisMetricKey": "", "yAxisKey": "metric", "yAxisExpressions": [],
+            "ignoreOutliers": False, "useGlobalXaxisKey": False, "useGlobalLineSmoothing": True}  # fmt: skip
+    batch = {"key": "train.global_batch_size", "type": "PARAM"}
+    return [
+        _chart("speedup", faster, type="BAR", metricKey="speedup"),
+        _chart("scaling_efficiency", faster, type="BAR", metricKey="scaling_efficiency"),
+        _chart("speed-up over batch", faster, type="SCATTER", xaxis=batch, yaxis={"key": "speedup", "type": "METRIC"},
+               runsCountToCompare=100),
+        _chart("from the ideal to what you get", rest, type="IMAGE", imageKeys=["where"], step=0),
+        _chart("all figures against the first run", rest, type="DIFFERENCE", compareGroups=["Model metrics"],
+               chartName="all figures against the first run", showChangeFromBaseline=True, showDifferencesOnly=True,
+               baselineColumnUuid=""),
+        _chart("loss", same, **line, xAxisKey="step"),
+        _chart("loss over time", same, **line, xAxisKey="time-relative"),
+    ]  # fmt: skip
+
+
+def _chart(name: str, section: str, **settings: Any) -> dict[str, Any]:
+    common = {"runsCountToCompare": 10, "metricSectionId": section, "deleted": False, "isGenerated": False}
+    return {**common, "uuid": f"{KEY}-{name}", "displayName": name, **settings}
 
 
 def _view() -> str:
@@ -76,17 +95,20 @@ def _view() -> str:
         "modelVersionFilter": "All Runs",
         "selectedColumns": _COLUMNS,
         "columnOrder": _COLUMNS,
-        "columnWidths": {},
+        "columnWidths": {f"tags.`{tag}`": width for tag, width in _WIDTHS.items()},
         "runsHiddenMode": "FIRST_10_RUNS",
         "compareRunCharts": _charts(),
         "compareRunSections": [
-            {**_SECTION, "uuid": KEY, "name": "Comparison", "isGenerated": False},
+            *(
+                {**_SECTION, "uuid": f"{KEY}-{number}", "name": name, "isGenerated": False}
+                for number, name in enumerate(SECTIONS)
+            ),
             {**_SECTION, "uuid": f"{KEY}-model", "name": "Model metrics", "isGenerated": True},
             {**_SECTION, "uuid": f"{KEY}-system", "name": "System metrics", "isGenerated": True},
         ],
         "viewMaximized": False,
         "runListHidden": False,
-        "isAccordionReordered": False,
+        "isAccordionReordered": True,
         "useGroupedValuesInCharts": True,
         "hideEmptyCharts": True,
         "groupBy": None,

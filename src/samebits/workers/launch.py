@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import contextmanager
 from functools import partial
@@ -96,6 +97,7 @@ def run_training(
                 numerics=numerics,
                 placement=placement,
                 params=params,
+                tags=_experiment_of_dvc(),
             )
             log = _log(start, start_sender)
         if log is not None:
@@ -117,6 +119,12 @@ def run_training(
         with _ended(log):
             launch(partial(train_as_rank, request), team.ranks, timeout_s=params.train.timeout_s, peers=team.peers)
         return placement
+
+
+def _experiment_of_dvc() -> dict[str, str]:
+    """A tag with the name that `dvc exp run` gives an experiment, if this is one."""
+    name = os.environ.get("DVC_EXP_NAME")
+    return {"dvc_experiment": name} if name else {}
 
 
 def _make_empty(out_dir: Path) -> None:

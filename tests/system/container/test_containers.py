@@ -42,6 +42,11 @@ RUNS = [f"{strategy}-{numerics} x{2 if strategy == 'ddp' else 1}" for numerics i
         for strategy in ("single", "dp", "ddp")]  # fmt: skip
 
 
+def short(name):
+    """A run's name without its batch and its model."""
+    return " ".join(name.split()[:2])
+
+
 # -- the image -------------------------------------------------------------------------------------------------
 
 
@@ -126,7 +131,7 @@ def recorded(project):
 def test_the_runs_are_on_the_server_with_metrics_and_artifacts(finished, engine, image):
     experiment = ask(finished.port, "experiments/get-by-name?experiment_name=samebits")["experiment"]
     answer = ask(finished.port, "runs/search", {"experiment_ids": [experiment["experiment_id"]], "max_results": 50})
-    runs = {run["info"]["run_name"]: run for run in answer["runs"]}
+    runs = {short(run["info"]["run_name"]): run for run in answer["runs"]}
     assert set(RUNS) < set(runs)
     for name in RUNS:
         metrics = {metric["key"] for metric in runs[name]["data"]["metrics"]}
@@ -170,7 +175,7 @@ def test_a_fresh_clone_needs_nothing_but_compose(owner, clone):
         project("up", "--detach")
         project.wait("experiment")
         assert {path.lstat().st_uid for path in checkout.folder.rglob("*")} == {owner}
-        assert {run["info"]["run_name"] for run in recorded(project)} > {"single-exact x1", "ddp-exact x2"}
+        assert {short(run["info"]["run_name"]) for run in recorded(project)} > {"single-exact x1", "ddp-exact x2"}
         assert read(checkout.folder, "host.json")["image"] == "samebits:cpu"
         inside = project("exec", "-T", "mlflow", "cat", "/proc/1/status", "/proc/1/cmdline").replace("\0", " ")
         said = dict(line.split(":\t", 1) for line in inside.splitlines() if ":\t" in line)
@@ -364,7 +369,7 @@ def test_a_repository_of_ones_own_gets_its_answers_in_the_image(image, clone, tm
     (own / "params.yaml").write_text(parameters)
     told = checkout.run("dvc", "repro", SAMEBITS_IMAGE=image, SAMEBITS_RUNTIME="container")
     assert told.returncode == 0, told.stderr
-    assert "yes     exact: every bit, under every strategy, and so on any host" in told.stdout
+    assert "yes     exact: every bit, under single and ddp, and so on any host" in told.stdout
     assert read(own, "host.json")["in_container"] is True
 
 

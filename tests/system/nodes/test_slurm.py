@@ -174,9 +174,9 @@ def test_dvc_repro_hands_its_trainings_with_ranks_over(cluster, checkout):
     assert "| ddp-exact | 2x1 CPU | " in (checkout.folder / "reports/comparison.md").read_text()
     assert checkout.weights("runs/ddp-exact") == checkout.weights("runs/single-exact")
     stdout, _ = cluster.start(sys.executable, "-c", RUNS, uri).ends()
-    runs = {run["mlflow.runName"]: run for run in json.loads(stdout)}
+    runs = {" ".join(run["mlflow.runName"].split()[:2]): run for run in json.loads(stdout)}
     assert {(name, run["status"]) for name, run in runs.items()} == {
-        ("mlp on vectors", "FINISHED"), ("single-exact x1", "FINISHED"), ("ddp-exact x2x1", "FINISHED")
+        ("mlp on", "FINISHED"), ("single-exact x1", "FINISHED"), ("ddp-exact x2x1", "FINISHED")
     }  # fmt: skip
     several = runs["ddp-exact x2x1"]
     assert (several["num_nodes"], several["verdict"]) == ("2", "bitwise")

@@ -22,11 +22,12 @@ from samebits.results.answers import (
     helps,
     how_much_faster,
     is_it_the_same,
+    nothing,
     speed_up,
     summary,
 )
 from samebits.results.explanation.causes import CAUSES
-from samebits.results.explanation.words import NOTHING, PART_NAMES, figure_of
+from samebits.results.explanation.words import PART_NAMES, figure_of
 from samebits.results.figures import fine_percent, milliseconds, share
 from samebits.results.page.charts import charts_of, squares
 from samebits.results.page.falls import falls
@@ -81,7 +82,7 @@ def _change(one: Help, limit: float) -> ChangeView:
 
 
 def not_to_change(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Losses of the explained run that no advice is about: words, share of a step, and ms."""
+    """Losses of the explained run that no advice is about: their names, words, and share of a step."""
     row = explained_row(comparison)
     if row is None or not row.speedup or not row.explanation or row.strategy == BASELINE.name:
         return []
@@ -89,12 +90,12 @@ def not_to_change(comparison: Comparison) -> list[tuple[str, str, str]]:
     one = waterfall(row)
     step = one.step_ms or row.explanation.step_ms
     lost = [stage for stage in one.stages if stage.ms >= LEAST_LOST * step and stage.name not in advised]
-    return [(stage.words, share(stage.ms / step), milliseconds(stage.ms)) for stage in lost]
+    return [(stage.name, stage.words, share(stage.ms / step)) for stage in lost]
 
 
 @dataclass(frozen=True)
 class Chip:
-    """A run's weights: the sign before it, its hash, the hash's squares, and the number of the hash in its row."""
+    """A run's weights: the sign before it, its hash, and the hash's squares."""
 
     sign: str
     name: str
@@ -102,7 +103,6 @@ class Chip:
     on: str
     sha256: str
     squares: str
-    number: int
 
 
 @dataclass(frozen=True)
@@ -127,16 +127,14 @@ def same_models(comparison: Comparison) -> list[SameView]:
 
 
 def _same(numerics: str, rows: Sequence[Row], told: str) -> SameView:
-    hashes = list(dict.fromkeys(row.weights_sha256 for row in rows))
     chips = tuple(
         Chip(
             SIGNS[row.verdict.grade] if row.verdict else "",
             row.name,
             row.strategy,
-            f"{row.devices_used} {'GPU' if row.device_type == 'cuda' else 'CPU'}",
+            "not parallel" if any(label.kind == "fallback" for label in row.labels) else _device_count(row),
             row.weights_sha256,
             squares(row.weights_sha256),
-            hashes.index(row.weights_sha256),
         )
         for row in rows
     )
@@ -151,17 +149,29 @@ def _same(numerics: str, rows: Sequence[Row], told: str) -> SameView:
     return SameView(numerics, chips, told, None if used is None else min(100.0, 100 * used), gauge, price)
 
 
+def _device_count(row: Row) -> str:
+    return f"{row.devices_used} {'GPU' if row.device_type == 'cuda' else 'CPU'}"
+
+
 def parts_table(rows: Sequence[Row]) -> tuple[list[str], list[tuple[str, list[tuple[str, float]]]]]:
-    """Names of the runs that were divided into parts, and each part's ms and share of the longest step in %."""
+    """Names of the runs that were divided into parts, and each part's ms and share of the longest step in %.
+
+    ``single`` was timed twice: by itself, when it was trained, and in the slices of the others. Its parts are scaled to
+    the latter, as are all other figures of a step.
+    """
     divided = [(row, row.explanation) for row in rows if row.explanation and not row.explanation.unsteady]
-    longest = max((explanation.step_ms for _, explanation in divided), default=1.0)
+    timed = {row.numerics: row.slice_step_ms.single for row in rows if row.slice_step_ms}
+    steps = [
+        timed.get(row.numerics, one.step_ms) if row.strategy == BASELINE.name else one.step_ms for row, one in divided
+    ]
+    longest = max(steps, default=1.0)
     lines = []
     for key, name in PART_NAMES.items():
-        took = [getattr(explanation.parts, key) for _, explanation in divided]
+        took = [getattr(one.parts, key) * step / one.step_ms for (_, one), step in zip(divided, steps, strict=True)]
         if max(took, default=0.0) >= 0.005 * longest:
             lines.append((name, [(milliseconds(ms), round(100 * ms / longest, 2)) for ms in took]))
     if divided:
-        lines.append(("the whole step", [(milliseconds(one.step_ms), 0.0) for _, one in divided]))
+        lines.append(("the whole step", [(milliseconds(step), 0.0) for step in steps]))
     return [row.name for row, _ in divided], lines
 
 
@@ -212,7 +222,7 @@ def render(comparison: Comparison, against: Comparison | None = None) -> str:
     groups = by_numerics(comparison.rows)
     first, *others = groups
     row = explained_row(comparison)
-    columns = columns_of(comparison)
+    columns, lost = columns_of(comparison), not_to_change(comparison)
     context: dict[str, Any] = {
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         "style": Markup(_source("page.css")),  # noqa: S704 - ours
@@ -225,10 +235,10 @@ def render(comparison: Comparison, against: Comparison | None = None) -> str:
         "since": since(comparison, against) if against else None,
         "speed": how_much_faster(comparison),
         "changes": changes(comparison),
-        "not_to_change": not_to_change(comparison),
-        "nothing": NOTHING,
+        "not_to_change": lost,
+        "nothing": nothing(comparison),
         "explained": row,
-        "looked_for": _looked_for(row),
+        "looked_for": _looked_for(row, [name for name, _, _ in lost]),
         "same": is_it_the_same(comparison),
         "numerics": first,
         "falls": falls(groups[first]),
@@ -261,8 +271,11 @@ def _speed_of(rows: Sequence[Row]) -> str:
     return speed_up(best.speedup) if best and best.speedup else "no speed-up"
 
 
-def _looked_for(row: Row | None) -> dict[str, list[tuple[str, str]]]:
-    """The causes that were not found, and those of which nothing could be said: what they are, and ms or why."""
+def _looked_for(row: Row | None, shown: Sequence[str]) -> dict[str, list[tuple[str, str]]]:
+    """The causes that were not found, and those of which nothing could be said: what they are, and ms or why.
+
+    Without those that are behind losses that the page shows as ones that nothing can be set for.
+    """
     looked = row.explanation.looked_for if row and row.explanation else ()
 
     def words(cause: str) -> str:
@@ -272,5 +285,9 @@ def _looked_for(row: Row | None) -> dict[str, list[tuple[str, str]]]:
         "not_found": [
             (words(one.cause), milliseconds(one.ms) if one.ms else "") for one in looked if one.state == "not_found"
         ],
-        "not_judged": [(words(one.cause), one.why or "") for one in looked if one.state == "not_judged"],
+        "not_judged": [
+            (words(one.cause), one.why or "")
+            for one in looked
+            if one.state == "not_judged" and not {*CAUSES[one.cause].losses} & {*shown}
+        ],
     }

@@ -9,6 +9,7 @@ from samebits.files import write_text
 from samebits.results.page.render import render
 from samebits.results.plots import draw, remove_former, write_tables
 from samebits.results.table import markdown
+from samebits.results.where import draw_where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +22,7 @@ def write_report(comparison: Comparison, folder: Path, against: Comparison | Non
     remove_former(folder)
     write_text(folder / "comparison.md", markdown(comparison))
     draw(comparison, folder / "plots")
+    draw_where(comparison, folder / "plots")
     write_tables(comparison, folder)
     write_text(folder / "index.html", render(comparison, against))
 
