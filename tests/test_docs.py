@@ -21,7 +21,12 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").r
 
 
 def test_the_readme_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+    """A picture and two commands after at most 120 words, and all of it in less than 120 lines."""
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 120
+    before = text.partition("```console")[0]
+    assert len(re.sub(r"<[^>]+>", "", before).split()) <= 120
+    assert before.count("<picture>") == 1
 
 
 def test_the_rehearsal_counts_the_trainings_and_exact_versions_that_there_are():
@@ -72,11 +77,10 @@ def test_links_commands_and_modules_of_a_page_are_there(page):
         assert (ROOT / module).exists() or (ROOT / "src/samebits" / module).exists(), module
 
 
-def test_the_tree_of_the_readme_exists():
-    tree = (ROOT / "README.md").read_text().split("## What is where")[1].split("```")[1]
+def test_what_is_where_exists():
+    tree = (ROOT / "CONTRIBUTING.md").read_text().split("## What is where")[1].split("```")[1]
     for line in tree.strip().splitlines():
-        folder = ROOT / "src/samebits" if line.startswith("  ") else ROOT
-        assert (folder / line.split()[0]).exists(), line
+        assert (ROOT / line.split()[0]).exists(), line
 
 
 def test_clean_removes_what_the_readme_says():
@@ -90,17 +94,18 @@ def test_clean_removes_what_the_readme_says():
 
 def test_a_run_is_quoted_where_the_pages_have_room_for_it(tmp_path, monkeypatch):
     quoting = runpy.run_path(str(ROOT / "tools/quote_run.py"))
-    pages = {name: tmp_path / quoting[name].name for name in ("README", "GUIDE")}
+    pages = {name: tmp_path / quoting[name].name for name in ("README", "TABLE", "GUIDE")}
     for name, page in pages.items():
         page.write_text(quoting[name].read_text())
     for folder in ("runs/ddp-fast", "tried"):
         run_files(tmp_path / folder, run_record("ddp"))
     comparison().write(tmp_path / "comparison.json")
     monkeypatch.chdir(tmp_path)
-    quoting["main"].__globals__.update(pages)
+    quoting["main"].__globals__.update(pages, IMAGES=tmp_path / "images", EXAMPLE=tmp_path / "example")
     quoting["main"]("comparison.json", "tried")
-    readme, guide = (page.read_text() for page in pages.values())
-    assert "| single-hash |\n<!-- /result -->" in readme
+    readme, table, guide = (page.read_text() for page in pages.values())
+    assert "| single-hash |\n<!-- /result -->" in table
+    assert "![" not in readme  # nothing was parallel, so that there is no picture
     assert "<!-- answers -->\n```text\n──────" in guide
     assert "How much faster?        –       single-fast alone; there is nothing to compare it with" in guide
     assert "--no-tracking\nddp-fast: " in guide

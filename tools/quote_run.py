@@ -1,4 +1,4 @@
-"""Put the table and the answers of the last `make repro` into the README and the first guide.
+"""Put the picture, the table, the answers and the page of the last `make repro` into the docs.
 
 python tools/quote_run.py [reports/comparison.json [FOLDER]]
 
@@ -12,16 +12,29 @@ import sys
 from pathlib import Path
 
 from pages import between
+from samebits.files import write_text
 from samebits.records.run import read_run
+from samebits.results.answers import facts, headline
 from samebits.results.comparison import Comparison
+from samebits.results.page.render import render
 from samebits.results.table import markdown
 from samebits.results.terminal import WIDTHS, answer_lines
 from samebits.results.text import describe_run, notes_of, remarks
 from samebits.results.verdict import compare_runs, settings_that_differ
 from samebits.results.verdict_text import say_comparison
+from samebits.results.where import draw_where
 
 ROOT = Path(__file__).resolve().parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "docs/guides/first-run.md"
+TABLE = ROOT / "docs/guides/reading-the-report.md"
+IMAGES, EXAMPLE = ROOT / "docs/images", ROOT / "docs/example"
+PICTURE = """<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="docs/images/where-dark.svg">
+  <img src="docs/images/where.svg" alt="{told}">
+</picture>
+
+*{where}. [Open the page](docs/example/index.html).*
+"""
 
 
 def replace(path: Path, before: str, after: str, text: str) -> None:
@@ -30,9 +43,15 @@ def replace(path: Path, before: str, after: str, text: str) -> None:
 
 
 def quote_comparison(comparison: Comparison) -> None:
-    """Write the table into the README and the answers into the guide."""
+    """Write the picture, the page, the table and the answers to where the docs show them."""
+    draw_where(comparison, IMAGES)
+    for image in IMAGES.glob("*.png"):
+        image.unlink()
+    write_text(EXAMPLE / "index.html", render(comparison))
+    told = PICTURE.format(told=headline(comparison), where=", ".join(facts(comparison)))
+    replace(README, "<!-- picture -->\n", "<!-- /picture -->", told if (IMAGES / "where.svg").exists() else "")
     table = "".join(f"{line}\n" for line in markdown(comparison).splitlines() if line.startswith("|"))
-    replace(README, "<!-- result -->\n", "<!-- /result -->", table)
+    replace(TABLE, "<!-- result -->\n", "<!-- /result -->", table)
     lines = answer_lines(comparison, Path("reports"), WIDTHS[1], notes=len(remarks(comparison)))
     said = "".join(f"{line.plain.rstrip()}\n" for line in lines)
     replace(GUIDE, "<!-- answers -->\n```text\n", "```\n<!-- /answers -->", said)
