@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from pages import between
@@ -49,6 +50,10 @@ def quote_comparison(comparison: Comparison) -> None:
         image.unlink()
     write_text(EXAMPLE / "index.html", render(comparison))
     told = PICTURE.format(told=headline(comparison), where=", ".join(facts(comparison)))
+    told = (
+        "\n".join(line if line.startswith(("<", " ")) else textwrap.fill(line, 120) for line in told.splitlines())
+        + "\n"
+    )
     replace(README, "<!-- picture -->\n", "<!-- /picture -->", told if (IMAGES / "where.svg").exists() else "")
     table = "".join(f"{line}\n" for line in markdown(comparison).splitlines() if line.startswith("|"))
     replace(TABLE, "<!-- result -->\n", "<!-- /result -->", table)
