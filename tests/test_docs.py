@@ -109,7 +109,7 @@ def test_a_run_is_quoted_where_the_pages_have_room_for_it(tmp_path, monkeypatch)
     assert "<!-- answers -->\n```text\n──────" in guide
     assert "How much faster?        –       single-fast alone; there is nothing to compare it with" in guide
     assert "--no-tracking\nddp-fast: " in guide
-    assert "/tmp/try\nbitwise\n  losses: bitwise, all 2 steps\n" in guide
+    assert "/tmp/try\n= bitwise\n  losses: bitwise, all 2 steps\n" in guide
     assert [len(page.read_text().split("```")) for page in pages.values()] == [
         len(quoting[name].read_text().split("```")) for name in pages
     ]

@@ -61,7 +61,7 @@ def test_verdicts_of_two_folders(tmp_path, monkeypatch):
         run_files(tmp_path / name, run_record("ddp"))
     verdict = samebits.compare("a", tmp_path / "b")
     assert str(verdict).splitlines() == [
-        "bitwise",
+        "= bitwise",
         "  losses: bitwise, all 2 steps",
         "  weights: bitwise, all 1 tensors",
     ]

@@ -180,7 +180,7 @@ def test_communication_takes_no_longer_than_all_reduces_were_in_flight():
     parts, losses = explanation.parts, explanation.losses
     assert (parts.communication, parts.wrapper, parts.waiting) == pytest.approx((2.0, 4.0, 0.0))
     assert (losses.communication, losses.wrapper, losses.unexplained) == pytest.approx((2.0, 4.0, 0.0))
-    assert "DDP's own work on the host" in say_explanation("ddp-fast", explanation)
+    assert re.search(r"DDP's own work +\+4 ms", say_explanation("ddp-fast", explanation))
     (finding,) = explanation.findings
     assert (finding.cause, finding.lost_ms) == ("small_batch", pytest.approx(4.0))
     assert finding.evidence[-1].name == "DDP's own work on the host, as long for a larger batch"
@@ -440,7 +440,8 @@ def test_words_have_the_share_the_figures_and_the_gain(name):
     explanation = explained(*CASES[name][:2])
     first = explanation.findings[0]
     text = say_explanation("ddp-fast", explanation)
-    assert f"1. {cause_of(first)}" in text
+    assert f"   {cause_of(first)}" in text
+    assert re.search(r"^1\. [A-Z].*", text, flags=re.MULTILINE)
     assert f"{first.share:.0%} of a step." in cause_of(first)
     assert "{" not in text
     told = advice_of(first)

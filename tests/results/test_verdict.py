@@ -136,7 +136,7 @@ def test_two_runs_with_what_differs_between_them(tmp_path):
     )
     assert sentences(verdict) == ("losses: bitwise, all 2 steps", weights)
     assert say_comparison(verdict, differences).splitlines() == [
-        "within tolerance",
+        "≈ within tolerance",
         "  losses: bitwise, all 2 steps",
         f"  {weights}",
         "what differs between the two",

@@ -224,7 +224,7 @@ def test_a_run_is_made_again_from_its_id_in_another_clone(repository, tmp_path):
         (run_id,) = ids_in(repository, strategy=strategy, numerics=numerics)
         done = clone.run("samebits", "reproduce", run_id, "--yes", **store)
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[0] == "bitwise"
+        assert done.stdout.splitlines()[0] == "= bitwise"
         assert f"run {run_id}: " in done.stderr
         (again,) = ids_in(repository, **{"samebits.reproduces": run_id})
         (original,) = ids_in(repository, **{"samebits.reproduced": f"bitwise by {again}"})

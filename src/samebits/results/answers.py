@@ -15,6 +15,7 @@ from samebits.results.explanation.words import NOTHING, action_of, what_of
 from samebits.results.figures import fine_percent, is_open, milliseconds, share, signed, times
 from samebits.results.text import by_numerics, devices_of
 from samebits.results.verdict import GRADES
+from samebits.results.verdict_text import SIGNS
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
@@ -23,16 +24,12 @@ if TYPE_CHECKING:
     from samebits.records.run import Ratio
     from samebits.results.comparison import Comparison, Row
     from samebits.results.explanation.explain import ExplainedCause
-    from samebits.results.verdict import Grade
 
 UNCERTAIN = ("noisy", "disturbed")
 """Labels of a run whose times something else on the host may have changed."""
 
 LEAST_TOLD = 0.02
 """Least share of a step for which a cause is told that is too small to be named as one."""
-
-SIGNS: dict[Grade, str] = {"bitwise": "=", "within tolerance": "≈", "not comparable": "?", "diverged": "≠"}
-"""What stands between two runs of a grade."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from samebits.errors import counted, printable
 from samebits.here import is_kit
-from samebits.results.answers import SIGNS, facts, fastest, helps, how_much_faster, is_it_the_same, nothing
+from samebits.results.answers import facts, fastest, helps, how_much_faster, is_it_the_same, nothing
 from samebits.results.figures import milliseconds, signed, signed_ms, wall_time
 from samebits.results.text import COLOURS, by_numerics, devices_of, remarks
+from samebits.results.verdict_text import SIGNS
 from samebits.results.waterfall import Stage, waterfall
 from samebits.strategies import BASELINE
 

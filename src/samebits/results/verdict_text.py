@@ -10,7 +10,11 @@ from samebits.results.verdict import ALLOWANCE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from samebits.results.verdict import LossVerdict, Verdict, WeightsVerdict
+    from samebits.results.verdict import Grade, LossVerdict, Verdict, WeightsVerdict
+
+
+SIGNS: dict[Grade, str] = {"bitwise": "=", "within tolerance": "≈", "not comparable": "?", "diverged": "≠"}
+"""What stands between two runs of a grade."""
 
 
 def sentences(verdict: Verdict) -> tuple[str, str]:
@@ -20,7 +24,10 @@ def sentences(verdict: Verdict) -> tuple[str, str]:
 
 def say_comparison(verdict: Verdict, differences: Mapping[str, tuple[Any, Any]]) -> str:
     """The comparison of two runs for a terminal: the verdict, its parts, and differences of settings and hosts."""
-    lines = [verdict.grade, *(f"  {sentence}" for sentence in [*say_apart(verdict), *sentences(verdict)])]
+    lines = [
+        f"{SIGNS[verdict.grade]} {verdict.grade}",
+        *(f"  {sentence}" for sentence in [*say_apart(verdict), *sentences(verdict)]),
+    ]
     if differences:
         lines.append("what differs between the two")
         lines += [printable(f"  {name}: {a} | {b}") for name, (a, b) in differences.items()]

@@ -95,7 +95,7 @@ def _added_ms(row: Row, step: SliceSteps) -> dict[str, float]:
     """What each stage adds to a step, in order. All but the first add up to a step without a device's share alone."""
     losses = row.explanation.losses if row.explanation else None
     if losses:
-        return {name: getattr(losses, name) for name in STAGES if hasattr(losses, name)}
+        return losses.stages()
     together = step.share if step.together is None else step.together
     return {
         "fixed": step.share - step.single / row.devices_used,
@@ -105,9 +105,14 @@ def _added_ms(row: Row, step: SliceSteps) -> dict[str, float]:
 
 
 def _stage(name: str, row: Row, ms: float, start: float, end: float) -> Stage:
+    return Stage(name=name, words=stage_words(name, ms, has_ranks=row.has_ranks), ms=ms, start=start, end=end)
+
+
+def stage_words(name: str, ms: float, *, has_ranks: bool) -> str:
+    """The words for a stage that adds so many ms."""
     costs, saves = STAGES[name]
-    costs = costs if row.has_ranks else _WITHOUT_RANKS.get(name, costs)
-    return Stage(name=name, words=costs if ms >= 0 else saves or costs, ms=ms, start=start, end=end)
+    costs = costs if has_ranks else _WITHOUT_RANKS.get(name, costs)
+    return costs if ms >= 0 else saves or costs
 
 
 Extent = dict[Literal["left", "width"], float]

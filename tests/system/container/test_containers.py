@@ -224,7 +224,7 @@ def test_the_port_answers_on_loopback_alone(finished):
 def test_experiments_run_in_the_same_place(finished):
     run = ["run", "--rm", "--no-deps", "-T", "experiment"]
     verdict = finished(*run, "samebits", "compare", "runs/single-exact", "runs/dp-exact")
-    assert verdict.splitlines()[0] == "bitwise"
+    assert verdict.splitlines()[0] == "= bitwise"
     lines = finished(*run, "samebits", "doctor", "--json")
     statuses = {finding["name"]: finding["status"] for finding in json.loads(lines)["findings"]}
     assert (statuses["mlflow"], statuses["container"], statuses["params"]) == ("ok", "skipped", "ok")

@@ -13,6 +13,7 @@ from samebits.results.explanation.causes import CAUSES, CauseKind, largest, look
 from samebits.results.explanation.observed import Observed
 from samebits.results.explanation.parts import COPIES, Parts, plain_ms
 from samebits.results.explanation.remedies import Change, Gain, RemedyKind
+from samebits.results.waterfall import STAGES
 from samebits.strategies import STRATEGIES
 
 if TYPE_CHECKING:
@@ -70,11 +71,14 @@ class LostTime(Part):
     copies: float
     unexplained: float
 
+    def stages(self) -> dict[str, float]:
+        """What each adds to the ideal step, in the order in which they are told."""
+        return {name: getattr(self, name) for name in STAGES if name in LostTime.model_fields}
+
     @property
     def distance_ms(self) -> float:
         """All losses, less the gains."""
-        names = LostTime.model_fields.keys() - {"ideal_ms"}
-        return float(sum(getattr(self, name) for name in names))
+        return float(sum(self.stages().values()))
 
 
 AGREE = 1.25

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from samebits.results.explanation.causes import CAUSES
 from samebits.results.explanation.remedies import REMEDIES
-from samebits.results.figures import milliseconds, three_digits
+from samebits.results.figures import milliseconds, signed, signed_ms, three_digits
+from samebits.results.waterfall import stage_words
 
 if TYPE_CHECKING:
     from samebits.records.run import RunRecord
@@ -30,18 +31,6 @@ PART_NAMES: dict[str, str] = {
     "queued": "waiting for a core",
 }
 """Names of the parts of a step, in the order of display."""
-
-LOSS_NAMES: dict[str, str] = {
-    "fixed": "work that a smaller share does not shorten",
-    "contention": "devices that slow each other down",
-    "communication": "communication that is not hidden",
-    "wrapper": "DDP's own work on the host",
-    "waiting": "waiting for the slowest rank",
-    "buffers": "synchronising buffers",
-    "copies": "DataParallel's copies",
-    "unexplained": "not explained",
-}
-"""Names of the losses of a step against the ideal one, in the order of display."""
 
 NOTHING = "No cause that can be changed here takes a tenth of a step."
 
@@ -103,12 +92,12 @@ def say_trained(record: RunRecord) -> str:
 
 def say_explanation(name: str, explanation: Explanation) -> str:
     """An explanation for a terminal."""
-    lines = [f"{name}: a step takes {milliseconds(explanation.step_ms)}"]
+    lines = [f"{name}: a step takes {milliseconds(explanation.step_ms)}", ""]
     if explanation.unsteady:
-        lines = [f"{name}: {say_unsteady(explanation.unsteady)}"]
+        lines = [f"{name}: {say_unsteady(explanation.unsteady)}", ""]
     for _, what, ms in say_parts(explanation.parts):
         share = ms / explanation.step_ms
-        shown = "" if explanation.unsteady else f" {share:>4.0%} {'#' * round(30 * share)}"
+        shown = "" if explanation.unsteady else f" {share:>4.0%}  {'█' * round(40 * share)}"
         lines.append(f"  {what:<34} {milliseconds(ms):>9}{shown}".rstrip())
     if explanation.losses:
         lines += ["", *say_losses(explanation)]
@@ -116,7 +105,9 @@ def say_explanation(name: str, explanation: Explanation) -> str:
     if not explanation.findings:
         lines.append(NOTHING)
     for number, finding in enumerate(explanation.findings, start=1):
-        lines.append(f"{number}. {cause_of(finding)}")
+        action = action_of(finding)
+        gain = f": {signed(finding.gain.median)}, predicted" if finding.gain else ""
+        lines += [f"{number}. {action[0].upper()}{action[1:]}{gain}", f"   {cause_of(finding)}"]
         lines += [f"   {one.name}: {figure_of(one)}" for one in finding.evidence]
         lines.append(f"   {advice_of(finding)}")
     return "\n".join(lines)
@@ -135,17 +126,16 @@ def say_unsteady(unsteady: Unsteady) -> str:
 
 
 def say_losses(explanation: Explanation) -> list[str]:
-    """The losses against the ideal speed-up, as lines."""
+    """From the ideal step to this one, as lines: what each stage adds."""
     losses = explanation.losses
     assert losses
-    distance = losses.distance_ms
     ideal = f"Ideal would be {milliseconds(losses.ideal_ms)}, one device's time over their number."
-    if distance <= 0:
+    if losses.distance_ms <= 0:
         return [f"{ideal} No step is longer than that."]
-    step = losses.ideal_ms + distance
-    lines = [f"{ideal} Lost, of {milliseconds(step)}:"]
-    for key, name in LOSS_NAMES.items():
-        ms = getattr(losses, key)
+    step = losses.ideal_ms + losses.distance_ms
+    lines = [f"{ideal} From there to {milliseconds(step)}:"]
+    for name, ms in losses.stages().items():
         if abs(ms) >= 0.01 * step:
-            lines.append(f"  {name:<44} {milliseconds(ms):>9} {ms / step:>4.0%}")
+            words = stage_words(name, ms, has_ranks=not losses.copies)
+            lines.append(f"  {words:<34} {signed_ms(ms):>9} {abs(ms) / step:>4.0%}")
     return lines

@@ -13,7 +13,6 @@ from samebits.errors import counted
 from samebits.here import repro_command
 from samebits.remarks import LABELS
 from samebits.results.answers import (
-    SIGNS,
     Help,
     explained_row,
     facts,
@@ -37,7 +36,7 @@ from samebits.results.table import COLUMNS, cells, columns_of
 from samebits.results.text import COLOURS, ON_DARK, by_numerics, say_price
 from samebits.results.usage import say_gaps, say_memory
 from samebits.results.verdict import ALLOWANCE
-from samebits.results.verdict_text import say_apart, sentences
+from samebits.results.verdict_text import SIGNS, say_apart, sentences
 from samebits.results.waterfall import Extent, percent, waterfall
 from samebits.strategies import BASELINE, STRATEGIES
 
