@@ -92,7 +92,8 @@ faults: $(STAMP)  ## kill, damage and fill up whatever can be, for MINUTES=10; O
 
 screenshots: $(STAMP)  ## the guide's pictures, from a real MLflow server and Chromium
 	@mkdir -p docs/guides/images
-	@$(RUN) SAMEBITS_SCREENSHOTS="$(CURDIR)/docs/guides/images" python -m pytest tests/system/test_browser.py
+	@$(RUN) SAMEBITS_SCREENSHOTS="$(CURDIR)/docs/guides/images" python -m pytest tests/system/test_browser.py \
+		tests/system/test_page.py::test_the_example_of_the_docs_is_a_page_of_a_real_run
 
 # What the host is not made for ends with 3; each that fails is named, and the page is of what there is.
 BENCHMARKS := loop loading ddp rounding bits exact trainings quality startup memory memory_forecast repro own_repository tracking sender \

@@ -82,7 +82,7 @@ def test_explain(runs, tmp_path):
     text = samebits(runs, "explain", "ddp").stdout
     found = json.loads(samebits(runs, "explain", "ddp", "--against", "single", "--json").stdout)
     first = r"This host was too unsteady .*" if found["unsteady"] else r"a step takes [\d.]+ ms"
-    assert re.match(rf"ddp-fast of mlp on vectors, global batch \d+: {first}\n(  .*\n)*  backward pass ", text), text
+    assert re.match(rf"ddp-fast of mlp on vectors, global batch \d+: {first}\n\n(  .*\n)*  backward pass ", text), text
     assert (found["run"], found["against"]["run"]) == ("ddp-fast", "single-fast")
     assert (found["against"]["samples"], found["against"]["batch_grew"]) == (1, False)
     against = samebits(runs, "explain", "ddp", "--against", "single").stdout

@@ -178,10 +178,50 @@ def speedups(axes: Axes) -> None:
     axes.legend()
 
 
+_DEVICES = ("#4477AA", "#CCBB44", "#228833")
+_SHARDS = 8
+
+
+def shards(axes: Axes) -> None:
+    """Whole shards go to devices. What a shard is does not depend on how many devices there are."""
+    for lane, (name, ends) in enumerate({"single": (8,), "2 devices": (4, 8), "3 devices": (3, 6, 8)}.items()):
+        for shard in range(_SHARDS):
+            device = next(number for number, end in enumerate(ends) if shard < end)
+            axes.barh(lane, 0.94, left=shard, color=_DEVICES[device], height=0.7)
+            axes.text(shard + 0.47, lane, str(shard), ha="center", va="center", color="white", fontweight="bold")
+        axes.text(-0.2, lane, name, ha="right", va="center")
+    axes.text(_SHARDS + 0.2, 1, "= the same sum", va="center")
+    axes.set(xlim=(-1.9, _SHARDS + 2.2), ylim=(2.6, -0.6))
+    axes.axis("off")
+    axes.set_title("A batch of 8 shards; a colour is a device", loc="left")
+
+
+_TERMS = ((0, "1011010011"), (2, "1100111010"), (1, "1110001101"), (4, "1001011001"))
+"""Numbers as the place of their first bit, from the top of the window, and their bits."""
+
+_KEPT = 9  # bits of the window
+
+
+def window(axes: Axes) -> None:
+    """Each term is rounded to the grid of a window, so that a sum is the same in any order."""
+    for line, (start, bits) in enumerate(_TERMS):
+        for place, bit in enumerate(bits, start=start):
+            kept = place < _KEPT
+            axes.barh(line, 0.9, left=place, height=0.78, color="#4477AA" if kept else "0.88")
+            axes.text(place + 0.45, line, bit, ha="center", va="center", color="white" if kept else "0.4")
+    axes.axvline(_KEPT - 0.05, color="0.2", linewidth=1.5)
+    axes.text(_KEPT - 0.2, len(_TERMS) - 0.25, "rounded to this bit", ha="right", va="top")
+    axes.set(xlim=(-0.3, 14.2), ylim=(len(_TERMS) + 0.1, -0.6))
+    axes.axis("off")
+    axes.set_title("Four terms of a sum on the grid of one window", loc="left")
+
+
 PICTURES: dict[str, tuple[Callable[[Axes], None], tuple[float, float]]] = {
     "dp-step": (dp_step, (7.2, 3.4)),
     "ddp-step": (ddp_step, (7.2, 3.2)),
     "speedups": (speedups, (5.6, 3.7)),
+    "shards": (shards, (6.4, 2.0)),
+    "window": (window, (6.4, 2.2)),
 }
 
 

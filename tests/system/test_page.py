@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from chromium import NEEDS_CHROMIUM, shoot
+from conftest import ROOT
 from page_states import STATES, of_cpus, run
 from samebits.records.provenance import GitState
 from samebits.results.answers import headline
@@ -311,3 +312,9 @@ def test_pictures_of_six_states(name, width, theme, visit, tmp_path):
     page = visit(file, width, theme=theme)
     assert page.locator("h1").inner_text() == headline(STATES[name])
     shoot(page, f"page-{name.replace(' ', '-')}", full_page=True)
+
+
+def test_the_example_of_the_docs_is_a_page_of_a_real_run(visit):
+    page = visit(ROOT / "docs/example/index.html")
+    assert re.match(r"\w+ on 2 CPU devices: \d\.\d\d× the speed of one", page.locator("h1").inner_text())
+    shoot(page, "page")
