@@ -63,7 +63,8 @@ def replace(path: Path, before: str, after: str, text: str) -> None:
 def quote_comparison(comparison: Comparison) -> None:
     """Write the picture, the page, the table and the answers to where the docs show them."""
     draw_where(comparison, IMAGES)
-    if (folder := Path("runs/ddp-fast")).exists():
+    folder = Path("runs/ddp-fast")
+    if folder.exists() and read_run(folder).record.breakdown:
         run = read_run(folder)
         draw_slices(run, IMAGES)
         told = say_explanation(say_trained(run.record), explanation_of(run, str(folder)))
