@@ -289,6 +289,12 @@ def test_the_table_has_each_case():
     assert len(set(digests.DIGESTS.values())) == len(CASES) - 2  # three ways to add the same terms
 
 
+def test_a_case_whose_bits_nobody_has_written_down_is_named():
+    told = r"the self-test of exact has no digest of toy\. hint: `python tests/golden/make\.py self-test`"
+    with pytest.raises(HostError, match=told):
+        check.wrong_cases(torch.device("cpu"), ["toy"])
+
+
 def test_an_honest_device_passes_in_any_order_of_terms():
     def reversed_terms(y, x, dim, places, terms):
         return torch.index_add(x, dim, places.flip(0), terms.flip(0))

@@ -18,6 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -1368,6 +1369,14 @@ def test_a_long_line_does_not_push_the_question_away(tmp_path):
     assert shown[-1] == (
         f"... and 102 more lines and the rest of lines that end in ..., as long as you are asked in {tmp_path / 'all'}"
     )
+
+
+def test_a_folder_of_logs_that_cannot_be_listed_is_not_taken_for_an_empty_one(repository, monkeypatch):
+    assert all_logs() == []
+    for error, empty in ((PermissionError("no"), True), (OSError(errno.EIO, "broken"), False)):
+        monkeypatch.setattr(os, "listdir", Mock(side_effect=error))
+        with nullcontext() if empty else pytest.raises(OSError, match="broken"):
+            assert all_logs() == []
 
 
 @pytest.mark.attack("a malicious repository or patch")

@@ -162,7 +162,7 @@ def all_logs(but: Container[str] = ()) -> list[Path]:
     if brought is None:
         return []
     names: list[str] = []
-    with suppress(OSError):  # no folder yet, or another user's
+    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # no folder yet, or another user's
         listed = os.listdir(LOGS)  # noqa: PTH208 - a path for each would take longer than all else
         names = [name for name in listed if name.endswith(".jsonl") and name not in but]
     found = (LOGS / name for name in sorted(names) if name not in brought)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from samebits.errors import HostError, few
+from samebits.here import of_kit
 from samebits.numerics.exact.grid import bits_of_sum
 from samebits.numerics.exact.self_test.cases import CASES, COPIES
 from samebits.numerics.exact.self_test.digests import DIGESTS
@@ -75,7 +76,14 @@ def require_sound(team: Team) -> None:
 
 
 def wrong_cases(device: torch.device, names: Iterable[str]) -> list[str]:
-    """Those of the cases whose results on a device have other bits than on a CPU."""
+    """Those of the cases whose results on a device have other bits than on a CPU.
+
+    Raises HostError: of a case it is not known which bits a CPU gives.
+    """
+    names = list(names)
+    if unknown := [name for name in names if name not in DIGESTS]:
+        text = f"the self-test of exact has no digest of {few(unknown)}"
+        raise HostError(text, hint=of_kit("`python tests/golden/make.py self-test`"))
     return [name for name in names if not agrees(digest(CASES[name].run(device)), DIGESTS[name])]
 
 
