@@ -1375,7 +1375,7 @@ def test_a_folder_of_logs_that_cannot_be_listed_is_not_taken_for_an_empty_one(re
     assert all_logs() == []
     for error, empty in ((PermissionError("no"), True), (OSError(errno.EIO, "broken"), False)):
         monkeypatch.setattr(os, "listdir", Mock(side_effect=error))
-        with nullcontext() if empty else pytest.raises(OSError, match="broken"):
+        with nullcontext() if empty else pytest.raises(HostError, match="cannot be listed: broken"):
             assert all_logs() == []
 
 

@@ -157,14 +157,20 @@ def all_logs(but: Container[str] = ()) -> list[Path]:
     """The logs of this repository that this user may read, sorted by name, but for those that git has brought.
 
     Only regular files count. Names are left out by text, since there may be very many.
+
+    Raises HostError: the file system does not list their folder.
     """
     brought = _brought(Path.cwd())
     if brought is None:
         return []
-    names: list[str] = []
-    with suppress(FileNotFoundError, NotADirectoryError, PermissionError):  # no folder yet, or another user's
+    try:
         listed = os.listdir(LOGS)  # noqa: PTH208 - a path for each would take longer than all else
-        names = [name for name in listed if name.endswith(".jsonl") and name not in but]
+    except (FileNotFoundError, NotADirectoryError, PermissionError):  # no folder yet, or another user's
+        return []
+    except OSError as error:
+        hint = "look at the file system; `samebits track sync` delivers the logs then"
+        raise HostError(f"{LOGS}: cannot be listed: {error.strerror}", hint=hint) from None
+    names = [name for name in listed if name.endswith(".jsonl") and name not in but]
     found = (LOGS / name for name in sorted(names) if name not in brought)
     return [path for path in found if path.is_file() and not path.is_symlink() and os.access(path, os.R_OK)]
 
