@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from samebits.errors import UserError, first_line, without_password
+from samebits.errors import HostError, UserError, first_line, without_password
 from samebits.files import Part, make_folder, private_mode, remove_unfinished
 from samebits.host import HostFacts
 from samebits.params import Params
