@@ -43,8 +43,8 @@ How much faster?        1.54×   ddp on 2 CPU devices; 95% sure: 1.25 to 1.85
 What holds it back?     +14%    gradients are sent for longer than the backward pass can hide, 13.4
                                 ms of a step; send gradients once for 4 micro-batches: +1% to +18%
                                 predicted
-Is it the same model?   yes     exact: every bit, under single and ddp, and so on any host; fast:
-                                losses differ by 0.000018%, as rounding explains
+Is it the same model?   yes     exact: every bit, under single and ddp, on any host; fast: losses
+                                differ by 0.000018%, as rounding explains
 
                                0×                  1×                   2×        a step       speed
 single  one device             ████████████████████                              25.9 ms       1.00×

@@ -22,7 +22,7 @@ from samebits.records.log import SCHEMA, ComparedEvent
 from samebits.results.page.write import write_report
 from samebits.tracking.comparison import comparison_key, record_comparison
 from samebits.tracking.ui import SECTIONS
-from samples import comparison, ratio, row, run_files, run_record
+from samples import comparison, placed, ratio, row, run_files, run_record, verdict
 
 pytestmark = NEEDS_CHROMIUM
 
@@ -171,10 +171,13 @@ def sweep(folder):
         there = folder / f"sweep/{batch}"
         rows = []
         for strategy in ("single", "ddp"):
-            record = run_record(strategy, run=f"2026-{batch:04}-{strategy}", params=params)
-            run_files(there / f"runs/{strategy}-fast", record)
-            measured = ratio(1.0) if strategy == "single" else ratio(speedup, speedup - 0.05, speedup + 0.05)
-            rows.append(row(strategy, run=record.run, speedup=measured, devices=1 if strategy == "single" else 2))
+            placement = placed(strategy, params, gpus=0, cores=2)[0]
+            record = run_record(strategy, run=f"2026-{batch:04}-{strategy}", params=params, placement=placement)
+            seconds = 30 / batch**0.5 / (1.0 if strategy == "single" else speedup)
+            run_files(there / f"runs/{strategy}-fast", record, training_seconds=seconds)
+            measured = ratio(1.0) if strategy == "single" else ratio(speedup, 0.96 * speedup, 1.05 * speedup)
+            alike = verdict("within tolerance", losses=1e-7, weights=1e-6) if strategy == "ddp" else None
+            rows.append(row(strategy, run=record.run, speedup=measured, devices=placement.devices_used, verdict=alike))
         compared = comparison(*rows, params=params, global_batch_size=batch)
         compared.write(there / "reports/comparison.json")
         write_report(compared, there / "reports")
@@ -190,9 +193,9 @@ def test_which_batch_size_has_the_best_speed_up_takes_two_clicks(page, address, 
     monkeypatch.chdir(experiment)
     sweep(experiment)
     page.goto(address)
-    expect(page.get_by_role("link", name="ddp-fast x1 b1024 mlp")).to_be_visible()
+    expect(page.get_by_role("link", name="ddp-fast x2 b1024 mlp")).to_be_visible()
     clicks, began = 0, time.monotonic()
-    best = "ddp-fast x1 b1024 mlp"
+    best = "ddp-fast x2 b1024 mlp"
     while clicks < 2:
         page.get_by_test_id("sort-header-speedup").click()
         clicks += 1

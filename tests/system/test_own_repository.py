@@ -85,7 +85,7 @@ def test_the_library_is_the_wheels_and_the_answers_are_printed(own):
     (where,) = own.python("-c", "import samebits; print(samebits.__file__)").stdout.split("\n")[:1]
     assert where.startswith(str(own.environment))
     assert re.search(r"ddp +2 CPU devices", own.answers)
-    assert "yes     exact: every bit, under single and ddp, and so on any host" in own.answers
+    assert "yes     exact: every bit, under single and ddp, on any host" in own.answers
     assert "dvc repro</pre>" in (own.folder / "reports/index.html").read_text()
     assert own("git", "status", "--short").stdout.split() == ["??", "dvc.lock"]
 

@@ -129,7 +129,7 @@ def test_one_command_ends_with_the_answers(repository):
     assert {file.stem for file in (repository.folder / "reports/evaluation").iterdir()} == set(RUNS)
     assert "| ddp-fast |" in (repository.folder / "reports/comparison.md").read_text()
     answers = repository.output[repository.output.index("How much faster?") :]
-    assert "exact: every bit, under single and ddp, and so on any host" in answers
+    assert "exact: every bit, under single and ddp, on any host" in answers
     assert answers.splitlines()[-1] == "  MLflow     make ui"  # the run ends with its answer, not with DVC's advice
     assert len(repository.output[repository.output.index("───") :].splitlines()) <= 25
 

@@ -19,7 +19,7 @@ from samebits.params import parse_params
 from samebits.records.log import LOGS
 from samebits.records.provenance import provenance_of
 from samebits.strategies.placement import Devices
-from samebits.workers.launch import run_training
+from samebits.workers.launch import _experiment_of_dvc, run_training
 
 # Runs FUNCTION in two workers, as pipeline/train.py runs ``work``.
 SCRIPT = """
@@ -378,3 +378,10 @@ def test_the_process_that_forks_counts_gpus_and_leaves_cuda_alone(name, devices,
     process, lines = done.stdout.split()[-1], [line.split() for line in calls.read_text().splitlines()]
     assert {"nvmlDeviceGetHandleByIndex"} <= {function for pid, function in lines if pid == process}
     assert [function for _, function in lines if function == "nvmlSystemGetCudaDriverVersion"] == []
+
+
+def test_a_training_of_a_dvc_experiment_knows_its_name(monkeypatch):
+    monkeypatch.delenv("DVC_EXP_NAME", raising=False)
+    assert _experiment_of_dvc() == {}
+    monkeypatch.setenv("DVC_EXP_NAME", "rate-2")
+    assert _experiment_of_dvc() == {"dvc_experiment": "rate-2"}

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from samebits.records.run import Ratio
     from samebits.results.comparison import Comparison, Row
-    from samebits.results.explanation.explain import ExplainedCause
+    from samebits.results.explanation.explain import ExplainedCause, LookedFor
 
 UNCERTAIN = ("noisy", "disturbed")
 """Labels of a run whose times something else on the host may have changed."""
@@ -155,12 +155,20 @@ def explained_row(comparison: Comparison) -> Row | None:
 def nothing(comparison: Comparison) -> str:
     """What to say where no cause takes enough of a step to be named: the largest of those that were looked for."""
     row = explained_row(comparison)
-    looked = row.explanation.looked_for if row and row.explanation else ()
-    small = [(one.ms, one.cause) for one in looked if one.state == "not_found" and one.ms]
-    if not row or not row.explanation or not small or max(small)[0] < LEAST_TOLD * row.explanation.step_ms:
+    largest = largest_unnamed(row) if row else None
+    if largest is None:
         return NOTHING
-    ms, cause = max(small)
-    return f"{NOTHING} The largest: {short(CAUSES[cause].sentence)}, {milliseconds(ms)}."
+    return f"{NOTHING} The largest: {short(CAUSES[largest.cause].sentence)}, {milliseconds(largest.ms or 0)}."
+
+
+def largest_unnamed(row: Row) -> LookedFor | None:
+    """The largest of the causes that take too little of a step to be named; None if each takes hardly any."""
+    explanation = row.explanation
+    if explanation is None or explanation.findings:
+        return None
+    least = LEAST_TOLD * explanation.step_ms
+    small = [one for one in explanation.looked_for if one.state == "not_found" and (one.ms or 0) >= least]
+    return max(small, key=lambda one: one.ms or 0, default=None)
 
 
 def _help(comparison: Comparison, row: Row, finding: ExplainedCause) -> Help:
@@ -242,7 +250,7 @@ def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
         if numerics != "exact" or other_data:
             return f"every bit, {under}" + (f", but {other_data}" if other_data else "")
         given = ", where the dataset gives the same samples" if own_dataset else ""
-        return f"every bit, {under}, and so on any host{given}"
+        return f"every bit, {under}, on any host{given}"
     losses, weights = worst.losses, worst.weights
     if worst.grade == "diverged":
         step = losses.first_beyond or losses.first_difference

@@ -369,7 +369,7 @@ def test_a_repository_of_ones_own_gets_its_answers_in_the_image(image, clone, tm
     (own / "params.yaml").write_text(parameters)
     told = checkout.run("dvc", "repro", SAMEBITS_IMAGE=image, SAMEBITS_RUNTIME="container")
     assert told.returncode == 0, told.stderr
-    assert "yes     exact: every bit, under single and ddp, and so on any host" in told.stdout
+    assert "yes     exact: every bit, under single and ddp, on any host" in told.stdout
     assert read(own, "host.json")["in_container"] is True
 
 

@@ -21,6 +21,7 @@ from samebits.results.answers import (
     helps,
     how_much_faster,
     is_it_the_same,
+    largest_unnamed,
     nothing,
     speed_up,
     summary,
@@ -85,7 +86,8 @@ def not_to_change(comparison: Comparison) -> list[tuple[str, str, str]]:
     row = explained_row(comparison)
     if row is None or not row.speedup or not row.explanation or row.strategy == BASELINE.name:
         return []
-    advised = {loss for finding in row.explanation.findings for loss in CAUSES[finding.cause].losses}
+    told = [one.cause for one in (*row.explanation.findings, largest_unnamed(row)) if one]
+    advised = {loss for cause in told for loss in CAUSES[cause].losses}
     one = waterfall(row)
     step = one.step_ms or row.explanation.step_ms
     lost = [stage for stage in one.stages if stage.ms >= LEAST_LOST * step and stage.name not in advised]
