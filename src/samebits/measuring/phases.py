@@ -54,8 +54,7 @@ def break_down(trainable: Trainable, twins: Twins, *, total_steps: int, step_sec
     ``step_seconds``, the same on every rank, sets how many steps a turn has.
     """
     steps = max(1, min(total_steps, round(TURN_SECONDS / max(step_seconds, 1e-9))))
-    if trainable.worker.rank == 0:
-        tell("dividing a step into parts")
+    tell("dividing a step into parts")
     turns = _Turns(trainable, twins, steps, total_steps)
     turns.run()
     traffic, reads, launches = _trace(trainable, twins, total_steps)

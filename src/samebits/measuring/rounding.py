@@ -39,8 +39,7 @@ def measure_rounding(
     """
     budget = max(TWIN_SECONDS, TWIN_SHARE * len(losses) * step_seconds)
     steps = max(1, min(len(losses), int(budget / max(step_seconds, 1e-9))))
-    if trainable.worker.rank == 0:
-        tell("training a twin")
+    tell("training a twin")
     trainable.reset()
     _perturb(trainable.model, seed)
     try:

@@ -123,8 +123,7 @@ def time_slices(
     timed = _TimedSlices({"strategy": trainable, **references}, ["strategy", *names], losses, steps, chunk)
     more, failed = True, False
     while more:
-        if worker.rank == 0:
-            prolonging.tell()
+        prolonging.tell()
         timed.repeat()
         failed = worker.ranks.any_rank(timed.ran_out)
         speedup = partial(_ratio, timed.seconds, "single", "strategy") if "single" in names and not failed else None

@@ -26,10 +26,10 @@ class Doing(NamedTuple):
 
 
 def tell(what: str, done: int = 0, of: int = 0) -> None:
-    """Write what this process is doing, unless the same was written a moment ago."""
+    """Write what this process is doing, unless the same was written a moment ago. Of workers the first one writes."""
     global _last
     path = os.environ.get(VARIABLE)
-    if not path:
+    if not path or os.environ.get("RANK", "0") != "0":
         return
     now = time.monotonic()
     if what == _last[0] and now < _last[1] + EVERY and done != of:

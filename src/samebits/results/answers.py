@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,10 +11,11 @@ from samebits.records.run import precedence
 from samebits.results.explanation.causes import CAUSES
 from samebits.results.explanation.remedies import REMEDIES, settings_of
 from samebits.results.explanation.words import NOTHING, action_of, what_of
-from samebits.results.figures import fine_percent, is_open, milliseconds, share, signed, times
-from samebits.results.text import by_numerics, devices_of
+from samebits.results.figures import fine_percent, is_open, milliseconds, multiple, share, signed, times
+from samebits.results.text import by_numerics, devices_of, exact_first, first_numerics, hardware
 from samebits.results.verdict import GRADES
 from samebits.results.verdict_text import SIGNS
+from samebits.results.waterfall import why_no_speed_up
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Same:
 
 def speed_up(ratio: Ratio) -> str:
     """A speed-up without its interval: ``1.54x``."""
-    return f"{ratio.median:.2f}×"
+    return multiple(ratio.median)
 
 
 def parallel(row: Row) -> bool:
@@ -97,7 +97,7 @@ def fastest(rows: Sequence[Row]) -> Row | None:
 
 def how_much_faster(comparison: Comparison) -> Speed:
     """The first answer, of the first numerics."""
-    rows = next(iter(by_numerics(comparison.rows).values()))
+    rows = first_numerics(comparison)
     best = fastest(rows)
     if best is None:
         return _no_speed(rows)
@@ -118,7 +118,6 @@ def how_much_faster(comparison: Comparison) -> Speed:
 def _no_speed(rows: Sequence[Row]) -> Speed:
     """Why no run has a speed-up."""
     others = [row for row in rows if row.strategy != BASELINE.name]
-    reasons = [row.speedup_unavailable for row in others if row.speedup_unavailable]
     if not others or len(rows) == 1:
         return Speed(
             state="one run", row=None, figure="–", told=(f"{rows[0].name} alone", "there is nothing to compare it with")
@@ -126,17 +125,16 @@ def _no_speed(rows: Sequence[Row]) -> Speed:
     state: Literal["not parallel", "not measured"] = "not measured"
     if all(row.devices_used == 1 for row in others):
         state = "not parallel"
-    text = reasons[0].text if reasons else "its steps were not timed beside those of one device"
+    text = why_no_speed_up(next((row for row in others if row.speedup_unavailable), others[0]))
     lead = "nothing was parallel here" if state == "not parallel" else "not measured"
     return Speed(state=state, row=None, figure="–", told=(lead, text))
 
 
 def helps(comparison: Comparison) -> list[Help]:
     """What to change: the causes of the run that the first answer is about, the largest first, then of others."""
-    first = next(iter(by_numerics(comparison.rows).values()))
     row = explained_row(comparison)
     rows = [row] if row else []
-    rows += [one for one in first if one is not row and parallel(one)]
+    rows += [one for one in first_numerics(comparison) if one is not row and parallel(one)]
     return [_help(comparison, one, finding) for one in rows if one.explanation for finding in one.explanation.findings]
 
 
@@ -219,9 +217,9 @@ def short(sentence: str) -> str:
 
 def is_it_the_same(comparison: Comparison) -> Same:
     """The third answer."""
-    groups = dict(sorted(by_numerics(comparison.rows).items(), key=lambda one: one[0] != "exact"))  # for any host
+    groups = by_numerics(comparison.rows)
     own_dataset = comparison.params.data.task == "dataset"
-    told = {numerics: text for numerics, rows in groups.items() if (text := _same(numerics, rows, own_dataset))}
+    told = {name: text for name in exact_first(groups) if (text := _same(name, groups[name], own_dataset))}
     for refused in comparison.refused:
         told.setdefault(refused.numerics, f"refused, because of {refused.what}; {refused.hint}")
     grades = [row.verdict.grade for row in comparison.rows if row.verdict]
@@ -233,7 +231,7 @@ def is_it_the_same(comparison: Comparison) -> Same:
         return Same(state="yes", told=told)
     return Same(
         state="one run",
-        told=told or {rows[0].numerics: "there is nothing to compare it with" for rows in groups.values()},
+        told=told or dict.fromkeys(exact_first(groups), "there is nothing to compare it with"),
     )
 
 
@@ -243,7 +241,7 @@ def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
     if not verdicts:
         return ""
     row, worst = max(verdicts, key=lambda one: GRADES.index(one[1].grade))
-    strategies = [one.strategy for one in rows if all(label.kind != "fallback" for label in one.labels)]
+    strategies = [one.strategy for one in rows if not one.fallback]
     under = f"under {' and '.join(strategies)}" if len(strategies) > 1 else "but nothing was parallel"
     if worst.grade == "bitwise":
         other_data = next((verdict.other_data for _, verdict in verdicts if verdict.other_data), None)
@@ -290,13 +288,14 @@ def headline(comparison: Comparison) -> str:
 
 def in_a_row(comparison: Comparison, row: Row) -> dict[str, str]:
     """What a list of trainings says of one of them, in a few words each."""
-    label = next((label.kind for label in row.labels if label.kind == "fallback"), "not measured")
     grade = row.verdict.grade if row.verdict else None
     same = {"bitwise": "same bits", "within tolerance": "rounding"}
     finding = next(iter(row.explanation.findings), None) if row.explanation else None
     first = _help(comparison, row, finding) if finding else None
     return {
-        "speed": times(row.speedup).replace("x", "×") if row.speedup else f"– {label}",
+        "speed": times(row.speedup).replace("x", "×")
+        if row.speedup
+        else f"– {'fallback' if row.fallback else 'not measured'}",
         "same_model": f"{SIGNS[grade]} {same.get(grade, grade)}" if grade else "reference",
         "holds_back": first.cause if first else "–",
         "try": f"{first.action}: {first.figure}" if first else "–",
@@ -306,15 +305,13 @@ def in_a_row(comparison: Comparison, row: Row) -> dict[str, str]:
 
 def facts(comparison: Comparison) -> list[str]:
     """What was compared, and where."""
-    host, commit = comparison.host, comparison.git.commit
-    gpus = Counter(gpu.name for gpu in host.gpus)
-    device = " and ".join(f"{count} × {name}" for name, count in gpus.items())
+    commit = comparison.git.commit
     return [
         f"{comparison.model} on {comparison.task}",
         f"global batch {comparison.global_batch_size:,}",
         f"{comparison.steps:,} steps",
-        device or f"{host.cpu.model}, {host.cpu.cores} cores, no GPU",
-        f"torch {host.torch}",
+        hardware(comparison.host, "×"),
+        f"torch {comparison.host.torch}",
         *([f"commit {commit[:7]}{' and changes' if comparison.git.dirty else ''}"] if commit else []),
     ]
 

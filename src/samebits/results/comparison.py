@@ -119,6 +119,11 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
         """As in ``runs/NAME``."""
         return run_name(self.strategy, self.numerics)
 
+    @property
+    def fallback(self) -> bool:
+        """Whether PyTorch ran the plain module."""
+        return any(label.kind == "fallback" for label in self.labels)
+
 
 class RefusedRow(Part):
     """A run that ``exact`` refused to train: what in the model, the reason as a text, and a hint."""

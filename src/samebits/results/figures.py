@@ -29,6 +29,11 @@ def signed_ms(value: float) -> str:
     return f"{'−' if value < 0 else '+'}{milliseconds(abs(value))}"
 
 
+def multiple(value: float) -> str:
+    """A speed as a multiple of one device's: ``1.54×``."""
+    return f"{value:.2f}×"
+
+
 def wall_seconds(value: float) -> str:
     """The seconds of a training: hundredths, or three digits of less than a second. A fast device takes a hundredth."""
     return f"{value:.2f}" if value >= 1 else f"{Decimal(f'{value:.2e}'):f}"

@@ -160,8 +160,8 @@ def svg_of(figure: Figure) -> str:
 
 def write_figure(
     folder: Path, name: str, paint: Callable[[Axes], None], *, size: tuple[float, float], columns: int, **style: Any
-) -> str:
-    """Write a plot with a legend of so many ``columns``, 0 for none, as NAME.svg and NAME.png, and return the SVG.
+) -> None:
+    """Write a plot with a legend of so many ``columns``, 0 for none, as NAME.svg and NAME.png.
 
     ``size`` is in inches; ``style`` adds to matplotlib's settings. The same plot gives the same bytes.
     """
@@ -176,12 +176,10 @@ def write_figure(
         paint(figure.add_subplot())
         if columns:
             figure.legend(loc="outside lower center", ncols=columns)
-        svg = svg_of(figure)
+        write_text(folder / f"{name}.svg", svg_of(figure))
         figure.set_layout_engine("none")  # the layout is done
-        write_text(folder / f"{name}.svg", svg)
         with atomic(folder / f"{name}.png") as temporary:
             figure.savefig(temporary, format="png", dpi=150, metadata={"Software": None})
-    return svg
 
 
 def remove_former(folder: Path) -> None:
@@ -193,25 +191,24 @@ def remove_former(folder: Path) -> None:
         remove(path)
 
 
-def draw(comparison: Comparison, folder: Path) -> dict[str, list[str]]:
-    """Write the plots to ``folder`` as PNG and SVG, the same bytes for the same comparison; return the SVGs by plot."""
-    drawn = {}
+def draw(comparison: Comparison, folder: Path) -> None:
+    """Write the plots to ``folder`` as PNG and SVG, the same bytes for the same comparison."""
     for name in PLOTS:
         if name == "breakdown" and not _divided(comparison.rows):
             continue
         parts = {"": list(comparison.rows)} if name in TOGETHER else by_numerics(comparison.rows)
-        drawn[name] = [_draw(name, numerics, rows, folder) for numerics, rows in parts.items()]
-    return drawn
+        for numerics, rows in parts.items():
+            _draw(name, numerics, rows, folder)
 
 
-def _draw(name: str, numerics: str, rows: Sequence[Row], folder: Path) -> str:
+def _draw(name: str, numerics: str, rows: Sequence[Row], folder: Path) -> None:
     file, title = (f"{name}-{numerics}", f"{TITLES[name]}, {numerics}") if numerics else (name, TITLES[name])
 
     def paint(axes: Axes) -> None:
         PLOTS[name](axes, rows)
         axes.set_title(title, loc="left")
 
-    return write_figure(folder, file, paint, size=_SIZE, columns=2 if name in TOGETHER else 4, **_SMALL)
+    write_figure(folder, file, paint, size=_SIZE, columns=2 if name in TOGETHER else 4, **_SMALL)
 
 
 def write_tables(comparison: Comparison, folder: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from samebits.results.answers import parallel, speed_up
-from samebits.results.text import by_numerics
+from samebits.results.text import first_numerics
 
 if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, Row
@@ -37,7 +37,7 @@ def since(now: Comparison, before: Comparison) -> Since:
     commit = f", commit {before.git.commit[:7]}" if before.git.commit else ""
     when = f"Since {before.created[:10]}{commit}, {'same host' if same_host else 'on another host'}"
     former = {row.name: row for row in before.rows}
-    rows = next(iter(by_numerics(now.rows).values()))
+    rows = first_numerics(now)
     moved = [_moved(row, former[row.name]) for row in rows if same_host and parallel(row) and row.name in former]
     return Since(when, tuple(one for one in moved if one), _bits(now, former))
 

@@ -23,14 +23,13 @@ NONE = "–"
 class Column:
     """A column of the table: its heading, its cell for a run, and its legend.
 
-    ``metric`` or ``tag`` is the name of the same figure in MLflow. ``usual``: the page shows it without being asked.
+    ``metric`` is the name of the same figure in MLflow. ``usual``: the page shows it without being asked.
     """
 
     heading: str
     cell: Callable[[Row], str]
     legend: str = ""
     metric: str = ""
-    tag: str = ""
     usual: bool = False
 
 
@@ -55,7 +54,7 @@ def _efficiency(row: Row) -> str:
 
 COLUMNS = (
     Column(heading="run", usual=True, cell=lambda row: row.name),
-    Column(heading="devices", usual=True, cell=_devices, tag="num_devices"),
+    Column(heading="devices", usual=True, cell=_devices),
     Column(
         heading="seconds",
         usual=True,
@@ -95,7 +94,6 @@ COLUMNS = (
         usual=True,
         cell=lambda row: row.verdict.grade if row.verdict else NONE,
         legend="losses and weights against the first run of the same numerics",
-        tag="verdict",
     ),
     Column(
         heading="roof",
@@ -107,7 +105,7 @@ COLUMNS = (
         cell=lambda row: joules(row.energy_j_per_million_samples),
         legend="of all devices, for a million samples",
     ),
-    Column(heading="weights", cell=lambda row: row.weights_sha256[:12], tag="weights_sha256"),
+    Column(heading="weights", cell=lambda row: row.weights_sha256[:12]),
 )
 """The columns in order of display, on the terminal, on the page and in MLflow."""
 

@@ -11,11 +11,11 @@ from rich.text import Text
 
 from samebits.errors import counted, printable
 from samebits.here import is_kit
-from samebits.results.answers import facts, fastest, helps, how_much_faster, is_it_the_same, nothing
-from samebits.results.figures import milliseconds, signed, signed_ms, wall_time
-from samebits.results.text import COLOURS, by_numerics, devices_of, remarks
+from samebits.results.answers import facts, fastest, helps, how_much_faster, is_it_the_same, nothing, parallel
+from samebits.results.figures import milliseconds, multiple, signed, signed_ms, wall_time
+from samebits.results.text import CHANGES, COLOURS, by_numerics, devices_of, exact_first, first_numerics, remarks
 from samebits.results.verdict_text import SIGNS
-from samebits.results.waterfall import Stage, waterfall
+from samebits.results.waterfall import Stage, marks, single_ms, waterfall, why_no_speed_up
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ _WORDS, _MS, _SPEED = 31, 12, 12
 
 _QUESTION, _FIGURE = 24, 8
 _LOST, _GAINED, _SPEED_BAR = "░", "▒", "█"
-_LOST_COLOUR, _GAINED_COLOUR = "#D55E00", "#0072B2"
 
 
 def show(
@@ -111,16 +110,15 @@ def _answer(question: str, figure: str, told: str, width: int, style: str) -> It
 
 def _speeds(comparison: Comparison, width: int, room: int) -> list[Text]:
     """A bar for each run of the first numerics, and the stages of the fastest one."""
-    rows = next(iter(by_numerics(comparison.rows).values()))
+    rows = first_numerics(comparison)
     best = fastest(rows)
-    measured = [row for row in rows if row.speedup and row.strategy != BASELINE.name]
+    measured = [*filter(parallel, rows)]
     ends = [end for row in measured if row.speedup for end in (row.devices_used, row.speedup.high, _bound_of(row))]
     limit, columns = 1.06 * max([1.0, *ends]), width - _WORDS - _MS - _SPEED
     lines = [_axis(round(max([1, *(row.devices_used for row in measured)])), limit, columns)]
-    step = next((row.slice_step_ms for row in measured if row.slice_step_ms), None)
     for row in [row for row in rows if row is not best]:
         if row.strategy == BASELINE.name:
-            lines.append(_bar(row, "one device", 1.0, step.single if step else None, limit, columns))
+            lines.append(_bar(row, "one device", 1.0, single_ms(rows, best), limit, columns))
         elif row.speedup:
             ms = row.slice_step_ms.strategy if row.slice_step_ms else None
             lines.append(_bar(row, devices_of(row), row.speedup.median, ms, limit, columns))
@@ -150,11 +148,15 @@ def _largest(stages: Sequence[Stage], room: int) -> tuple[list[Stage], list[Stag
 
 def _unmeasured(row: Row, width: int, *, said: bool) -> Text:
     """A run without a speed-up, with the reason unless an answer has ``said`` it."""
-    text = row.speedup_unavailable.text if row.speedup_unavailable else "its steps were not timed beside one device's"
-    why = "" if said else text.partition(",")[0]
+    why = "" if said else why_no_speed_up(row).partition(",")[0]
     words = ["not parallel here"] if row.devices_used == 1 else [devices_of(row)]
     told = f"{row.strategy:<8}" + ": ".join([*words, *([why] if why else [])])
-    return Text(printable(told if len(told) <= width else f"{told[: width - 1]}…"))
+    return Text(printable(cut(told, width)))
+
+
+def cut(text: str, width: int) -> str:
+    """A text of at most so many columns."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def _bound_of(row: Row) -> float:
@@ -162,13 +164,12 @@ def _bound_of(row: Row) -> float:
 
 
 def _axis(most: int, limit: float, columns: int) -> Text:
-    every = -(-most // 5)
-    marks = [" "] * columns
-    for number in [*range(0, most, every), most]:
+    line = [" "] * columns
+    for number in marks(most):
         text = f"{number}×"
         at = min(round(columns * number / limit), columns - len(text))
-        marks[at : at + len(text)] = text
-    return Text(f"{'':<{_WORDS}}{''.join(marks)}{'a step':>{_MS}}{'speed':>{_SPEED}}", style="dim")
+        line[at : at + len(text)] = text
+    return Text(f"{'':<{_WORDS}}{''.join(line)}{'a step':>{_MS}}{'speed':>{_SPEED}}", style="dim")
 
 
 def _columns(start: float, end: float, limit: float, columns: int) -> tuple[int, int]:
@@ -183,14 +184,14 @@ def _bar(row: Row, on: str, speed: float, ms: float | None, limit: float, column
     return Text.assemble(
         f"{words or f'{row.strategy:<8}{on}':<{_WORDS}}",
         (f"{_SPEED_BAR * length:<{columns}}", COLOURS[row.strategy]),
-        f"{milliseconds(ms) if ms else '':>{_MS}}{speed:>{_SPEED - 1}.2f}×",
+        f"{milliseconds(ms) if ms else '':>{_MS}}{multiple(speed):>{_SPEED}}",
     )
 
 
 def _stage(stage: Stage, limit: float, columns: int) -> Text:
     start, length = _columns(stage.start, stage.end, limit, columns)
-    mark, colour = (_LOST, _LOST_COLOUR) if stage.lost else (_GAINED, _GAINED_COLOUR)
-    speed = f"bound {stage.end:.2f}×" if stage.name == "fixed" else f"{stage.end:.2f}×"
+    mark, colour = (_LOST, CHANGES["lost"][0]) if stage.lost else (_GAINED, CHANGES["gain"][0])
+    speed = f"{'bound ' if stage.name == 'fixed' else ''}{multiple(stage.end)}"
     return Text.assemble(
         f"{'  ' + stage.words:<{_WORDS}}", " " * start, (f"{mark * length:<{columns - start}}", colour),
         f"{signed_ms(stage.ms):>{_MS}}{speed:>{_SPEED}}",
@@ -198,7 +199,9 @@ def _stage(stage: Stage, limit: float, columns: int) -> Text:
 
 
 def _hashes(comparison: Comparison, width: int) -> Iterator[Text]:
-    for numerics, rows in sorted(by_numerics(comparison.rows).items(), key=lambda one: one[0] != "exact"):
+    groups = by_numerics(comparison.rows)
+    for numerics in exact_first(groups):
+        rows = groups[numerics]
         chain = f"{rows[0].strategy} {rows[0].weights_sha256[:8]}"
         for row in rows[1:]:
             sign = SIGNS[row.verdict.grade] if row.verdict else " "

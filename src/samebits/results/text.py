@@ -29,6 +29,7 @@ from samebits.strategies.placement import Placement
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from samebits.host import HostFacts
     from samebits.records.run import Ratio, Run
     from samebits.results.comparison import Comparison, Row, SliceSteps
     from samebits.results.verdict import LossVerdict, WeightsVerdict
@@ -40,6 +41,9 @@ COLOURS = dict(zip(STRATEGIES, itertools.cycle(_PALETTE), strict=False))
 
 ON_DARK = dict(zip(STRATEGIES, itertools.cycle(_ON_DARK), strict=False))
 """The same on a dark page."""
+
+CHANGES = {"lost": ("#D55E00", "#F0803A"), "gain": ("#0072B2", "#56B4E9")}
+"""Colours of what a change costs or saves, on a light and on a dark page."""
 
 TOO_SMALL = 1.3
 """Bound of a speed-up below which a model is said to be too small for several GPUs."""
@@ -100,21 +104,34 @@ def by_numerics(rows: Iterable[Row]) -> dict[str, list[Row]]:
     return groups
 
 
+def first_numerics(comparison: Comparison) -> list[Row]:
+    """The rows of the first numerics, which the answers about speed are of."""
+    return next(iter(by_numerics(comparison.rows).values()))
+
+
+def exact_first(numerics: Iterable[str]) -> list[str]:
+    """Names of numerics in the order in which sameness is told: ``exact`` answers for any host."""
+    return sorted(numerics, key=lambda name: (name != "exact", name))
+
+
+def hardware(host: HostFacts, times: str = "x") -> str:
+    """The GPUs of a host with their numbers, or its CPU."""
+    gpus = Counter(gpu.name for gpu in host.gpus)
+    named = " and ".join(f"{count} {times} {name}" for name, count in gpus.items())
+    return named or f"{host.cpu.model}, {host.cpu.cores} cores, no GPU"
+
+
 def headline(comparison: Comparison) -> str:
     """What was compared, and on which host."""
-    host = comparison.host
-    gpus = Counter(gpu.name for gpu in host.gpus)
-    device = " and ".join(f"{count} x {name}" for name, count in gpus.items())
-    device = device or f"{host.cpu.model}, {host.cpu.cores} cores, no GPU"
     return (
         f"{comparison.model} on {comparison.task}, global batch {comparison.global_batch_size}, "
-        f"{comparison.steps} steps; {device}; torch {host.torch}"
+        f"{comparison.steps} steps; {hardware(comparison.host)}; torch {comparison.host.torch}"
     )
 
 
 def say_fastest(comparison: Comparison) -> str:
     """The fastest strategy here, by the intervals of the speed-ups in the first numerics."""
-    first, *_ = by_numerics(comparison.rows).values()
+    first = first_numerics(comparison)
     others = [row for row in first if row.strategy != BASELINE.name]
     measured = [(row, row.speedup) for row in others if row.speedup]
     unknown = {
@@ -283,7 +300,7 @@ def say_price(price: Ratio) -> str:
 
 def remarks(comparison: Comparison) -> list[str]:
     """Labels, notes, and settings that were not applied, of all runs; and why figures are missing."""
-    first, *_ = by_numerics(comparison.rows).values()
+    first = first_numerics(comparison)
     names: dict[str, list[str]] = {}
     for row in comparison.rows:
         for line in row_remarks(row, speed_is_said=row in first):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from samebits.records.run import Ratio
     from samebits.results.comparison import Row, SliceSteps
 
@@ -56,6 +58,27 @@ class Waterfall:
     speedup: Ratio
     stages: tuple[Stage, ...]
     step_ms: float | None
+
+
+def single_ms(rows: Sequence[Row], best: Row | None) -> float | None:
+    """A step on one device, from the slices of the run ``best``, or else from those of another one."""
+    steps = (row.slice_step_ms for row in sorted(rows, key=lambda row: row is not best))
+    return next((step.single for step in steps if step), None)
+
+
+def why_no_speed_up(row: Row) -> str:
+    """Why a run has no speed-up."""
+    reason = row.speedup_unavailable
+    return reason.text if reason else "its steps were not timed beside those of one device"
+
+
+MOST_MARKS = 5
+"""Whole numbers that are written at an axis, beside 0."""
+
+
+def marks(most: int) -> list[int]:
+    """The whole numbers that are written at an axis, the last of which is ``most``."""
+    return [*range(0, most, -(-most // MOST_MARKS)), most]
 
 
 def waterfall(row: Row) -> Waterfall:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from samebits.results.answers import fastest, headline
-from samebits.results.figures import milliseconds, signed_ms
+from samebits.results.figures import milliseconds, multiple, signed_ms
 from samebits.results.plots import write_figure
-from samebits.results.text import COLOURS, ON_DARK, by_numerics, devices_of
+from samebits.results.text import CHANGES, COLOURS, ON_DARK, devices_of, first_numerics
 from samebits.results.waterfall import waterfall
 from samebits.strategies import BASELINE
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, Row
 
 THEMES: dict[str, dict[str, str]] = {
-    "": {"ink": "#151A21", "muted": "#55606E", "lost": "#D55E00", "gained": "#0072B2", "page": "#FFFFFF"},
-    "-dark": {"ink": "#E7EBF0", "muted": "#A4AFBC", "lost": "#F0803A", "gained": "#56B4E9", "page": "#0D1117"},
+    "": {"ink": "#151A21", "muted": "#55606E", "page": "#FFFFFF"},
+    "-dark": {"ink": "#E7EBF0", "muted": "#A4AFBC", "page": "#0D1117"},
 }
 """Colours by the end of a file's name."""
 
@@ -32,13 +32,13 @@ _WIDTH, _LINE = 8.0, 0.3  # inches
 
 def draw_where(comparison: Comparison, folder: Path) -> None:
     """Write ``where`` and ``where-dark`` to ``folder``, the same bytes each time, unless no run has a speed-up."""
-    rows = next(iter(by_numerics(comparison.rows).values()))
+    rows = first_numerics(comparison)
     best = fastest(rows)
     if best is None:
         return
     single = next((row for row in rows if row.strategy == BASELINE.name), None)
     for ending, theme in THEMES.items():
-        lines = _lines(best, single, theme, ON_DARK if ending else COLOURS)
+        lines = _lines(best, single, theme["muted"], dark=bool(ending))
 
         def paint(axes: Axes, lines: list[_Line] = lines, theme: dict[str, str] = theme) -> None:
             _paint(axes, lines, best, theme, headline(comparison))
@@ -52,23 +52,22 @@ _Line = tuple[str, float, float, str, str, str, dict[str, Any]]
 """Words, both ends of the bar, ms, speed, kind, and the bar's looks."""
 
 
-def _lines(best: Row, single: Row | None, theme: dict[str, str], colours: dict[str, str]) -> list[_Line]:
+def _lines(best: Row, single: Row | None, muted: str, *, dark: bool) -> list[_Line]:
     """The lines from above to below."""
-    one = waterfall(best)
+    one, colours = waterfall(best), ON_DARK if dark else COLOURS
     ratio = one.speedup
-    ideal = {"facecolor": "none", "edgecolor": theme["muted"], "linestyle": "--"}
-    lines: list[_Line] = [(f"Ideal of {devices_of(best)}", 0, one.ideal, "", f"{one.ideal}.00×", "", ideal)]
+    ideal = {"facecolor": "none", "edgecolor": muted, "linestyle": "--"}
+    lines: list[_Line] = [(f"Ideal of {devices_of(best)}", 0, one.ideal, "", multiple(one.ideal), "", ideal)]
     for stage in one.stages:
-        colour = theme["lost" if stage.lost else "gained"]
+        colour = CHANGES["lost" if stage.lost else "gain"][dark]
         looks = {"facecolor": "none", "edgecolor": colour, "hatch": "//////"}
-        speed = f"{stage.end:.2f}×"
-        lines.append((stage.words, stage.start, stage.end, signed_ms(stage.ms), speed, "", looks))
+        lines.append((stage.words, stage.start, stage.end, signed_ms(stage.ms), multiple(stage.end), "", looks))
     step = milliseconds(one.step_ms) if one.step_ms else ""
     got = {"color": colours[best.strategy]}
-    lines.append((f"{best.strategy}: what you get", 0, ratio.median, step, f"{ratio.median:.2f}×", "bold", got))
+    lines.append((f"{best.strategy}: what you get", 0, ratio.median, step, multiple(ratio.median), "bold", got))
     if single is not None:
         ms = milliseconds(best.slice_step_ms.single) if best.slice_step_ms else ""
-        lines.append((f"{single.strategy}: one device", 0, 1, ms, "1.00×", "", {"color": colours[single.strategy]}))
+        lines.append((f"{single.strategy}: one device", 0, 1, ms, multiple(1), "", {"color": colours[single.strategy]}))
     return lines
 
 
@@ -78,8 +77,8 @@ def _paint(axes: Axes, lines: list[_Line], best: Row, theme: dict[str, str], tit
     columns = (-0.02 * most, 1.24 * most, 1.46 * most)
     for number, (words, start, end, ms, speed, weight, looks) in enumerate(lines):
         axes.barh(number, end - start, left=start, height=0.62, **looks)
-        for x, text, side in zip(columns, (words, ms, speed), ("right", "right", "right"), strict=True):
-            style: Any = {"va": "center", "ha": side, "fontsize": 9.5, "fontweight": weight or "normal"}
+        for x, text in zip(columns, (words, ms, speed), strict=True):
+            style: Any = {"va": "center", "ha": "right", "fontsize": 9.5, "fontweight": weight or "normal"}
             axes.text(x, number, text, color=theme["ink"], **style)
         if weight:
             interval = [[best.speedup.median - best.speedup.low], [best.speedup.high - best.speedup.median]]

@@ -41,11 +41,11 @@ def main(params: Params, runs: tuple[Path, ...], data_dir: str, out_dir: str) ->
     if twice := [folder for folder in folders if [one.name for one in folders].count(folder.name) > 1]:
         what = f"{few([str(folder) for folder in twice])} would write one file, {twice[0].name}.json"
         raise UserError(what, hint="evaluate them one by one, each with an --out-dir of its own")
-    for folder in folders:
+    for number, folder in enumerate(folders, start=1):
         if not runs and (refusal := read_refusal(folder)):
             click.echo(f"{folder.name}: refused: {refusal.what}")
             continue
-        tell("evaluating", folders.index(folder) + 1, len(folders))
+        tell("evaluating", number, len(folders))
         file = Path(out_dir) / f"{folder.name}.json"
         evaluation = evaluate_in_worker(params, data_dir=Path(data_dir), run_dir=folder, file=file)
         above = evaluation.above_floor

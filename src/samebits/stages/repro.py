@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,7 +25,7 @@ from samebits.params import load_params
 from samebits.records.progress import VARIABLE, Doing, read
 from samebits.results.comparison import Comparison
 from samebits.results.figures import wall_time
-from samebits.results.terminal import WIDTHS, show
+from samebits.results.terminal import WIDTHS, cut, show
 from samebits.stages.pipeline import STAGES
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def reproduce(folder: Path, options: Sequence[str] = (), console: Console | None
     environ = {**os.environ, VARIABLE: str(progress), "PYTHONUNBUFFERED": "1"}
     command = [sys.executable, "-P", "-m", "dvc", "repro", *options, str(folder / "dvc.yaml")]
     began = time.monotonic()
-    with LOG.open("w", encoding="utf-8", buffering=1) as log, _signals_left_to(command, environ) as process, shown:
+    with LOG.open("w", encoding="utf-8", buffering=1) as log, _started(command, environ) as process, shown:
         for line in _lines(process):
             if line is None:
                 shown.look(read(progress))
@@ -87,36 +87,25 @@ def answer(folder: Path, options: Sequence[str] = ()) -> int:
     return code
 
 
-class _signals_left_to:  # noqa: N801 - a block
-    """DVC's process in a block. It is in this process group, so that Ctrl-C reaches it, and this process waits."""
+@contextmanager
+def _started(command: list[str], environ: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """DVC's process, and its end after the block. It is in this process group, so that Ctrl-C reaches it too.
 
-    def __init__(self, command: list[str], environ: dict[str, str]) -> None:
-        self._command, self._environ = command, environ
+    This process waits for it then: the stage ends by itself, and says why. SIGTERM is passed on.
+    """
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
 
-    def __enter__(self) -> subprocess.Popen[bytes]:
-        self._process = subprocess.Popen(
-            self._command, env=self._environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        self._before = {
-            one: signal.signal(one, self._pass_on if one == signal.SIGTERM else _wait)
-            for one in (signal.SIGINT, signal.SIGTERM)
-        }
-        return self._process
+        def react(number: int, _: object) -> None:
+            if number == signal.SIGTERM:
+                process.send_signal(number)  # nothing if it has ended
 
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdout
-        self._process.stdout.close()
-        self._process.wait()
-        for one, handler in self._before.items():
-            signal.signal(one, handler)
-
-    def _pass_on(self, number: int, _: object) -> None:
-        with suppress(ProcessLookupError):
-            self._process.send_signal(number)
-
-
-def _wait(*_: object) -> None:
-    """The stage ends by itself, and says why."""
+        before = {one: signal.signal(one, react) for one in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield process
+            process.wait()
+        finally:
+            for one, handler in before.items():
+                signal.signal(one, handler)
 
 
 def _lines(process: subprocess.Popen[bytes]) -> Iterator[str | None]:
@@ -223,7 +212,7 @@ class Shown:
         told = first.partition(": ")[2] if name.startswith("train@") else first if name == "prepare" else ""
         line = printable(f"{self._place(number)} {_short(name):<13}{wall_time(seconds):>7}  {told}".rstrip())
         width = self._console.width if self._console.is_terminal else WIDTHS[1]
-        self._say(line if len(line) <= width else f"{line[: width - 1]}…")
+        self._say(cut(line, width))
         self._now = None
 
     def finish(self, *, failed: bool) -> None:

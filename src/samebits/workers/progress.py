@@ -24,7 +24,7 @@ class Progress(Tracker):
     ) -> None:
         tqdm.monitor_interval = 0  # no extra thread
         self._bar = tqdm(total=total_steps, desc=name, unit="step", disable=None if shown else True, leave=False)
-        self._at, self._log, self._total = at, log, total_steps if shown else 0
+        self._at, self._log, self._total = at, log, total_steps
 
     def step(self, step: int) -> None:
         """Report the step to the launcher, which names it if the rank is lost."""
@@ -36,8 +36,7 @@ class Progress(Tracker):
             self._log.losses(first_step, losses, learning_rates)
         self._bar.set_postfix(loss=f"{losses[-1]:.4f}", refresh=False)
         self._bar.update(len(losses))
-        if self._total:
-            tell("training, step", first_step + len(losses) - 1, self._total)
+        tell("training, step", first_step + len(losses) - 1, self._total)
 
     def close(self) -> None:
         """Remove the bar from the terminal."""

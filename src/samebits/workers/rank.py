@@ -92,7 +92,7 @@ class Reporter:
     def at(self, phase: Phase, step: int = 0) -> None:
         """Write this rank's phase and step to the shared memory."""
         self._memory[0], self._memory[1] = _PHASES.index(phase), step
-        if not self._rank and not step:
+        if not step:
             tell(phase)
 
     def done(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from samebits.results.explanation.causes import CAUSES
 from samebits.results.explanation.remedies import REMEDIES
 from samebits.results.figures import milliseconds, signed, signed_ms, three_digits
-from samebits.results.waterfall import stage_words
+from samebits.results.waterfall import LEAST_SHOWN, stage_words
 
 if TYPE_CHECKING:
     from samebits.records.run import RunRecord
@@ -135,7 +135,7 @@ def say_losses(explanation: Explanation) -> list[str]:
     step = losses.ideal_ms + losses.distance_ms
     lines = [f"{ideal} From there to {milliseconds(step)}:"]
     for name, ms in losses.stages().items():
-        if abs(ms) >= 0.01 * step:
+        if abs(ms) >= LEAST_SHOWN * step:
             words = stage_words(name, ms, has_ranks=not losses.copies)
             lines.append(f"  {words:<34} {signed_ms(ms):>9} {abs(ms) / step:>4.0%}")
     return lines

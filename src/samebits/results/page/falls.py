@@ -5,20 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from samebits.results.answers import fastest, speed_up
+from samebits.results.answers import fastest, parallel, speed_up
 from samebits.results.explanation.words import say_unsteady
-from samebits.results.figures import milliseconds, signed_ms
+from samebits.results.figures import milliseconds, multiple, signed_ms
 from samebits.results.text import devices_of
-from samebits.results.waterfall import Extent, Waterfall, percent, waterfall
+from samebits.results.waterfall import Extent, Waterfall, marks, percent, single_ms, waterfall, why_no_speed_up
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from samebits.results.comparison import Row
-
-MOST_MARKS = 5
-"""Whole numbers that are written at the axis of a waterfall."""
 
 
 @dataclass(frozen=True)
@@ -56,33 +53,33 @@ class Falls:
 def falls(rows: Sequence[Row]) -> Falls:
     """The waterfalls of the runs of one numerics: the fastest first, those without a speed-up next, single last."""
     best = fastest(rows)
-    measured = [row for row in rows if row.speedup and row.strategy != BASELINE.name]
-    order = sorted(measured, key=lambda row: row is not best)
-    found = [waterfall(row) for row in order]
+    found = [waterfall(row) for row in sorted(filter(parallel, rows), key=lambda row: row is not best)]
     limit = 1.05 * max(
         [1.0, *(max(one.ideal, one.speedup.high, one.row.bound.high if one.row.bound else 0) for one in found)]
     )
     most = max((one.ideal for one in found), default=1)
-    numbers = [*range(0, most, -(-most // MOST_MARKS)), most]
-    marks = tuple((percent(0, number, limit)["width"], f"{number}×") for number in numbers)
     rest = [_unmeasured(row) for row in rows if not row.speedup and row.strategy != BASELINE.name]
     base = [row for row in rows if row.strategy == BASELINE.name]
     return Falls(
-        marks=marks,
+        marks=tuple((percent(0, number, limit)["width"], f"{number}×") for number in marks(most)),
         ideal=percent(0, most, limit)["width"] if found else None,
-        runs=(*(_fall(one, limit) for one in found), *rest, *(_single(row, found, limit) for row in base)),
+        runs=(
+            *(_fall(one, limit) for one in found),
+            *rest,
+            *(_single(row, single_ms(rows, best), limit) for row in base),
+        ),
     )
 
 
 def _fall(one: Waterfall, limit: float) -> Fall:
-    ideal = Bar("ideal", f"Ideal of {devices_of(one.row)}", percent(0, one.ideal, limit), "", f"{one.ideal}.00×")
+    ideal = Bar("ideal", f"Ideal of {devices_of(one.row)}", percent(0, one.ideal, limit), "", multiple(one.ideal))
     stages = [
         Bar(
             "lost" if stage.lost else "gained",
             stage.words,
             percent(stage.start, stage.end, limit),
             signed_ms(stage.ms),
-            f"{stage.end:.2f}×",
+            multiple(stage.end),
             bound=stage.name == "fixed",
         )
         for stage in one.stages
@@ -102,13 +99,11 @@ def _fall(one: Waterfall, limit: float) -> Fall:
 
 
 def _unmeasured(row: Row) -> Fall:
-    reason = row.speedup_unavailable
-    text = reason.text if reason else "its steps were not timed beside those of one device"
+    text = why_no_speed_up(row)
     said = f"{text[0].upper()}{text[1:]}. No speed-up is claimed."
     return Fall(row.strategy, "not parallel here" if row.devices_used == 1 else devices_of(row), (), said)
 
 
-def _single(row: Row, found: Sequence[Waterfall], limit: float) -> Fall:
-    step = next((one.row.slice_step_ms for one in found if one.row.slice_step_ms), None)
-    ms = milliseconds(step.single) if step else ""
-    return Fall(row.strategy, "one device", (Bar("got", "", percent(0, 1, limit), ms, "1.00×"),))
+def _single(row: Row, ms: float | None, limit: float) -> Fall:
+    took = milliseconds(ms) if ms else ""
+    return Fall(row.strategy, "one device", (Bar("got", "", percent(0, 1, limit), took, multiple(1)),))

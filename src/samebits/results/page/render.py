@@ -13,6 +13,7 @@ from samebits.errors import counted
 from samebits.here import repro_command
 from samebits.remarks import LABELS
 from samebits.results.answers import (
+    LEAST_TOLD,
     Help,
     explained_row,
     facts,
@@ -23,6 +24,7 @@ from samebits.results.answers import (
     is_it_the_same,
     largest_unnamed,
     nothing,
+    parallel,
     speed_up,
     summary,
 )
@@ -31,10 +33,11 @@ from samebits.results.explanation.words import PART_NAMES, figure_of
 from samebits.results.figures import fine_percent, milliseconds, share
 from samebits.results.page.charts import charts_of, squares
 from samebits.results.page.falls import falls
+from samebits.results.plots import LEAST_SHOWN
 from samebits.results.remarks import say_refused, spoken
 from samebits.results.since import since
 from samebits.results.table import COLUMNS, cells, columns_of
-from samebits.results.text import COLOURS, ON_DARK, by_numerics, say_price
+from samebits.results.text import CHANGES, COLOURS, ON_DARK, by_numerics, exact_first, say_price
 from samebits.results.usage import say_gaps, say_memory
 from samebits.results.verdict import ALLOWANCE
 from samebits.results.verdict_text import SIGNS, say_apart, sentences
@@ -45,9 +48,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from samebits.results.comparison import Comparison, Row
-
-LEAST_LOST = 0.02
-"""Least share of a step for which a loss without advice is listed."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,9 @@ def changes(comparison: Comparison) -> list[ChangeView]:
 
 def _change(one: Help, limit: float) -> ChangeView:
     gain = one.finding.gain
-    evidence = tuple((figure.name, figure_of(figure)) for figure in one.finding.evidence)
+    of_step = "" if one.finding.share is None else f", {one.finding.share:.0%}"
+    lost = ("lost in a step", f"{milliseconds(one.finding.lost_ms)}{of_step}")
+    evidence = (*((figure.name, figure_of(figure)) for figure in one.finding.evidence), lost)
     span = f"{100 * (gain.low - 1):.0f} to {100 * (gain.high - 1):.0f}%" if gain else ""
     return ChangeView(
         help=one,
@@ -84,13 +86,13 @@ def _change(one: Help, limit: float) -> ChangeView:
 def not_to_change(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Losses of the explained run that no advice is about: their names, words, and share of a step."""
     row = explained_row(comparison)
-    if row is None or not row.speedup or not row.explanation or row.strategy == BASELINE.name:
+    if row is None or not row.explanation or not parallel(row):
         return []
     told = [one.cause for one in (*row.explanation.findings, largest_unnamed(row)) if one]
     advised = {loss for cause in told for loss in CAUSES[cause].losses}
     one = waterfall(row)
     step = one.step_ms or row.explanation.step_ms
-    lost = [stage for stage in one.stages if stage.ms >= LEAST_LOST * step and stage.name not in advised]
+    lost = [stage for stage in one.stages if stage.ms >= LEAST_TOLD * step and stage.name not in advised]
     return [(stage.name, stage.words, share(stage.ms / step)) for stage in lost]
 
 
@@ -123,8 +125,7 @@ def same_models(comparison: Comparison) -> list[SameView]:
     told = is_it_the_same(comparison).told
     groups = by_numerics(comparison.rows)
     refused = {one.numerics for one in comparison.refused}
-    names = sorted({*groups, *refused}, key=lambda name: (name != "exact", name))
-    return [_same(name, groups.get(name, []), told.get(name, "")) for name in names]
+    return [_same(name, groups.get(name, []), told.get(name, "")) for name in exact_first({*groups, *refused})]
 
 
 def _same(numerics: str, rows: Sequence[Row], told: str) -> SameView:
@@ -133,7 +134,7 @@ def _same(numerics: str, rows: Sequence[Row], told: str) -> SameView:
             SIGNS[row.verdict.grade] if row.verdict else "",
             row.name,
             row.strategy,
-            "not parallel" if any(label.kind == "fallback" for label in row.labels) else _device_count(row),
+            "not parallel" if row.fallback else _device_count(row),
             row.weights_sha256,
             squares(row.weights_sha256),
         )
@@ -169,7 +170,7 @@ def parts_table(rows: Sequence[Row]) -> tuple[list[str], list[tuple[str, list[tu
     lines = []
     for key, name in PART_NAMES.items():
         took = [getattr(one.parts, key) * step / one.step_ms for (_, one), step in zip(divided, steps, strict=True)]
-        if max(took, default=0.0) >= 0.005 * longest:
+        if max(took, default=0.0) >= LEAST_SHOWN * longest:
             lines.append((name, [(milliseconds(ms), round(100 * ms / longest, 2)) for ms in took]))
     if divided:
         lines.append(("the whole step", [(milliseconds(step), 0.0) for step in steps]))
@@ -228,7 +229,7 @@ def render(comparison: Comparison, against: Comparison | None = None) -> str:
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         "style": Markup(_source("page.css")),  # noqa: S704 - ours
         "script": Markup(script),  # noqa: S704 - ours
-        "colours": [(name, COLOURS[name], ON_DARK[name]) for name in STRATEGIES],
+        "colours": {**{name: (COLOURS[name], ON_DARK[name]) for name in STRATEGIES}, **CHANGES},
         "comparison": comparison,
         "headline": headline(comparison),
         "facts": facts(comparison),
@@ -241,7 +242,6 @@ def render(comparison: Comparison, against: Comparison | None = None) -> str:
         "explained": row,
         "looked_for": _looked_for(row, [name for name, _, _ in lost]),
         "same": is_it_the_same(comparison),
-        "numerics": first,
         "falls": falls(groups[first]),
         "other_falls": {name: falls(groups[name]) for name in others},
         "other_speeds": {name: _speed_of(groups[name]) for name in others},
