@@ -1,6 +1,7 @@
 """The three answers, the waterfall and what changed: of every state that a comparison may be in."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from dvc.utils.cli_parse import to_path_overrides
@@ -9,9 +10,10 @@ from dvc.utils.hydra import to_hydra_overrides
 from page_states import COMMUNICATION, STATES, of_cpus, on_cpus, on_gpus
 from samebits.params import parse_params
 from samebits.results.answers import facts, headline, helps, how_much_faster, is_it_the_same, summary
+from samebits.results.remarks import SpokenRemark
 from samebits.results.since import since
 from samebits.results.waterfall import percent, waterfall
-from samples import ratio, verdict
+from samples import comparison, ratio, row, verdict
 
 HEADLINES = {
     "faster": "ddp on 2 CPU devices: 1.54× the speed of one, and the same model",
@@ -49,6 +51,51 @@ def test_the_answer_in_one_sentence(name):
 def test_how_much_faster(name, figure, told):
     speed = how_much_faster(STATES[name])
     assert (speed.figure, speed.told[-1], speed.uncertain) == (figure, told, name == "slower")
+
+
+FASTER = ratio(1.5, 1.4, 1.6)
+ONE_REPEAT = SpokenRemark(kind="one_repeat", text="train.repeats is 1")
+SHARED = SpokenRemark(kind="oversubscribed", text="8 workers share 4 GPUs")
+
+
+@pytest.mark.parametrize(
+    ("dp", "ddp", "told"),
+    [
+        (ratio(1.45, 1.41, 1.49), FASTER, "ddp on 2 CPU devices; 95% sure: 1.40 to 1.60; dp is not shown to be slower"),
+        (ratio(1.02, 0.98, 1.05), FASTER, "ddp on 2 CPU devices; 95% sure: 1.40 to 1.60"),
+        (ONE_REPEAT, FASTER, "ddp on 2 CPU devices; 95% sure: 1.40 to 1.60; dp was not measured"),
+        (ratio(0.7, 0.6, 0.8), ONE_REPEAT, "dp on 2 CPU devices; 95% sure: 0.60 to 0.80; ddp was not measured; slower "
+                                           "than one device: use one, or change what follows"),
+        (SHARED, ONE_REPEAT, "not measured; 8 workers share 4 GPUs"),
+    ],
+)  # fmt: skip
+def test_what_is_known_of_the_others(dp, ddp, told):
+    rows = [row("single", speedup=ratio(1.0))]
+    for strategy, value in {"dp": dp, "ddp": ddp}.items():
+        known = {"speedup_unavailable": value} if isinstance(value, SpokenRemark) else {"speedup": value}
+        rows.append(row(strategy, devices=2, device_type="cpu", **known))
+    assert how_much_faster(comparison(*rows)).whole == told
+    assert how_much_faster(comparison(*rows[::-1])).whole == told or isinstance(dp, SpokenRemark)  # any order
+
+
+@pytest.mark.parametrize(
+    ("device_type", "bound", "said"),
+    [("cuda", 1.05, True), ("cuda", 1.29, True), ("cuda", 1.3, False), ("cpu", 1.05, False)],
+)
+def test_a_model_that_is_too_small_for_several_gpus_is_told_so(device_type, bound, said, monkeypatch, tmp_path):
+    """Not that ddp is slow: no strategy could make it faster, and the reader learns what would show a speed-up."""
+    compared = comparison(row("ddp", devices=4, speedup=ratio(0.8), bound=ratio(bound), device_type=device_type))
+    told = "this model is too small for 4 of these GPUs: a larger train.global_batch_size, or PRESET=gpu make repro,"
+    assert (told in how_much_faster(compared).whole) == said
+    monkeypatch.chdir(tmp_path)  # where there is no such preset
+    assert ("train.global_batch_size would show a speed-up" in how_much_faster(compared).whole) == said
+
+
+def test_gpus_are_counted_by_name():
+    gpus = [SimpleNamespace(name=name) for name in ("RTX 3090", "GTX 1080", "RTX 3090")]
+    found = comparison(row())
+    unlike = found.model_copy(update={"host": found.host.model_copy(update={"gpus": gpus})})
+    assert facts(unlike)[3] == "2 × RTX 3090 and 1 × GTX 1080"
 
 
 @pytest.mark.parametrize(
@@ -135,6 +182,24 @@ def test_other_data_are_told_where_the_bits_are_the_same():
     assert told == "every bit, under single and ddp, but the data differ, from step 2"
 
 
+def test_the_largest_difference_of_all_runs_is_told():
+    """It need not be that of the first run with the worst grade."""
+    grades = {"dp": verdict("within tolerance", losses=1e-7), "ddp": verdict("within tolerance", losses=3e-3)}
+    rows = [row(strategy, devices=2, verdict=found) for strategy, found in grades.items()]
+    assert is_it_the_same(comparison(row(), *rows)).told["fast"] == "losses differ by 0.3%, as rounding explains"
+    alike = row("dp", devices=2, verdict=verdict("within tolerance", losses=0.0, weights=0.002))
+    told = "losses are the same, weights differ in 1 of 1 tensors, as rounding explains"
+    assert is_it_the_same(comparison(row(), alike)).told["fast"] == told
+
+
+def test_bits_on_any_host_need_the_samples_of_a_users_own_dataset():
+    rows = [row(numerics="exact"), row("dp", numerics="exact", devices=2, verdict=verdict("bitwise"))]
+    params = {"data": {"task": "dataset", "num_samples": 128}, "model": {"name": "m:f"}}
+    params["train"] = {"global_batch_size": 64, "epochs": 1}
+    own = comparison(*rows).model_copy(update={"params": parse_params(params)})
+    assert is_it_the_same(own).told["exact"].endswith("on any host, where the dataset gives the same samples")
+
+
 def test_a_summary_has_the_answers_in_four_lines():
     lines = summary(STATES["faster"]).splitlines()
     assert [line.partition("?")[0] for line in lines[1:]] == [
@@ -149,7 +214,7 @@ def test_a_summary_has_the_answers_in_four_lines():
 
 @pytest.mark.parametrize("name", STATES)
 def test_a_waterfall_begins_at_the_devices_and_ends_at_the_speed_up(name):
-    for row in STATES[name].rows:
+    for row in STATES[name].rows:  # noqa: F402
         if not row.speedup or row.strategy == "single":
             continue
         one = waterfall(row)

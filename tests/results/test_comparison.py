@@ -5,7 +5,6 @@ import os
 import re
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -20,6 +19,7 @@ from samebits.records.breakdown import Phases
 from samebits.records.measurement import Measurement, Repeats
 from samebits.records.run import Node, Run, read_losses, read_run
 from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
+from samebits.results.answers import is_it_the_same
 from samebits.results.comparison import Comparison, compare
 from samebits.results.curves import MAX_POINTS, curve
 from samebits.results.page.render import render
@@ -27,21 +27,16 @@ from samebits.results.remarks import SpokenRemark
 from samebits.results.table import HEADINGS, cells, markdown
 from samebits.results.terminal import show
 from samebits.results.text import (
-    answers,
     describe_run,
-    headline,
+    figures_in_words,
     notes_of,
     remarks,
     row_remarks,
-    say_fastest,
     say_price,
-    say_sameness,
     say_speed,
 )
-from samebits.results.verdict import SAME_DATA
-from samebits.results.verdict_text import say_apart
 from samples import comparison as sample
-from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing, verdict
+from samples import device_usage, evaluation, host, memory, placed, ratio, row, run_files, run_record, timing
 
 TRAIN = {"global_batch_size": 64, "epochs": 1, "numerics": ["fast"]}
 PARAMS = parse_params({"data": {"num_samples": 128}, "train": TRAIN})  # 2 steps
@@ -151,12 +146,12 @@ SLOWED, NETWORK = "is lost as devices slow each other down", "goes to the networ
     ("steps", "devices_by_node", "parts"),
     [
         ({}, (), "50% (20 ms) goes to communication and waiting"),
-        ({"together": 28.0}, (), f"20% (8 ms) {SLOWED}, and 30% (12 ms) goes to communication and waiting"),
+        ({"together": 28.0}, (), f"20% (8 ms) {SLOWED} and 30% (12 ms) goes to communication and waiting"),
         ({"together": 19.0}, (), "52% (21 ms) goes to communication and waiting"),
         ({"together": 41.0}, (), f"52% (21 ms) {SLOWED}"),
         ({"together": 20.0}, (1, 1), f"50% (20 ms) {NETWORK}"),
         ({"together": 22.0, "node": 24.0}, (2, 2),
-         f"5% (2 ms) {SLOWED}, 5% (2 ms) goes to communication and waiting inside machines, and 40% (16 ms) {NETWORK}"),
+         f"5% (2 ms) {SLOWED}, 5% (2 ms) goes to communication and waiting inside machines and 40% (16 ms) {NETWORK}"),
     ],
 )  # fmt: skip
 def test_where_the_time_of_a_step_goes(steps, devices_by_node, parts):
@@ -164,19 +159,6 @@ def test_where_the_time_of_a_step_goes(steps, devices_by_node, parts):
     several = {"devices_by_node": devices_by_node, "devices_used": 4}
     said = say_speed(row("ddp", slice_step_ms=steps, speedup=ratio(2.0), bound=ratio(4.0), **several))
     assert said.endswith(f"which bounds the speed at 4.00 times. Of a step, {parts}.")
-
-
-@pytest.mark.parametrize(
-    ("device_type", "bound", "said"),
-    [("cuda", 1.05, True), ("cuda", 1.29, True), ("cuda", 1.3, False), ("cpu", 1.05, False)],
-)
-def test_a_model_that_is_too_small_for_several_gpus_is_told_so(device_type, bound, said):
-    """Not that ddp is slow: no strategy could make it faster, and the reader learns what would show a speed-up."""
-    steps = {"strategy": 40.0, "single": 80.0, "share": 20.0}
-    facts = {"slice_step_ms": steps, "speedup": ratio(0.8), "bound": ratio(bound), "device_type": device_type}
-    text = say_speed(row("ddp", devices=4, **facts))
-    told = "This model is too small for 4 of these GPUs: a larger train.global_batch_size, or the larger model of "
-    assert (told in text) == said
 
 
 def test_curves_are_short_and_true():
@@ -194,32 +176,29 @@ def test_curves_are_short_and_true():
         (
             {},
             [
-                "Fastest here is ddp-fast on 4 GPUs: 3.20 times the speed of single (3.10 to 3.30).",
-                "dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40), in slices that took turns: a "
-                "step takes 30.8 ms, on one device 40 ms. Alone, without communication, a device needs 11.1 ms for its "
-                "share, which bounds the speed at 3.60 times. Of a step, 64% (19.7 ms) goes to copies, communication "
-                "and waiting.",
-                "Same model in fast numerics: yes, within what rounding explains: losses differ by 0.00067% at most "
-                "(ddp-fast, step 2, where 0.01% passes).",
+                "**ddp on 4 GPUs: 3.20× the speed of one, and the same model** (",
+                "- How much faster? 3.20×, ddp on 4 GPUs; 95% sure: 3.10 to 3.30\n",
+                "- dp-fast on 4 GPUs ran at 1.30 times the speed of single (1.20 to 1.40), in slices that took turns: "
+                "a step takes 30.8 ms, on one device 40 ms. Alone, without communication, a device needs 11.1 ms for "
+                "its share, which bounds the speed at 3.60 times. Of a step, 64% (19.7 ms) goes to copies, "
+                "communication and waiting.\n",
+                "- Is it the same model? yes: fast: losses differ by 0.00067%, as rounding explains\n",
             ],
         ),
-        (
-            {"weight": -1.0},
-            ["Same model in fast numerics: NO. dp-fast against single-fast: losses: bitwise, all 2 steps; weights: d"],
-        ),
+        ({"weight": -1.0}, ["- Is it the same model? no: fast: dp-fast left single-fast: weight differ by"]),
         (
             {"speedup": None, "bound": None, "speedup_unavailable": Missing(kind="one_repeat")},
-            ["dp-fast has no speed-up: train.repeats is 1."],
+            ["95% sure: 3.10 to 3.30; dp was not measured\n", "dp-fast has no speed-up: train.repeats is 1."],
         ),
         (
             {"labels": [OneDevice()], "speedup": None, "bound": None, "speedup_unavailable": OneDevice()},
-            ["dp-fast has no speed-up (one device): one device was used."],
+            ["95% sure: 3.10 to 3.30\n", "dp-fast has no speed-up (one device): one device was used."],
         ),
         ({"speedup": ratio(3.65)}, ["which bounds the speed at 3.60 times."]),
     ],
 )
-def test_the_answers_in_words(dp, sentences, compared):
-    text = "\n".join(answers(compared(**dp)))
+def test_the_answers_and_figures_in_words(dp, sentences, compared):
+    text = markdown(compared(**dp))
     assert [sentence for sentence in sentences if sentence not in text] == []
 
 
@@ -231,14 +210,13 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
         write_stage_files(tmp_path, "single", numerics="exact", price=ratio(3.7, 3.5, 3.9))
         write_stage_files(tmp_path, "dp", numerics="exact")
         write_stage_files(tmp_path, "ddp", numerics="exact", **ddp)
-        return answers(compare_in(tmp_path, params))[-2:]
+        compared = compare_in(tmp_path, params)
+        return [is_it_the_same(compared).told["exact"], figures_in_words(compared)[-1]]
 
     took = "3.7 times the time of a fast step on one device (3.5 to 3.9)"
     price = f"A step in exact, with the same bits on any host, takes {took}."
-    assert said() == ["Same model in exact numerics: yes, bit by bit, under every strategy, and so on any host.", price]
-    assert said(losses=(2.0, 1.5000001))[0].startswith(
-        "Same model in exact numerics: NO. ddp-exact against single-exact: losses: diverged: first at step 2 of 2"
-    )
+    assert said() == ["every bit, under single, dp and ddp, on any host", price]
+    assert said(losses=(2.0, 1.5000001))[0] == "ddp-exact left single-exact at step 2: losses differ by 0.0000067%"
 
 
 @pytest.mark.parametrize(
@@ -343,7 +321,9 @@ def test_seconds_of_several_goes_are_called_that():
 def test_the_table(compared):
     comparison = compared()
     lines = markdown(comparison).splitlines()
-    assert lines[0] == "mlp on vectors, global batch 64, 2 steps; 4 x GPU; torch 2.13.0"
+    assert lines[0].endswith(
+        "(mlp on vectors, global batch 64, 2 steps, 4 × GPU, torch 2.13.0, commit c0ffee and changes)"
+    )
     assert [line for line in lines if line.startswith("| run | devices | seconds | speed-up | bound |")]
     row = "| ddp-fast | 4 GPU | 3.00 | 3.20x (3.10–3.30) | 3.60x | 80% (78–82%) | 2.0000 | +5.0% | 25.0% | "
     assert f"{row}within tolerance | – | – | ddp-hash-012 |" in lines
@@ -495,7 +475,7 @@ def test_whatever_a_record_says_its_row_is_made_or_refused(file, compared, tmp_p
         path.write_text(json.dumps(tree), errors="surrogatepass")
 
         def read():
-            answers(compare_in(tmp_path))
+            markdown(compare_in(tmp_path))
 
         assert refusal(read).isprintable()
 
@@ -556,80 +536,6 @@ def rows_of(found):
         yield row(strategy, devices=1 if strategy == "single" else 2, **known)
 
 
-DDP = "Fastest here is ddp-fast on 2 GPUs: 1.50 times the speed of single (1.40 to 1.60)"
-SINGLE = "Fastest here is single-fast"
-NONE = "None is shown to be faster here than one device: no difference shown"
-NO_FASTER = "1.02 times the speed of single (0.98 to 1.05)"
-UNKNOWN = "Which strategy is fastest here was not measured"
-
-
-@pytest.mark.parametrize(
-    ("found", "sentence"),
-    [
-        ({"dp": OPEN, "ddp": FASTER}, f"{DDP}."),
-        ({"dp": ratio(1.45, 1.41, 1.49), "ddp": FASTER}, f"{DDP}; dp-fast is not shown to be slower than that."),
-        ({"dp": ONE_REPEAT, "ddp": FASTER}, f"{DDP}. dp-fast had no speed-up measured."),
-        ({"dp": SLOWER, "ddp": OPEN}, f"{NONE} for ddp-fast, {NO_FASTER}."),
-        ({"dp": OPEN, "ddp": OPEN}, f"{NONE} for dp-fast, {NO_FASTER}, and ddp-fast, {NO_FASTER}."),
-        ({"dp": SLOWER, "ddp": SLOWER}, f"{SINGLE}: no other strategy beat one device."),
-        ({"dp": FALLBACK, "ddp": SLOWER}, f"{SINGLE}: no other strategy beat one device."),
-        ({"dp": FALLBACK}, f"{SINGLE}: no other strategy could use more than one device."),
-        ({}, f"{SINGLE}: nothing else was trained."),
-        ({"dp": FALLBACK, "ddp": ONE_REPEAT}, f"{UNKNOWN}: train.repeats is 1."),
-        ({"dp": SLOWER, "ddp": ONE_REPEAT}, f"{UNKNOWN}: train.repeats is 1."),
-        ({"dp": SHARED}, f"{UNKNOWN}: 8 workers share 4 GPUs."),
-        ({"dp": FALLBACK, "ddp": SHARED}, f"{UNKNOWN}: 8 workers share 4 GPUs."),
-    ],
-)
-def test_which_is_fastest_as_far_as_it_was_measured(found, sentence):
-    assert say_fastest(sample(*rows_of({"single": ratio(1.0), **found}))) == sentence
-    if found:  # the order is the user's
-        assert say_fastest(sample(*rows_of({**found, "single": ratio(1.0)}))) == sentence
-
-
-def test_without_single_no_single_is_named():
-    alone = row("ddp", speedup_unavailable=SpokenRemark(kind="one_device", text="one"))
-    assert say_fastest(sample(alone)) == f"{UNKNOWN}: ddp-fast used one device."
-
-
-def test_the_largest_difference_of_all_runs_is_said():
-    """It need not be that of the first run with the worst grade."""
-
-    def against_single(strategy, losses, weights):
-        return row(strategy, devices=2, verdict=verdict("within tolerance", losses=losses, weights=weights))
-
-    said = say_sameness([row(), against_single("dp", 1e-7, 0.002), against_single("ddp", 3e-3, 0.001)])
-    assert "losses differ by 0.3% at most (ddp-fast, step 2, where 1% passes), weights by 0.2% at most (weight" in said
-    said = say_sameness([row(), against_single("dp", 0.0, 0.002)])
-    assert said.endswith("dp-fast differs in 1 of 1 tensors, weights by 0.2% at most (weight, where 1% passes).")
-
-
-@pytest.mark.parametrize(
-    ("numerics", "devices", "said"),
-    [
-        ("fast", 2, "yes, bit by bit, under single and ddp."),
-        ("fast", 1, "yes, bit by bit, but no strategy used more than one device."),
-        ("exact", 1, "yes, bit by bit, under single and ddp, and so on any host."),
-    ],
-)
-def test_the_same_bits_of_one_device_say_nothing_of_strategies(numerics, devices, said):
-    rows = [row(numerics=numerics), row("ddp", numerics=numerics, devices=devices, verdict=verdict("bitwise"))]
-    assert say_sameness(rows).endswith(said)
-
-
-def test_other_data_are_told_though_the_bits_are_the_same():
-    """A small difference of few samples may be rounded away."""
-    other = verdict("bitwise").model_copy(update={"data": "the data differ, from sample 3 of step 2"})
-    rows = [row(numerics="exact"), row("ddp", numerics="exact", verdict=other)]
-    assert say_sameness(rows).endswith(
-        "yes, bit by bit, under single and ddp; but the data differ, from sample 3 of step 2 (ddp-exact)."
-    )
-    assert say_apart(other) == ["the data differ, from sample 3 of step 2"]
-    same = other.model_copy(update={"data": SAME_DATA})
-    assert say_apart(same) == []
-    assert "; but" not in say_sameness([row(numerics="exact"), row("ddp", numerics="exact", verdict=same)])
-
-
 def test_metrics_of_ones_own_have_columns_beside_the_accuracy():
     compared = sample(row(metrics={"top-2": 0.87654}), row("dp", metrics={"f1": 1e-9}))
     headings, _, first, second = (
@@ -639,16 +545,6 @@ def test_metrics_of_ones_own_have_columns_beside_the_accuracy():
     assert headings[at : at + 4] == ["accuracy", "top-2", "f1", "same model"]
     assert (first[at + 1 : at + 3], second[at + 1 : at + 3]) == (["0.8765", "–"], ["–", "1e-09"])
     assert re.search(r"<th[^>]*>\s*f1\s*</th>", render(compared, {}))
-
-
-def test_bits_on_any_host_need_the_samples_of_a_users_own_dataset():
-    rows = [row(numerics="exact"), row("dp", numerics="exact", devices=2, verdict=verdict("bitwise"))]
-    params = parse_params({"data": {"task": "dataset", "num_samples": 128}, "model": {"name": "m:f"}, "train": TRAIN})
-    same = "Same model in exact numerics: yes, bit by bit, under single and dp, and so on any host"
-    assert f"{same}." in answers(sample(*rows))
-    assert f"{same} where the dataset gives the same samples." in answers(
-        sample(*rows).model_copy(update={"params": params})
-    )
 
 
 def test_a_share_that_takes_longer_than_the_whole_is_called_noise():
@@ -664,13 +560,6 @@ def test_a_share_that_takes_longer_than_the_whole_is_called_noise():
     )
 
 
-def test_the_gpus_of_a_host_are_counted_by_name():
-    gpus = [SimpleNamespace(name=name) for name in ("RTX 3090", "GTX 1080", "RTX 3090")]
-    found = sample(row())
-    unlike = found.model_copy(update={"host": found.host.model_copy(update={"gpus": gpus})})
-    assert "; 2 x RTX 3090 and 1 x GTX 1080; torch" in headline(unlike)
-
-
 @pytest.mark.parametrize(
     ("labels", "reason", "said"),
     [
@@ -684,7 +573,7 @@ def test_why_a_run_has_no_speedup_is_said_where_the_answers_do_not(labels, reaso
     compared = sample(row(), row("dp", devices=2, **without), row(numerics="exact"),
                       row("dp", devices=2, numerics="exact", **without))  # fmt: skip
     assert [line for line in remarks(compared) if line.startswith("dp-")] == [said]
-    assert sum(reason.text in answer for answer in answers(compared)[1:]) == 1
+    assert sum(reason.text in figure for figure in figures_in_words(compared)) == 1
 
 
 @pytest.mark.parametrize(

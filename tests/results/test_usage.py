@@ -8,7 +8,7 @@ from samebits.records.usage import CoreUsage, Interval, Roof, Usage
 from samebits.remarks import Oversubscribed
 from samebits.results.page.render import render
 from samebits.results.table import HEADINGS, cells, markdown
-from samebits.results.text import answers, remarks
+from samebits.results.text import figures_in_words, remarks
 from samebits.results.usage import disturbances, row_usage, say_use
 from samples import comparison, placed, row, run_record, timing
 from samples import device_usage as device
@@ -151,17 +151,17 @@ WIDE = {
 
 
 def test_whether_a_device_is_used_well_is_said_before_whether_it_is_shared_well():
-    said = answers(comparison(row(**USED), row("ddp", devices=2)))
-    assert said[1] == (
+    said = figures_in_words(comparison(row(**USED), row("ddp", devices=2)))
+    assert said[0] == (
         "A device does 30 GFLOP/s in single-fast, 21% of the 140 GFLOP/s that a product of matrices of this "
         "precision reaches here."
     )
-    assert said[2].startswith("ddp-fast")
+    assert said[1].startswith("ddp-fast")
 
 
 def test_nothing_is_said_of_use_where_it_was_not_measured():
     assert say_use([row(tflops=0.1), row(roof_tflops=0.1)]) == []
-    assert answers(comparison(row(), row("ddp", devices=2)))[1].startswith("ddp-fast")
+    assert figures_in_words(comparison(row(), row("ddp", devices=2)))[0].startswith("ddp-fast")
 
 
 def test_the_columns():

@@ -6,17 +6,19 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from samebits.here import is_kit
 from samebits.params import flatten
 from samebits.records.run import precedence
 from samebits.results.explanation.causes import CAUSES
 from samebits.results.explanation.remedies import REMEDIES, settings_of
 from samebits.results.explanation.words import NOTHING, action_of, what_of
 from samebits.results.figures import fine_percent, is_open, milliseconds, multiple, share, signed, times
-from samebits.results.text import by_numerics, devices_of, exact_first, first_numerics, hardware
+from samebits.results.text import by_numerics, devices_of, exact_first, first_numerics, hardware, listed
 from samebits.results.verdict import GRADES
 from samebits.results.verdict_text import SIGNS
 from samebits.results.waterfall import why_no_speed_up
 from samebits.strategies import BASELINE
+from samebits.strategies.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +26,13 @@ if TYPE_CHECKING:
     from samebits.records.run import Ratio
     from samebits.results.comparison import Comparison, Row
     from samebits.results.explanation.explain import ExplainedCause, LookedFor
+    from samebits.results.verdict import LossVerdict, WeightsVerdict
 
 UNCERTAIN = ("noisy", "disturbed")
 """Labels of a run whose times something else on the host may have changed."""
+
+TOO_SMALL = 1.3
+"""Bound of a speed-up below which a model is said to be too small for several GPUs."""
 
 LEAST_TOLD = 0.02
 """Least share of a step for which a cause is told that is too small to be named as one."""
@@ -105,6 +111,10 @@ def how_much_faster(comparison: Comparison) -> Speed:
     assert ratio
     told = [f"{best.strategy} on {devices_of(best)}", f"95% sure: {ratio.low:.2f} to {ratio.high:.2f}"]
     uncertain = any(label.kind in UNCERTAIN for label in best.labels)
+    if best.device_type == "cuda" and best.bound and best.bound.median < TOO_SMALL:
+        larger = "a larger train.global_batch_size" + (", or PRESET=gpu make repro," if is_kit() else "")
+        told.append(f"this model is too small for {best.devices_used} of these GPUs: {larger} would show a speed-up")
+    told += [f"{row.strategy} was not measured" for row in rows if _is_unknown(row)]
     common: Any = {"row": best, "uncertain": uncertain}
     if is_open(ratio):
         told.append("no difference from one device is shown")
@@ -112,7 +122,15 @@ def how_much_faster(comparison: Comparison) -> Speed:
     if ratio.median < 1:
         told.append("slower than one device: use one, or change what follows")
         return Speed(state="slower", figure=speed_up(ratio), told=tuple(told), **common)
+    rivals = {row.strategy: row.speedup for row in rows if row is not best and parallel(row)}
+    told += [f"{name} is not shown to be slower" for name, other in rivals.items() if other and other.high >= ratio.low]
     return Speed(state="faster", figure=speed_up(ratio), told=tuple(told), **common)
+
+
+def _is_unknown(row: Row) -> bool:
+    """Whether a run of several devices may have a speed-up that nobody knows."""
+    reason = row.speedup_unavailable
+    return row.strategy != BASELINE.name and reason is not None and reason.kind not in Placement.NOT_A_SPEEDUP
 
 
 def _no_speed(rows: Sequence[Row]) -> Speed:
@@ -242,7 +260,7 @@ def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
         return ""
     row, worst = max(verdicts, key=lambda one: GRADES.index(one[1].grade))
     strategies = [one.strategy for one in rows if not one.fallback]
-    under = f"under {' and '.join(strategies)}" if len(strategies) > 1 else "but nothing was parallel"
+    under = f"under {listed(strategies)}" if len(strategies) > 1 else "but nothing was parallel"
     if worst.grade == "bitwise":
         other_data = next((verdict.other_data for _, verdict in verdicts if verdict.other_data), None)
         if numerics != "exact" or other_data:
@@ -251,11 +269,7 @@ def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
         return f"every bit, {under}, on any host{given}"
     losses, weights = worst.losses, worst.weights
     if worst.grade == "diverged":
-        step = losses.first_beyond or losses.first_difference
-        where = f" at step {step}" if step else ""
-        by = f": losses differ by {fine_percent(losses.largest_relative)}" if losses.largest_relative else ""
-        allowed = f", where {fine_percent(losses.tolerance)} passes" if by and losses.tolerance is not None else ""
-        return f"{row.name} left {worst.against}{where}{by}{allowed}"
+        return f"{row.name} left {worst.against}{_where(losses, weights)}"
     if worst.grade == "not comparable":
         return f"{row.name} cannot be compared: {worst.apart}"
     largest = max((verdict.losses.largest_relative or 0.0 for _, verdict in verdicts), default=0.0)
@@ -264,6 +278,18 @@ def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
     return (
         f"losses are the same, weights differ in {weights.different} of {weights.tensors} tensors, as rounding explains"
     )
+
+
+def _where(losses: LossVerdict, weights: WeightsVerdict) -> str:
+    """Where a run diverged, and by how much: by its losses, or else by its weights."""
+    step = losses.first_beyond or losses.first_difference
+    largest, allowed, what = losses.largest_relative, losses.tolerance, f"{f' at step {step}' if step else ''}: losses"
+    if not step and not largest:
+        largest, allowed, what = weights.largest_relative, weights.tolerance, f": {weights.largest_in or 'weights'}"
+    if not largest:
+        return what.partition(":")[0]
+    passes = f", where {fine_percent(allowed)} passes" if allowed else ""
+    return f"{what} differ by {fine_percent(largest)}{passes}"
 
 
 def headline(comparison: Comparison) -> str:

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from samebits.errors import printable
+from samebits.results.answers import summary
 from samebits.results.figures import gain, joules, share, times, wall_seconds
-from samebits.results.text import answers, count_of, headline, remarks
+from samebits.results.text import count_of, figures_in_words, remarks
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ def _table(comparison: Comparison) -> tuple[list[str], list[tuple[str, ...]]]:
 
 
 def markdown(comparison: Comparison) -> str:
-    """Answers, table and remarks as Markdown."""
-    lines = [headline(comparison), "", *(f"- {answer}" for answer in answers(comparison)), ""]
+    """Answers, figures in words, table and remarks as Markdown."""
+    lines = [summary(comparison), "", *(f"- {figure}" for figure in figures_in_words(comparison)), ""]
     headings, rows = _table(comparison)
     lines += ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]

@@ -7,11 +7,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from samebits.errors import counted
-from samebits.here import of_kit
 from samebits.remarks import LABELS
 from samebits.results.figures import (
     NO_DIFFERENCE,
-    fine_percent,
     is_open,
     milliseconds,
     times,
@@ -21,10 +19,8 @@ from samebits.results.figures import (
 )
 from samebits.results.remarks import say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_memory, say_use
-from samebits.results.verdict import GRADES
 from samebits.results.verdict_text import say_apart, sentences
 from samebits.strategies import BASELINE, STRATEGIES
-from samebits.strategies.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -32,7 +28,7 @@ if TYPE_CHECKING:
     from samebits.host import HostFacts
     from samebits.records.run import Ratio, Run
     from samebits.results.comparison import Comparison, Row, SliceSteps
-    from samebits.results.verdict import LossVerdict, WeightsVerdict
+    from samebits.strategies.placement import Placement
 
 _PALETTE = ("#0072B2", "#B87A00", "#00845F", "#A8598B", "#2C7FB8", "#B3470B")
 _ON_DARK = ("#4FA8E0", "#E69F00", "#1FBF92", "#DE9CC3", "#8CCBF2", "#F0803A")
@@ -44,9 +40,6 @@ ON_DARK = dict(zip(STRATEGIES, itertools.cycle(_ON_DARK), strict=False))
 
 CHANGES = {"lost": ("#D55E00", "#F0803A"), "gain": ("#0072B2", "#56B4E9")}
 """Colours of what a change costs or saves, on a light and on a dark page."""
-
-TOO_SMALL = 1.3
-"""Bound of a speed-up below which a model is said to be too small for several GPUs."""
 
 NOISY_SHARE = 1.1
 """How many times a step of the whole a device's share of it may take before noise alone explains that."""
@@ -121,62 +114,6 @@ def hardware(host: HostFacts, times: str = "x") -> str:
     return named or f"{host.cpu.model}, {host.cpu.cores} cores, no GPU"
 
 
-def headline(comparison: Comparison) -> str:
-    """What was compared, and on which host."""
-    return (
-        f"{comparison.model} on {comparison.task}, global batch {comparison.global_batch_size}, "
-        f"{comparison.steps} steps; {hardware(comparison.host)}; torch {comparison.host.torch}"
-    )
-
-
-def say_fastest(comparison: Comparison) -> str:
-    """The fastest strategy here, by the intervals of the speed-ups in the first numerics."""
-    first = first_numerics(comparison)
-    others = [row for row in first if row.strategy != BASELINE.name]
-    measured = [(row, row.speedup) for row in others if row.speedup]
-    unknown = {
-        row.name: reason.text
-        for row in others
-        if (reason := row.speedup_unavailable) and reason.kind not in Placement.NOT_A_SPEEDUP
-    }
-    missing = f" {_listed([*unknown])} had no speed-up measured." if unknown else ""
-    if faster := [(row, ratio) for row, ratio in measured if ratio.low > 1]:
-        best, ratio = max(faster, key=lambda one: one[1].median)
-        rivals = [row.name for row, speedup in measured if row is not best and speedup.high >= ratio.low]
-        behind = (
-            f"; {_listed(rivals)} {'are' if rivals[1:] else 'is'} not shown to be slower than that" if rivals else ""
-        )
-        return f"Fastest here is {best.name} on {devices_of(best)}: {times_single(best)}{behind}.{missing}"
-    if undecided := [f"{row.name}, {_times_single(ratio)}" for row, ratio in measured if is_open(ratio)]:
-        return f"None is shown to be faster here than one device: {NO_DIFFERENCE} for {_listed(undecided)}.{missing}"
-    if unknown:
-        return f"Which strategy is fastest here was not measured: {next(iter(unknown.values()))}."
-    if measured and len(others) == len(first):  # nobody knows what single would do but by the slices
-        return f"One device is faster here than {_listed([row.name for row, _ in measured])}: single was not trained."
-    if measured:
-        return f"Fastest here is single-{first[0].numerics}: no other strategy beat one device."
-    if not others:
-        return f"Fastest here is {first[0].name}: nothing else was trained."
-    unlike = [reason.text for row in others if (reason := row.speedup_unavailable) and reason.kind == "oversubscribed"]
-    if unlike:
-        return f"Which strategy is fastest here was not measured: {unlike[0]}."
-    if len(others) == len(first):
-        return (
-            f"Which strategy is fastest here was not measured: {_listed([row.name for row in others])} used one device."
-        )
-    return f"Fastest here is single-{first[0].numerics}: no other strategy could use more than one device."
-
-
-def times_single(row: Row) -> str:
-    """A speed-up with its interval; it says if no difference is shown."""
-    assert row.speedup
-    return _times_single(row.speedup) + undecided(row.speedup)
-
-
-def _times_single(ratio: Ratio) -> str:
-    return times_of(ratio, "the speed of single")
-
-
 def say_speed(row: Row) -> str:
     """The speed-up of a strategy, its bound, and where the time of a step goes."""
     if row.strategy == BASELINE.name:
@@ -187,7 +124,8 @@ def say_speed(row: Row) -> str:
         kind, text = row.speedup_unavailable.kind, row.speedup_unavailable.text
         named = f" ({spoken(kind)})" if kind in LABELS else ""
         return f"{row.name} has no speed-up{named}: {text}."
-    text = f"{row.name} on {devices_of(row)} ran at {times_single(row)}, in slices that took turns"
+    speed = times_of(row.speedup, "the speed of single") + undecided(row.speedup)
+    text = f"{row.name} on {devices_of(row)} ran at {speed}, in slices that took turns"
     step = row.slice_step_ms
     if step is None or row.bound is None:
         return text + "."
@@ -199,14 +137,9 @@ def say_speed(row: Row) -> str:
         f"Alone, without communication, a device needs {milliseconds(step.share)} for its share, which bounds the "
         f"speed at {times_of(row.bound)}"
     )
-    if row.device_type == "cuda" and row.bound.median < TOO_SMALL:
-        text += (
-            f". This model is too small for {row.devices_used} of these GPUs: a larger train.global_batch_size, or the "
-            f"larger model of {of_kit('`PRESET=gpu make repro`')}, would show a speed-up"
-        )
     parts = [f"{lost / step.strategy:.0%} ({milliseconds(lost)}) {what}" for what, lost in _lost_parts(step, row)]
     if parts:
-        text += f". Of a step, {_listed(parts)}"
+        text += f". Of a step, {listed(parts)}"
     return text + "."
 
 
@@ -227,69 +160,19 @@ def _lost_parts(step: SliceSteps, row: Row) -> list[tuple[str, float]]:
     return [(what, lost) for what, lost in parts.items() if 0 < lost < step.strategy]
 
 
-def _listed(parts: Sequence[str]) -> str:
+def listed(parts: Sequence[str]) -> str:
+    """Parts in a sentence: ``a``, ``a and b`` or ``a, b and c``."""
     *most, last = parts
-    return f"{', '.join(most)}, and {last}" if most else last
+    return f"{', '.join(most)} and {last}" if most else last
 
 
-def say_sameness(rows: Sequence[Row], *, own_dataset: bool = False) -> str:
-    """Whether runs of one numerics are the same model. With ``own_dataset``, samples are what a user's code gives."""
-    verdicts = [(row.name, row.verdict) for row in rows if row.verdict]
-    if not verdicts:
-        return f"{rows[0].name} alone: there is nothing to compare it with."
-    what = f"Same model in {rows[0].numerics} numerics"
-    strategies = [row.strategy for row in rows]
-    under = "every strategy" if {*strategies} == {*STRATEGIES} else " and ".join(strategies)
-    name, worst = max(verdicts, key=lambda item: GRADES.index(item[1].grade))
-    if worst.grade == "bitwise":
-        if rows[0].numerics == "exact":
-            other = [f"; but {verdict.other_data} ({name})" for name, verdict in verdicts if verdict.other_data]
-            given = " where the dataset gives the same samples" if own_dataset else ""
-            elsewhere = other[0] if other else f", and so on any host{given}"
-            return f"{what}: yes, bit by bit, under {under}{elsewhere}."
-        if all(row.devices_used == 1 for row in rows):
-            return f"{what}: yes, bit by bit, but no strategy used more than one device."
-        return f"{what}: yes, bit by bit, under {under}."
-    of_losses, of_weights = sentences(worst)
-    if worst.grade == "not comparable":
-        return f"{what}: {'. '.join(text[0].upper() + text[1:] for text in say_apart(worst))} ({name})."
-    if worst.grade == "diverged":
-        data = f" {worst.data[0].upper()}{worst.data[1:]}." if worst.data else ""
-        return f"{what}: NO. {name} against {worst.against}: {of_losses}; {of_weights}.{data}"
-    begin = f"{what}: yes, within what rounding explains"
-    name, losses = max(((name, verdict.losses) for name, verdict in verdicts), key=lambda one: _largest(one[1]))
-    furthest, weights = max(((name, verdict.weights) for name, verdict in verdicts), key=lambda one: _largest(one[1]))
-    if not losses.largest_relative or losses.tolerance is None:
-        place = f"{weights.different} of {weights.tensors} tensors"
-        return f"{begin}: losses are the same; {furthest} differs in {place}, weights by {_percent_of(weights)}."
-    return (
-        f"{begin}: losses differ by {fine_percent(losses.largest_relative)} at most "
-        f"({name}, step {losses.largest_at}, where {fine_percent(losses.tolerance)} passes)"
-        + (f", weights by {_percent_of(weights)}." if weights.largest_relative else ".")
-    )
-
-
-def _percent_of(weights: WeightsVerdict) -> str:
-    """The largest difference of a tensor relative to its size, which may be the sign of zeros alone."""
-    if not weights.largest_relative:
-        return "the sign of zeros"
-    where = f"{weights.largest_in}, where {fine_percent(weights.tolerance)} passes"
-    return f"{fine_percent(weights.largest_relative)} at most ({where})"
-
-
-def _largest(verdict: LossVerdict | WeightsVerdict) -> float:
-    return verdict.largest_relative or 0.0
-
-
-def answers(comparison: Comparison) -> list[str]:
-    """The short answers: the fastest strategy, use of a device, each speed-up, sameness, and the price of exact."""
-    groups = list(by_numerics(comparison.rows).values())
-    speeds = [say_speed(row) for row in groups[0] if row.strategy != BASELINE.name]
+def figures_in_words(comparison: Comparison) -> list[str]:
+    """How well a device is used, each speed-up with its parts, what ``exact`` refused, and its price."""
+    rows = first_numerics(comparison)
+    speeds = [say_speed(row) for row in rows if row.strategy != BASELINE.name]
     prices = [say_price(row.price) for row in comparison.rows if row.price]
     refused = say_refused([(row.run, row.text, row.hint) for row in comparison.refused])
-    own_dataset = comparison.params.data.task == "dataset"
-    same = [say_sameness(rows, own_dataset=own_dataset) for rows in groups]
-    return [say_fastest(comparison), *say_use(groups[0]), *speeds, *same, *refused, *prices]
+    return [*say_use(rows), *speeds, *refused, *prices]
 
 
 def say_price(price: Ratio) -> str:
