@@ -34,7 +34,8 @@ for environ in json.load(sys.stdin):
         driver = driver_facts(ask_cuda=True)
     except HostError as error:
         driver = error
-    answers.append([checks.as_line(finding).plain for finding in checks.gpu_findings(torch_build(), driver)])
+    findings = checks.gpu_findings(torch_build(), driver)
+    answers.append([line.plain for finding in findings for line in checks.as_lines(finding, 100)])
 json.dump(answers, sys.stdout)
 """
 """Program that prints the doctor's lines for a list of environments. The stand-in reads its host for each."""

@@ -23,10 +23,11 @@ from samebits.records.run import read_run
 from samebits.results.answers import facts, headline
 from samebits.results.comparison import Comparison, explanation_of
 from samebits.results.explanation.words import say_explanation, say_trained
+from samebits.results.lines import WIDTHS
 from samebits.results.page.render import render
 from samebits.results.plots import write_figure
 from samebits.results.table import markdown
-from samebits.results.terminal import WIDTHS, answer_lines
+from samebits.results.terminal import answer_lines
 from samebits.results.text import describe_run, notes_of, remarks
 from samebits.results.verdict import compare_runs, settings_that_differ
 from samebits.results.verdict_text import say_comparison

@@ -759,12 +759,17 @@ def test_the_command_without_torch(repo):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
-    assert done.stderr == "error: failed: params. hint: each of these lines ends in what to do\n"
+    assert done.stderr == "error: failed: params. hint: the lines below each say what to do\n"
     lines = done.stdout.splitlines()
+    *lines, empty, ready = lines
+    assert (empty, ready[:21]) == ("", "not ready: 1 failure,")
+    assert all(len(line) <= 100 or " " not in line.strip() for line in lines)
     names = [line[9:25].strip() for line in lines]
     assert {"python", "torch", "open files", "disk", "mlflow", "git", "dvc", "params", "logs"} <= set(names)
-    assert all(line.split()[0] in ("ok", "warning", "failed", "skipped") for line in lines)
-    assert [line for line in lines if line.startswith(("warning", "failed")) and ". hint: " not in line] == []
+    statuses = [line.split()[0] for line in lines if line[:1] != " "]
+    assert set(statuses) <= {"ok", "warning", "failed", "skipped"}
+    hints = sum(line.startswith(f"{'':26}hint: ") for line in lines)
+    assert hints == statuses.count("warning") + statuses.count("failed")
 
 
 @pytest.mark.parametrize(
@@ -1223,8 +1228,10 @@ def test_the_whole_command_in_a_new_interpreter(repo, stage):
     command = [str(Path(sys.executable).with_name("samebits")), "doctor", "--model"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    said = [tuple(line.split()[:2]) for line in done.stdout.splitlines()]
+    *lines, _, ready = done.stdout.splitlines()
+    said = [tuple(line.split()[:2]) for line in lines if line[:1] != " "]
     assert said[-6:] == [("ok", name) for name in ("logs", "data", "model", "single", "dp", "ddp")]
+    assert ready.startswith("ready")
     assert "failed" not in dict(said)
 
 

@@ -9,8 +9,9 @@ from dvc.utils.hydra import to_hydra_overrides
 
 from page_states import COMMUNICATION, STATES, of_cpus, on_cpus, on_gpus
 from samebits.params import parse_params
-from samebits.results.answers import facts, headline, helps, how_much_faster, is_it_the_same, summary
+from samebits.results.answers import facts, headline, helps, how_much_faster, summary
 from samebits.results.remarks import SpokenRemark
+from samebits.results.sameness import is_it_the_same
 from samebits.results.since import since
 from samebits.results.waterfall import percent, waterfall
 from samples import comparison, ratio, row, verdict

@@ -19,11 +19,11 @@ from samebits.records.breakdown import Phases
 from samebits.records.measurement import Measurement, Repeats
 from samebits.records.run import Node, Run, read_losses, read_run
 from samebits.remarks import NOT_APPLIED, AnyOrder, Fallback, Missing, OneDevice, Oversubscribed, Resumed
-from samebits.results.answers import is_it_the_same
 from samebits.results.comparison import Comparison, compare
 from samebits.results.curves import MAX_POINTS, curve
 from samebits.results.page.render import render
 from samebits.results.remarks import SpokenRemark
+from samebits.results.sameness import is_it_the_same
 from samebits.results.table import HEADINGS, cells, markdown
 from samebits.results.terminal import show
 from samebits.results.text import (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,18 +17,21 @@ from rich.text import Text
 from samebits import __version__
 from samebits.doctor import machine, repository, sharing, software
 from samebits.doctor.containers import containers
-from samebits.doctor.finding import Finding, of_error
+from samebits.doctor.finding import Finding, Status, of_error
 from samebits.doctor.store import store
-from samebits.errors import HostError, UserError, WorkerError, from_exit_code
+from samebits.errors import HostError, UserError, WorkerError, counted, from_exit_code
 from samebits.host import DriverFacts, TorchBuild, driver_facts, torch_build
+from samebits.results.lines import width_of, wrapped
 from samebits.tracking.store import tracking_uri
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from samebits.host.cluster_environment import Nodes
 
 _COLOURS = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
+_COUNTED: dict[Status, str] = {"failed": "failure", "warning": "warning"}
+_UNCOUNTED: tuple[Status, ...] = ("ok", "skipped")
 # The first code wins, because a failure of the host may be the cause of the others.
 _CODES = (HostError.exit_code, UserError.exit_code, WorkerError.exit_code)
 
@@ -72,19 +77,33 @@ def gpu_findings(build: TorchBuild, driver: DriverFacts | HostError) -> Iterator
     yield from machine.peers()
 
 
-def as_line(finding: Finding) -> Text:
-    """A finding as one line, with the hint at its end."""
-    status = Text(f"{finding.status:<8}", style=_COLOURS[finding.status])
-    return Text.assemble(
-        status, f" {finding.name:<16} {finding.text}{f'. hint: {finding.hint}' if finding.hint else ''}"
-    )
+def as_lines(finding: Finding, width: int) -> list[Text]:
+    """A finding as lines of at most so many columns; the hint begins a line of its own."""
+    head = f"{finding.status:<8} {finding.name:<16} "
+    indent = " " * len(head)
+    first, *more = wrapped(finding.text, width - len(indent))
+    hint = wrapped(f"hint: {finding.hint}", width - len(indent)) if finding.hint else []
+    style = _COLOURS[finding.status]
+    lines = [Text.assemble((finding.status, style), head[len(finding.status) :], first)]
+    return [*lines, *(Text(indent + line) for line in more), *(Text(indent + line, style=style) for line in hint)]
+
+
+def say_ready(findings: Sequence[Finding]) -> str:
+    """Whether trainings run here, in one line: ``ready, with 1 warning: 16 ok, 4 skipped``."""
+    counts = Counter(finding.status for finding in findings)
+    ready = "not ready" if counts["failed"] else "ready"
+    told = [counted(counts[status], noun) for status, noun in _COUNTED.items() if counts[status]]
+    told += [f"{counts[status]} {status}" for status in _UNCOUNTED if counts[status]]
+    return f"{ready}: {', '.join(told)}"
 
 
 def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
     console = Console(highlight=False, soft_wrap=True)
-    for finding in findings:
-        console.print(as_line(finding))
-        yield finding
+    with console.status("looking") if console.is_terminal else nullcontext():  # --model takes a minute
+        for finding in findings:
+            for line in as_lines(finding, width_of(console)):
+                console.print(line)
+            yield finding
 
 
 def _once(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -128,6 +147,8 @@ def visit(
         findings = chain(findings, memory_findings(params_file, data_dir=data_dir, limit=limit))
     findings = _once(findings)
     listed = list(findings if as_json else _shown(findings))
+    if not as_json and not (nodes and nodes.rank):
+        click.echo(f"\n{say_ready(listed)}")
     codes = {finding.exit_code for finding in listed}
     code = next((code for code in _CODES if code in codes), 0)
     if as_json and not (nodes and nodes.rank):
@@ -135,4 +156,4 @@ def visit(
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     if code:
         names = dict.fromkeys(finding.name for finding in listed if finding.status == "failed")
-        raise from_exit_code(code, f"failed: {', '.join(names)}", hint="each of these lines ends in what to do")
+        raise from_exit_code(code, f"failed: {', '.join(names)}", hint="the lines below each say what to do")

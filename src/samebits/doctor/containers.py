@@ -70,7 +70,7 @@ def containers(gpus: int, environ: Mapping[str, str] = os.environ) -> Iterator[F
 def image(present: Image | None, name: str) -> Finding:
     """Whether the engine has the image for the locks of this folder."""
     if present is None:
-        return warning(f"no {name} for these locks, so stages run on the host", "samebits container build")
+        return warning(f"no {name} for these locks, so stages run on the host", "`samebits container build`")
     facts = facts_of(present)
     base = facts.base or "an unknown base"
     pinned = "" if "@sha256:" in base else ", a base without a digest"
@@ -131,7 +131,7 @@ def inside(place: Place) -> list[Finding]:
             findings.append(ok(counted(seen, "GPU")))
     code, text = look("python", "-P", "-m", "samebits.doctor.inside", str(place.gpus), tracking_uri())
     if code:
-        return [*findings, failed(f"python ended with {code}: {text[-200:]}", "samebits container shell")]
+        return [*findings, failed(f"python ended with {code}: {text[-200:]}", "`samebits container shell`")]
     answers = [Finding(**answer) for answer in json.loads(text.splitlines()[-1])]
     return [*findings, *(replace(answer, name=f"inside: {answer.name}") for answer in answers)]
 

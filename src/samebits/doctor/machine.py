@@ -52,7 +52,7 @@ def devices(gpus: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> lis
     if off := gpus_without_persistence(environ):
         what = f"persistence mode is off on {counted(len(off), 'GPU')}"
         text = f"{what}: the driver takes seconds to start a GPU that no program has open"
-        hint = "sudo nvidia-smi -pm 1, or run nvidia-persistenced"
+        hint = "`sudo nvidia-smi -pm 1`, or run nvidia-persistenced"
         findings.append(warning(text, hint, name="persistence"))
     if len({gpu.name for gpu in gpus}) > 1:
         hint = "choose GPUs of one kind with CUDA_VISIBLE_DEVICES"

@@ -60,7 +60,7 @@ def dvc(folder: Path = Path()) -> Finding:
         sound = False
     if not sound:
         text = ".dvc/tmp/rwlock is damaged, as a killed dvc leaves it, and every dvc command fails"
-        return failed(text, "rm .dvc/tmp/rwlock, while no dvc runs")
+        return failed(text, "`rm .dvc/tmp/rwlock`, while no dvc runs")
     if (folder / LOCK).exists():
         try:
             read_lock(folder)
@@ -94,5 +94,5 @@ def logs() -> Finding:
     waiting = [log for log, delivery in deliveries.items() if not delivery.done and writer_gone(log)]
     if waiting:
         some = counted(len(waiting), "run")
-        return warning(f"{some} not delivered to MLflow in full, {waiting[0].stem} the first", "samebits track sync")
+        return warning(f"{some} not delivered to MLflow in full, {waiting[0].stem} the first", "`samebits track sync`")
     return ok(f"all of {len(deliveries)} delivered to MLflow" if deliveries else "none yet")

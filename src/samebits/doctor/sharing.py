@@ -58,7 +58,7 @@ def dvc_cache(folder: Path = Path(), environ: Mapping[str, str] = os.environ) ->
         return ok(f"in {cache}, where nobody else comes")
     if not _has_other_users(cache):
         return ok(f"in {cache}, on a host without other users")
-    hint = "dvc config --local core.site_cache_dir ~/.cache/samebits/dvc"
+    hint = "`dvc config --local core.site_cache_dir ~/.cache/samebits/dvc`"
     return warning(f"DVC reads pickles in {cache}, which is open to all users of this host", hint)
 
 

@@ -40,7 +40,7 @@ def python() -> Finding:
         return warning(f"{version}; samebits is not installed, and runs from its folder", install_command())
     if SpecifierSet(accepts).contains(version, prereleases=True):
         return ok(version)
-    return failed(f"{version}, accepts {accepts}", f"rm -r .venv; {install_command(PYTHON='python3.12')}")
+    return failed(f"{version}, accepts {accepts}", f"`rm -r .venv; {install_command(PYTHON='python3.12')}`")
 
 
 def read_lock(path: Path) -> list[Requirement]:
@@ -68,7 +68,7 @@ def locks(build: TorchBuild, folder: Path = Path()) -> Finding:
     try:
         pins = read_lock(path)
     except (InvalidRequirement, UnicodeDecodeError) as error:
-        return failed(f"{path.name} is damaged: {first_line(str(error))}", f"git checkout {path.name}")
+        return failed(f"{path.name} is damaged: {first_line(str(error))}", f"`git checkout {path.name}`")
     wrong = [text for pin in pins if (text := _difference(pin))]
     if not wrong:
         return ok(f"{len(pins)} packages are as {path.name} pins them")

@@ -1,4 +1,4 @@
-"""The three answers of a comparison, each in a figure and a few words: for the page, the terminal and MLflow."""
+"""The answers of a comparison, each in a figure and a few words: for the page, the terminal and MLflow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from samebits.records.run import precedence
 from samebits.results.explanation.causes import CAUSES
 from samebits.results.explanation.remedies import REMEDIES, settings_of
 from samebits.results.explanation.words import NOTHING, action_of, what_of
-from samebits.results.figures import fine_percent, is_open, milliseconds, multiple, share, signed, times
-from samebits.results.text import by_numerics, devices_of, exact_first, first_numerics, hardware, listed
-from samebits.results.verdict import GRADES
+from samebits.results.figures import is_open, milliseconds, multiple, share, signed, times
+from samebits.results.sameness import is_it_the_same
+from samebits.results.text import devices_of, first_numerics, hardware
 from samebits.results.verdict_text import SIGNS
 from samebits.results.waterfall import why_no_speed_up
 from samebits.strategies import BASELINE
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from samebits.records.run import Ratio
     from samebits.results.comparison import Comparison, Row
     from samebits.results.explanation.explain import ExplainedCause, LookedFor
-    from samebits.results.verdict import LossVerdict, WeightsVerdict
 
 UNCERTAIN = ("noisy", "disturbed")
 """Labels of a run whose times something else on the host may have changed."""
@@ -73,14 +72,6 @@ class Help:
     action: str
     command: str
     another_training: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Same:
-    """Whether it is the same model: in one word, and in one line for each numerics."""
-
-    state: Literal["yes", "no", "not judged", "one run"]
-    told: dict[str, str]
 
 
 def speed_up(ratio: Ratio) -> str:
@@ -231,65 +222,6 @@ def short(sentence: str) -> str:
     return (
         first if first[1:2].isupper() or first.startswith(("DataParallel", "Python")) else first[0].lower() + first[1:]
     )
-
-
-def is_it_the_same(comparison: Comparison) -> Same:
-    """The third answer."""
-    groups = by_numerics(comparison.rows)
-    own_dataset = comparison.params.data.task == "dataset"
-    told = {name: text for name in exact_first(groups) if (text := _same(name, groups[name], own_dataset))}
-    for refused in comparison.refused:
-        told.setdefault(refused.numerics, f"refused, because of {refused.what}; {refused.hint}")
-    grades = [row.verdict.grade for row in comparison.rows if row.verdict]
-    if "diverged" in grades:
-        return Same(state="no", told=told)
-    if "not comparable" in grades:
-        return Same(state="not judged", told=told)
-    if grades:
-        return Same(state="yes", told=told)
-    return Same(
-        state="one run",
-        told=told or dict.fromkeys(exact_first(groups), "there is nothing to compare it with"),
-    )
-
-
-def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
-    """One line on the runs of one numerics; empty if there is only one."""
-    verdicts = [(row, row.verdict) for row in rows if row.verdict]
-    if not verdicts:
-        return ""
-    row, worst = max(verdicts, key=lambda one: GRADES.index(one[1].grade))
-    strategies = [one.strategy for one in rows if not one.fallback]
-    under = f"under {listed(strategies)}" if len(strategies) > 1 else "but nothing was parallel"
-    if worst.grade == "bitwise":
-        other_data = next((verdict.other_data for _, verdict in verdicts if verdict.other_data), None)
-        if numerics != "exact" or other_data:
-            return f"every bit, {under}" + (f", but {other_data}" if other_data else "")
-        given = ", where the dataset gives the same samples" if own_dataset else ""
-        return f"every bit, {under}, on any host{given}"
-    losses, weights = worst.losses, worst.weights
-    if worst.grade == "diverged":
-        return f"{row.name} left {worst.against}{_where(losses, weights)}"
-    if worst.grade == "not comparable":
-        return f"{row.name} cannot be compared: {worst.apart}"
-    largest = max((verdict.losses.largest_relative or 0.0 for _, verdict in verdicts), default=0.0)
-    if largest:
-        return f"losses differ by {fine_percent(largest)}, as rounding explains"
-    return (
-        f"losses are the same, weights differ in {weights.different} of {weights.tensors} tensors, as rounding explains"
-    )
-
-
-def _where(losses: LossVerdict, weights: WeightsVerdict) -> str:
-    """Where a run diverged, and by how much: by its losses, or else by its weights."""
-    step = losses.first_beyond or losses.first_difference
-    largest, allowed, what = losses.largest_relative, losses.tolerance, f"{f' at step {step}' if step else ''}: losses"
-    if not step and not largest:
-        largest, allowed, what = weights.largest_relative, weights.tolerance, f": {weights.largest_in or 'weights'}"
-    if not largest:
-        return what.partition(":")[0]
-    passes = f", where {fine_percent(allowed)} passes" if allowed else ""
-    return f"{what} differ by {fine_percent(largest)}{passes}"
 
 
 def headline(comparison: Comparison) -> str:

@@ -11,11 +11,13 @@ from rich.text import Text
 
 from samebits.errors import counted, printable
 from samebits.here import is_kit
-from samebits.results.answers import facts, fastest, helps, how_much_faster, is_it_the_same, nothing, parallel
+from samebits.results.answers import facts, fastest, helps, how_much_faster, nothing, parallel
 from samebits.results.figures import milliseconds, multiple, signed, signed_ms, wall_time
+from samebits.results.lines import WIDTHS, answer, axis, cut, extent, rule, width_of, wrapped
+from samebits.results.sameness import is_it_the_same
 from samebits.results.text import CHANGES, COLOURS, by_numerics, devices_of, exact_first, first_numerics, remarks
 from samebits.results.verdict_text import SIGNS
-from samebits.results.waterfall import Stage, marks, single_ms, waterfall, why_no_speed_up
+from samebits.results.waterfall import Stage, single_ms, waterfall, why_no_speed_up
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
@@ -24,15 +26,11 @@ if TYPE_CHECKING:
 
     from samebits.results.comparison import Comparison, Row
 
-WIDTHS = (80, 100)
-"""The narrowest form, and the widest. What is no terminal gets the widest."""
-
 MOST_LINES = 25
 
 _WORDS, _MS, _SPEED = 31, 12, 12
 """Columns of words, of ms and of speeds. The bars have the rest."""
 
-_QUESTION, _FIGURE = 24, 8
 _LOST, _GAINED, _SPEED_BAR = "░", "▒", "█"
 
 
@@ -49,7 +47,7 @@ def show(
     ``seconds`` is what it all took, if that is known.
     """
     console = console or Console(highlight=False)
-    width = min(WIDTHS[1], max(WIDTHS[0], console.width)) if console.is_terminal else WIDTHS[1]
+    width = width_of(console)
     said = remarks(comparison)
     for line in answer_lines(comparison, reports, width, notes=len(said), seconds=seconds):
         console.print(line, soft_wrap=True)
@@ -64,7 +62,7 @@ def answer_lines(
 ) -> list[Text]:
     """The lines, of at most so many columns. Of stages the largest are shown, as many as there is room for."""
     took = "" if seconds is None else wall_time(seconds)
-    head = [Text("─" * width), *_wrapped(" · ".join(facts(comparison)[:4]), width, ""), Text()]
+    head = [rule(width), *map(Text, wrapped(" · ".join(facts(comparison)[:4]), width)), Text()]
     if took and len(head[-2]) + len(took) + 2 <= width:
         head[-2].append(f"{took:>{width - len(head[-2])}}")
     head += [*_answers(comparison, width), Text()]
@@ -74,19 +72,15 @@ def answer_lines(
     return [*head, *_speeds(comparison, width, room), *tail]
 
 
-def _wrapped(text: str, width: int, indent: str) -> list[Text]:
-    return [Text(line) for line in textwrap.wrap(printable(text), width, subsequent_indent=indent)]
-
-
 def _answers(comparison: Comparison, width: int) -> Iterator[Text]:
     speed, found, same = how_much_faster(comparison), helps(comparison), is_it_the_same(comparison)
     style = {"faster": "bold green", "slower": "bold red"}.get(speed.state, "bold")
-    yield from _answer("How much faster?", speed.figure, speed.whole, width, style)
+    yield from answer("How much faster?", speed.figure, speed.whole, width, style)
     if found:
         first = found[0]
         gain = first.finding.gain
         predicted = f": {signed(gain.low)} to {signed(gain.high)} predicted" if gain else ""
-        yield from _answer(
+        yield from answer(
             "What holds it back?",
             first.figure,
             f"{first.cause}, {first.lost}; {first.action}{predicted}",
@@ -94,18 +88,11 @@ def _answers(comparison: Comparison, width: int) -> Iterator[Text]:
             "bold",
         )
     else:
-        yield from _answer("What holds it back?", "nothing", nothing(comparison), width, "bold")
+        yield from answer("What holds it back?", "nothing", nothing(comparison), width, "bold")
     style = {"yes": "bold green", "no": "bold red"}.get(same.state, "bold")
     said = "; ".join(f"{numerics}: {text}" for numerics, text in same.told.items())
     word = {"one run": "–", "not judged": "?"}.get(same.state, same.state)
-    yield from _answer("Is it the same model?", word, said, width, style)
-
-
-def _answer(question: str, figure: str, told: str, width: int, style: str) -> Iterator[Text]:
-    indent = _QUESTION + _FIGURE
-    first, *more = textwrap.wrap(printable(told), width - indent) or [""]
-    yield Text.assemble(f"{question:<{_QUESTION}}", (f"{figure:<{_FIGURE}}", style), first)
-    yield from (Text(" " * indent + line) for line in more)
+    yield from answer("Is it the same model?", word, said, width, style)
 
 
 def _speeds(comparison: Comparison, width: int, room: int) -> list[Text]:
@@ -115,7 +102,9 @@ def _speeds(comparison: Comparison, width: int, room: int) -> list[Text]:
     measured = [*filter(parallel, rows)]
     ends = [end for row in measured if row.speedup for end in (row.devices_used, row.speedup.high, _bound_of(row))]
     limit, columns = 1.06 * max([1.0, *ends]), width - _WORDS - _MS - _SPEED
-    lines = [_axis(round(max([1, *(row.devices_used for row in measured)])), limit, columns)]
+    most = max([1, *(row.devices_used for row in measured)])
+    head = f"{'':<{_WORDS}}{axis(most, limit, columns)}{'a step':>{_MS}}{'speed':>{_SPEED}}"
+    lines = [Text(head, style="dim")]
     for row in [row for row in rows if row is not best]:
         if row.strategy == BASELINE.name:
             lines.append(_bar(row, "one device", 1.0, single_ms(rows, best), limit, columns))
@@ -154,32 +143,12 @@ def _unmeasured(row: Row, width: int, *, said: bool) -> Text:
     return Text(printable(cut(told, width)))
 
 
-def cut(text: str, width: int) -> str:
-    """A text of at most so many columns."""
-    return text if len(text) <= width else f"{text[: width - 1]}…"
-
-
 def _bound_of(row: Row) -> float:
     return row.bound.median if row.bound else 0.0
 
 
-def _axis(most: int, limit: float, columns: int) -> Text:
-    line = [" "] * columns
-    for number in marks(most):
-        text = f"{number}×"
-        at = min(round(columns * number / limit), columns - len(text))
-        line[at : at + len(text)] = text
-    return Text(f"{'':<{_WORDS}}{''.join(line)}{'a step':>{_MS}}{'speed':>{_SPEED}}", style="dim")
-
-
-def _columns(start: float, end: float, limit: float, columns: int) -> tuple[int, int]:
-    """First column and number of columns of a bar, at least one."""
-    low, high = sorted((round(columns * max(0.0, start) / limit), round(columns * max(0.0, end) / limit)))
-    return min(low, columns - 1), max(1, high - low)
-
-
 def _bar(row: Row, on: str, speed: float, ms: float | None, limit: float, columns: int) -> Text:
-    _, length = _columns(0, speed, limit, columns)
+    _, length = extent(0, speed, limit, columns)
     words = textwrap.shorten(f"{row.strategy:<8}{on}", _WORDS - 1, placeholder="…") if len(on) > 22 else None
     return Text.assemble(
         f"{words or f'{row.strategy:<8}{on}':<{_WORDS}}",
@@ -189,7 +158,7 @@ def _bar(row: Row, on: str, speed: float, ms: float | None, limit: float, column
 
 
 def _stage(stage: Stage, limit: float, columns: int) -> Text:
-    start, length = _columns(stage.start, stage.end, limit, columns)
+    start, length = extent(stage.start, stage.end, limit, columns)
     mark, colour = (_LOST, CHANGES["lost"][0]) if stage.lost else (_GAINED, CHANGES["gain"][0])
     speed = f"{'bound ' if stage.name == 'fixed' else ''}{multiple(stage.end)}"
     return Text.assemble(
@@ -206,7 +175,7 @@ def _hashes(comparison: Comparison, width: int) -> Iterator[Text]:
         for row in rows[1:]:
             sign = SIGNS[row.verdict.grade] if row.verdict else " "
             chain += f" {sign} {row.strategy} {row.weights_sha256[:8]}"
-        yield from _wrapped(f"  weights, {numerics:<13}{chain}", width, " " * 24)
+        yield from map(Text, wrapped(f"  weights, {numerics:<13}{chain}", width, " " * 24))
 
 
 def _places(comparison: Comparison, reports: Path, width: int, notes: int) -> list[Text]:

@@ -72,15 +72,6 @@ def why_no_speed_up(row: Row) -> str:
     return reason.text if reason else "its steps were not timed beside those of one device"
 
 
-MOST_MARKS = 5
-"""Whole numbers that are written at an axis, beside 0."""
-
-
-def marks(most: int) -> list[int]:
-    """The whole numbers that are written at an axis, the last of which is ``most``."""
-    return [*range(0, most, -(-most // MOST_MARKS)), most]
-
-
 def waterfall(row: Row) -> Waterfall:
     """The waterfall of a row with a speed-up."""
     assert row.speedup

@@ -25,7 +25,8 @@ from samebits.params import load_params
 from samebits.records.progress import VARIABLE, Doing, read
 from samebits.results.comparison import Comparison
 from samebits.results.figures import wall_time
-from samebits.results.terminal import WIDTHS, cut, show
+from samebits.results.lines import WIDTHS, cut
+from samebits.results.terminal import show
 from samebits.stages.pipeline import STAGES
 
 if TYPE_CHECKING:

@@ -1,5 +1,6 @@
 """The trainings of a scaling curve, their points, and the text and plot of a curve."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -18,13 +19,17 @@ from samebits.results.scaling.measure import PlannedTraining
 from samebits.results.scaling.model import Coefficients, Step, costs
 from samebits.results.scaling.network import parse_network
 from samebits.results.scaling.plot import draw, draw_scaling
-from samebits.results.scaling.words import say
+from samebits.results.scaling.words import lines_of
 from samples import placed, run_files, run_record
 
 BATCH = 64
 PARAMS = parse_params(small(num_devices=2, repeats=5))
 BY = Coefficients(fixed=1e-3, per_row=1e-4, contention_per_row=1e-5, per_byte=2e-5, latency=5e-4)
 """A model of 4 parameters sends 16 bytes."""
+
+
+def say(scaling, width=100):
+    return "\n".join(line.plain for line in lines_of(scaling, width))
 
 
 @pytest.fixture
@@ -197,14 +202,20 @@ def test_workers_that_share_a_device_are_shown_and_count_for_nothing(tmp_path):
         (False, None, "oversubscribed: 4 workers share 2 CPU cores")
     ] * 2
     assert found.held_out == ()
-    lines = [line for line in say(found).splitlines() if line.endswith("oversubscribed: 4 workers share 2 CPU cores")]
-    assert {line.split()[0] for line in lines} == {"4"}
+    lines = say(found).splitlines()
+    why = [number for number, line in enumerate(lines) if line == "  oversubscribed: 4 workers share 2 CPU cores"]
+    assert [lines[number - 1][:9] for number in why] == ["4 devices"] * 2
+    assert "█" not in lines[why[0] - 1]
 
 
 def test_nothing_is_projected_from_workers_that_share_a_device_alone(tmp_path):
     found = curve(pairs_of(tmp_path, 2, oversubscribed=True), per_host=1)
     assert (found.fit, found.projections, found.points) == (None, (), ())
-    assert "note: no training counts that timed one device beside several, so nothing is projected" in say(found)
+    said = say(found)
+    assert "note: no training counts that timed one device beside several, so nothing is projected" in said
+    assert "What do more buy?       –       no training counts that shared a batch out\n" in said
+    assert "And still more?         –       nothing is projected for a batch that is shared out: see" in said
+    assert "How far to trust it?" not in said
     draw(found, tmp_path)
 
 
@@ -245,7 +256,7 @@ def test_two_devices_alone_do_not_tell_latency_from_bandwidth(tmp_path):
     found = curve(pairs_of(tmp_path, 2), network=parse_network("1Gb/s,1us"))
     (note,) = found.notes
     assert note.startswith("the points do not tell latency from bandwidth")
-    assert "held out: nothing, since that takes two numbers of devices above 1" in say(found)
+    assert "How far to trust it?    ?       untested here: that takes two numbers of devices above 1\n" in say(found)
 
 
 def test_what_costs_nothing_is_not_called_unknown(tmp_path):
@@ -311,9 +322,11 @@ def test_every_projection_is_called_one(tmp_path):
     found = curve(pairs_of(tmp_path, 2, 4), network=parse_network("1Gb/s,1us"))
     assert {one.kind for one in found.projections} == {"projection"}
     lines = say(found).splitlines()
-    for devices, beyond in (("1", False), ("2", False), ("4", False), ("8", True), ("16", True)):
-        shown = [line for line in lines if line.split()[:1] == [devices]]
-        assert [line.endswith("projection over 1Gb/s,1us") for line in shown] == [beyond] * 2
+    for devices, beyond in ((1, False), (2, False), (4, False), (8, True), (16, True)):
+        shown = [line for line in lines if line.split()[:1] == [str(devices)]]
+        assert [line.partition("  ")[0].endswith(", projected") for line in shown] == [beyond] * 2
+        assert [("░" in line, "█" in line) for line in shown] == [(beyond, not beyond)] * 2
+    assert re.search(r"And still more\? +\S+× +16 CPU devices over 1Gb/s,1us, projected; range ", "\n".join(lines))
     axes = Figure().add_subplot()
     draw_scaling(found, axes)
     looks = {line.get_label(): line.get_linestyle() for line in axes.get_lines()}
@@ -322,6 +335,19 @@ def test_every_projection_is_called_one(tmp_path):
     measured = [container.get_label() for container in axes.containers]
     assert measured == ["strong, measured", "weak, measured"]
     assert "over 1Gb/s,1us" in axes.get_title(loc="left")
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_a_curve_fits_its_width_and_begins_with_the_answers(width, tmp_path):
+    lines = say(curve(pairs_of(tmp_path, 2, 4)), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line[:20].rstrip() for line in lines if "?  " in line] == [
+        "What do more buy?", "And still more?", "How far to trust it?",
+    ]  # fmt: skip
+    one, two = (
+        next(line for line in lines if line.startswith(name)).count("█") for name in ("1 device ", "2 devices ")
+    )
+    assert one < two < 2 * one + 2
 
 
 def test_a_curve_is_written_and_drawn_alike(tmp_path):

@@ -62,7 +62,7 @@ def test_what_differs_is_said_by_machine(checkout, network):
     environs = {0: secret, 1: {**secret, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}}
     (code, stdout, _), _ = visit(nodes, checkout, environs=environs)
     assert (code, lines_of(stdout, "secret")) == (3, [])
-    assert "failed   the same         params train.epochs: node 0 (n0) has 1, node 1 (n1) has 7. hint: " in stdout
+    assert "failed   the same         params train.epochs: node 0 (n0) has 1, node 1 (n1) has 7\n" in stdout
     mine, theirs = lines_of(stdout, "mlflow")
     assert mine.startswith("ok       mlflow           n0: ")
     assert theirs.startswith("failed   mlflow           n1: ")

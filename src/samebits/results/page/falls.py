@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from samebits.results.answers import fastest, parallel, speed_up
 from samebits.results.explanation.words import say_unsteady
 from samebits.results.figures import milliseconds, multiple, signed_ms
+from samebits.results.lines import marks
 from samebits.results.text import devices_of
-from samebits.results.waterfall import Extent, Waterfall, marks, percent, single_ms, waterfall, why_no_speed_up
+from samebits.results.waterfall import Extent, Waterfall, percent, single_ms, waterfall, why_no_speed_up
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from samebits.results.answers import (
     headline,
     helps,
     how_much_faster,
-    is_it_the_same,
     largest_unnamed,
     nothing,
     parallel,
@@ -35,6 +34,7 @@ from samebits.results.page.charts import charts_of, squares
 from samebits.results.page.falls import falls
 from samebits.results.plots import LEAST_SHOWN
 from samebits.results.remarks import say_refused, spoken
+from samebits.results.sameness import is_it_the_same
 from samebits.results.since import since
 from samebits.results.table import COLUMNS, cells, columns_of
 from samebits.results.text import CHANGES, COLOURS, ON_DARK, by_numerics, exact_first, say_price

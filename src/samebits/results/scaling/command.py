@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
 
 from samebits.files import scratch_folder
 from samebits.params import load_params, require_repository
@@ -45,11 +47,12 @@ def scale(
       samebits scale
       samebits scale --devices 1,2,4,8 --project 16,64 --network 400Gb/s,5us
     """
+    from samebits.results.lines import width_of
     from samebits.results.scaling import measure
     from samebits.results.scaling.assemble import assemble
     from samebits.results.scaling.network import parse_network
     from samebits.results.scaling.plot import draw
-    from samebits.results.scaling.words import say
+    from samebits.results.scaling.words import lines_of
 
     require_repository()
     params, link = load_params(params_file), parse_network(network) if network else None
@@ -60,13 +63,21 @@ def scale(
     trainings, notes = measure.plan(params, counts, further)
     pairs: list[tuple[PlannedTraining, Run]] = []
     with scratch_folder(Path(".samebits")) as folder:  # where a container sees it too
-        for run in measure.train(params, trainings, folder, steps=steps):
-            pairs.append((trainings[len(pairs)], run))
-            click.echo(f"{len(pairs)} of {len(trainings)}: {measure.describe(*pairs[-1])}", err=True)
+        aside = Console(stderr=True, highlight=False)
+        with aside.status("training") if aside.is_terminal else nullcontext():
+            for run in measure.train(params, trainings, folder, steps=steps):
+                pairs.append((trainings[len(pairs)], run))
+                told = f"{len(pairs)} of {len(trainings)}: {measure.describe(*pairs[-1])}"
+                aside.print(told, markup=False, soft_wrap=True)
     per_host = measure.devices_here().existing
     scaled = assemble(params, pairs, projected=further, network=link, per_host=per_host, notes=notes)
     file = Path(out_dir) / "scaling.json"
     scaled.write(file)
     plot = draw(scaled, Path(out_dir) / "plots")
-    click.echo(scaled.model_dump_json(indent=2) if as_json else say(scaled))
+    if as_json:
+        click.echo(scaled.model_dump_json(indent=2))
+    else:
+        console = Console(highlight=False)
+        for line in lines_of(scaled, width_of(console)):
+            console.print(line, soft_wrap=True)
     click.echo(f"{file} and {plot}", err=True)
