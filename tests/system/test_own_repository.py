@@ -23,6 +23,11 @@ for run in mlflow.search_runs(search_all_experiments=True, output_format="list")
     if (run.data.tags.get("strategy"), run.data.tags.get("numerics")) == ("single", "exact"):
         print(run.info.run_id)
 """
+EXPERIMENTS = """
+import mlflow
+for run in mlflow.search_runs(search_all_experiments=True, output_format="list"):
+    print(*(run.data.tags.get(name) for name in ("dvc_experiment", "strategy", "numerics")))
+"""
 
 
 class Own:
@@ -138,3 +143,16 @@ def test_a_missing_run_names_the_command_of_this_repository(own):
     done = own.run("samebits", "stage", "compare")
     assert done.returncode == 2
     assert "hint: run `samebits stage train --strategy ddp --numerics fast`" in done.stderr
+
+
+def test_an_experiment_of_dvc_is_known_by_its_name_in_mlflow(own):
+    """The last one here, as it leaves another workspace."""
+    own("git", "add", "--all")
+    own("git", "commit", "--quiet", "--message", "what DVC locked")
+    own.python(
+        "-m", "dvc", "exp", "run", "--name", "narrow", "-S", "model.kwargs.width=8", "-S", "train.strategies=[ddp]"
+    )
+    own("samebits", "track", "sync")
+    store = f"sqlite:///{own.folder}/mlflow.db"
+    told = own("env", f"MLFLOW_TRACKING_URI={store}", "python", "-P", "-c", EXPERIMENTS).stdout.splitlines()
+    assert set(told) >= {"narrow ddp exact", "narrow ddp fast"}
