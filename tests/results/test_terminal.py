@@ -46,7 +46,7 @@ What holds it back?     +14%    gradients are sent for longer than the backward 
 Is it the same model?   yes     exact: every bit, under single and ddp, on any host; fast: losses
                                 differ by 0.000018%, as rounding explains
 
-                               0×                  1×                   2×        a step       speed
+ideal: 2× in 12.9 ms           0×                  1×                   2×        a step       speed
 single  one device             ████████████████████                              25.9 ms       1.00×
 dp      not parallel here: no CUDA device is visible
   Smaller shares gain                                                   ▒       −0.55 ms bound 2.08×

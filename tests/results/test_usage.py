@@ -10,7 +10,7 @@ from samebits.results.page.render import render
 from samebits.results.table import HEADINGS, cells, markdown
 from samebits.results.text import figures_in_words, remarks
 from samebits.results.usage import disturbances, row_usage, say_use
-from samples import comparison, placed, row, run_record, timing
+from samples import comparison, placed, row, run_record
 from samples import device_usage as device
 
 WHY = "the counter is gone"
@@ -28,6 +28,10 @@ def used(*, slices=None, roof=None, samples=1000, **training):
 def record(usage, *, gpus=0, strategy="single", **changes):
     placement, _ = placed(strategy, gpus=gpus, cores=2)
     return run_record(strategy, placement=placement, usage=usage, **changes)
+
+
+def steps_of(*milliseconds):
+    return {"step_ms": milliseconds, "slice_steps": 0, "chunk_steps": 0, "chunk_seconds": {}}
 
 
 def test_what_others_leave_on_the_first_of_several_machines():
@@ -58,10 +62,8 @@ def test_what_others_leave_on_the_first_of_several_machines():
     ],
 )
 def test_the_figures_of_a_row(usage, expected):
-    """A global batch has 4096 samples."""
-    one = run_record(usage=usage)
-    assert one.params.train.global_batch_size == 4096
-    figures = row_usage(one, timing(samples_per_sec=1000.0))
+    """A step takes 4.096 s."""
+    figures = row_usage(run_record(usage=usage, measurement=steps_of(4096.0)))
     assert figures.model_dump(exclude_none=True, exclude={"uncounted"}) == pytest.approx(expected)
 
 
@@ -69,18 +71,27 @@ def test_the_rate_is_that_of_the_fastest_slice():
     """A short training is over before the clocks of a GPU have risen, to which the roof belongs."""
     slices = {"step_ms": [1.0], "slice_steps": 10, "chunk_steps": 5, "chunk_seconds": {"strategy": [[4, 4], [2, 3]]}}
     one = record(used(roof=Roof(flops_per_step=4e12, roof_flops=16e12)), measurement=slices)
-    found = row_usage(one, timing(samples_per_sec=1.0))
+    found = row_usage(one)
     assert (found.tflops, found.roof_share) == (8.0, 0.5)
+
+
+def test_without_slices_the_rate_is_that_of_the_fastest_ten_steps_in_a_row():
+    """So the rate of single, which has none, is that of a moment as quiet as the fastest slice of the others."""
+    steps = steps_of(*[9.0] * 5, *[2.0] * 10, *[1.0] * 3, *[9.0] * 10)
+    one = record(used(roof=Roof(flops_per_step=1.7e9)), measurement=steps)
+    assert row_usage(one).tflops == pytest.approx(1.0)
+    few = record(used(roof=Roof(flops_per_step=1.7e9)), measurement=steps_of(1.0, 2.4))
+    assert row_usage(few).tflops == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(
     ("labels", "tflops"), [((), 0.5), ((Oversubscribed(workers=2, devices=1, device="CPU core"),), 1.0)]
 )
 def test_two_devices_share_the_rate_and_two_workers_of_one_have_it_together(labels, tflops):
-    one = record(used(roof=Roof(flops_per_step=4096e9)), strategy="ddp", gpus=0)
+    one = record(used(roof=Roof(flops_per_step=4096e9)), strategy="ddp", gpus=0, measurement=steps_of(4096.0))
     assert one.placement.devices_used == 2
     labelled = one.model_copy(update={"placement": one.placement.model_copy(update={"labels": labels})})
-    assert row_usage(labelled, timing(samples_per_sec=1000.0)).tflops == tflops
+    assert row_usage(labelled).tflops == tflops
 
 
 @pytest.mark.parametrize(

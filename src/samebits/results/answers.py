@@ -10,7 +10,7 @@ from samebits.here import is_kit
 from samebits.params import flatten
 from samebits.records.run import precedence
 from samebits.results.explanation.causes import CAUSES
-from samebits.results.explanation.remedies import REMEDIES, settings_of
+from samebits.results.explanation.remedies import REMEDIES, values_after
 from samebits.results.explanation.words import NOTHING, action_of, what_of
 from samebits.results.figures import is_open, milliseconds, multiple, share, signed, times
 from samebits.results.sameness import is_it_the_same
@@ -196,7 +196,7 @@ def _help(comparison: Comparison, row: Row, finding: ExplainedCause) -> Help:
 def command_for(comparison: Comparison, finding: ExplainedCause) -> str:
     """What somebody types to try a remedy, or the keys to set where DVC runs nothing; empty if no key does it."""
     params = flatten(comparison.params.model_dump(mode="json"))
-    values = {key: value for key, value in settings_of(finding.change, params).items() if params.get(key) != value}
+    values = {key: value for key, value in values_after(finding.change, params).items() if params.get(key) != value}
     if not values or not values.keys() <= params.keys() or finding.remedy == "use_ddp":
         return ""  # a strategy is trained beside the others
     shown = {key: json.dumps(value).strip('"') for key, value in values.items()}

@@ -228,7 +228,7 @@ def _row(run: Run, evaluation: Evaluation, reference: Run) -> Row:
         **evaluation.model_dump(include={*EvaluationFigures.model_fields}),
         **placement.model_dump(include={"num_devices", "devices_used", "devices_by_node", "device_type"}),
         **record.model_dump(include={"run", "strategy", "numerics"}),
-        **row_usage(record, run.timing).model_dump(),
+        **row_usage(record).model_dump(),
         has_ranks=placement.has_ranks,
         slice_step_ms=slices,
         explanation=explain(record, slices, speedup),

@@ -103,24 +103,25 @@ def _speeds(comparison: Comparison, width: int, room: int) -> list[Text]:
     ends = [end for row in measured if row.speedup for end in (row.devices_used, row.speedup.high, _bound_of(row))]
     limit, columns = 1.06 * max([1.0, *ends]), width - _WORDS - _MS - _SPEED
     most = max([1, *(row.devices_used for row in measured)])
-    head = f"{'':<{_WORDS}}{axis(most, limit, columns)}{'a step':>{_MS}}{'speed':>{_SPEED}}"
+    one, alone = waterfall(best) if best is not None and best.speedup else None, single_ms(rows, best)
+    ideal = f"ideal: {one.ideal}× in {milliseconds(alone / one.ideal)}" if one and one.stages and alone else ""
+    head = f"{ideal:<{_WORDS}}{axis(most, limit, columns)}{'a step':>{_MS}}{'speed':>{_SPEED}}"
     lines = [Text(head, style="dim")]
     for row in [row for row in rows if row is not best]:
         if row.strategy == BASELINE.name:
-            lines.append(_bar(row, "one device", 1.0, single_ms(rows, best), limit, columns))
+            lines.append(_bar(row, "one device", 1.0, alone, limit, columns))
         elif row.speedup:
             ms = row.slice_step_ms.strategy if row.slice_step_ms else None
             lines.append(_bar(row, devices_of(row), row.speedup.median, ms, limit, columns))
         else:
             lines.append(_unmeasured(row, width, said=best is None))
-    if best is not None and best.speedup:
-        one = waterfall(best)
+    if one:
         shown, others = _largest(one.stages, room - len(lines) - 1)
         lines += [_stage(stage, limit, columns) for stage in shown]
         if others:
             ms = sum(stage.ms for stage in others)
             lines.append(Text(f"{f'  {len(others)} others':<{_WORDS + columns}}{signed_ms(ms):>{_MS}}"))
-        lines.append(_bar(best, devices_of(best), best.speedup.median, one.step_ms, limit, columns))
+        lines.append(_bar(one.row, devices_of(one.row), one.speedup.median, one.step_ms, limit, columns))
     return lines
 
 

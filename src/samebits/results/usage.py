@@ -11,8 +11,9 @@ from samebits.strategies import STRATEGIES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from samebits.records.measurement import Measurement
     from samebits.records.memory import DeviceMemory, Memory
-    from samebits.records.run import RunRecord, Timing
+    from samebits.records.run import RunRecord
     from samebits.records.usage import DeviceUsage, Interval
     from samebits.results.comparison import Row
     from samebits.strategies import StrategyName
@@ -36,7 +37,7 @@ class RowUsage(Part):
     """Energy in joules for a million samples, and the rate of one device in TFLOP/s with its share of the roof.
 
     The roof is the rate of a product of matrices of the same precision on the device. The rate is that of the fastest
-    slice, or without slices that of the training, in which a GPU's clocks may still rise. A figure is None if it was
+    slice, or without slices of as few steps of the training: either may be slowed down. A figure is None if it was
     not measured; ``energy_unavailable`` and ``roof_unavailable`` say why, unless nothing was measured at all.
     ``uncounted`` lists operations that the rate leaves out.
     """
@@ -50,21 +51,31 @@ class RowUsage(Part):
     uncounted: tuple[str, ...] = ()
 
 
-def row_usage(record: RunRecord, timing: Timing) -> RowUsage:
-    """The figures of a record and its times."""
+FEW_STEPS = 10
+"""Steps of a training without slices whose time is that of a fast one."""
+
+
+def _fastest_step(measured: Measurement) -> float:
+    """Seconds of a step in the fastest slice, or in the fastest few steps in a row."""
+    slices = [sum(one) / measured.slice_steps for one in measured.chunk_seconds.get("strategy", ()) if sum(one) > 0]
+    if slices:
+        return min(slices)
+    steps = measured.step_ms
+    few = min(FEW_STEPS, len(steps))
+    return min(sum(steps[first : first + few]) for first in range(len(steps) - few + 1)) / few / 1e3
+
+
+def row_usage(record: RunRecord) -> RowUsage:
+    """The figures of a record."""
     usage = record.usage
     if usage is None:
         return RowUsage()
     joules, roof, tflops = usage.training.energy_j, usage.roof, None
     if roof and roof.flops_per_step:
-        measured = record.measurement
-        slices = [seconds for one in measured.chunk_seconds.get("strategy", ()) if (seconds := sum(one)) > 0]
-        steps_per_second = timing.samples_per_sec / record.params.train.global_batch_size
-        if slices:
-            steps_per_second = measured.slice_steps / min(slices)
+        seconds = _fastest_step(record.measurement)
         labels = record.placement.labels
         shared = sum(label.workers - label.devices for label in labels if label.kind == "oversubscribed")
-        tflops = roof.flops_per_step * steps_per_second / (record.placement.devices_used - shared) / 1e12
+        tflops = roof.flops_per_step / seconds / (record.placement.devices_used - shared) / 1e12 if seconds else None
     best = roof.roof_flops / 1e12 if roof and roof.roof_flops else None
     return RowUsage(
         energy_j_per_million_samples=1e6 * joules / usage.samples if joules is not None and usage.samples else None,

@@ -241,7 +241,7 @@ def _gain(gains: Sequence[float]) -> Gain:
     return Gain(median=median(gains), low=min(gains), high=max(gains))
 
 
-def settings_of(change: Change, params: Mapping[str, Any]) -> dict[str, Any]:
+def values_after(change: Change, params: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a change with their new values, by the flat ``params`` that they were."""
     values = {key: params[key] * value if key in FACTORS else value for key, value in change.items()}
     return {
