@@ -33,7 +33,7 @@ from samebits.records.run import read_run
 from samebits.results.comparison import slice_step_ms
 from samebits.results.explanation.against import change
 from samebits.results.explanation.explain import explain
-from samebits.results.explanation.remedies import TIMES, settings_of
+from samebits.results.explanation.remedies import TIMES, values_after
 from samebits.workers.launch import run_training
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def parts_over_plain(run: Run) -> float:
 def followed(params: Params, finding: ExplainedCause) -> Params:
     """The params changed as advised."""
     raw = params.model_dump()
-    for key, value in settings_of(finding.change, flatten(raw)).items():
+    for key, value in values_after(finding.change, flatten(raw)).items():
         *path, last = key.split(".")
         reduce(dict.__getitem__, path, raw)[last] = value
     return Params.model_validate(raw)

@@ -213,7 +213,7 @@ def test_exact_passes_with_the_same_bits_alone(tmp_path):
         compared = compare_in(tmp_path, params)
         return [is_it_the_same(compared).told["exact"], figures_in_words(compared)[-1]]
 
-    took = "3.7 times the time of a fast step on one device (3.5 to 3.9)"
+    took = "3.7 times the time of a fast step on one device, 95% sure: 3.5 to 3.9"
     price = f"A step in exact, with the same bits on any host, takes {took}."
     assert said() == ["every bit, under single, dp and ddp, on any host", price]
     assert said(losses=(2.0, 1.5000001))[0] == "ddp-exact left single-exact at step 2: losses differ by 0.0000067%"
@@ -598,8 +598,8 @@ def test_a_speed_up_that_may_be_1_is_said_to_show_nothing(speedup, said):
 @pytest.mark.parametrize(
     ("price", "said"),
     [
-        (ratio(3.7, 3.5, 3.9), "3.7 times the time of a fast step on one device (3.5 to 3.9)."),
-        (OPEN, "1.02 times the time of a fast step on one device (0.98 to 1.05), no difference shown."),
+        (ratio(3.7, 3.5, 3.9), "3.7 times the time of a fast step on one device, 95% sure: 3.5 to 3.9."),
+        (OPEN, "1.02 times the time of a fast step on one device, 95% sure: 0.98 to 1.05, no difference shown."),
     ],
 )
 def test_what_the_same_bits_cost(price, said):

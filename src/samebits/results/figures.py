@@ -112,7 +112,7 @@ def gain(ratio: Ratio | None) -> str:
     return times(ratio) + undecided(ratio)
 
 
-def times_of(ratio: Ratio, what: str = "", *, digits: int = 2) -> str:
+def times_of(ratio: Ratio, what: str = "") -> str:
     """A ratio with its interval, for a sentence: ``1.48 times the speed of single (1.45 to 1.56)``."""
-    text = f"{ratio.median:.{digits}f} times{what and ' '}{what}"
-    return text if ratio.low == ratio.high else f"{text} ({ratio.low:.{digits}f} to {ratio.high:.{digits}f})"
+    text = f"{ratio.median:.2f} times{what and ' '}{what}"
+    return text if ratio.low == ratio.high else f"{text} ({ratio.low:.2f} to {ratio.high:.2f})"

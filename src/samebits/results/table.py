@@ -39,7 +39,8 @@ def _seconds(row: Row) -> str:
     return f"{text}, in parts" if any(note.kind == "resumed" for note in row.notes) else text
 
 
-def _devices(row: Row) -> str:
+def short_devices(row: Row) -> str:
+    """The devices of a run in a cell: ``4 GPU``, ``2x2 GPU`` on two machines."""
     return f"{count_of(row.devices_used, row.devices_by_node)} {'GPU' if row.device_type == 'cuda' else 'CPU'}"
 
 
@@ -55,7 +56,7 @@ def _efficiency(row: Row) -> str:
 
 COLUMNS = (
     Column(heading="run", usual=True, cell=lambda row: row.name),
-    Column(heading="devices", usual=True, cell=_devices),
+    Column(heading="devices", usual=True, cell=short_devices),
     Column(
         heading="seconds",
         usual=True,

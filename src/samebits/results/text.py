@@ -41,6 +41,9 @@ ON_DARK = dict(zip(STRATEGIES, itertools.cycle(_ON_DARK), strict=False))
 CHANGES = {"lost": ("#D55E00", "#F0803A"), "gain": ("#0072B2", "#56B4E9")}
 """Colours of what a change costs or saves, on a light and on a dark page."""
 
+WORDS = {"ink": ("#151A21", "#E7EBF0"), "muted": ("#55606E", "#A4AFBC")}
+"""Colours of words on a light and on a dark page."""
+
 NOISY_SHARE = 1.1
 """How many times a step of the whole a device's share of it may take before noise alone explains that."""
 
@@ -177,8 +180,10 @@ def figures_in_words(comparison: Comparison) -> list[str]:
 
 def say_price(price: Ratio) -> str:
     """The price of the same bits on any host."""
-    told = times_of(price, "the time of a fast step on one device", digits=2 if is_open(price) else 1)
-    return f"A step in exact, with the same bits on any host, takes {told}{undecided(price)}."
+    digits = 2 if is_open(price) else 1
+    told = f"{price.median:.{digits}f} times the time of a fast step on one device"
+    sure = "" if price.low == price.high else f", 95% sure: {price.low:.{digits}f} to {price.high:.{digits}f}"
+    return f"A step in exact, with the same bits on any host, takes {told}{sure}{undecided(price)}."
 
 
 def remarks(comparison: Comparison) -> list[str]:

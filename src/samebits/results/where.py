@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from samebits.results.answers import fastest, headline
 from samebits.results.figures import milliseconds, multiple, signed_ms
 from samebits.results.plots import write_figure
-from samebits.results.text import CHANGES, COLOURS, ON_DARK, devices_of, first_numerics
+from samebits.results.text import CHANGES, COLOURS, ON_DARK, WORDS, devices_of, first_numerics
 from samebits.results.waterfall import waterfall
 from samebits.strategies import BASELINE
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, Row
 
 THEMES: dict[str, dict[str, str]] = {
-    "": {"ink": "#151A21", "muted": "#55606E", "page": "#FFFFFF"},
-    "-dark": {"ink": "#E7EBF0", "muted": "#A4AFBC", "page": "#0D1117"},
+    ending: {"page": page, **{name: both[dark] for name, both in WORDS.items()}}
+    for ending, page, dark in (("", "#FFFFFF", 0), ("-dark", "#0D1117", 1))
 }
-"""Colours by the end of a file's name."""
+"""Colours by the end of a file's name, for pages of sites that show Markdown."""
 
 NAME = "where"
 """What its files are called, before the end that says which theme they are for."""

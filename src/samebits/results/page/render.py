@@ -36,8 +36,8 @@ from samebits.results.plots import LEAST_SHOWN
 from samebits.results.remarks import say_refused, spoken
 from samebits.results.sameness import is_it_the_same
 from samebits.results.since import since
-from samebits.results.table import COLUMNS, cells, columns_of
-from samebits.results.text import CHANGES, COLOURS, ON_DARK, by_numerics, exact_first, say_price
+from samebits.results.table import COLUMNS, cells, columns_of, short_devices
+from samebits.results.text import CHANGES, COLOURS, ON_DARK, WORDS, by_numerics, exact_first, say_price
 from samebits.results.usage import say_gaps, say_memory
 from samebits.results.verdict import ALLOWANCE
 from samebits.results.verdict_text import SIGNS, say_apart, sentences
@@ -134,7 +134,7 @@ def _same(numerics: str, rows: Sequence[Row], told: str) -> SameView:
             SIGNS[row.verdict.grade] if row.verdict else "",
             row.name,
             row.strategy,
-            "not parallel" if row.fallback else _device_count(row),
+            "not parallel" if row.fallback else short_devices(row),
             row.weights_sha256,
             squares(row.weights_sha256),
         )
@@ -149,10 +149,6 @@ def _same(numerics: str, rows: Sequence[Row], told: str) -> SameView:
     price = next((say_price(row.price) for row in rows if row.price), "")
     told = told if told.startswith(tuple(row.name for row in rows)) else told[:1].upper() + told[1:]
     return SameView(numerics, chips, told, None if used is None else min(100.0, 100 * used), gauge, price)
-
-
-def _device_count(row: Row) -> str:
-    return f"{row.devices_used} {'GPU' if row.device_type == 'cuda' else 'CPU'}"
 
 
 def parts_table(rows: Sequence[Row]) -> tuple[list[str], list[tuple[str, list[tuple[str, float]]]]]:
@@ -229,7 +225,7 @@ def render(comparison: Comparison, against: Comparison | None = None) -> str:
         "policy": f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'",
         "style": Markup(_source("page.css")),  # noqa: S704 - ours
         "script": Markup(script),  # noqa: S704 - ours
-        "colours": {**{name: (COLOURS[name], ON_DARK[name]) for name in STRATEGIES}, **CHANGES},
+        "colours": {**{name: (COLOURS[name], ON_DARK[name]) for name in STRATEGIES}, **CHANGES, **WORDS},
         "comparison": comparison,
         "headline": headline(comparison),
         "facts": facts(comparison),
