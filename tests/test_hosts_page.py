@@ -74,4 +74,4 @@ def test_the_readme_says_what_is_not_measured():
     measured = [hosts_page.devices_of(told) for told in hosts_page.hosts().values()]
     text = " ".join((ROOT / "README.md").read_text().split())
     assert ("No GPU has been measured yet" in text) == (not any(measured))
-    assert ("Hosts with several GPUs are not measured yet" in text) == (not any(len(gpus) > 1 for gpus in measured))
+    assert ("No host with several GPUs is measured yet" in text) == (not any(len(gpus) > 1 for gpus in measured))
