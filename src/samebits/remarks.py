@@ -55,8 +55,8 @@ class Oversubscribed(LabelOf):
     node: str | None = None
 
     def sentence(self) -> str:
-        text = f"{self.workers} workers share {counted(self.devices, self.device)}"
-        return f"{text} of {self.node}" if self.node else text
+        where = f" of {self.node}" if self.node else ""
+        return f"{self.workers} workers share {counted(self.devices, self.device)}{where}"
 
 
 class OneDevice(LabelOf):
@@ -67,9 +67,8 @@ class OneDevice(LabelOf):
     strategy: str | None = None
 
     def sentence(self) -> str:
-        if self.strategy is None:
-            return "one device was used"
-        return f"{self.strategy} ran with a world size of 1: one process, nothing to reduce"
+        told = f"{self.strategy} ran with a world size of 1: one process, nothing to reduce"
+        return told if self.strategy else "one device was used"
 
 
 class UnusedDevices(LabelOf):
@@ -113,9 +112,7 @@ class Noisy(LabelOf):
 class Disturbed(LabelOf):
     """Something kept a device from its pace."""
 
-    MEANS: ClassVar[str] = (
-        "A device was slowed down, or others used it too. Its figures may be lower than without that."
-    )
+    MEANS: ClassVar[str] = "A device was slowed down, or others used it too. Its figures may be too low."
     kind: Literal["disturbed"] = "disturbed"
     why: tuple[str, ...]
 
@@ -136,9 +133,7 @@ class DifferentStart(LabelOf):
     """The first weights are not those of the run ``reference``."""
 
     MEANS: ClassVar[str] = "It began from other weights than the run it is compared with, so it is another training."
-    SAYS: ClassVar[str] = (
-        "its first weights are not those of {reference}: the factory draws numbers that are not seeded"
-    )
+    SAYS: ClassVar[str] = "its first weights are not those of {reference}: the factory draws without a seed"
     kind: Literal["different_start"] = "different_start"
     reference: str
 
@@ -189,16 +184,27 @@ class FewerDevices(Remark):
 
 
 class BatchNorm(Remark):
-    """Each device normalises by its own part of the batch."""
+    """Each device normalises by its own part of the batch, or under ``exact`` each shard by its ``samples``.
+
+    ``difference`` is how much the loss of two shards differs from that of both as one batch, relative to the latter.
+    """
 
     HINT: ClassVar[str] = "use nn.GroupNorm, whose result does not depend on how a batch is split"
-    SAYS: ClassVar[str] = (
-        "BatchNorm: each of {devices} devices normalises by its own part of the batch, and the running statistics of "
-        "the first are kept, so the model differs from single; GroupNorm does not have this"
-    )
     kind: Literal["batch_norm"] = "batch_norm"
     devices: int
     strategy: str
+    samples: int = 0
+    difference: float | None = None
+
+    def sentence(self) -> str:
+        if self.samples:
+            text = f"BatchNorm: each shard normalises by its own {counted(self.samples, 'sample')}, on whatever devices"
+            more = f"; as one batch, two of them have a loss that differs by {self.difference or 0:.2g} before training"
+            return text if self.difference is None else text + more
+        return (
+            f"BatchNorm: each of {self.devices} devices normalises by its own part of the batch, and the running "
+            "statistics of the first are kept, so the model differs from single; GroupNorm does not have this"
+        )
 
 
 class BatchLoss(Remark):
@@ -260,9 +266,8 @@ class Prolonged(Remark):
 
     def sentence(self) -> str:
         # a test compares the 5% with ``records.statistics``
-        until = "until the speed-up was known within 5%"
-        if not self.known:
-            until = "as often as allowed, and the speed-up is not known within 5%"
+        known = "until the speed-up was known within 5%"
+        until = known if self.known else "as often as allowed, and the speed-up is not known within 5%"
         more = f"({self.prolonged_seconds:.1f} s more)"
         return f"slices were timed {self.count} times in place of {self.planned}, {until} {more}"
 
@@ -338,13 +343,8 @@ Reason = Annotated[Fallback | Oversubscribed | OneDevice | Missing, Field(discri
 """Why a figure is missing: a label that explains it, or just the reason."""
 
 
-def _kind(remark: type[Remark]) -> str:
-    kind: str = remark.model_fields["kind"].default
-    return kind
-
-
-LABELS = {_kind(label): label.MEANS for label in LabelOf.__subclasses__()}
+LABELS = {str(label.model_fields["kind"].default): label.MEANS for label in LabelOf.__subclasses__()}
 """The meaning of each label for a reader, by its kind."""
-
-KINDS = (*LABELS, *(_kind(note) for note in Remark.__subclasses__() if note not in (LabelOf, Missing)), *MISSING)
+_NOTES = (note.model_fields["kind"].default for note in Remark.__subclasses__() if note not in (LabelOf, Missing))
+KINDS = (*LABELS, *map(str, _NOTES), *MISSING)
 """The kinds of all remarks."""

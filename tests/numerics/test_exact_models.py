@@ -23,7 +23,10 @@ from torch.utils.checkpoint import checkpoint
 import exact_probe
 from samebits.errors import RefusedError, UserError
 from samebits.numerics.exact.ambient import unguarded
+from samebits.numerics.exact.batch_norm import RunningStatistics, ShardNorms
+from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.numerics import ExactNumerics
+from samebits.numerics.exact.windows import Windows
 from samebits.numerics.fast import FastNumerics
 from samebits.numerics.interface import MicroBatch
 from samebits.params import parse_params
@@ -139,6 +142,34 @@ class Signal(nn.Module):
         return self.head(torch.cat([y.mean(1), y.std(1)], dim=-1))
 
 
+class Norms(nn.Module):
+    """Normalisation over the batch in all its forms, also of a weight, and one layer that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.deep = nn.Sequential(
+            nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8, momentum=None), nn.ReLU(),
+            nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+        )  # fmt: skip
+        self.kernel = nn.Parameter(torch.linspace(-0.5, 0.5, 8 * 8 * 9).view(8, 8, 3, 3))
+        self.frozen = nn.BatchNorm2d(8)
+        self.plain, self.again = nn.BatchNorm1d(8, affine=False, track_running_stats=False), nn.BatchNorm1d(8)
+        self.head = nn.Linear(8, TOKENS)
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.frozen.eval()
+        return self
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.frozen(x + self.deep(x))
+        kernel = F.batch_norm(self.kernel.view(1, 8, -1), None, None, training=True).view_as(self.kernel)
+        x = F.conv2d(x, kernel, padding=1).mean((2, 3))
+        return self.head(self.again(self.plain(x)) + self.again(x.square()))
+
+
 def transformers_model(config, model):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": LENGTH}
@@ -163,6 +194,7 @@ MODELS = {
     "encoder": (Encoder, tokens, classes),
     "rotary": (Rotary, tokens, tokens),
     "signal": (Signal, images, classes),
+    "norms": (Norms, images, classes),
     "transformers gpt2": (lambda: transformers_model("GPT2Config", "GPT2LMHeadModel"), tokens, tokens),
     "transformers llama": (lambda: transformers_model("LlamaConfig", "LlamaForCausalLM"), tokens, tokens),
     "transformers bert": (lambda: transformers_model("BertConfig", "BertForMaskedLM"), tokens, tokens),
@@ -195,6 +227,73 @@ def test_it_trains_and_every_split_gives_the_same_bits(name):
     assert whole[1][-1] < whole[1][0] or "encoder" in name
 
 
+def with_state(numerics, factory, shards):
+    """The state of a model after some steps."""
+    state = {}
+
+    def keep(model):
+        state.update(type(numerics).model_state_dict(numerics, model))
+        return state
+
+    numerics.model_state_dict = keep
+    exact_probe.run(numerics, factory, images(), classes(), shards=shards, splits=shards, steps=STEPS)
+    return state
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_batch_norm_is_that_of_a_device_with_the_samples_of_a_shard(shards):
+    """Losses and running statistics are PyTorch's own, of which several shards have the mean."""
+    fast = exact_probe.run(FastNumerics(TRAIN, CPU, "cross_entropy"), Norms, images(), classes(), shards=shards,
+                           splits=shards, steps=STEPS)  # fmt: skip
+    assert exact_probe.run(exact(shards=shards), Norms, images(), classes(), shards=shards, splits=1,
+                           steps=STEPS)[1] == pytest.approx(fast[1], rel=1e-3)  # fmt: skip
+    if shards == 1:
+        mine = with_state(exact(shards=1), Norms, 1)
+        theirs = with_state(FastNumerics(TRAIN, CPU, "cross_entropy"), Norms, 1)
+        for name in (name for name in mine if "running" in name or "tracked" in name):
+            assert mine[name].tolist() == pytest.approx(theirs[name].tolist(), rel=5e-3, abs=1e-3), name
+
+
+def test_running_statistics_are_the_mean_over_the_shards_of_all_ranks():
+    """Two ranks with two shards each know the same afterwards; a shard that was normalised elsewhere is refused."""
+    both, ranks = [[], []], []
+    for _ in range(2):
+        model = nn.Sequential(nn.BatchNorm1d(2))
+        ranks.append((model, RunningStatistics(4)))
+    barrier = threading.Barrier(2, timeout=60)
+
+    def of_all(rank):
+        def largest(values):
+            both[rank].append(values)
+            barrier.wait()
+            return torch.maximum(both[0][-1], both[1][-1])
+
+        return largest
+
+    def settle(rank):
+        model, running = ranks[rank]
+        for shard in (2 * rank, 2 * rank + 1):
+            norms = ShardNorms(model, Engine(), running.start(shard))
+            norms.batch_norm(torch.tensor([[0.0, 1.0], [2.0, 5.0]]) + shard, model[0].running_mean,
+                             model[0].running_var, training=True)  # fmt: skip
+        running.settle(model, of_all(rank), CPU)
+
+    threads = [threading.Thread(target=settle, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for model, _ in ranks:
+        assert model[0].running_mean.tolist() == pytest.approx([0.25, 0.45])  # a tenth of 2.5 and 4.5
+        assert model[0].running_var.tolist() == pytest.approx([1.1, 1.7])
+    windows = Windows()
+    _, running = ranks[0]
+    running.start(0)
+    running.check(windows, CPU)
+    with pytest.raises(RefusedError, match="the shards of a batch reach other BatchNorm layers"):
+        windows.settle(lambda values: values, CPU)
+
+
 @pytest.mark.parametrize("name", ["residual net", "rotary", "signal", "transformers llama"])  # without dropout
 def test_it_learns_what_fast_learns(name):
     assert train(*MODELS[name])[1] == pytest.approx(train(*MODELS[name], fast=True)[1], rel=2e-3)
@@ -206,6 +305,7 @@ class Does(nn.Module):
     def __init__(self, what=lambda net, x: x):
         super().__init__()
         self.body, self.other, self.what = nn.Linear(192, TOKENS), nn.Linear(192, 192), what
+        self.norm = nn.BatchNorm1d(192)
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, x):
@@ -276,10 +376,10 @@ def hooked(hook):
 OWN = torch.Generator().manual_seed(1)
 REPLACE = ".* hint: replace it by operations"
 REFUSED = [
-    (lambda: Normalised(nn.BatchNorm2d(4)),
-     r"model\.1 \(BatchNorm2d\): .*: BatchNorm depends on how .* hint: use nn\.GroupNorm"),
-    (lambda: Normalised(nn.InstanceNorm2d(4)),
-     r"model\.1 \(InstanceNorm2d\): .*InstanceNorm2d is computed by it here, as by BatchNorm\. hint: use nn\.Gr"),
+    (lambda: Normalised(nn.SyncBatchNorm(4)),
+     r"model\.1 \(SyncBatchNorm\): it normalises by the whole batch, and exact by each shard\. hint: use nn\.Batch"),
+    (lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.InstanceNorm2d(3), nn.Flatten(), nn.Linear(3, TOKENS)),
+     r"model\.1 \(InstanceNorm2d\): it has one value for each channel of a sample"),
     (lambda: nn.Sequential(nn.Flatten(), nn.GRU(192, TOKENS)),
      r"model\.1 \(GRU\): recurrent modules run in other kernels"),
     (lambda: nn.Sequential(nn.Flatten(), nn.LSTMCell(192, TOKENS)),
@@ -321,6 +421,8 @@ REFUSED_IN_FORWARD = [
         (lambda net: np.random.rand(), "NumPy's random numbers"),  # noqa: NPY002
         (lambda net: np.random.standard_normal(), "NumPy's random numbers"),  # noqa: NPY002
         (lambda net: net.seen.add_(1), r"model\.seen"),
+        (lambda net: net.norm.running_mean.add_(1), r"model\.norm.running_mean"),
+        (lambda net: net.norm.running_mean.data.add_(1), r"model\.norm.running_mean"),
         (lambda net: setattr(net, "seen", net.seen + 1), r"model\.seen"),
         (lambda net: net.body.weight.detach().mul_(0.5), r"model\.body\.weight"),
         # ``.data`` counts its versions apart.

@@ -114,6 +114,10 @@ def signs(card):
     return Experiment(net, optimizer=lambda groups: Signs(groups, lr=0.004),
                       schedule=lambda step, steps: 1.0 if step < steps // 2 else 0.5)
 
+def normed(card):
+    return nn.Sequential(nn.Linear(card.input_shape[0], 16), nn.BatchNorm1d(16), nn.ReLU(),
+                         nn.Linear(16, card.num_classes))
+
 def weighted(card):
     weights = torch.linspace(0.5, 1.5, card.num_classes)
     net = nn.Sequential(nn.Linear(card.input_shape[0], 16), nn.ReLU(), nn.Linear(16, card.num_classes))
@@ -152,6 +156,21 @@ def test_a_loss_of_ones_own_is_trained_alike_by_every_strategy(factory, mine, st
     for strategy, count in (("dp", "2"), ("ddp", "2"), ("ddp", "3")):
         again = made.run(strategy, "exact", "--num-devices", count)
         assert (again.record.weights_sha256, again.losses) == (exact.record.weights_sha256, exact.losses)
+
+
+def test_batch_norm_has_the_same_bits_and_statistics_under_every_strategy(mine, stage):
+    made = mine("normed", oversubscribe=True)
+    single = made.run("single", "exact")
+    (note,) = [note for note in single.record.notes if note.kind == "batch_norm"]
+    assert note.sentence().startswith("BatchNorm: each shard normalises by its own ")
+    assert 0 < note.difference < 0.5
+    for strategy, count in (("dp", "2"), ("ddp", "2"), ("ddp", "3")):
+        again = made.run(strategy, "exact", "--num-devices", count)
+        assert (again.record.weights_sha256, again.losses) == (single.record.weights_sha256, single.losses)
+    state = load_file(stage.folder / "runs/ddp-exact/model.safetensors")
+    assert state["1.num_batches_tracked"] == len(single.losses)
+    assert state["1.running_mean"].abs().max() > 0
+    stage.well("evaluate", "--data-dir", str(made.data), "runs/ddp-exact")
 
 
 def test_an_evaluation_takes_the_same_loss_and_knows_no_floor_of_it(mine, stage):

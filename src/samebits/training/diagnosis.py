@@ -93,8 +93,10 @@ def trial_step(
     if sparse := [name for name, p in model.named_parameters() if p.grad is not None and p.grad.is_sparse]:
         raise UserError(f"the gradients of {few(sparse)} are sparse, expected dense ones", hint="give sparse=False")
     notes: list[ModelNote] = []
-    if placement.devices_used > 1 and batch_norms_of(model) and not synced:
-        notes.append(BatchNorm(devices=placement.devices_used, strategy=placement.strategy))
+    by_shard = numerics.name == "exact"
+    if (placement.devices_used > 1 or by_shard) and batch_norms_of(model) and not synced:
+        note = BatchNorm(devices=placement.devices_used, strategy=placement.strategy)
+        notes.append(_by_shard(note, model, numerics, batch) if by_shard else note)
     idle = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
     if idle:
         if ranks:
@@ -165,6 +167,25 @@ def where_not_finite(
     if elsewhere:
         return CollectiveError("another rank has met infinity or NaN", hint="see what it says")
     return error
+
+
+def _by_shard(note: BatchNorm, model: nn.Module, numerics: Numerics, batch: MicroBatch) -> BatchNorm:
+    """The note with the samples of a shard, and how much two of them differ from both as one, without dropout."""
+    samples = batch.rows // len(batch.shards)
+    two = batch.head(2 * samples)
+    if len(two.shards) < 2:
+        return note.model_copy(update={"samples": samples})
+    module = numerics.module(model.eval())
+    for one in model.modules():
+        one.training = isinstance(one, _BatchNorm)
+
+    def loss(part: MicroBatch) -> float:
+        return float(numerics.losses(numerics.forward(module, part), part.targets).double().mean())
+
+    with torch.no_grad():
+        apart, whole = loss(two), loss(two._replace(shards=range(1)))
+    model.train()
+    return note.model_copy(update={"samples": samples, "difference": abs(apart / whole - 1) if whole else None})
 
 
 def batch_norms_of(model: nn.Module) -> tuple[str, ...]:

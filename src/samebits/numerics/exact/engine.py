@@ -17,7 +17,7 @@ from samebits.numerics.dispatch import EagerDispatchMode, calling_module, class_
 from samebits.numerics.draws import draws
 from samebits.numerics.exact.ambient import unguarded
 from samebits.numerics.exact.elementary import divisor
-from samebits.numerics.exact.operations import BATCH_NORM, EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
+from samebits.numerics.exact.operations import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 from samebits.numerics.initialization import answer, bernoulli, generator_of, is_draw
 from samebits.portable.random import Stream
 
@@ -30,10 +30,6 @@ aten = torch.ops.aten
 _COLLECTIVES = {"c10d", "_c10d_functional"}  # allowed in a backward pass, where they sum numbers on grids
 _NO_ARITHMETIC = {"profiler", "prim"}
 _HINT = "replace it by operations of docs/concepts/exact.md, or set train.numerics: [fast]"
-_ONE_CHANNEL = (
-    "use nn.GroupNorm(channels, channels) in the place of InstanceNorm, write a weight's standardisation with mean and "
-    "var, or set train.numerics: [fast]"
-)
 below = torch._C._DisableTorchDispatch
 """Context for code that is exact by itself."""
 
@@ -164,9 +160,6 @@ class Engine(EagerDispatchMode):
         if draws(func, args, kwargs):
             raise self._refusal(func, "its draws differ between devices")
         if why := REFUSED.get(func.overloadpacket):
-            module = calling_module()
-            if why is BATCH_NORM and module is not None and "BatchNorm" not in module.kind:
-                raise self._refusal(func, f"{module.kind} is computed by it here, as by BatchNorm", _ONE_CHANNEL)
             raise self._refusal(func, why)
         if func.overloadpacket in INTEGER and not _has_floats((args, kwargs)):
             result = func(*args, **kwargs)

@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from samebits.errors import is_own
 from samebits.numerics.exact.engine import written_in_forward
+from samebits.numerics.exact.switches import switches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,6 +65,7 @@ class Kept:
         self._empty: list[tuple[str, Any]] = []  # most containers of modules are empty
         self._seen: dict[int, object] = {}  # by id, which is theirs while this dict holds them
         self._classes: set[type] = set()
+        self._between: list[int] = []  # the things that change between steps: running statistics
         self._bytes = 0
         self._parameters = {id(parameter) for parameter in model.parameters()}
         self._add("Python's random numbers", random.getstate)
@@ -73,6 +75,12 @@ class Kept:
             if id(module) in self._seen:
                 continue
             self._module(f"model.{path}" if path else "model", module)
+
+    def renew(self) -> None:
+        """Look anew at running statistics, which have changed between two passes."""
+        for index in self._between:
+            thing = self._things[index]
+            self._things[index] = thing._replace(before=thing.look())
 
     def changes(self) -> Iterator[str]:
         """The names of all state that has changed since the snapshot."""
@@ -100,7 +108,9 @@ class Kept:
             if name == "_parameters":
                 self._add(path, lambda: (*module._parameters,), module._parameters)
             elif name == "_buffers" and isinstance(module, _NormBase):
-                continue  # refused in words of its own
+                first = len(self._things)
+                self._walk(path, value, 0)
+                self._between += range(first, len(self._things))
             else:
                 place = path if name in {"_buffers", "_modules"} else f"{path}.{name}"
                 self._walk(place, value, 0)
@@ -304,33 +314,6 @@ def _more(name: str, now: object, before: object) -> list[str]:
         return [name]
     keys = [key for key in now | before if key not in now or key not in before or not _same(now[key], before[key])]
     return [f"{name}.{key}" for key in keys]
-
-
-def switches() -> dict[str, object]:
-    """PyTorch's process-wide switches that could change how a pass is computed."""
-    compiler = "torch._dynamo" in sys.modules
-    return {
-        "set_num_threads": torch.get_num_threads(),
-        "set_default_dtype": torch.get_default_dtype(),
-        "set_float32_matmul_precision": _matmul_precision(),
-        "use_deterministic_algorithms": torch.get_deterministic_debug_mode(),
-        "set_grad_enabled": torch.is_grad_enabled(),
-        "autocast": torch.is_autocast_enabled("cpu"),
-        "mkldnn": (torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic),
-        "set_stance": torch._dynamo.eval_frame._stance.stance if compiler else "default",
-    }
-
-
-def switched(before: dict[str, object]) -> str | None:
-    """The first of PyTorch's switches that has changed; None if none has."""
-    return next((name for name, value in switches().items() if value != before[name]), None)
-
-
-def _matmul_precision() -> str:
-    try:
-        return torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by old and new names, which PyTorch does not mix
-        return "mixed"
 
 
 def _numpy_state() -> tuple[object, ...]:

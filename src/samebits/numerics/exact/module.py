@@ -10,21 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import _engine_run_backward
-from torch.nn import functional as F
-from torch.nn.modules.batchnorm import _NormBase
-from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError, few
 from samebits.models.nested import Nested, mapped, unbound
 from samebits.numerics.dispatch import module_paths, storage_of
 from samebits.numerics.exact.ambient import guarded
-from samebits.numerics.exact.engine import Draws, Engine, below, written_in_forward
-from samebits.numerics.exact.grid import bits_of_sum
-from samebits.numerics.exact.kept import Kept, bits, switched, switches
-from samebits.numerics.exact.parameters import tied_places
+from samebits.numerics.exact.batch_norm import ShardNorms, counting_apart
+from samebits.numerics.exact.engine import Draws, Engine, written_in_forward
+from samebits.numerics.exact.forms import OneForm
+from samebits.numerics.exact.kept import Kept, bits
+from samebits.numerics.exact.parameters import Entry, tied_places
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
+from samebits.numerics.exact.switches import switched, switches
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
 from samebits.numerics.exact.windows import GRADIENTS_AT, GRADIENTS_OF, INPUTS_OF, LOSS
 from samebits.numerics.interface import computed, logits_of
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from samebits.numerics.exact.numerics import ExactNumerics
-    from samebits.numerics.exact.windows import Windows
 
     SlopesOf = Callable[[int, Tensor], Tensor]
 
@@ -60,6 +57,7 @@ class ExactModule(nn.Module):
         numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
         self._weights = WeightCache()
         self._kept: dict[bool, Kept] = {}
+        self._changes_seen = numerics.running.changes
 
     def forward(self, inputs: Nested, shards: range, step: int, targets: Nested = None) -> Tensor:
         """Run the model on every shard as if it were alone."""
@@ -91,7 +89,8 @@ class ExactModule(nn.Module):
         outputs = []
         for shard, part in zip(shards, parts, strict=True):
             engine = self._engine(step, [shard], kept)
-            with self._entered(values), engine, _OneForm(engine), guarded(engine):
+            calls = self._numerics.running.start(shard) if torch.is_grad_enabled() else None
+            with self._entered(values), engine, OneForm(engine, ShardNorms(self.model, engine, calls)), guarded(engine):
                 outputs.append(self._outputs(part))
         for place, value in values.items():
             if value._version != versions[place]:
@@ -112,7 +111,8 @@ class ExactModule(nn.Module):
         for index, (shard, part) in reversed(fed) if backwards else fed:
             digest, draws = hashlib.blake2b(), Draws(self._numerics.seed, step, [shard])
             engine = Engine(draws, kept=kept)
-            with torch.enable_grad(), self._entered(values), engine, _OneForm(engine):
+            norms = ShardNorms(self.model, engine)
+            with torch.enable_grad(), self._entered(values), engine, OneForm(engine, norms):
                 held = switches()
                 with guarded(engine):
                     outputs = self._outputs(part)
@@ -168,7 +168,7 @@ class ExactModule(nn.Module):
         slopes_of: Callable[[Tensor], Tensor],
     ) -> None:
         with torch.enable_grad(), self._entered(values):
-            with forward, _OneForm(forward), guarded(forward):
+            with forward, OneForm(forward, ShardNorms(self.model, forward)), guarded(forward):
                 outputs = self._outputs(part)
             with backward:
                 self._grads(outputs, slopes_of(outputs.detach()))
@@ -183,6 +183,11 @@ class ExactModule(nn.Module):
 
     def _require_kept(self, mode: bool) -> None:
         """Refuse a model that has changed anything but its parameters since its first check in this mode."""
+        running = self._numerics.running
+        if self._changes_seen != running.changes:
+            self._changes_seen = running.changes
+            for kept in self._kept.values():
+                kept.renew()
         if mode not in self._kept:
             self._kept[mode] = Kept(self.model)
         for name in self._kept[mode].changes():
@@ -199,14 +204,8 @@ class ExactModule(nn.Module):
         )
 
     def _guarded(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Buffers and parameters. A write through ``.data`` does not count in their versions.
-
-        Buffers of BatchNorm are left out: it has a refusal of its own.
-        """
-        tensors = dict(values)
-        for path, module in self.model.named_modules():
-            if not isinstance(module, _NormBase):
-                tensors |= {f"{path}.{name}".lstrip("."): t for name, t in module.named_buffers(recurse=False)}
+        """Buffers and parameters. A write through ``.data`` does not count in their versions."""
+        tensors = values | dict(self.model.named_buffers())
         return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
     def _by_place(self) -> Iterator[tuple[str, Tensor]]:
@@ -221,17 +220,23 @@ class ExactModule(nn.Module):
 
     @contextmanager
     def _entered(self, values: dict[str, Tensor]) -> Iterator[None]:
-        """Give the model float32 parameters whose gradients reach the float64 ones."""
+        """Give the model float32 parameters whose gradients reach the float64 ones.
+
+        Whatever it does with its batch, a shard's gradient is then a function of that shard alone, which is rounded to
+        a window on the way. So the float64 ones, ``DataParallel`` and ``DistributedDataParallel`` sum shards in any
+        order.
+        """
         originals = []
         windows, shards = self._numerics.windows, self._numerics.shards
         for place, parameter in list(self._by_place()):
-            entered = _Entry.apply(parameter, values[place], windows, shards, place)  # type: ignore[no-untyped-call]
+            entered = Entry.apply(parameter, values[place], windows, shards, place)  # type: ignore[no-untyped-call]
             for owner, name in map(self._owner, self._ties[place]):
                 holder: dict[str, Any] = owner._parameters if name in owner._parameters else owner.__dict__
                 originals.append((place, holder, name, parameter))
                 holder[name] = entered
         try:
-            yield
+            with counting_apart(self.model):
+                yield
             for place, holder, name, _ in originals:
                 now = holder.get(name)
                 if now is None or storage_of(now) != storage_of(values[place]):  # it, or its ``.data``, was assigned
@@ -241,103 +246,7 @@ class ExactModule(nn.Module):
                 holder[name] = parameter
 
 
-# -- one shard at a time ----------------------------------------------------------------------------------------
-#
-# Whatever a model does with its batch, a shard's gradient is then a function of that shard alone. The optimizer's
-# float64 parameters, ``DataParallel`` and ``DistributedDataParallel`` sum shards in any order. So each shard's gradient
-# is rounded to a window (``windows``) on the way to its parameter. Functions that devices decompose in different ways
-# are replaced above ATen, where a call still has its meaning.
-
-
-class _Entry(torch.autograd.Function):
-    """Passes a parameter's float32 value to the model, and its gradient, rounded to a window, back."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: Tensor, value: Tensor, windows: Windows, shards: int, place: str) -> Tensor:  # noqa: ARG004
-        ctx.windows, ctx.shards, ctx.place = windows, shards, place
-        return value.detach()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        with below():
-            values = ctx.windows.round(f"{GRADIENTS_OF} {ctx.place}", grad, bits_of_sum(ctx.shards))
-            values = torch.zeros_like(grad, dtype=torch.float64) if values is None else values
-            return values, None, None, None, None
-
-
-_CHANGES_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-_TO_NUMPY = {Tensor.numpy, Tensor.__array__, Tensor.__dlpack__}
-_GRADIENT = {Tensor.grad.__get__, Tensor.grad.__set__}  # type: ignore[union-attr]
-
-
-class _Functions(TorchFunctionMode):
-    """Sees PyTorch's functions before they become operations. Refusals go to the engine."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__()
-        self._engine = engine
-
-    def _refuse(self, why: str, hint: str) -> None:
-        self._engine.refuse(self._engine.refusal(why, hint))
-
-
-class _OneForm(_Functions):
-    """Mode for a forward pass that computes certain functions by the same operations on every device."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is Tensor.data_ptr:
-            self._refuse("forward asks where a tensor lies in memory", "compare tensors with `is`")
-        if func in _TO_NUMPY:
-            self._refuse("forward hands a tensor to NumPy, whose arithmetic differs between hosts", "use PyTorch's")
-        if func in _CHANGES_LEAVES and not args[0].is_leaf and isinstance(args[0].grad_fn, _Entry._backward_cls):
-            self._refuse("forward changes whether a parameter is trained (requires_grad)", "do so in the factory")
-            return args[0]
-        return _FORMS.get(func, func)(*args, **(kwargs or {}))
-
-
-class GradientsUnread(_Functions):
-    """Mode for a backward pass that refuses access to ``.grad``, which is the sum of the shards done so far."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func in _GRADIENT:
-            why = "a parameter's gradient (.grad) is asked for or set before the pass has ended"
-            self._refuse(why, "compute with the gradient that backward is given")
-        return func(*args, **(kwargs or {}))
-
-
 def run_backward(loss: Tensor) -> None:
     """``loss.backward()`` within all entered modes; PyTorch's own leaves the function modes first."""
     _engine_run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True,
                          accumulate_grad=True)  # fmt: skip
-
-
-def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """``F.rms_norm``. On a GPU, PyTorch's is a kernel with a gradient of its own."""
-    dims = tuple(range(-len(shape), 0))
-    mean = x.pow(2).mean(dims, keepdim=True)
-    scaled = x.mul(mean.add(torch.finfo(x.dtype).eps if eps is None else eps).rsqrt())
-    return scaled if weight is None else scaled.mul(weight)
-
-
-def _grid_sample(
-    x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
-) -> Tensor:
-    """``F.grid_sample``. On a GPU, PyTorch's may be an operation of cuDNN."""
-    sampler = torch.grid_sampler_2d if x.dim() == 4 else torch.grid_sampler_3d
-    between, beyond = (
-        ("bilinear", "nearest", "bicubic").index(mode),
-        ("zeros", "border", "reflection").index(padding_mode),
-    )
-    return sampler(x, grid, between, beyond, bool(align_corners))
-
-
-_FORMS: dict[Any, Callable[..., Any]] = {
-    F.rms_norm: _rms_norm,
-    torch.rms_norm: _rms_norm,
-    F.grid_sample: _grid_sample,
-}

@@ -16,15 +16,17 @@ from samebits.host.torch_names import require_torch_names
 from samebits.models.experiment import optimizer_of, parameter_groups_of
 from samebits.models.nested import mapped, unbound
 from samebits.numerics.exact import ambient, elementary
+from samebits.numerics.exact.batch_norm import RunningStatistics
 from samebits.numerics.exact.engine import Engine, below
+from samebits.numerics.exact.forms import GradientsUnread
 from samebits.numerics.exact.grid import bits_of_sum
-from samebits.numerics.exact.kept import switched, switches
-from samebits.numerics.exact.module import ExactModule, GradientsUnread, Part, run_backward
+from samebits.numerics.exact.module import ExactModule, Part, run_backward
 from samebits.numerics.exact.operations.normalization import exponentials
 from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
+from samebits.numerics.exact.switches import switched, switches
 from samebits.numerics.exact.windows import LOSS, Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
@@ -72,6 +74,8 @@ class ExactNumerics(Numerics):
         self._groups: list[list[nn.Parameter]] = []
         self.replaced: dict[str, Tensor] = {}
         self.windows = Windows()
+        self.running = RunningStatistics(shards)
+        self._model: nn.Module | None = None
 
     def take_data(self, loss: LossName, target_shape: tuple[int, ...] = ()) -> None:
         """See ``Numerics.take_data``."""
@@ -132,6 +136,7 @@ class ExactNumerics(Numerics):
     def module(self, model: nn.Module) -> nn.Module:
         """The model as a strategy wraps it, fed by whole shards."""
         self.take_loss(model, self._device)
+        self._model = model
         return ExactModule(model, self)
 
     def forward(self, module: nn.Module, batch: MicroBatch) -> Tensor:
@@ -242,7 +247,14 @@ class ExactNumerics(Numerics):
             NotFiniteError: a magnitude is infinite or NaN.
         """
         self.replaced.clear()  # the first step has shown that forward reads no replaced parameter
-        return self.windows.settle(all_reduce_max, self._device)
+        self.running.check(self.windows, self._device)
+        if not self.windows.settle(all_reduce_max, self._device):
+            self.running.clear()
+            return False
+        if not self.independent:
+            assert self._model is not None
+            self.running.settle(self._model, all_reduce_max, self._device)
+        return True
 
     def step(self, optimizer: ExactOptimizer) -> None:
         """Update the weights, with clipped gradients if ``train.clip_grad_norm`` asks for it."""
@@ -260,6 +272,7 @@ class ExactNumerics(Numerics):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore windows that ``state_dict`` returned."""
         self.windows.clear()
+        self.running.clear()
         self.windows.tops |= state["tops"]
         self.windows.widened = state["widened"]
 
@@ -273,6 +286,7 @@ class ExactNumerics(Numerics):
         """Reset the optimizer and the windows."""
         optimizer.reset()
         self.windows.clear()
+        self.running.clear()
 
 
 def _cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
+from samebits.numerics.exact.engine import below
+from samebits.numerics.exact.grid import bits_of_sum
+from samebits.numerics.exact.windows import GRADIENTS_OF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from samebits.numerics.exact.windows import Windows
 
 
 def _places(model: nn.Module) -> list[tuple[str, dict[str, nn.Parameter | None], str]]:
@@ -49,6 +55,9 @@ def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
         elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
             why = "recurrent modules run in other kernels on a GPU"
             hint = "write the cell with nn.Linear, or set train.numerics: [fast]"
+        elif isinstance(module, nn.SyncBatchNorm):
+            why = "it normalises by the whole batch, and exact by each shard"
+            hint = "use nn.BatchNorm, or set train.numerics: [fast]"
         else:
             continue
         yield RefusedError(why, hint=hint, at=at, kind=type(module).__name__)
@@ -86,3 +95,22 @@ def narrowed(model: nn.Module) -> dict[str, Tensor]:
     """The state of a widened model as float32, by the model's own names."""
     wide = {place for place, _, _ in _places(model)}
     return {name: t.to(torch.float32) if name in wide else t for name, t in model.state_dict().items()}
+
+
+class Entry(torch.autograd.Function):
+    """Passes a parameter's float32 value to the model, and its gradient, rounded to a window, back."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, value: Tensor, windows: Windows, shards: int, place: str) -> Tensor:  # noqa: ARG004
+        """The value, by which the model computes."""
+        ctx.windows, ctx.shards, ctx.place = windows, shards, place
+        return value.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradient of one shard on the grid of all shards' sum."""
+        with below():
+            values = ctx.windows.round(f"{GRADIENTS_OF} {ctx.place}", grad, bits_of_sum(ctx.shards))
+            values = torch.zeros_like(grad, dtype=torch.float64) if values is None else values
+            return values, None, None, None, None

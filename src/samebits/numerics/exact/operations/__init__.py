@@ -5,7 +5,7 @@ refused.
 """
 
 from samebits.numerics.exact.operations import contractions, indexing, normalization, pointwise, pooling, reductions
-from samebits.numerics.exact.operations.registry import BATCH_NORM, EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
+from samebits.numerics.exact.operations.registry import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 
-__all__ = ["BATCH_NORM", "EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "contractions",
+__all__ = ["EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "contractions",
            "indexing", "normalization", "pointwise", "pooling", "reductions"]  # fmt: skip

@@ -176,28 +176,21 @@ FREE = _packets(" ".join(group.free for group in ALIKE))
 INTEGER = _packets(" ".join(group.integers for group in ALIKE))
 """Operations that are exact if arguments and results are integers."""
 
-BATCH_NORM = "BatchNorm depends on how the batch is split over devices"
+_BATCH_NORMS = _packets(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
+    "cudnn_batch_norm batch_norm"
+)
 REFUSED = {
     **dict.fromkeys(
-        _packets("_addmm_activation _fused_rms_norm _fused_rms_norm_backward"), "devices compute it in different steps"
-    ),
-    **dict.fromkeys(
-        _packets(
-            "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_no_training _batch_norm_with_update "
-            "cudnn_batch_norm batch_norm"
-        ),
-        BATCH_NORM,
+        _packets("_addmm_activation _fused_rms_norm _fused_rms_norm_backward") | _BATCH_NORMS,
+        "devices compute it in different steps",
     ),
     aten.renorm: "its gradient is computed in float64 on a CPU, and in float32 on a GPU",
 }
 """Operations that PyTorch decomposes in different ways for some devices or splits, each with the reason."""
 
 HINTS = {
-    **dict.fromkeys(
-        (packet for packet, why in REFUSED.items() if why is BATCH_NORM),
-        "use nn.GroupNorm (torchvision's models take norm_layer=lambda width: nn.GroupNorm(8, width)), or set "
-        "train.numerics: [fast]",
-    ),
+    **dict.fromkeys(_BATCH_NORMS, "call torch.nn.functional.batch_norm, or set train.numerics: [fast]"),
     **dict.fromkeys(
         _packets("histc _grouped_mm"),
         'set experts_implementation="eager" in a configuration of transformers, or set train.numerics: [fast]',

@@ -1,0 +1,220 @@
+"""Normalisation over a batch under ``exact``: each shard by itself, with running statistics that change once a step.
+
+A shard is normalised by its own samples, as a device of ``ddp`` is by its part of the batch. So a result depends on
+that shard alone, and the model is the one that ``exact.shards`` devices would train. The running statistics get the
+mean over the statistics of all shards, so they too are the same for every split.
+
+PyTorch's kernels differ between devices. A batch's channels are normalised like groups of channels, by the exact
+``native_group_norm``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+
+from samebits.errors import RefusedError
+from samebits.numerics.exact.grid import fixed_order_sum
+from samebits.numerics.exact.operations.reductions import divided
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from samebits.numerics.exact.engine import Engine
+    from samebits.numerics.exact.windows import Windows
+
+    AllReduce = Callable[[Tensor], Tensor]
+
+_COUNT = "num_batches_tracked"
+_ABSENT = -(1 << 62)  # below the bits of every number, in a maximum over ranks
+_UNLIKE = "the shards of a batch reach other BatchNorm layers, so there are no running statistics of all"
+_ALIKE = "have all samples normalised by the same layers, or set train.numerics: [fast]"
+_FEW = "make shards larger by a lower exact.shards or a larger train.global_batch_size, or set train.numerics: [fast]"
+
+
+class _Call(NamedTuple):
+    """One normalisation of a shard: the buffers that follow it, how fast, and what they follow, (2, channels)."""
+
+    mean: str
+    variance: str
+    counter: str | None
+    momentum: float
+    found: Tensor
+
+
+_Form = tuple[tuple[str, int], ...]  # the buffers of each call of a shard, and how many numbers they hold
+
+
+class RunningStatistics:
+    """The statistics of all ``shards`` of a step, until it is settled. All ranks have the same calls for each shard."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._calls: dict[int, list[_Call]] = {}
+        self._form: _Form | None = None
+        self.changes = 0
+        """How often the model's buffers may have changed."""
+
+    def clear(self) -> None:
+        """Forget the statistics of a step that is run again, or after the model was given another state."""
+        self._calls = {}
+        self.changes += 1
+
+    def start(self, shard: int) -> list[_Call]:
+        """The list to which a pass over a shard adds its calls."""
+        calls = self._calls[shard] = []
+        return calls
+
+    def check(self, windows: Windows, device: torch.device) -> None:
+        """Have a step refused, on all ranks, in which a shard was normalised in other places than before."""
+        known = {_form(calls) for calls in self._calls.values()}
+        if self._form is not None:
+            known.add(self._form)
+        if len(known) > 1:
+            windows.defer(RefusedError(_UNLIKE, hint=_ALIKE), torch.ones((), dtype=torch.bool, device=device))
+
+    def settle(self, model: nn.Module, largest_of_all: AllReduce, device: torch.device) -> None:
+        """Give the model's buffers the mean of all shards. Every rank calls it. Raises RefusedError: see ``check``."""
+        calls, self._calls = self._calls, {}
+        buffers = dict(model.named_buffers())
+        if not buffers or self._form == ():
+            return
+        one = next(iter(calls.values()))
+        if self._form is None:
+            self._form = _form(one)
+            told = hashlib.blake2b(repr(self._form).encode(), digest_size=7).digest()
+            number = int.from_bytes(told, "big")
+            most, least = largest_of_all(torch.tensor([number, -number], device=device)).tolist()
+            if most != -least:
+                raise RefusedError(_UNLIKE, hint=_ALIKE)
+            if not one:
+                return
+        width = sum(call.found.numel() for call in one)
+        self.changes += 1
+        bits = torch.full((self._shards, width), _ABSENT, dtype=torch.int64, device=device)
+        for shard, found in calls.items():
+            bits[shard] = torch.cat([call.found.flatten().to(device) for call in found]).view(torch.int32)
+        known = largest_of_all(bits).to(torch.int32).view(torch.float32).to(torch.float64)
+        means = divided(fixed_order_sum(known, (0,)), self._shards).view(-1)
+        for call in one:
+            now, means = means[: call.found.numel()].view(2, -1), means[call.found.numel() :]
+            for name, value in zip((call.mean, call.variance), now, strict=True):
+                old = buffers[name]
+                old.copy_(old.to(torch.float64).mul_(1.0 - call.momentum).add_(value.to(old.device) * call.momentum))
+            if call.counter is not None:
+                buffers[call.counter].add_(1)
+
+
+def _form(calls: Sequence[_Call]) -> _Form:
+    return tuple((call.mean, call.found.numel()) for call in calls)
+
+
+class ShardNorms:
+    """Normalisation in a pass over one shard of ``model``; what buffers shall follow is added to ``calls``.
+
+    Refusals are the engine's, which names the module.
+    """
+
+    def __init__(self, model: nn.Module, engine: Engine, calls: list[_Call] | None = None) -> None:
+        self._engine, self._calls = engine, calls
+        self._names = {
+            id(buffer): (f"{path}.{name}".lstrip("."), isinstance(module, _BatchNorm))
+            for path, module in model.named_modules()
+            if isinstance(module, _NormBase)
+            for name, buffer in module.named_buffers(recurse=False)
+        }
+
+    def batch_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """``F.batch_norm``: each channel over samples and positions, or by the running statistics.
+
+        Raises:
+            RefusedError: a shard has one value for each channel, or the statistics are in no buffer of the model.
+        """
+        if not training:
+            assert running_mean is not None
+            assert running_var is not None
+            shape = (1, -1, *(1,) * (x.dim() - 2))
+            scale = (running_var + eps).rsqrt()
+            y = (x - running_mean.view(shape)) * scale.view(shape)
+            y = y if weight is None else y * weight.view(shape)
+            return y if bias is None else y + bias.view(shape)
+        if x.numel() == x.shape[1]:
+            raise self._engine.refusal("it has one value for each channel of a shard, expected more", _FEW)
+        channels = x.shape[1]
+        rows = x.transpose(0, 1).reshape(1, channels, -1).contiguous()
+        count = rows.shape[2]
+        y = torch.native_group_norm(rows, weight, bias, 1, channels, count, channels, eps)[0]
+        if running_mean is not None and running_var is not None:
+            self._note(rows, running_mean, running_var, momentum)
+        return y.view(channels, x.shape[0], *x.shape[2:]).transpose(0, 1)
+
+    def instance_norm(
+        self,
+        x: Tensor,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        """``F.instance_norm``: each channel of each sample over its positions, or by the running statistics."""
+        if not use_input_stats:
+            return self.batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
+        samples, channels, count = x.shape[0], x.shape[1], math.prod(x.shape[2:])
+        if count == 1:
+            raise self._engine.refusal("it has one value for each channel of a sample, expected more", _FEW)
+        rows = x.reshape(samples, channels, count)
+        y = torch.native_group_norm(rows, weight, bias, samples, channels, count, channels, eps)[0]
+        if running_mean is not None and running_var is not None:
+            self._note(rows, running_mean, running_var, momentum)
+        return y.view(x.shape)
+
+    def _note(self, rows: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
+        """Add the mean over samples of the statistics of ``rows``, (samples, channels, values)."""
+        first, second = self._names.get(id(running_mean)), self._names.get(id(running_var))
+        if first is None or second is None:
+            why = "running statistics are expected in the buffers of a module of PyTorch's own"
+            raise self._engine.refusal(why, "derive the layer from nn.BatchNorm2d, or set train.numerics: [fast]")
+        if self._calls is None:
+            return
+        with torch.no_grad():
+            variance, mean = torch.var_mean(rows, 2, correction=1)
+            found = torch.stack([mean, variance]).mean(1)
+        (mean_name, counts), (variance_name, _) = first, second
+        counter = f"{mean_name.removesuffix('running_mean')}{_COUNT}" if counts else None
+        self._calls.append(_Call(mean_name, variance_name, counter, momentum, found))
+
+
+@contextmanager
+def counting_apart(model: nn.Module) -> Iterator[None]:
+    """Let forward count batches in copies, so that every shard begins with the same number."""
+    counts = [
+        (module._buffers, count)
+        for module in model.modules()
+        if isinstance(module, _NormBase) and (count := module._buffers.get(_COUNT)) is not None
+    ]
+    try:
+        for buffers, count in counts:
+            buffers[_COUNT] = count.clone()
+        yield
+    finally:
+        for buffers, count in counts:
+            buffers[_COUNT] = count
