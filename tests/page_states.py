@@ -152,7 +152,7 @@ REFUSED = [
 STATES = {
     "faster": of_cpus(*on_cpus()),
     "noisy": of_cpus(*on_cpus(labels=[NOISE])),
-    "no difference": of_cpus(*on_cpus(ratio(1.04, 0.92, 1.21))),
+    "no difference": of_cpus(*on_cpus(ratio(1.04, 0.92, 1.21), slices={**SLICES, "strategy": 24.9})),
     "slower": of_cpus(*on_cpus(ratio(0.62, 0.55, 0.7), bound=ratio(1.4, 1.35, 1.46), findings=(COMMUNICATION,),
                                slices={**SLICES, "strategy": 41.8, "share": 18.5, "together": 22.0}, labels=[NOISE])),
     "fallback only": of_cpus(run("single"), fallback()),

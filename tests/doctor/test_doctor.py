@@ -759,7 +759,7 @@ def test_the_command_without_torch(repo):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
-    assert done.stderr == "error: failed: params. hint: the lines below each say what to do\n"
+    assert done.stderr == "error: failed: params. hint: below each of these lines stands what to do\n"
     lines = done.stdout.splitlines()
     *lines, empty, ready = lines
     assert (empty, ready[:21]) == ("", "not ready: 1 failure,")

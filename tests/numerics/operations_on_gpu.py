@@ -25,8 +25,9 @@ from torch.utils._pytree import tree_map  # noqa: E402
 from operations_probe import NO_MODE, UNINITIALISED, all_samples, attempt, name_of  # noqa: E402
 from samebits.errors import UserError  # noqa: E402
 from samebits.host import count_cores  # noqa: E402
+from samebits.numerics.exact.batch_norm import ShardNorms  # noqa: E402
 from samebits.numerics.exact.engine import Draws, Engine  # noqa: E402
-from samebits.numerics.exact.module import _OneForm  # noqa: E402
+from samebits.numerics.exact.forms import OneForm  # noqa: E402
 from samebits.numerics.kernels import choose_kernels  # noqa: E402
 
 ONLY_INPUT = {"tensor_split"}  # the other tensors say where to cut, and stay on the CPU
@@ -35,7 +36,7 @@ DEVICE = os.environ.get("PROBE_DEVICE", "cuda")
 
 @contextmanager
 def as_in_training(number):
-    with Engine(Draws(0, number, [0])) as engine, _OneForm(engine):
+    with Engine(Draws(0, number, [0])) as engine, OneForm(engine, ShardNorms(torch.nn.Module(), engine)):
         yield
 
 

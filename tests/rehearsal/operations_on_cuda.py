@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from operations_probe import NO_MODE, SAMPLES, all_samples, attempt, name_of
 from samebits.errors import UserError
 from samebits.numerics.environment import prepare_environment
+from samebits.numerics.exact.batch_norm import ShardNorms
 from samebits.numerics.exact.engine import Draws, Engine
-from samebits.numerics.exact.module import _OneForm
+from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.operations import EXACT
 
 TYPES = [dtype for dtype in SAMPLES if not dtype.is_complex]  # exact has no complex numbers
@@ -41,7 +42,7 @@ MORE = {
 
 @contextmanager
 def as_in_training():
-    with Engine(Draws(0, 0, [0])) as engine, _OneForm(engine):
+    with Engine(Draws(0, 0, [0])) as engine, OneForm(engine, ShardNorms(torch.nn.Module(), engine)):
         yield
 
 

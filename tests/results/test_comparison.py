@@ -274,8 +274,7 @@ SHARED_GPU = {
         ({"usage": SHARED_GPU}, "disturbed: another process was on GPU 0 too"),
         (
             {"initial_sha256": "other"},
-            "different start: its first weights are not those of single-fast: the factory draws numbers that are not "
-            "seeded",
+            "different start: its first weights are not those of single-fast: the factory draws without a seed",
         ),
         ({"notes": [RESUMED]}, RESUMED.sentence()),
         (
@@ -552,8 +551,8 @@ def test_a_share_that_takes_longer_than_the_whole_is_called_noise():
     steps = {"strategy": 380.0, "single": 175.0, "share": 574.0, "together": 182.0}
     said = say_speed(row("ddp", devices=2, slice_step_ms=steps, speedup=ratio(0.46), bound=ratio(0.62)))
     assert said.endswith(
-        ": a step takes 380 ms, on one device 175 ms. Alone, a device needs 574 ms for its share, longer than a whole "
-        "step: this host was too noisy to tell where the time goes."
+        ": a step takes 380 ms, on one device 175 ms. This host was too unsteady to say where the time goes: alone, a "
+        "device needs 574 ms for its share, longer than a whole step. Train again when nothing else runs."
     )
     assert "bounds" in say_speed(
         row("ddp", devices=2, slice_step_ms={**steps, "share": 400.0}, speedup=ratio(0.5), bound=ratio(0.6))

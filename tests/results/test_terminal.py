@@ -51,7 +51,8 @@ single  one device             ████████████████�
 dp      not parallel here: no CUDA device is visible
   Smaller shares gain                                                   ▒       −0.55 ms bound 2.08×
   Slowing each other down                                          ░░░░░░       +2.05 ms       1.77×
-  2 others                                                                      +1.95 ms
+  Sending gradients                                            ░░░░             +1.56 ms       1.58×
+  Waiting for the slowest                                     ░                 +0.39 ms       1.54×
 ddp     2 CPU devices          ███████████████████████████████                   16.4 ms       1.54×
 
   weights, exact        single 991f060a = dp 991f060a = ddp 991f060a
@@ -59,19 +60,29 @@ ddp     2 CPU devices          ████████████████�
 
   try it     dvc exp run -S train.global_batch_size=16384 -S train.grad_accum_steps=4
   the page   reports/index.html
-  the table  reports/comparison.md, with 8 notes
-  MLflow     make ui
+  the rest   reports/comparison.md with 8 notes; MLflow: make ui
 """
 
 
 def test_stages_for_which_there_is_no_room_take_one_line():
     slices = {"strategy": 20.4, "single": 25.9, "share": 12.4, "together": 14.45, "devices": 2}
-    wide = lines_of(of_cpus(*on_cpus(slices=slices)))
-    narrow = lines_of(of_cpus(*on_cpus(slices=slices, alike=STATES["diverged"].rows[2].verdict)), 80)
+    wide = lines_of(of_cpus(*on_cpus(ratio(1.27, 1.2, 1.3), slices=slices)))
+    said = {"alike": STATES["diverged"].rows[2].verdict, "findings": (COMMUNICATION,)}
+    narrow = lines_of(of_cpus(*on_cpus(ratio(1.27, 1.2, 1.3), slices=slices, **said)), 80)
     assert sum(line.startswith(("  S", "  W")) for line in wide) == 4
     (others,) = [line for line in narrow if " others " in line]
     assert any("bound 2.08×" in line for line in narrow)
     assert others.split() == ["2", "others", "+3.24", "ms"]
+
+
+def test_a_host_that_is_too_unsteady_is_told_in_the_place_of_stages_and_causes():
+    """Nor are there two steps whose ratio is another than the speed-up beside them."""
+    lines = lines_of(of_cpus(*on_cpus(ratio(1.04, 0.6, 1.9), findings=(COMMUNICATION,))))
+    (told,) = [line for line in lines if line.startswith("What holds it back?")]
+    assert told.split("  ")[-1].strip().startswith("This host was too unsteady to say where")
+    assert [line for line in lines if line.startswith(("  S", "  W"))] == []
+    assert "  This host was too unsteady to say where the time goes" in lines
+    assert not any(" ms " in line for line in lines if line.startswith(("single ", "ddp ")))
 
 
 def test_a_bar_is_as_long_as_the_speed_is_large():

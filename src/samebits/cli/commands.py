@@ -330,13 +330,14 @@ def init() -> None:
 
     \b
     Example:
-      git init my-experiment && cd my-experiment && samebits init && dvc repro
+      git init my-experiment && cd my-experiment && samebits init
+      git add --all && git commit --message "An experiment" && dvc repro
     """
     from samebits.stages.init import init as write_files
 
     for name in write_files():
         click.echo(name)
-    click.echo("next: `dvc repro`, then commit these files and dvc.lock", err=True)
+    click.echo("next: commit these files, run `dvc repro`, and commit dvc.lock", err=True)
 
 
 @main.group(cls=StageGroup)

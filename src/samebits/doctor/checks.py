@@ -88,13 +88,14 @@ def as_lines(finding: Finding, width: int) -> list[Text]:
     return [*lines, *(Text(indent + line) for line in more), *(Text(indent + line, style=style) for line in hint)]
 
 
-def say_ready(findings: Sequence[Finding]) -> str:
-    """Whether trainings run here, in one line: ``ready, with 1 warning: 16 ok, 4 skipped``."""
+def say_ready(findings: Sequence[Finding], *, tried: bool) -> str:
+    """Whether trainings run here, in one line: ``ready: 1 warning, 16 ok, 4 skipped``. ``tried``: a model was."""
     counts = Counter(finding.status for finding in findings)
     ready = "not ready" if counts["failed"] else "ready"
     told = [counted(counts[status], noun) for status, noun in _COUNTED.items() if counts[status]]
     told += [f"{counts[status]} {status}" for status in _UNCOUNTED if counts[status]]
-    return f"{ready}: {', '.join(told)}"
+    untried = "" if tried or counts["failed"] else "; the model was not tried: `samebits doctor --model` does"
+    return f"{ready}: {', '.join(told)}{untried}"
 
 
 def _shown(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -148,7 +149,7 @@ def visit(
     findings = _once(findings)
     listed = list(findings if as_json else _shown(findings))
     if not as_json and not (nodes and nodes.rank):
-        click.echo(f"\n{say_ready(listed)}")
+        click.echo(f"\n{say_ready(listed, tried=with_model)}")
     codes = {finding.exit_code for finding in listed}
     code = next((code for code in _CODES if code in codes), 0)
     if as_json and not (nodes and nodes.rank):
@@ -156,4 +157,4 @@ def visit(
         click.echo(json.dumps(report, indent=2, ensure_ascii=False))
     if code:
         names = dict.fromkeys(finding.name for finding in listed if finding.status == "failed")
-        raise from_exit_code(code, f"failed: {', '.join(names)}", hint="the lines below each say what to do")
+        raise from_exit_code(code, f"failed: {', '.join(names)}", hint="below each of these lines stands what to do")

@@ -37,7 +37,9 @@ def _why_no_commit() -> str:
         return "install git"
     if not _is_repository() and _is_repository("-c", "safe.directory=*"):
         return 'git config --global --add safe.directory "$PWD"'
-    return "git clone the repository, rather than copying its files" if is_kit() else "git init, and commit"
+    if _is_repository():
+        return "`git add --all && git commit`: there is no commit yet"
+    return "git clone the repository, rather than copying its files" if is_kit() else "`git init`, and commit"
 
 
 def _is_repository(*options: str) -> bool:

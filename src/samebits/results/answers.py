@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from samebits.here import is_kit
 from samebits.params import flatten
 from samebits.records.run import precedence
-from samebits.results.explanation.causes import CAUSES
+from samebits.results.explanation.causes import CAUSES, OF_THE_HOST
 from samebits.results.explanation.remedies import REMEDIES, values_after
 from samebits.results.explanation.words import NOTHING, action_of, what_of
 from samebits.results.figures import is_open, milliseconds, multiple, share, signed, times
 from samebits.results.sameness import is_it_the_same
 from samebits.results.text import devices_of, first_numerics, hardware
 from samebits.results.verdict_text import SIGNS
-from samebits.results.waterfall import why_no_speed_up
+from samebits.results.waterfall import why_no_speed_up, why_untold
 from samebits.strategies import BASELINE
 from samebits.strategies.placement import Placement
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from samebits.records.run import Ratio
     from samebits.results.comparison import Comparison, Row
     from samebits.results.explanation.explain import ExplainedCause, LookedFor
-
-UNCERTAIN = ("noisy", "disturbed")
-"""Labels of a run whose times something else on the host may have changed."""
 
 TOO_SMALL = 1.3
 """Bound of a speed-up below which a model is said to be too small for several GPUs."""
@@ -73,6 +70,13 @@ class Help:
     command: str
     another_training: bool
 
+    @property
+    def whole(self) -> str:
+        """All of it in one line."""
+        gain = self.finding.gain
+        predicted = f"{signed(gain.low)} to {signed(gain.high)} predicted" if gain else "what that gains is not known"
+        return f"{self.cause}, {self.lost}; {self.action}: {predicted}"
+
 
 def speed_up(ratio: Ratio) -> str:
     """A speed-up without its interval: ``1.54x``."""
@@ -101,12 +105,11 @@ def how_much_faster(comparison: Comparison) -> Speed:
     ratio = best.speedup
     assert ratio
     told = [f"{best.strategy} on {devices_of(best)}", f"95% sure: {ratio.low:.2f} to {ratio.high:.2f}"]
-    uncertain = any(label.kind in UNCERTAIN for label in best.labels)
     if best.device_type == "cuda" and best.bound and best.bound.median < TOO_SMALL:
         larger = "a larger train.global_batch_size" + (", or PRESET=gpu make repro," if is_kit() else "")
         told.append(f"this model is too small for {best.devices_used} of these GPUs: {larger} would show a speed-up")
     told += [f"{row.strategy} was not measured" for row in rows if _is_unknown(row)]
-    common: Any = {"row": best, "uncertain": uncertain}
+    common: Any = {"row": best, "uncertain": best.uncertain}
     if is_open(ratio):
         told.append("no difference from one device is shown")
         return Speed(state="no difference", figure="≈ 1×", told=tuple(told), **common)
@@ -144,7 +147,13 @@ def helps(comparison: Comparison) -> list[Help]:
     row = explained_row(comparison)
     rows = [row] if row else []
     rows += [one for one in first_numerics(comparison) if one is not row and parallel(one)]
-    return [_help(comparison, one, finding) for one in rows if one.explanation for finding in one.explanation.findings]
+    return [_help(comparison, one, finding) for one in rows for finding in _findings(one)]
+
+
+def _findings(row: Row) -> Sequence[ExplainedCause]:
+    """The causes of a run; on a host that is too unsteady for others, its own alone."""
+    found = row.explanation.findings if row.explanation else ()
+    return [one for one in found if one.cause in OF_THE_HOST] if why_untold(row) else found
 
 
 def explained_row(comparison: Comparison) -> Row | None:
@@ -162,6 +171,8 @@ def explained_row(comparison: Comparison) -> Row | None:
 def nothing(comparison: Comparison) -> str:
     """What to say where no cause takes enough of a step to be named: the largest of those that were looked for."""
     row = explained_row(comparison)
+    if row and (untold := why_untold(row)):
+        return untold
     largest = largest_unnamed(row) if row else None
     if largest is None:
         return NOTHING
@@ -248,7 +259,7 @@ def in_a_row(comparison: Comparison, row: Row) -> dict[str, str]:
     """What a list of trainings says of one of them, in a few words each."""
     grade = row.verdict.grade if row.verdict else None
     same = {"bitwise": "same bits", "within tolerance": "rounding"}
-    finding = next(iter(row.explanation.findings), None) if row.explanation else None
+    finding = next(iter(_findings(row)), None)
     first = _help(comparison, row, finding) if finding else None
     return {
         "speed": times(row.speedup).replace("x", "×")
@@ -256,7 +267,7 @@ def in_a_row(comparison: Comparison, row: Row) -> dict[str, str]:
         else f"– {'fallback' if row.fallback else 'not measured'}",
         "same_model": f"{SIGNS[grade]} {same.get(grade, grade)}" if grade else "reference",
         "holds_back": first.cause if first else "–",
-        "try": f"{first.action}: {first.figure}" if first else "–",
+        "try": first.action + (f": {first.figure}" if first.finding.gain else "") if first else "–",
         "bits": row.weights_sha256[:8],
     }
 
@@ -277,7 +288,7 @@ def facts(comparison: Comparison) -> list[str]:
 def summary(comparison: Comparison) -> str:
     """The answers as four lines of Markdown."""
     speed, found, same = how_much_faster(comparison), helps(comparison), is_it_the_same(comparison)
-    first = f"{found[0].cause}, {found[0].lost}; {found[0].action}: {found[0].figure}" if found else nothing(comparison)
+    first = found[0].whole if found else nothing(comparison)
     return "\n".join(
         [
             f"**{headline(comparison)}** ({', '.join(facts(comparison))})",

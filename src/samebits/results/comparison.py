@@ -120,6 +120,11 @@ class Row(TimingFigures, EvaluationFigures, RowUsage):
         return run_name(self.strategy, self.numerics)
 
     @property
+    def uncertain(self) -> bool:
+        """Whether something else on the host may have changed the times."""
+        return any(label.kind in ("noisy", "disturbed") for label in self.labels)
+
+    @property
     def fallback(self) -> bool:
         """Whether PyTorch ran the plain module."""
         return any(label.kind == "fallback" for label in self.labels)

@@ -62,7 +62,9 @@ def _same(numerics: str, rows: Sequence[Row], own_dataset: bool) -> str:
     if worst.grade == "diverged":
         return f"{row.name} left {worst.against}{_where(losses, weights)}"
     if worst.grade == "not comparable":
-        return f"{row.name} cannot be compared: {worst.apart}"
+        told, same = f"{row.name} cannot be compared: {worst.apart}", worst.same_draws
+        agree = same is not None and same.grade in ("bitwise", "within tolerance")
+        return f"{told}; with the same draws, the first {same.steps} steps agree" if same and agree else told
     largest = max((verdict.losses.largest_relative or 0.0 for _, verdict in verdicts), default=0.0)
     if largest:
         return f"losses differ by {fine_percent(largest)}, as rounding explains"

@@ -12,12 +12,13 @@ from rich.text import Text
 from samebits.errors import counted, printable
 from samebits.here import is_kit
 from samebits.results.answers import facts, fastest, helps, how_much_faster, nothing, parallel
-from samebits.results.figures import milliseconds, multiple, signed, signed_ms, wall_time
+from samebits.results.explanation.words import NOTHING
+from samebits.results.figures import milliseconds, multiple, signed_ms, wall_time
 from samebits.results.lines import WIDTHS, answer, axis, cut, extent, rule, width_of, wrapped
 from samebits.results.sameness import is_it_the_same
 from samebits.results.text import CHANGES, COLOURS, by_numerics, devices_of, exact_first, first_numerics, remarks
 from samebits.results.verdict_text import SIGNS
-from samebits.results.waterfall import Stage, single_ms, waterfall, why_no_speed_up
+from samebits.results.waterfall import Stage, single_ms, waterfall, why_no_speed_up, why_untold
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
@@ -77,18 +78,11 @@ def _answers(comparison: Comparison, width: int) -> Iterator[Text]:
     style = {"faster": "bold green", "slower": "bold red"}.get(speed.state, "bold")
     yield from answer("How much faster?", speed.figure, speed.whole, width, style)
     if found:
-        first = found[0]
-        gain = first.finding.gain
-        predicted = f": {signed(gain.low)} to {signed(gain.high)} predicted" if gain else ""
-        yield from answer(
-            "What holds it back?",
-            first.figure,
-            f"{first.cause}, {first.lost}; {first.action}{predicted}",
-            width,
-            "bold",
-        )
+        figure = found[0].figure if found[0].finding.gain else "?"
+        yield from answer("What holds it back?", figure, found[0].whole, width, "bold")
     else:
-        yield from answer("What holds it back?", "nothing", nothing(comparison), width, "bold")
+        told = nothing(comparison)
+        yield from answer("What holds it back?", "nothing" if told.startswith(NOTHING) else "?", told, width, "bold")
     style = {"yes": "bold green", "no": "bold red"}.get(same.state, "bold")
     said = "; ".join(f"{numerics}: {text}" for numerics, text in same.told.items())
     word = {"one run": "–", "not judged": "?"}.get(same.state, same.state)
@@ -104,6 +98,8 @@ def _speeds(comparison: Comparison, width: int, room: int) -> list[Text]:
     limit, columns = 1.06 * max([1.0, *ends]), width - _WORDS - _MS - _SPEED
     most = max([1, *(row.devices_used for row in measured)])
     one, alone = waterfall(best) if best is not None and best.speedup else None, single_ms(rows, best)
+    if best is not None and why_untold(best):
+        alone = None  # beside a speed-up that it contradicts
     ideal = f"ideal: {one.ideal}× in {milliseconds(alone / one.ideal)}" if one and one.stages and alone else ""
     head = f"{ideal:<{_WORDS}}{axis(most, limit, columns)}{'a step':>{_MS}}{'speed':>{_SPEED}}"
     lines = [Text(head, style="dim")]
@@ -119,9 +115,12 @@ def _speeds(comparison: Comparison, width: int, room: int) -> list[Text]:
         shown, others = _largest(one.stages, room - len(lines) - 1)
         lines += [_stage(stage, limit, columns) for stage in shown]
         if others:
-            ms = sum(stage.ms for stage in others)
-            lines.append(Text(f"{f'  {len(others)} others':<{_WORDS + columns}}{signed_ms(ms):>{_MS}}"))
-        lines.append(_bar(one.row, devices_of(one.row), one.speedup.median, one.step_ms, limit, columns))
+            rest = signed_ms(sum(stage.ms for stage in others))
+            lines.append(Text(f"{f'  {len(others)} others':<{_WORDS + columns}}{rest:>{_MS}}"))
+        ms = one.step_ms if alone else None
+        lines.append(_bar(one.row, devices_of(one.row), one.speedup.median, ms, limit, columns))
+        if why_untold(one.row):
+            lines.append(Text("  This host was too unsteady to say where the time goes", style="dim"))
     return lines
 
 
@@ -186,8 +185,8 @@ def _places(comparison: Comparison, reports: Path, width: int, notes: int) -> li
     if found and (command := found[0].command.replace("\n", ", ")):
         lines["try it"] = _broken(command if comparison.pipeline else f"set {command}", width - 13)
     lines["the page"] = str(reports / "index.html")
-    lines["the table"] = str(reports / "comparison.md") + (f", with {counted(notes, 'note')}" if notes else "")
-    lines["MLflow"] = "make ui" if is_kit() else "samebits ui"
+    said = f" with {counted(notes, 'note')}" if notes else ""
+    lines["the rest"] = f"{reports / 'comparison.md'}{said}; MLflow: {'make ui' if is_kit() else 'samebits ui'}"
     shown = []
     for name, text in lines.items():
         first, *more = text.split("\n")

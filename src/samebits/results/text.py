@@ -20,6 +20,7 @@ from samebits.results.figures import (
 from samebits.results.remarks import say_not_applied, say_refused, spoken
 from samebits.results.usage import say_gaps, say_memory, say_use
 from samebits.results.verdict_text import say_apart, sentences
+from samebits.results.waterfall import why_untold
 from samebits.strategies import BASELINE, STRATEGIES
 
 if TYPE_CHECKING:
@@ -43,9 +44,6 @@ CHANGES = {"lost": ("#D55E00", "#F0803A"), "gain": ("#0072B2", "#56B4E9")}
 
 WORDS = {"ink": ("#151A21", "#E7EBF0"), "muted": ("#55606E", "#A4AFBC")}
 """Colours of words on a light and on a dark page."""
-
-NOISY_SHARE = 1.1
-"""How many times a step of the whole a device's share of it may take before noise alone explains that."""
 
 
 def devices_of(placed: Placement | Row) -> str:
@@ -133,9 +131,8 @@ def say_speed(row: Row) -> str:
     if step is None or row.bound is None:
         return text + "."
     text += f": a step takes {milliseconds(step.strategy)}, on one device {milliseconds(step.single)}. "
-    if step.share > step.strategy * NOISY_SHARE:
-        alone = f"Alone, a device needs {milliseconds(step.share)} for its share, longer than a whole step"
-        return f"{text}{alone}: this host was too noisy to tell where the time goes."
+    if untold := why_untold(row):
+        return text + untold
     text += (
         f"Alone, without communication, a device needs {milliseconds(step.share)} for its share, which bounds the "
         f"speed at {times_of(row.bound)}"

@@ -169,7 +169,8 @@ def say_use(rows: Sequence[Row]) -> list[str]:
         if row.tflops is not None and row.roof_tflops is not None:
             return [
                 f"A device does {flops(row.tflops, row.roof_tflops)} in {row.name}, {share(row.roof_share)} of the "
-                f"{flops(row.roof_tflops)} that a product of matrices of this precision reaches here."
+                f"{flops(row.roof_tflops)} that a product of matrices of this precision reaches here"
+                f"{', while something else may have used this host' if row.uncertain else ''}."
             ]
     return []
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from samebits.results.figures import milliseconds, multiple
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from samebits.records.run import Ratio
     from samebits.results.comparison import Row, SliceSteps
+    from samebits.results.explanation.explain import Unsteady
 
 LEAST_SHOWN = 0.01
 """Least share of a step for which a stage is drawn. The first stage always is."""
@@ -72,12 +75,52 @@ def why_no_speed_up(row: Row) -> str:
     return reason.text if reason else "its steps were not timed beside those of one device"
 
 
+MOST_APART = 2.0
+"""Ends of a speed-up's interval, as a ratio, from which a host is too unsteady to say where its time goes."""
+
+MOST_MORE = 1.1
+"""How many times a step of the whole a device's share may take, and a ratio of steps the speed-up, by noise alone."""
+
+
+def why_untold(row: Row) -> str | None:
+    """Why nobody can say where the time of a step goes, as one sentence; None if it is known as far as it was measured.
+
+    Page, terminal and text show stages and causes by this alone.
+    """
+    step, speedup = row.slice_step_ms, row.speedup
+    if row.explanation and row.explanation.unsteady:
+        return say_unsteady(row.explanation.unsteady)
+    if step is None or speedup is None:
+        return None
+    told = None
+    if speedup.high > MOST_APART * speedup.low:
+        told = f"its speed is between {multiple(speedup.low)} and {multiple(speedup.high)}"
+    elif step.share > MOST_MORE * step.strategy:
+        told = f"alone, a device needs {milliseconds(step.share)} for its share, longer than a whole step"
+    elif not 1 / MOST_MORE < step.single / step.strategy / speedup.median < MOST_MORE:
+        told = f"a step took {milliseconds(step.strategy)} and {milliseconds(step.single)} on one device, and yet the "
+        told += f"speed-up is {multiple(speedup.median)}"
+    what = "This host was too unsteady to say where the time goes"
+    return told and f"{what}: {told}. Train again when nothing else runs."
+
+
+def say_unsteady(unsteady: Unsteady) -> str:
+    """Why the explanation gives no shares of a step."""
+    took, other = milliseconds(unsteady.ms), milliseconds(unsteady.other_ms)
+    seen = {
+        "step": f"a step took {took} beside one device, and {other} a moment later",
+        "sending": f"what is sent took {took} of a step beside one device, and {other} a moment later",
+        "share": f"its share of the batch took one device {took}, and the whole batch {other}",
+    }
+    what = "This host was too unsteady to say what shares of a step its parts have"
+    return f"{what}: {seen[unsteady.kind]}. Train again when nothing else runs."
+
+
 def waterfall(row: Row) -> Waterfall:
     """The waterfall of a row with a speed-up."""
     assert row.speedup
     step = row.slice_step_ms
-    steady = row.explanation is None or row.explanation.unsteady is None
-    stages = _stages(row, step, row.bound) if step and row.bound and steady else ()
+    stages = _stages(row, step, row.bound) if step and row.bound and not why_untold(row) else ()
     step_ms = step.strategy if step else None
     return Waterfall(row=row, ideal=row.devices_used, speedup=row.speedup, stages=tuple(stages), step_ms=step_ms)
 

@@ -15,7 +15,15 @@ from samebits.stages.pipeline import pipeline_yaml, stages
 _TEMPLATES = Path(__file__).parent / "templates"
 _PLOT = Path(".dvc/plots/stacked_bars.json")
 _BEGIN, _END = "# what samebits writes\n", "# end of what samebits writes\n"
-_OTHERS = ("/.samebits/", "/dvc_plots/", "/mlflow.db", "/mlflow.db-*", "/mlartifacts/", "__pycache__/")
+_OTHERS = (
+    "/.samebits/",
+    "/reports/scaling.json",
+    "/dvc_plots/",
+    "/mlflow.db",
+    "/mlflow.db-*",
+    "/mlartifacts/",
+    "__pycache__/",
+)
 
 
 def template(name: str) -> str:

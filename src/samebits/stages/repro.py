@@ -73,6 +73,8 @@ def reproduce(folder: Path, options: Sequence[str] = (), console: Console | None
                 shown.look(read(progress))
                 continue
             log.write(f"{line}\n")
+            if _RUNNING.fullmatch(line):
+                progress.unlink(missing_ok=True)  # of the stage before
             shown.take(line)
     code = process.returncode
     shown.finish(failed=code != 0)

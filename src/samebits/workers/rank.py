@@ -93,7 +93,7 @@ class Reporter:
         """Write this rank's phase and step to the shared memory."""
         self._memory[0], self._memory[1] = _PHASES.index(phase), step
         if not step:
-            tell(phase)
+            tell("ending" if phase == "done" else phase)
 
     def done(self) -> None:
         """Say that all work is done. An exit code of 0 does not prove it: the model's code may end the process."""

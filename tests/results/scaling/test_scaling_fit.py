@@ -211,11 +211,11 @@ def test_what_is_given_of_a_network_has_no_error_of_the_fit():
 def test_a_projection_says_what_it_is():
     found = fit(measured(LINK, *steps_of(2, 4)))
     slow = parse_network("1Gb/s,1ms")
-    arguments = {"batch": 1024, "gradients": gradients(), "per_host": 4, "network": slow}
+    alone = costs(LINK, Step(devices=1, rows=1024)).seconds
+    arguments = {"batch": 1024, "gradients": gradients(), "per_host": 4, "network": slow, "alone": alone}
     strong, weak = (project(found, 16, scaling=name, **arguments) for name in ("strong", "weak"))
     assert (strong.kind, strong.rows, weak.rows) == ("projection", 64, 1024)
     assert strong.network == weak.network == "1Gb/s,1ms"
-    alone = costs(LINK, Step(devices=1, rows=1024)).seconds
     for one, rows, factor in ((strong, 64, 1), (weak, 1024, 16)):
         beyond = Step(devices=16, rows=rows, bytes=BYTES, sharing=4)
         truth = costs(over(LINK, slow), beyond).seconds

@@ -94,6 +94,9 @@ if TYPE_CHECKING:
 else:
     CauseKind = Literal[tuple(CAUSES)]
 
+OF_THE_HOST = frozenset({"busy_host", "own_threads", "oversubscribed"})
+"""Causes that make a host unsteady, and are judged on one."""
+
 Looked = Sequence[Cause | NotJudged]
 """What was looked for: causes with the time that they take, however little, and those of which nothing can be said."""
 

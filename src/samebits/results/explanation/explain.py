@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from samebits.files import Part
 from samebits.records.breakdown import Bounds
-from samebits.results.explanation.cause import Cause, Evidence
-from samebits.results.explanation.causes import CAUSES, CauseKind, largest, look_for_causes
+from samebits.results.explanation.cause import Cause, Evidence, NotJudged
+from samebits.results.explanation.causes import CAUSES, OF_THE_HOST, CauseKind, largest, look_for_causes
 from samebits.results.explanation.observed import Observed
 from samebits.results.explanation.parts import COPIES, Parts, plain_ms
 from samebits.results.explanation.remedies import Change, Gain, RemedyKind
@@ -88,6 +88,9 @@ AGREE_SENDING = 0.1
 """Largest difference between the shares that sending takes of a step in both. Beyond it, the host is unsteady."""
 
 
+_UNSTEADY = "this host was too unsteady"
+
+
 class Unsteady(Part):
     """Two times in ms that contradict each other: from the slices, and from the profiling pass a moment later.
 
@@ -136,7 +139,7 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
         observed = replace(observed, slices=slices, speedup=speedup)
     step = observed.parts.total
     looked = look_for_causes(observed)
-    found = largest(looked, step)
+    found = [cause for cause in largest(looked, step) if not unsteady or cause.kind in OF_THE_HOST]
     return Explanation(
         step_ms=step,
         plain_ms=plain_ms(record.breakdown),
@@ -145,19 +148,23 @@ def explain(record: RunRecord, slices: SliceSteps | None, speedup: Ratio | None)
         unsteady=unsteady,
         bounds=record.breakdown.bounds,
         findings=tuple(_finding(cause, observed, None if unsteady else step) for cause in found),
-        looked_for=_looked_for(looked, [cause.kind for cause in found]),
+        looked_for=_looked_for(looked, [cause.kind for cause in found], unsteady=unsteady is not None),
     )
 
 
-def _looked_for(looked: Looked, found: Sequence[str]) -> tuple[LookedFor, ...]:
-    """What became of each cause, in the order of ``CAUSES``."""
+def _looked_for(looked: Looked, found: Sequence[str], *, unsteady: bool) -> tuple[LookedFor, ...]:
+    """What became of each cause, in the order of ``CAUSES``. On an unsteady host the host's own alone are judged."""
+    looked = [NotJudged(one.kind, _UNSTEADY) if unsteady and one.kind not in OF_THE_HOST else one for one in looked]
     told = {
         one.kind: LookedFor(cause=one.kind, state="found" if one.kind in found else "not_found", ms=one.ms)
         if isinstance(one, Cause)
         else LookedFor(cause=one.kind, state="not_judged", why=one.why)
         for one in looked
     }
-    return tuple(told.get(kind, LookedFor(cause=kind, state="not_found")) for kind in CAUSES)
+    unseen: dict[str, Any] = {"state": "not_found"}
+    if unsteady:
+        unseen = {"state": "not_judged", "why": _UNSTEADY}
+    return tuple(told.get(kind) or LookedFor(cause=kind, **unseen) for kind in CAUSES)
 
 
 def _unsteady(slices: SliceSteps, observed: Observed, record: RunRecord) -> Unsteady | None:

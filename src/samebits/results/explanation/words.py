@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from samebits.results.explanation.causes import CAUSES
 from samebits.results.explanation.remedies import REMEDIES
 from samebits.results.figures import milliseconds, signed, signed_ms, three_digits
-from samebits.results.waterfall import LEAST_SHOWN, stage_words
+from samebits.results.waterfall import LEAST_SHOWN, say_unsteady, stage_words
 
 if TYPE_CHECKING:
     from samebits.records.run import RunRecord
     from samebits.results.explanation.cause import Evidence
-    from samebits.results.explanation.explain import ExplainedCause, Explanation, Unsteady
+    from samebits.results.explanation.explain import ExplainedCause, Explanation
     from samebits.results.explanation.parts import Parts
 
 PART_NAMES: dict[str, str] = {
@@ -111,18 +111,6 @@ def say_explanation(name: str, explanation: Explanation) -> str:
         lines += [f"   {one.name}: {figure_of(one)}" for one in finding.evidence]
         lines.append(f"   {advice_of(finding)}")
     return "\n".join(lines)
-
-
-def say_unsteady(unsteady: Unsteady) -> str:
-    """Why the explanation gives no shares of a step."""
-    took, other = milliseconds(unsteady.ms), milliseconds(unsteady.other_ms)
-    seen = {
-        "step": f"a step took {took} beside one device, and {other} a moment later",
-        "sending": f"what is sent took {took} of a step beside one device, and {other} a moment later",
-        "share": f"its share of the batch took one device {took}, and the whole batch {other}",
-    }
-    what = "This host was too unsteady to say what shares of a step its parts have"
-    return f"{what}: {seen[unsteady.kind]}. Train again when nothing else runs."
 
 
 def say_losses(explanation: Explanation) -> list[str]:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from samebits.results.answers import fastest, parallel, speed_up
-from samebits.results.explanation.words import say_unsteady
 from samebits.results.figures import milliseconds, multiple, signed_ms
 from samebits.results.lines import marks
 from samebits.results.text import devices_of
-from samebits.results.waterfall import Extent, Waterfall, percent, single_ms, waterfall, why_no_speed_up
+from samebits.results.waterfall import Extent, Waterfall, percent, single_ms, waterfall, why_no_speed_up, why_untold
 from samebits.strategies import BASELINE
 
 if TYPE_CHECKING:
@@ -94,9 +93,7 @@ def _fall(one: Waterfall, limit: float) -> Fall:
         speed_up(ratio),
         whisker=percent(ratio.low, ratio.high, limit),
     )
-    explanation = one.row.explanation
-    said = say_unsteady(explanation.unsteady) if explanation and explanation.unsteady else ""
-    return Fall(one.row.strategy, devices_of(one.row), (ideal, *stages, got), said)
+    return Fall(one.row.strategy, devices_of(one.row), (ideal, *stages, got), why_untold(one.row) or "")
 
 
 def _unmeasured(row: Row) -> Fall:

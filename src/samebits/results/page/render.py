@@ -41,7 +41,7 @@ from samebits.results.text import CHANGES, COLOURS, ON_DARK, WORDS, by_numerics,
 from samebits.results.usage import say_gaps, say_memory
 from samebits.results.verdict import ALLOWANCE
 from samebits.results.verdict_text import SIGNS, say_apart, sentences
-from samebits.results.waterfall import Extent, percent, waterfall
+from samebits.results.waterfall import Extent, percent, waterfall, why_untold
 from samebits.strategies import BASELINE, STRATEGIES
 
 if TYPE_CHECKING:
@@ -236,6 +236,7 @@ def render(comparison: Comparison, against: Comparison | None = None) -> str:
         "not_to_change": lost,
         "nothing": nothing(comparison),
         "explained": row,
+        "untold": row and why_untold(row),
         "looked_for": _looked_for(row, [name for name, _, _ in lost]),
         "same": is_it_the_same(comparison),
         "falls": falls(groups[first]),

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from samebits.results.scaling.measure import PlannedTraining
     from samebits.results.scaling.network import Network
 
+MOST_SCATTER = 0.15
+"""Typical relative error of a fit from which nothing is projected."""
+
+MOST_RANGE = 4.0
+"""Ends of a projected step's range, as a ratio, from which the points do not determine it."""
+
 _APART = 1.5  # range of a coefficient over the candidates, as a factor, from which it counts as undetermined
 
 
@@ -45,16 +51,25 @@ def assemble(
     projections: list[ProjectedPoint] = []
     further = sorted({*projected} - {one.devices for one in measured if one.counts})
     to = partial(project, batch=batch, gradients=gradients, per_host=per_host, network=network)
-    for scaling in STRONG_AND_WEAK:
+    alone = next((one.step_ms.median / 1e3 for one in measured if one.devices == 1), 0.0)
+    unfit = cost_model is not None and cost_model.scatter > MOST_SCATTER
+    for scaling in STRONG_AND_WEAK if not unfit else ():
         most = _most_devices(measured, scaling)
         if cost_model and most and most.speedup and most.speedup.high < 1:
             text = f"{scaling} scaling: the {most.devices} devices of this host do less than one of them does"
             told.append(f"{text} ({times(most.speedup)}), so no more of them are projected: samebits explain says why")
         elif cost_model:
-            projections += (to(cost_model, devices, scaling=scaling, fewer=most) for devices in further)
+            projections += (to(cost_model, devices, scaling=scaling, fewer=most, alone=alone) for devices in further)
     if not cost_model:
         told.append("no training counts that timed one device beside several, so nothing is projected")
+    elif unfit:
+        text = f"the fit misses the points by {cost_model.scatter:.0%}, so nothing is projected"
+        told.append(f"{text}: measure when nothing else runs")
     elif projections:
+        known = [one for one in projections if one.step_ms.high <= MOST_RANGE * one.step_ms.low]
+        if len(known) < len(projections):
+            told.append(f"steps whose range spans a factor of more than {MOST_RANGE:g} are not projected")
+        projections = known
         told += _caution(cost_model, network, per_host, max(projected))
     return Scaling(
         task=params.data.task,
@@ -120,11 +135,13 @@ def project(
     per_host: int,
     network: Network | None = None,
     fewer: MeasuredPoint | None = None,
+    alone: float,
 ) -> ProjectedPoint:
     """Project to ``devices``, of which each host has ``per_host``; ``gradients`` has the bytes and messages of a step.
 
     ``batch`` is the number of samples in a step of one device, which ``strong`` shares out. The ``network`` counts if
     there are several hosts. A step takes no less time than a measured one of ``fewer`` devices with as many samples.
+    ``alone`` is the measured step of one device in seconds, which the speed-up is of.
     """
     rows = batch / devices if scaling == "strong" else batch
     step = gradients.model_copy(update={"devices": devices, "rows": rows, "sharing": min(devices, per_host)})
@@ -132,7 +149,7 @@ def project(
     estimate = cost_model.estimate(step, beyond)
     if fewer and fewer.devices < devices and fewer.rows == rows:
         estimate = Spread(**{name: max(seconds, getattr(fewer.step_ms, name) / 1e3) for name, seconds in estimate})
-    gain = cost_model.estimate(Step(devices=1, rows=batch)).median * devices * rows / batch
+    gain = alone * devices * rows / batch
     return ProjectedPoint(
         scaling=scaling,
         devices=devices,

@@ -66,6 +66,9 @@ def _answers(scaling: Scaling, width: int) -> Iterator[Text]:
         worst = max(scaling.held_out, key=lambda one: abs(one.error))
         told = f"largest error where measured devices were predicted by a fit without them ({worst.devices} of them)"
         yield from answer("How far to trust it?", f"{worst.error:+.1%}", told, width, "bold")
+    elif scaling.fit and not scaling.projections:
+        told = f"the fit misses the points by {scaling.fit.scatter:.0%}; see the notes"
+        yield from answer("How far to trust it?", "not far", told, width, "bold")
     elif scaling.fit:
         told = "untested here: that takes two numbers of devices above 1"
         yield from answer("How far to trust it?", "?", told, width, "bold")
