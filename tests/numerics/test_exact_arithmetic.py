@@ -94,14 +94,21 @@ FUNCTIONS = {
     "cos": mpmath.cos,
     "sqrt": mpmath.sqrt,
     "rsqrt": lambda x: 1 / mpmath.sqrt(x),
+    **{name: getattr(mpmath, name) for name in ("sinh", "cosh", "atan", "asin", "acos", "asinh", "acosh", "atanh")},
 }
-ABOVE = {"log": 0.0, "log1p": -1.0, "sqrt": 0.0, "rsqrt": 0.0}
-"""Where a function is defined only above a number."""
+BETWEEN = {
+    "log": (0.0, math.inf), "log1p": (-1.0, math.inf), "sqrt": (0.0, math.inf), "rsqrt": (0.0, math.inf),
+    "asin": (-1.0, 1.0), "acos": (-1.0, 1.0), "atanh": (-1.0, 1.0), "acosh": (1.0, math.inf),
+}  # fmt: skip
+"""Where a function is defined only between two numbers."""
 
 
 def worst_ulps(name, values):
     """The largest error over ``values`` in units of the last place of a float32, and where it is."""
-    values = [x for x in values if x > ABOVE.get(name, -math.inf)]
+    low, high = BETWEEN.get(name, (-math.inf, math.inf))
+    values = [x for x in values if low < x < high]
+    if not values:
+        return 0.0, None
     found = getattr(elementary, name)(torch.tensor(values, dtype=torch.float64)).to(torch.float32).tolist()
     worst = (0.0, None)
     with mpmath.workprec(400):

@@ -16,7 +16,7 @@ from samebits.numerics.exact import tables
 from samebits.numerics.exact.grid import power_of_two
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -25,6 +25,7 @@ _LN2_LO = float.fromhex("0x1.a39ef35793c76p-33")
 LN2, LN10 = float.fromhex("0x1.62e42fefa39efp-1"), float.fromhex("0x1.26bb1bbb55516p+1")
 _INV_LN2 = float.fromhex("0x1.71547652b82fep+0")
 _HALF_PI = [float.fromhex(part) for part in ("0x1.921fb54400000p+0", "0x1.0b4611a600000p-34", "0x1.3198a2e037073p-69")]
+_PI = float.fromhex("0x1.921fb54442d18p+1")
 _TWO_OVER_PI = float.fromhex("0x1.45f306dc9c883p-1")
 _SQRT_TWO = float.fromhex("0x1.6a09e667f3bcdp+0")
 _CODY_WAITE_LIMIT = 2.0**19  # quadrants below 2**20: their products with the parts of pi / 2 are exact
@@ -34,6 +35,7 @@ _EXPM1 = [*_EXP[1:], 1.0 / math.factorial(10)]
 _LOG = [1.0 / (2 * k + 1) for k in range(9)]
 _SIN = [(-1.0) ** k / math.factorial(2 * k + 1) for k in range(7)]
 _COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(8)]
+_ATAN = [(-1.0) ** k / (2 * k + 1) for k in range(6)]
 
 
 def divisor(like: Tensor, value: float) -> Tensor:
@@ -198,7 +200,77 @@ def rsqrt(x: Tensor) -> Tensor:
     return torch.where((near == 0) | near.isinf(), near, better).mul_(power_of_two(half.neg()))
 
 
-FUNCTIONS = (exp, expm1, log, log1p, sigmoid, tanh, erf, sin, cos, sqrt, rsqrt)
+def sinh(x: Tensor) -> Tensor:
+    """Hyperbolic sine, within 1 ulp."""
+    t = expm1(x.abs())
+    return t.div(t.add(1.0)).add_(t).mul_(0.5).copysign_(x)
+
+
+def cosh(x: Tensor) -> Tensor:
+    """Hyperbolic cosine, within 1 ulp."""
+    t = exp(x.abs())
+    return torch.ones_like(t).div_(t).add_(t).mul_(0.5)
+
+
+def atan(x: Tensor) -> Tensor:
+    """Arcus tangent, within 1 ulp.
+
+    With the nearest node c of a table, it is that of c and that of (x - c) / (1 + x * c) together.
+    """
+    size = x.abs()
+    beyond = size > 1
+    y = torch.where(beyond, torch.ones_like(x).div_(size), size)
+    index = y.mul(tables.ARCTAN_STEPS).round_()
+    node = index.div(divisor(index, tables.ARCTAN_STEPS))
+    r = y.sub(node).div_(y.mul(node).add_(1.0))
+    angle = (
+        _polynomial(r.mul(r), _ATAN).mul_(r).add_(tables.arctans(x.device).take(index.nan_to_num_().to(torch.int64)))
+    )
+    return torch.where(beyond, angle.neg().add_(_PI / 2), angle).copysign_(x)
+
+
+def asin(x: Tensor) -> Tensor:
+    """Arcus sine, within 1 ulp; NaN beyond 1."""
+    return atan(x.div(sqrt(x.neg().add_(1.0).mul_(x.add(1.0)))))
+
+
+def acos(x: Tensor) -> Tensor:
+    """Arcus cosine, within 1 ulp; NaN beyond 1."""
+    return atan(sqrt(x.neg().add_(1.0).div_(x.add(1.0)))).mul_(2.0)
+
+
+def asinh(x: Tensor) -> Tensor:
+    """Inverse of ``sinh``, within 1 ulp."""
+    size = x.abs()
+    square = size.mul(size)
+    result = log1p(square.div(sqrt(square.add(1.0)).add_(1.0)).add_(size))
+    return torch.where(size.isinf(), size, result).copysign_(x)
+
+
+def acosh(x: Tensor) -> Tensor:
+    """Inverse of ``cosh``, within 1 ulp; NaN below 1."""
+    t = x.sub(1.0)
+    return torch.where(x < 1, math.nan, log1p(sqrt(t.add(2.0).mul_(t)).add_(t)))
+
+
+def atanh(x: Tensor) -> Tensor:
+    """Inverse of ``tanh``, within 1 ulp; NaN beyond 1."""
+    size = x.abs()
+    return log1p(size.mul(2.0).div_(size.neg().add_(1.0))).mul_(0.5).copysign_(x)
+
+
+def atan2(y: Tensor, x: Tensor) -> Tensor:
+    """The angle of the point (x, y), within 1 ulp; that of zero and of infinity by the signs of both."""
+    ratio = y.abs().div_(x.abs())
+    ratio = torch.where(y.isinf() & x.isinf(), 1.0, torch.where((y == 0) & (x == 0), 0.0, ratio))
+    angle = atan(ratio)
+    return torch.where(x.signbit(), angle.neg().add_(_PI), angle).copysign_(y)
+
+
+FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
+    *(exp, expm1, log, log1p, sigmoid, tanh, erf, sin, cos, sqrt, rsqrt),
+    *(sinh, cosh, atan, asin, acos, asinh, acosh, atanh),
+)
 """The functions of one number, within 1 ulp, that PyTorch has under the same name."""
 
 

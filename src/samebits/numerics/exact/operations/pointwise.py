@@ -81,19 +81,79 @@ _of_scaled(aten.sub, torch.sub)
 
 @exact(aten.div)
 def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> Tensor:
-    """``x / y`` by a true division, also where ``y`` is a number.
-
-    Raises:
-        NotExactError: the quotient of fractions is to be rounded to an integer.
-    """
+    """``x / y`` by a true division, also where ``y`` is a number."""
     _check_types(x, y)
     if rounding_mode is not None:
         if torch.result_type(x, y).is_floating_point:
-            raise NotExactError("division with a rounding mode is exact for integers alone")
+            return _whole_quotient(x, y, rounding_mode)
         return torch.div(x, y, rounding_mode=rounding_mode)
     if isinstance(y, torch.Tensor):
         return torch.div(x, y.to(x.device) if y.dim() == 0 else y)
     return torch.div(_floated(x), divisor(_floated(x), y))
+
+
+def _pair(x: Tensor | Number, y: Tensor | Number) -> tuple[Tensor, Tensor]:
+    """Both as float64 tensors of one shape. Raises NotExactError: their common type is not float32."""
+    common = torch.result_type(x, y)
+    if common != torch.float32:
+        raise NotExactError(f"{common} has no exact version; use float32")
+    device = max((t for t in (x, y) if isinstance(t, torch.Tensor)), key=torch.Tensor.dim).device
+    tensors = (torch.as_tensor(t, dtype=common, device=device).to(torch.float64) for t in (x, y))
+    wide_x, wide_y = torch.broadcast_tensors(*tensors)  # type: ignore[no-untyped-call]
+    return wide_x.contiguous(), wide_y.contiguous()
+
+
+def _of_pair(packet: Any, function: Callable[[Tensor, Tensor], Tensor], *, whole: bool = True) -> None:
+    """Enter a function of two float32 numbers that is computed in float64 and rounded once.
+
+    Of integers the kernel's own result is one too if it is ``whole``; else they count as floating-point numbers.
+    """
+
+    def version(x: Tensor | Number, y: Tensor | Number) -> Tensor:
+        common = torch.result_type(x, y)
+        if common.is_floating_point or common.is_complex:
+            return function(*_pair(x, y)).to(torch.float32)
+        if whole:
+            result: Tensor = packet(x, y)
+            return result
+        x, y = (_floated(t) if isinstance(t, torch.Tensor) else t for t in (x, y))
+        return function(*_pair(x, y)).to(torch.float32)
+
+    EXACT[packet] = version
+
+
+def _remainder(x: Tensor, y: Tensor) -> Tensor:
+    """What is left of ``x``, with the sign of ``y``; ``fmod`` is exact in itself (IEEE 754)."""
+    left = torch.fmod(x, y)
+    return torch.where((left != 0) & (left.signbit() != y.signbit()), left.add(y), left)
+
+
+def _whole_quotient(x: Tensor | Number, y: Tensor | Number, rounding_mode: str) -> Tensor:
+    wide_x, wide_y = _pair(x, y)
+    left = _remainder(wide_x, wide_y) if rounding_mode == "floor" else torch.fmod(wide_x, wide_y)
+    whole = wide_x.sub(left).div_(wide_y).round_()
+    return torch.where(wide_y == 0, wide_x.div(wide_y), whole).to(torch.float32)
+
+
+_of_pair(aten.fmod, torch.fmod)
+_of_pair(aten.remainder, _remainder)
+_of_pair(aten.floor_divide, lambda x, y: _whole_quotient(x.to(torch.float32), y.to(torch.float32), "floor"))
+_of_pair(aten.atan2, elementary.atan2, whole=False)
+
+
+def _hypot(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(x.isinf() | y.isinf(), math.inf, elementary.sqrt(x.mul(x).add_(y.mul(y))))
+
+
+_of_pair(aten.hypot, _hypot, whole=False)
+
+
+def _shrink_backward(grad: Tensor, x: Tensor, lambd: Number) -> Tensor:
+    """The gradient outside of -``lambd`` to ``lambd``, within which the function is zero."""
+    return torch.where(x.abs() <= lambd, torch.zeros((), dtype=grad.dtype, device=grad.device), grad)
+
+
+EXACT[aten.hardshrink_backward] = EXACT[aten.softshrink_backward] = _shrink_backward
 
 
 @exact(aten.arange)
@@ -139,14 +199,7 @@ def pow_(x: Tensor | Number, y: Tensor | Number) -> Tensor:
 
 
 def _power_of_tensors(x: Tensor | Number, y: Tensor) -> Tensor:
-    common = torch.result_type(x, y)
-    if common != torch.float32:
-        raise NotExactError(f"{common} has no exact version; use float32")
-    base = x if isinstance(x, torch.Tensor) else torch.full((), float(x), dtype=common, device=y.device)
-    shape = torch.broadcast_shapes(base.shape, y.shape)  # type: ignore[no-untyped-call]
-    device = y.device if base.dim() == 0 else base.device  # a 0-dim tensor may be on the CPU beside a GPU's tensor
-    wide_base, wide_exponent = (t.to(device, common).to(torch.float64).expand(shape).contiguous() for t in (base, y))
-    return elementary.power(wide_base, wide_exponent).to(torch.float32)
+    return elementary.power(*_pair(x, y)).to(torch.float32)
 
 
 @exact(aten.gelu)

@@ -142,7 +142,7 @@ ALIKE = (
         free="ceil copysign floor frac nan_to_num neg positive round sign threshold_backward trunc",
         inner="_to_copy abs add clamp div mul rsub sgn sub",
     ),
-    Alike(why=_ROUNDED, types=(torch.float64,), inner="sqrt"),
+    Alike(why=_ROUNDED, types=(torch.float64,), inner="fmod sqrt"),
     Alike(
         why="integers, whose sums and products are the same in any order",
         types=_INTEGERS,
