@@ -170,6 +170,24 @@ class Norms(nn.Module):
         return self.head(self.again(self.plain(x)) + self.again(x.square()))
 
 
+class Resampled(nn.Module):
+    """A spatial transformer, upsampling of three kinds, inverse functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.turn, self.first, self.second = nn.Linear(192, 6), nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3)
+        self.head = nn.Linear(4, TOKENS)
+
+    def forward(self, x):
+        turn = torch.eye(2, 3) + 0.1 * torch.atan(self.turn(x.flatten(1))).view(-1, 2, 3)
+        places = F.affine_grid(turn, [x.shape[0], 3, 8, 8], align_corners=False)
+        y = F.grid_sample(self.first(x), places, padding_mode="reflection", align_corners=False)
+        y = F.interpolate(self.second(y), scale_factor=2, mode="bilinear")
+        y = y + F.interpolate(y[..., :6, :6], size=(12, 12), mode="bicubic", align_corners=True)
+        y = torch.asinh(F.hardshrink(y, 0.01)).flatten(2)
+        return self.head(F.interpolate(y, scale_factor=0.5, mode="linear").mean(-1))
+
+
 def transformers_model(config, model):
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": LENGTH}
@@ -195,6 +213,7 @@ MODELS = {
     "rotary": (Rotary, tokens, tokens),
     "signal": (Signal, images, classes),
     "norms": (Norms, images, classes),
+    "resampled": (Resampled, images, classes),
     "transformers gpt2": (lambda: transformers_model("GPT2Config", "GPT2LMHeadModel"), tokens, tokens),
     "transformers llama": (lambda: transformers_model("LlamaConfig", "LlamaForCausalLM"), tokens, tokens),
     "transformers bert": (lambda: transformers_model("BertConfig", "BertForMaskedLM"), tokens, tokens),
@@ -294,7 +313,9 @@ def test_running_statistics_are_the_mean_over_the_shards_of_all_ranks():
         windows.settle(lambda values: values, CPU)
 
 
-@pytest.mark.parametrize("name", ["residual net", "rotary", "signal", "transformers llama"])  # without dropout
+@pytest.mark.parametrize(
+    "name", ["residual net", "rotary", "signal", "resampled", "transformers llama"]
+)  # without dropout
 def test_it_learns_what_fast_learns(name):
     assert train(*MODELS[name])[1] == pytest.approx(train(*MODELS[name], fast=True)[1], rel=2e-3)
 

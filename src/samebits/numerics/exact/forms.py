@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -79,8 +80,8 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps
 def _grid_sample(
     x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
 ) -> Tensor:
-    """``F.grid_sample``. On a GPU, PyTorch's may be an operation of cuDNN."""
-    sampler = torch.grid_sampler_2d if x.dim() == 4 else torch.grid_sampler_3d
+    """``F.grid_sample`` by PyTorch's decomposition, whose gradient is that of look-ups, which add on grids."""
+    sampler = decomposition_table[torch.ops.aten.grid_sampler_2d.default] if x.dim() == 4 else torch.grid_sampler_3d
     between, beyond = (
         ("bilinear", "nearest", "bicubic").index(mode),
         ("zeros", "border", "reflection").index(padding_mode),

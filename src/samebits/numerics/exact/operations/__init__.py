@@ -4,8 +4,16 @@ An operation outside ``FREE``, ``EXACT`` and, for integers, ``INTEGER`` is decom
 refused.
 """
 
-from samebits.numerics.exact.operations import contractions, indexing, normalization, pointwise, pooling, reductions
+from samebits.numerics.exact.operations import (
+    contractions,
+    indexing,
+    normalization,
+    pointwise,
+    pooling,
+    reductions,
+    resampling,
+)
 from samebits.numerics.exact.operations.registry import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 
 __all__ = ["EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "contractions",
-           "indexing", "normalization", "pointwise", "pooling", "reductions"]  # fmt: skip
+           "indexing", "normalization", "pointwise", "pooling", "reductions", "resampling"]  # fmt: skip
