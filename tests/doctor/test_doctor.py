@@ -647,7 +647,7 @@ def test_other_stores(uri, status):
 def test_git(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    expect(one(repository.git()), "warning", "not a git repository", "git init, and commit")
+    expect(one(repository.git()), "warning", "not a git repository", "`git init`, and commit")
     (tmp_path / "a").write_text("a")
     commit_all(tmp_path)
     assert one(repository.git()).status == "ok"
@@ -661,9 +661,7 @@ def test_git(tmp_path, monkeypatch):
 def test_a_repository_of_somebody_else(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     git(tmp_path, "init")
-    expect(
-        one(repository.git()), "warning", "results cannot name their commit", "git init, and commit"
-    )  # it has none yet
+    expect(one(repository.git()), "warning", "results cannot name their commit", "there is no commit yet")
     for path in (tmp_path, tmp_path / ".git"):
         os.chown(path, 4321, 4321)
     expect(one(repository.git()), "warning", "results cannot name their commit", "safe.directory")

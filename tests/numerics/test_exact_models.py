@@ -285,7 +285,9 @@ def test_running_statistics_are_the_mean_over_the_shards_of_all_ranks():
         def largest(values):
             both[rank].append(values)
             barrier.wait()
-            return torch.maximum(both[0][-1], both[1][-1])
+            largest = torch.maximum(both[0][-1], both[1][-1])
+            barrier.wait()  # before either adds its next values
+            return largest
 
         return largest
 

@@ -12,7 +12,7 @@ from operations_on_cuda import as_in_training
 from operations_probe import NO_MODE, attempt, samples_of, tensors
 from refused_on_cuda import name_of
 from samebits.errors import UserError
-from samebits.numerics.exact import engine, module, numerics, whole
+from samebits.numerics.exact import engine, numerics, parameters, whole
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.operations import registry
 from samebits.numerics.initialization import portable_initialization
@@ -139,7 +139,7 @@ MODELS = [pytest.param(name, marks=() if name == "mlp" else pytest.mark.slow) fo
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("whole_batch", [True, False])
 def test_trainings_call_nothing_of_the_lists(model, whole_batch, monkeypatch):
-    for place in (engine, module, numerics, whole):
+    for place in (engine, parameters, numerics, whole):
         monkeypatch.setattr(place, "below", _without_engine)
     calls = _Calls()
     calls.by = model
