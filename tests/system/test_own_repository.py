@@ -114,7 +114,7 @@ def test_nothing_is_trained_again_until_the_library_is_another_one(own):
         (("verify", "--quick", "--strategy", "single"), "single-exact: bitwise for"),
         (("report",), "reports/index.html"),
         (("compare", "runs/single-exact", "runs/ddp-exact"), "bitwise"),
-        (("explain",), "Next: "),
+        (("explain",), "ddp-fast of experiment:make on vectors, global batch 256: "),
         (("track", "sync"), ""),
         (("launch", "--dry-run", "slurm", "--strategy", "ddp"), "-P -m samebits.cli stage train --strategy ddp"),
     ],

@@ -128,7 +128,9 @@ def test_one_command_ends_with_the_answers(repository):
     assert len({row["weights_sha256"] for row in rows if row["numerics"] == "exact"}) == 1
     assert {file.stem for file in (repository.folder / "reports/evaluation").iterdir()} == set(RUNS)
     assert "| ddp-fast |" in (repository.folder / "reports/comparison.md").read_text()
-    (answers,) = re.findall(r"^─{100}\n(?:.*\n)+?  MLflow     make ui$", repository.output, flags=re.MULTILINE)
+    (answers,) = re.findall(
+        r"^─{100}\n(?:.*\n)+?  the rest   .*; MLflow: make ui$", repository.output, flags=re.MULTILINE
+    )
     assert "exact: every bit, under single and ddp, on any host" in answers
     assert len(answers.splitlines()) <= 25
     assert "dvc push" not in repository.output  # the run ends with its answers, not with DVC's advice

@@ -102,7 +102,7 @@ def say_explanation(name: str, explanation: Explanation) -> str:
     if explanation.losses:
         lines += ["", *say_losses(explanation)]
     lines.append("")
-    if not explanation.findings:
+    if not explanation.findings and not explanation.unsteady:
         lines.append(NOTHING)
     for number, finding in enumerate(explanation.findings, start=1):
         action = action_of(finding)
