@@ -175,9 +175,9 @@ def _by_shard(note: BatchNorm, model: nn.Module, numerics: Numerics, batch: Micr
     two = batch.head(2 * samples)
     if len(two.shards) < 2:
         return note.model_copy(update={"samples": samples})
-    module = numerics.module(model.eval())
+    module = numerics.module(model)
     for one in model.modules():
-        one.training = isinstance(one, _BatchNorm)
+        one.training = one.training and isinstance(one, _BatchNorm)  # a frozen layer stays frozen
 
     def loss(part: MicroBatch) -> float:
         return float(numerics.losses(numerics.forward(module, part), part.targets).double().mean())

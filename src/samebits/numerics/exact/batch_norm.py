@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -82,8 +83,10 @@ class RunningStatistics:
     def settle(self, model: nn.Module, largest_of_all: AllReduce, device: torch.device) -> None:
         """Give the model's buffers the mean of all shards. Every rank calls it. Raises RefusedError: see ``check``."""
         calls, self._calls = self._calls, {}
+        if self._form == ():
+            return
         buffers = dict(model.named_buffers())
-        if not buffers or self._form == ():
+        if not buffers:
             return
         one = next(iter(calls.values()))
         if self._form is None:
@@ -122,10 +125,14 @@ class ShardNorms:
     """
 
     def __init__(self, model: nn.Module, engine: Engine, calls: list[_Call] | None = None) -> None:
-        self._engine, self._calls = engine, calls
-        self._names = {
+        self._model, self._engine, self._calls = model, engine, calls
+
+    @cached_property
+    def _names(self) -> dict[int, tuple[str, bool]]:
+        """The name of each buffer by its id, and whether its module counts batches. Most models never ask."""
+        return {
             id(buffer): (f"{path}.{name}".lstrip("."), isinstance(module, _BatchNorm))
-            for path, module in model.named_modules()
+            for path, module in self._model.named_modules()
             if isinstance(module, _NormBase)
             for name, buffer in module.named_buffers(recurse=False)
         }
@@ -156,13 +163,9 @@ class ShardNorms:
             return y if bias is None else y + bias.view(shape)
         if x.numel() == x.shape[1]:
             raise self._engine.refusal("it has one value for each channel of a shard, expected more", _FEW)
-        channels = x.shape[1]
-        rows = x.transpose(0, 1).reshape(1, channels, -1).contiguous()
-        count = rows.shape[2]
-        y = torch.native_group_norm(rows, weight, bias, 1, channels, count, channels, eps)[0]
-        if running_mean is not None and running_var is not None:
-            self._note(rows, running_mean, running_var, momentum)
-        return y.view(channels, x.shape[0], *x.shape[2:]).transpose(0, 1)
+        rows = x.transpose(0, 1).reshape(1, x.shape[1], -1).contiguous()
+        y = self._by_rows(rows, running_mean, running_var, weight, bias, momentum, eps)
+        return y.view(x.shape[1], x.shape[0], *x.shape[2:]).transpose(0, 1)
 
     def instance_norm(
         self,
@@ -178,14 +181,26 @@ class ShardNorms:
         """``F.instance_norm``: each channel of each sample over its positions, or by the running statistics."""
         if not use_input_stats:
             return self.batch_norm(x, running_mean, running_var, weight, bias, eps=eps)
-        samples, channels, count = x.shape[0], x.shape[1], math.prod(x.shape[2:])
-        if count == 1:
+        if math.prod(x.shape[2:]) == 1:
             raise self._engine.refusal("it has one value for each channel of a sample, expected more", _FEW)
-        rows = x.reshape(samples, channels, count)
-        y = torch.native_group_norm(rows, weight, bias, samples, channels, count, channels, eps)[0]
+        rows = x.reshape(*x.shape[:2], -1)
+        return self._by_rows(rows, running_mean, running_var, weight, bias, momentum, eps).view(x.shape)
+
+    def _by_rows(
+        self,
+        rows: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        """Each row of (samples, channels, values) normalised by itself, and noted for the buffers, if there are any."""
+        samples, channels, count = rows.shape
         if running_mean is not None and running_var is not None:
             self._note(rows, running_mean, running_var, momentum)
-        return y.view(x.shape)
+        return torch.native_group_norm(rows, weight, bias, samples, channels, count, channels, eps)[0]
 
     def _note(self, rows: Tensor, running_mean: Tensor, running_var: Tensor, momentum: float) -> None:
         """Add the mean over samples of the statistics of ``rows``, (samples, channels, values)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -85,7 +86,7 @@ def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> T
     _check_types(x, y)
     if rounding_mode is not None:
         if torch.result_type(x, y).is_floating_point:
-            return _whole_quotient(x, y, rounding_mode)
+            return _whole_quotient(*_pair(x, y), floor=rounding_mode == "floor").to(torch.float32)
         return torch.div(x, y, rounding_mode=rounding_mode)
     if isinstance(y, torch.Tensor):
         return torch.div(x, y.to(x.device) if y.dim() == 0 else y)
@@ -128,16 +129,15 @@ def _remainder(x: Tensor, y: Tensor) -> Tensor:
     return torch.where((left != 0) & (left.signbit() != y.signbit()), left.add(y), left)
 
 
-def _whole_quotient(x: Tensor | Number, y: Tensor | Number, rounding_mode: str) -> Tensor:
-    wide_x, wide_y = _pair(x, y)
-    left = _remainder(wide_x, wide_y) if rounding_mode == "floor" else torch.fmod(wide_x, wide_y)
-    whole = wide_x.sub(left).div_(wide_y).round_()
-    return torch.where(wide_y == 0, wide_x.div(wide_y), whole).to(torch.float32)
+def _whole_quotient(x: Tensor, y: Tensor, *, floor: bool) -> Tensor:
+    """``x / y`` rounded to an integer, downwards or towards zero."""
+    left = _remainder(x, y) if floor else torch.fmod(x, y)
+    return torch.where(y == 0, x.div(y), x.sub(left).div_(y).round_())
 
 
 _of_pair(aten.fmod, torch.fmod)
 _of_pair(aten.remainder, _remainder)
-_of_pair(aten.floor_divide, lambda x, y: _whole_quotient(x.to(torch.float32), y.to(torch.float32), "floor"))
+_of_pair(aten.floor_divide, partial(_whole_quotient, floor=True))
 _of_pair(aten.atan2, elementary.atan2, whole=False)
 
 
