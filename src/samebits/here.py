@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 CLI = ("-m", "samebits.cli")
 """Python's arguments, behind ``-P``, that run the installed command."""
 
+TOLD = "SAMEBITS_PLACE_TOLD"
+"""Variable of a stage behind another, which has said where both run."""
+
 
 def is_kit(root: Path = Path()) -> bool:
     """Whether a folder is the root of the kit's own repository, whose sources then run in place of installed ones."""

@@ -21,7 +21,7 @@ from samebits.doctor import containers
 from samebits.engines import docker_run, image, stage
 from samebits.engines.docker import SOCKET, address_of, connect, gpu_request
 from samebits.errors import HostError, UserError
-from samebits.here import CLI
+from samebits.here import CLI, TOLD
 from samebits.host import visible_uuids
 from samebits.host.cluster_environment import find_nodes
 from samebits.records.provenance import RECORDED
@@ -231,6 +231,7 @@ def test_a_container_is_given_all_gpus_unless_they_are_hidden(name, devices, giv
         ("pipeline/host.py", {"DVC_STAGE": "host"}, True),
         ("pipeline/train.py", {"DVC_STAGE": "train@single-fast"}, False),
         ("pipeline/train.py", {}, True),
+        ("pipeline/train.py", {TOLD: "1"}, False),  # as of `verify`, behind its data
         ("pipeline/host.py", {stage.RUNTIME: "host"}, False),  # which was asked for
         ("pipeline/train.py", {stage.RUNTIME: "container", stage.INSIDE: "1"}, False),  # it is there already
     ],

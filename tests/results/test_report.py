@@ -254,6 +254,7 @@ DEVICE = {"weights": 6 * MIB, "gradients": 3 * MIB, "optimizer": 12 * MIB, "acti
             "a step of 256 samples takes 400 MiB of 800 MiB: 6 MiB weights, 3 MiB gradients, 12 MiB optimizer state, "
             "100 MiB activations, and 279 MiB the process itself",
         ),
+        ("ddp", [{**DEVICE, "buffers": MIB}, DEVICE], "counted", "401 MiB of 800 MiB in process 0, the largest: 6 MiB"),
         (
             "dp",
             [DEVICE, {**DEVICE, "optimizer": 0}],

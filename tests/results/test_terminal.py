@@ -85,6 +85,17 @@ def test_a_host_that_is_too_unsteady_is_told_in_the_place_of_stages_and_causes()
     assert not any(" ms " in line for line in lines if line.startswith(("single ", "ddp ")))
 
 
+def test_own_metrics_are_beside_the_weights():
+    own = {"iou": 0.51234567, "a name\x1b of many characters": 0.2, "third": 1.0}
+    rows = [row.model_copy(update={"metrics": {} if row.strategy == "dp" else own}) for row in on_cpus()]
+    lines = lines_of(of_cpus(*rows), 80)
+    first = next(number for number, line in enumerate(lines) if line.startswith("  iou, fast "))
+    assert lines[first].split() == ["iou,", "fast", "single", "0.5123", "dp", "–", "ddp", "0.5123"]
+    assert lines[first - 1].startswith("  weights, fast ")
+    assert lines[first + 1].startswith("  a name\\x1b o…, fast ")
+    assert len(lines) <= MOST_LINES
+
+
 def test_a_bar_is_as_long_as_the_speed_is_large():
     lines = lines_of(of_cpus(*on_cpus(ratio(2.0, 1.9, 2.1))))
     single, ddp = (next(line for line in lines if line.startswith(name)) for name in ("single", "ddp"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -221,6 +222,8 @@ def verify(
       samebits verify --quick
       samebits verify --folder gpu
     """
+    from rich.console import Console
+
     from samebits.params import with_num_devices
     from samebits.results import verify as results
     from samebits.results.lock import LOCK
@@ -233,8 +236,11 @@ def verify(
     there = (Path(folder) / LOCK).exists()  # else the error alone is said, below
     for remark in results.stale(strategies, Path(folder)) if there else ():
         click.echo(remark, err=True)
-    same = True
-    with scratch_folder(Path(".samebits")) as scratch:  # a container sees it too
+    same, aside = True, Console(stderr=True)
+    with (
+        scratch_folder(Path(".samebits")) as scratch,  # a container sees it too
+        aside.status("training again") if aside.is_terminal else nullcontext(),
+    ):
         for verified in results.verify(params, strategies, scratch, folder=Path(folder), quick=quick):
             click.echo(verified.text)
             same = same and verified.same

@@ -14,7 +14,7 @@ from samebits.engines.docker import NoEngineError, connect, gpu_request
 from samebits.engines.docker_run import GPUS, MOUNTS, TRUST, ContainerCommand, is_seen, mounts_of
 from samebits.engines.image import IMAGE, image_name, require_image, variant_of, wanted_image
 from samebits.errors import HostError, UserError
-from samebits.here import is_kit, stage_in
+from samebits.here import TOLD, is_kit, stage_in
 from samebits.host import allowed_gpus, count_present, count_visible, torch_build
 from samebits.host.cluster_environment import find_nodes
 from samebits.params import load_params
@@ -136,7 +136,8 @@ def enter(arguments: Sequence[str] = sys.argv, environ: Mapping[str, str] = os.e
     except HostError as error:
         if runtime == "container":
             raise
-        if (first or "DVC_STAGE" not in environ) and not isinstance(error, NoEngineError):
+        says = first or ("DVC_STAGE" not in environ and TOLD not in environ)
+        if says and not isinstance(error, NoEngineError):
             sys.stderr.write(f"on the host, not in the image: {error}, or set {RUNTIME}=host\n")
         return
     if first:

@@ -115,12 +115,13 @@ COLUMNS = (
 def columns_of(comparison: Comparison) -> tuple[Column, ...]:
     """The columns of a comparison, with the user's own metrics beside the accuracy."""
     names = dict.fromkeys(name for row in comparison.rows for name in row.metrics)
-    own = (Column(heading=printable(name), cell=partial(_metric, name)) for name in names)
+    own = (Column(heading=printable(name), cell=partial(own_metric, name)) for name in names)
     after = next(number for number, one in enumerate(COLUMNS, start=1) if one.metric == "accuracy")
     return (*COLUMNS[:after], *own, *COLUMNS[after:])
 
 
-def _metric(name: str, row: Row) -> str:
+def own_metric(name: str, row: Row) -> str:
+    """The value of one of the user's metrics for display."""
     return NONE if name not in row.metrics else f"{row.metrics[name]:.4g}"
 
 

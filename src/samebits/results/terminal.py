@@ -16,6 +16,7 @@ from samebits.results.explanation.words import NOTHING
 from samebits.results.figures import milliseconds, multiple, signed_ms, wall_time
 from samebits.results.lines import WIDTHS, answer, axis, cut, extent, rule, width_of, wrapped
 from samebits.results.sameness import is_it_the_same
+from samebits.results.table import own_metric
 from samebits.results.text import CHANGES, COLOURS, by_numerics, devices_of, exact_first, first_numerics, remarks
 from samebits.results.verdict_text import SIGNS
 from samebits.results.waterfall import Stage, single_ms, waterfall, why_no_speed_up, why_untold
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from samebits.results.comparison import Comparison, Row
 
 MOST_LINES = 25
+
+_MOST_METRICS = 2
 
 _WORDS, _MS, _SPEED = 31, 12, 12
 """Columns of words, of ms and of speeds. The bars have the rest."""
@@ -68,7 +71,13 @@ def answer_lines(
         head[-2].append(f"{took:>{width - len(head[-2])}}")
     head += [*_answers(comparison, width), Text()]
     gap = [Text()] if width == WIDTHS[1] else []  # a narrow form needs the lines, as its words wrap sooner
-    tail = [*gap, *_hashes(comparison, width), *gap, *_places(comparison, reports, width, notes)]
+    tail = [
+        *gap,
+        *_hashes(comparison, width),
+        *_metrics(comparison, width),
+        *gap,
+        *_places(comparison, reports, width, notes),
+    ]
     room = MOST_LINES - len(head) - len(tail)
     return [*head, *_speeds(comparison, width, room), *tail]
 
@@ -176,6 +185,16 @@ def _hashes(comparison: Comparison, width: int) -> Iterator[Text]:
             sign = SIGNS[row.verdict.grade] if row.verdict else " "
             chain += f" {sign} {row.strategy} {row.weights_sha256[:8]}"
         yield from map(Text, wrapped(f"  weights, {numerics:<13}{chain}", width, " " * 24))
+
+
+def _metrics(comparison: Comparison, width: int) -> Iterator[Text]:
+    """The user's own metrics of the first numerics, a line for each of the first ones."""
+    rows = first_numerics(comparison)
+    names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    for name in names[:_MOST_METRICS]:
+        values = "   ".join(f"{row.strategy} {own_metric(name, row)}" for row in rows)
+        words = f"{cut(printable(name), 13)}, {rows[0].numerics}"
+        yield from map(Text, wrapped(f"  {words:<22}{values}", width, " " * 24))
 
 
 def _places(comparison: Comparison, reports: Path, width: int, notes: int) -> list[Text]:

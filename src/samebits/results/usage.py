@@ -142,14 +142,15 @@ def _slowed(device: DeviceUsage) -> str | None:
 
 
 def say_memory(memory: Memory, strategy: StrategyName) -> str:
-    """The memory that a step takes on the fullest device, and its parts."""
+    """The memory that a step takes on the fullest device or in the largest process, and its parts."""
     number = memory.fullest
     device = memory.devices[number]
-    where = ""
+    where, measured = "", memory.source == "allocator"
     if len(memory.devices) > 1:
         gathers = STRATEGIES[strategy].gathers and number == 0
-        where = f" on device {number}, the fullest" + (", which also holds what dp gathers" if gathers else "")
-    rest = "data and workspaces" if memory.source == "allocator" else "the process itself"
+        where = f" on device {number}, the fullest" if measured else f" in process {number}, the largest"
+        where += ", which also holds what dp gathers" if gathers else ""
+    rest = "data and workspaces" if measured else "the process itself"
     return (
         f"a step of {memory.samples:,} samples takes {gib(device.peak)} of {gib(device.capacity)}{where}: "
         f"{_parts(device)}, and {gib(device.baseline)} {rest}"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from samebits.errors import UserError, from_exit_code, last_line
 from samebits.files import own_cache_of_dvc, regular
-from samebits.here import process_of
+from samebits.here import TOLD, process_of
 from samebits.params import write_params
 from samebits.records.run import LOSSES, RECORD, WEIGHTS, RunRecord, read_losses
 from samebits.results.lock import LOCK, read_lock
@@ -101,7 +101,8 @@ def train_in(scratch: Path, params: Params, name: str, *arguments: object) -> Pa
 
 def _run_in(scratch: Path, stage: str, params: Params, *arguments: object) -> None:
     write_params(params, scratch / "params.yaml")
-    run_stage(Path(), stage, "--folder", scratch, *arguments, quiet=True)
+    told = {} if stage == "prepare" else {TOLD: "1"}  # the data are prepared first
+    run_stage(Path(), stage, "--folder", scratch, *arguments, quiet=True, variables=told)
 
 
 def run_stage(
