@@ -1037,7 +1037,7 @@ def test_exact_is_tried_where_it_is_wanted(layer, code, text, doctor):
 MANY = """
         self.first = nn.Sequential(nn.Linear(128, 10), nn.RReLU())
         self.second = nn.Sequential(nn.Linear(10, 10), nn.RReLU())
-        self.rows = nn.LSTM(10, 10)
+        self.rows = nn.SyncBatchNorm(10)
         self.calls = 0
         self.start = torch.linalg.inv(torch.eye(10) * 2)"""
 PASS = """
@@ -1055,7 +1055,7 @@ def test_all_that_exact_refuses_is_told_at_once_with_its_places(doctor):
     said = {text: hint for name, text, hint in told(findings, "failed") if name == "exact"}
     assert code == 2
     for text, hint in [
-        ("LSTM in model.rows: recurrent modules", "write the cell with nn.Linear"),
+        ("SyncBatchNorm in model.rows: it normalises by the whole batch", "use nn.BatchNorm"),
         ("RReLU in model.first.1, RReLU in model.second.1: rrelu_with_noise: ", "docs/concepts/exact.md"),
         ("Net in model: prims::bessel_i0e: it has no exact version (net.py:", "docs/concepts/exact.md"),
         ("Net in model: time.time is asked for (net.py:", "give it to the factory"),

@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import exact_probe
@@ -170,6 +171,25 @@ class Norms(nn.Module):
         return self.head(self.again(self.plain(x)) + self.again(x.square()))
 
 
+class Recurrent(nn.Module):
+    """Recurrent layers and cells of all kinds, over padded and packed samples, with dropout between layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 8)
+        self.first = nn.LSTM(8, 6, 2, batch_first=True, dropout=0.1, bidirectional=True, proj_size=4)
+        self.second, self.cell, self.head = nn.GRU(8, 8, batch_first=True), nn.LSTMCell(8, 8), nn.Linear(16, TOKENS)
+
+    def forward(self, tokens):
+        x = self.first(self.embedding(tokens))[0]
+        lengths = 1 + tokens[:, 0].remainder(LENGTH).cpu()
+        _, (last,) = self.second(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+        state = None
+        for step in x[:, :3].unbind(1):
+            state = self.cell(step, state)
+        return self.head(torch.cat([last, state[0]], 1))
+
+
 class Resampled(nn.Module):
     """A spatial transformer, upsampling of three kinds, inverse functions."""
 
@@ -213,6 +233,7 @@ MODELS = {
     "rotary": (Rotary, tokens, tokens),
     "signal": (Signal, images, classes),
     "norms": (Norms, images, classes),
+    "recurrent": (Recurrent, tokens, classes),
     "resampled": (Resampled, images, classes),
     "transformers gpt2": (lambda: transformers_model("GPT2Config", "GPT2LMHeadModel"), tokens, tokens),
     "transformers llama": (lambda: transformers_model("LlamaConfig", "LlamaForCausalLM"), tokens, tokens),
@@ -403,10 +424,6 @@ REFUSED = [
      r"model\.1 \(SyncBatchNorm\): it normalises by the whole batch, and exact by each shard\. hint: use nn\.Batch"),
     (lambda: nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.InstanceNorm2d(3), nn.Flatten(), nn.Linear(3, TOKENS)),
      r"model\.1 \(InstanceNorm2d\): it has one value for each channel of a sample"),
-    (lambda: nn.Sequential(nn.Flatten(), nn.GRU(192, TOKENS)),
-     r"model\.1 \(GRU\): recurrent modules run in other kernels"),
-    (lambda: nn.Sequential(nn.Flatten(), nn.LSTMCell(192, TOKENS)),
-     r"model\.1 \(LSTMCell\): recurrent modules run in other kernels"),
     (lambda: compiled(Does()), r"model \(Does\): a compiler may fuse"),
     (lambda: traced(normed()), r"model \(Top\w+\): TorchScript may fuse"),
     (Borrows, r"body\.weight: forward uses it from beside the model"),

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from samebits.numerics.exact.parameters import Entry
+from samebits.numerics.exact.recurrent import Recurrence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +43,8 @@ class OneForm(_Functions):
 
     def __init__(self, engine: Engine, norms: ShardNorms) -> None:
         super().__init__(engine)
-        self._forms = {**_FORMS, F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
+        self._forms = {**_FORMS, **Recurrence(engine).forms()}
+        self._forms |= {F.batch_norm: norms.batch_norm, F.instance_norm: norms.instance_norm}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -21,6 +21,7 @@ from samebits.numerics.exact.engine import Draws, Engine, written_in_forward
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.kept import Kept, bits
 from samebits.numerics.exact.parameters import Entry, tied_places
+from samebits.numerics.exact.recurrent import flat_weights_entered
 from samebits.numerics.exact.survey import NotFinite, Refusals, Survey
 from samebits.numerics.exact.switches import switched, switches
 from samebits.numerics.exact.whole import Scope, WeightCache, WholeBatch
@@ -141,8 +142,7 @@ class ExactModule(nn.Module):
         except RefusedError as error:  # raised at the end of a pass, past the surveying engine
             refusals.note(error)
         for name in kept.changes() if kept else ():
-            if "._flat_weight" not in name:  # recurrent modules are refused by themselves
-                refusals.note(written_in_forward(name))
+            refusals.note(written_in_forward(name))
         if switch := switched(before):
             refusals.note(written_in_forward(f"a switch of PyTorch's, {switch}"))
 
@@ -235,7 +235,7 @@ class ExactModule(nn.Module):
                 originals.append((place, holder, name, parameter))
                 holder[name] = entered
         try:
-            with counting_apart(self.model):
+            with counting_apart(self.model), flat_weights_entered(self.model):
                 yield
             for place, holder, name, _ in originals:
                 now = holder.get(name)

@@ -52,9 +52,6 @@ def refused_parts(model: nn.Module) -> Iterator[RefusedError]:
             why, hint = "a compiler may fuse what must be rounded apart", "leave torch.compile to train.compile"
         elif isinstance(module, torch.jit.ScriptModule):
             why, hint = "TorchScript may fuse what must be rounded apart", "use the module itself"
-        elif isinstance(module, nn.RNNBase | nn.RNNCellBase):
-            why = "recurrent modules run in other kernels on a GPU"
-            hint = "write the cell with nn.Linear, or set train.numerics: [fast]"
         elif isinstance(module, nn.SyncBatchNorm):
             why = "it normalises by the whole batch, and exact by each shard"
             hint = "use nn.BatchNorm, or set train.numerics: [fast]"

@@ -108,7 +108,7 @@ ALIKE = (
         why="values are moved or made, and none is computed; where places repeat, the exact version keeps them apart",
         types=(*_INTEGERS, *_HALVES, *_FLOATS, *_COMPLEX),
         free="""
-            _local_scalar_dense _reshape_alias _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors
+            _local_scalar_dense _pack_padded_sequence _reshape_alias _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors
             cat channel_shuffle chunk clone concat constant_pad_nd contiguous detach diag_embed diagonal
             diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye fill flatten flip full
             full_like gather hsplit index index_select is_same_size item lift lift_fresh lift_fresh_copy masked_fill

@@ -1,0 +1,310 @@
+"""Recurrent networks under ``exact``: a layer's products with its input at once, and then step by step.
+
+PyTorch's kernels differ between devices. Here the products are exact, a step's gates are computed in float64, and each
+state is rounded to float32 once. A sequence of padded samples is one of packed samples that are all as long.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from samebits.numerics.exact.elementary import sigmoid, tanh
+from samebits.numerics.exact.engine import below
+from samebits.numerics.exact.grid import bits_of_products, exact_matmul, snap, snap_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from samebits.numerics.exact.engine import Engine
+
+    States = list[Tensor]  # float64, (samples, width), the hidden one first
+
+_HINT = "give it float32, or set train.numerics: [fast]"
+
+
+class Cell(NamedTuple):
+    """One step: ``step`` returns the new states and what ``slopes`` needs, which goes back from their gradients.
+
+    ``step`` takes what the gates get from the layer's input and from its hidden state, and the states before.
+    ``slopes`` returns the gradients of both, one if they are the same, and those of the states before, without what
+    the hidden one gets by its product.
+    """
+
+    states: int
+    inputs: int
+    step: Callable[[Tensor, Tensor, States], tuple[States, States]]
+    slopes: Callable[[States, States, States], tuple[States, list[Tensor | None]]]
+
+
+def _lstm(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:
+    """Hochreiter and Schmidhuber 1997, with forget gates; tanh is 2 * sigmoid(2x) - 1, so all gates are one call."""
+    gates = x.add(hidden)
+    candidate = gates.chunk(4, 1)[2].mul_(2.0)
+    gates = sigmoid(gates)
+    entry, forget, candidate, out = gates.chunk(4, 1)
+    candidate.mul_(2.0).sub_(1.0)
+    cell = _rounded(forget.mul(before[1]).add_(entry.mul(candidate)))
+    shown = tanh(cell)
+    return [out.mul(shown), cell], [gates, shown]
+
+
+def _lstm_slopes(grads: States, before: States, saved: States) -> tuple[States, list[Tensor | None]]:
+    gates, shown = saved
+    entry, forget, candidate, out = gates.chunk(4, 1)
+    cell = grads[1].add(grads[0].mul(out).mul_(_slope_of_tanh(shown)))
+    slopes = torch.cat(
+        [
+            cell.mul(candidate).mul_(_slope_of_sigmoid(entry)),
+            cell.mul(before[1]).mul_(_slope_of_sigmoid(forget)),
+            cell.mul(entry).mul_(_slope_of_tanh(candidate)),
+            grads[0].mul(shown).mul_(_slope_of_sigmoid(out)),
+        ],
+        1,
+    )
+    return [slopes], [None, cell.mul(forget)]
+
+
+def _gru(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:
+    """Cho et al. 2014, with the reset gate behind the product, as in PyTorch."""
+    width = before[0].shape[1]
+    gates = sigmoid(x[:, : 2 * width].add(hidden[:, : 2 * width]))
+    reset, update = gates.chunk(2, 1)
+    own = _rounded(hidden[:, 2 * width :])
+    candidate = tanh(x[:, 2 * width :].add(reset.mul(own)))
+    state = before[0].sub(candidate).mul_(update).add_(candidate)
+    return [state], [gates, candidate, own]
+
+
+def _gru_slopes(grads: States, before: States, saved: States) -> tuple[States, list[Tensor | None]]:
+    gates, candidate, own = saved
+    reset, update = gates.chunk(2, 1)
+    inner = grads[0].mul(update.neg().add_(1.0)).mul_(_slope_of_tanh(candidate))
+    of_update = before[0].sub(candidate).mul_(grads[0]).mul_(_slope_of_sigmoid(update))
+    of_reset = inner.mul(own).mul_(_slope_of_sigmoid(reset))
+    slopes = torch.cat([of_reset, of_update, inner], 1)
+    return [slopes, torch.cat([of_reset, of_update, inner.mul(reset)], 1)], [grads[0].mul(update)]
+
+
+def _tanh(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:  # noqa: ARG001
+    state = tanh(x.add(hidden))
+    return [state], [state]
+
+
+def _tanh_slopes(grads: States, before: States, saved: States) -> tuple[States, list[Tensor | None]]:  # noqa: ARG001
+    return [grads[0].mul(_slope_of_tanh(saved[0]))], [None]
+
+
+def _relu(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:  # noqa: ARG001
+    state = x.add(hidden)
+    state = torch.where(state <= 0, 0.0, state)
+    return [state], [state]
+
+
+def _relu_slopes(grads: States, before: States, saved: States) -> tuple[States, list[Tensor | None]]:  # noqa: ARG001
+    return [torch.where(saved[0] <= 0, 0.0, grads[0])], [None]
+
+
+def _slope_of_sigmoid(y: Tensor) -> Tensor:
+    return y.neg().add_(1.0).mul_(y)
+
+
+def _slope_of_tanh(y: Tensor) -> Tensor:
+    return y.mul(y).neg_().add_(1.0)
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """Float64 numbers that are float32 ones."""
+    return x.to(torch.float32).to(torch.float64)
+
+
+LSTM = Cell(2, 1, _lstm, _lstm_slopes)
+GRU = Cell(1, 2, _gru, _gru_slopes)
+TANH = Cell(1, 1, _tanh, _tanh_slopes)
+RELU = Cell(1, 1, _relu, _relu_slopes)
+
+
+class _Steps(torch.autograd.Function):
+    """The steps of one direction of a layer. Rows are ordered by step, and within a step by sample.
+
+    ``sizes`` are the samples of each step, of which the first have more steps than the last. Shapes: x (rows, gates),
+    states (samples, width), weight (gates, width), bias (gates), projection (shown, width); outputs (rows, shown), and
+    the last states.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, cell: Cell, sizes: Sequence[int], back: bool, x: Tensor, weight: Tensor, bias: Tensor | None,
+        projection: Tensor | None, *states: Tensor,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        with below():
+            steps = _slices(sizes, back=back)
+            bits = bits_of_products(weight.shape[1])
+            factor = snap_rows(weight, bits).mT
+            added = None if bias is None else bias.to(torch.float64)
+            if projection is not None:
+                shown_bits = bits_of_products(projection.shape[1])
+                shown_factor = snap_rows(projection, shown_bits).mT
+            now = [state.to(torch.float64) for state in states]
+            befores = [[x.new_empty((x.shape[0], state.shape[1])) for state in states]]
+            outputs = x.new_empty((x.shape[0], states[0].shape[1]))
+            wholes = None if projection is None else x.new_empty((x.shape[0], projection.shape[1]))
+            saved: States = []
+            for rows, samples in steps:
+                before = [state[:samples] for state in now]
+                for kept, state in zip(befores[0], before, strict=True):
+                    kept[rows] = state
+                hidden = exact_matmul(snap_rows(before[0].to(torch.float32), bits), factor)
+                hidden = hidden if added is None else hidden.add_(added)
+                after, needed = cell.step(x[rows].to(torch.float64), hidden, before)
+                if wholes is not None:
+                    wholes[rows] = after[0]
+                    after[0] = exact_matmul(snap_rows(wholes[rows], shown_bits), shown_factor)
+                saved = saved or [x.new_empty((x.shape[0], one.shape[1])) for one in needed]
+                for kept, one in zip(saved, needed, strict=True):
+                    kept[rows] = one
+                outputs[rows] = after[0]
+                after[0] = outputs[rows].to(torch.float64)
+                now = [torch.cat([new, old[samples:]]) for new, old in zip(after, now, strict=True)]
+            ctx.cell, ctx.steps, ctx.bias = cell, steps, bias is not None
+            ctx.save_for_backward(weight, projection, wholes, *befores[0], *saved)
+            return outputs, *(state.to(torch.float32) for state in now)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *last: Tensor) -> tuple[Tensor | None, ...]:
+        cell: Cell = ctx.cell
+        weight, projection, wholes, *others = ctx.saved_tensors
+        befores, saved = others[: cell.states], others[cell.states :]
+        of_gates = [grad.new_empty((grad.shape[0], weight.shape[0])) for _ in range(cell.inputs)]
+        of_shown = grad.clone()
+        with below():
+            bits = bits_of_products(weight.shape[0])
+            factor = snap(weight, 0, bits)
+            if projection is not None:
+                shown_bits = bits_of_products(projection.shape[0])
+                shown_factor = snap(projection, 0, shown_bits)
+            now = [one.to(torch.float64) for one in last]
+            for rows, samples in reversed(ctx.steps):
+                grads = [one[:samples] for one in now]
+                grads[0] = grads[0].add(grad[rows])
+                if projection is not None:
+                    of_shown[rows] = grads[0]
+                    grads[0] = exact_matmul(snap_rows(of_shown[rows], shown_bits), shown_factor)
+                before = [kept[rows].to(torch.float64) for kept in befores]
+                gates, earlier = cell.slopes(grads, before, [kept[rows].to(torch.float64) for kept in saved])
+                for kept, one in zip(of_gates, gates, strict=True):
+                    kept[rows] = one
+                through = exact_matmul(snap_rows(of_gates[-1][rows], bits), factor)
+                earlier[0] = through if earlier[0] is None else earlier[0].add_(through)
+                now = [torch.cat([new, old[samples:]]) for new, old in zip(earlier, now, strict=True)]  # type: ignore[list-item]
+            of_states = [one.to(torch.float32) for one in now]
+        of_weight = of_gates[-1].mT.mm(befores[0])
+        of_bias = of_gates[-1].sum(0) if ctx.bias else None
+        of_projection = None if projection is None else of_shown.mT.mm(wholes)
+        return None, None, None, of_gates[0], of_weight, of_bias, of_projection, *of_states
+
+
+def _slices(sizes: Sequence[int], *, back: bool) -> list[tuple[slice, int]]:
+    """The rows of each step, and their number, in the order in which steps are made."""
+    steps, start = [], 0
+    for samples in sizes:
+        steps.append((slice(start, start + samples), samples))
+        start += samples
+    return steps[::-1] if back else steps
+
+
+class Recurrence:
+    """PyTorch's functions of recurrent layers and cells, in a pass of ``engine``, which refuses what they cannot do."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def forms(self) -> dict[Any, Callable[..., Any]]:
+        """The functions by those that they replace."""
+        layers = {torch.lstm: LSTM, torch.gru: GRU, torch.rnn_tanh: TANH, torch.rnn_relu: RELU}
+        cells = {torch.lstm_cell: LSTM, torch.gru_cell: GRU, torch.rnn_tanh_cell: TANH, torch.rnn_relu_cell: RELU}
+        return {
+            **{name: partial(self._layers, cell) for name, cell in layers.items()},
+            **{name: partial(self._cell, cell) for name, cell in cells.items()},
+        }
+
+    def _layers(self, cell: Cell, x: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+        """``torch.lstm`` and others: (data, batch sizes, states, ...) of packed samples, or (input, states, ...)."""
+        if packed := not isinstance(arguments[2], bool):
+            sizes = arguments[0].tolist()
+            states, parameters, *settings = arguments[1:]
+            rows = x
+        else:
+            states, parameters, *settings, batch_first = arguments
+            x = x.transpose(0, 1) if batch_first else x
+            sizes, rows = [x.shape[1]] * x.shape[0], x.flatten(0, 1)
+        biases, layers, dropout, train, both_ways = settings
+        if not sizes:
+            raise self._engine.refusal("a sequence has no steps, expected at least one", "leave it out of the data")
+        states = list(states) if cell.states > 1 else [states]
+        ways = 2 if both_ways else 1
+        each = len(parameters) // (layers * ways)
+        last: list[list[Tensor]] = [[] for _ in states]
+        for layer in range(layers):
+            if layer and dropout:
+                rows = F.dropout(rows, dropout, train)
+            outputs = []
+            for way in range(ways):
+                number = layer * ways + way
+                weights = parameters[number * each : (number + 1) * each]
+                before = [one[number] for one in states]
+                output, *after = self._steps(cell, sizes, rows, weights, before, biases=biases, back=way == 1)
+                outputs.append(output)
+                for kept, one in zip(last, after, strict=True):
+                    kept.append(one)
+            rows = torch.cat(outputs, 1) if both_ways else outputs[0]
+        if not packed:
+            rows = rows.view(*x.shape[:2], -1)
+            rows = rows.transpose(0, 1) if batch_first else rows
+        return rows, *map(torch.stack, last)
+
+    def _cell(self, cell: Cell, x: Tensor, states: Any, *weights: Tensor | None) -> Any:
+        """``torch.lstm_cell`` and others: one step."""
+        before = list(states) if cell.states > 1 else [states]
+        given = [one for one in weights if one is not None]
+        _, *after = self._steps(cell, [x.shape[0]], x, given, before, biases=len(given) > 2, back=False)
+        return tuple(after) if cell.states > 1 else after[0]
+
+    def _steps(
+        self, cell: Cell, sizes: Sequence[int], rows: Tensor, weights: Sequence[Tensor], states: Sequence[Tensor], *,
+        biases: bool, back: bool,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        for tensor in (rows, *weights, *states):
+            if tensor.dtype != torch.float32:
+                raise self._engine.refusal(f"{tensor.dtype} has no exact version", _HINT)
+        x = F.linear(rows, weights[0], weights[2] if biases else None)
+        bias, projection = weights[3] if biases else None, weights[-1] if len(weights) % 2 else None
+        result: tuple[Tensor, ...] = _Steps.apply(cell, sizes, back, x, weights[1], bias, projection, *states)  # type: ignore[no-untyped-call]
+        return result
+
+
+@contextmanager
+def flat_weights_entered(model: nn.Module) -> Iterator[None]:
+    """Let recurrent modules use the parameters that they have now; their list of them is another afterwards.
+
+    They would make it anew in forward, and on a GPU move the parameters in memory for a kernel that nothing calls here.
+    """
+    lists = []
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            lists.append((module, module._flat_weights, module._flat_weight_refs))
+            module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+            module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights]
+    try:
+        yield
+    finally:
+        for module, weights, references in lists:
+            module._flat_weights, module._flat_weight_refs = weights, references
