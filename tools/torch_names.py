@@ -114,7 +114,7 @@ def _is_meant(name: str, path: str) -> bool:
     """Whether a name in the sources, whole or its last part, is a listed one or a part of it."""
     if "." in name:
         return name == path or name.startswith(f"{path}.")
-    return path.replace("()", "").endswith(f".{name}")
+    return re.sub(r"\(.*?\)", "", path).endswith(f".{name}")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from samebits.errors import Interrupted, UserError
+from samebits.here import TOLD
 from samebits.results import verify
 from samples import PARAMS, run_files, run_record
 
@@ -100,7 +101,8 @@ def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, fo
     stages = {"train@single-exact": {"cmd": "x", "outs": entries}}
     (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
 
-    def run_stage(root, name, *arguments, quiet):
+    def run_stage(root, name, *arguments, quiet, variables):
+        assert (TOLD in variables) == (name == "train")  # where both run is told once
         """Write the files of the workspace, and ``text`` to the one file."""
         given = dict(itertools.pairwise(arguments))
         out = given.get("--out-dir", given["--folder"] / "data")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import sys
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -222,10 +221,9 @@ def verify(
       samebits verify --quick
       samebits verify --folder gpu
     """
-    from rich.console import Console
-
     from samebits.params import with_num_devices
     from samebits.results import verify as results
+    from samebits.results.lines import working
     from samebits.results.lock import LOCK
 
     require_repository()
@@ -236,11 +234,8 @@ def verify(
     there = (Path(folder) / LOCK).exists()  # else the error alone is said, below
     for remark in results.stale(strategies, Path(folder)) if there else ():
         click.echo(remark, err=True)
-    same, aside = True, Console(stderr=True)
-    with (
-        scratch_folder(Path(".samebits")) as scratch,  # a container sees it too
-        aside.status("training again") if aside.is_terminal else nullcontext(),
-    ):
+    same = True
+    with scratch_folder(Path(".samebits")) as scratch, working("training again"):  # a container sees the folder too
         for verified in results.verify(params, strategies, scratch, folder=Path(folder), quick=quick):
             click.echo(verified.text)
             same = same and verified.same

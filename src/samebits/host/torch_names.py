@@ -7,6 +7,7 @@ name. ``docs/reference/torch-names.md`` lists the names with the files that use 
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from samebits.host.software import torch_build
 
 
 class TorchName(NamedTuple):
-    """A private name, as a path from ``torch``, where a part with ``()`` is called, and what the kit does with it.
+    """A private name, as a path from ``torch`` where a part may be called with numbers, and what the kit does with it.
 
     ``fallback`` is what happens without the name, where every use goes on. Else a PyTorch that lacks it is refused.
     """
@@ -58,6 +59,9 @@ NAMES = (
     TorchName("torch.nn.Module()._parameters", "puts other tensors in the place of parameters"),
     TorchName("torch.nn.Module()._compiled_call_impl", "refuses a compiled module under exact"),
     TorchName("torch.nn.Module()._replicate_for_data_parallel()._is_replica", "knows a replica of DataParallel"),
+    TorchName("torch.nn.RNN(1, 1)._flat_weights", "gives recurrent layers their parameters under exact"),
+    TorchName("torch.nn.RNN(1, 1)._flat_weight_refs", "keeps recurrent layers from making that list anew"),
+    TorchName("torch.nn.RNN(1, 1)._flat_weights_names", "finds the parameters of recurrent layers"),
     TorchName("torch.nn.modules.batchnorm._BatchNorm", "names a BatchNorm, whose statistics depend on the split"),
     TorchName("torch.nn.modules.batchnorm._NormBase", "refuses running statistics under exact"),
     TorchName("torch._C._distributed_c10d.Reducer._rebuild_buckets", "checks that all gradients were reduced"),
@@ -99,7 +103,7 @@ def _has(path: str) -> bool:
     found: Any = sys.modules["torch"]
     at = "torch"
     for part in path.split(".")[1:]:
-        name = part.removesuffix("()")
+        name, called, numbers = part.partition("(")
         at = f"{at}.{name}"
         if at in sys.modules:
             found = sys.modules[at]
@@ -109,7 +113,9 @@ def _has(path: str) -> bool:
             found = getattr(found, name)
         else:
             return False
-        found = found() if part.endswith("()") else found
+        if called:
+            with sys.modules["torch"].device("meta"):  # where nothing is drawn
+                found = found(*map(int, re.findall(r"\d+", numbers)))
     return True
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+import sys
 import textwrap
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.text import Text
 
 from samebits.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rich.console import Console
 
 WIDTHS = (80, 100)
 """The narrowest form, and the widest. What is no terminal gets the widest."""
@@ -30,6 +31,13 @@ _SPACE = "\x00"  # between the words of a command, while lines are broken
 def width_of(console: Console) -> int:
     """Columns of a console within bounds."""
     return min(WIDTHS[1], max(WIDTHS[0], console.width)) if console.is_terminal else WIDTHS[1]
+
+
+def working(text: str) -> AbstractContextManager[object]:
+    """A sign on a terminal, below what is printed, that the block's work goes on."""
+    aside = Console(stderr=True)
+    whole = aside.is_terminal and sys.stdout.isatty()  # what is printed is written by the sign's console
+    return aside.status(text) if whole else nullcontext()
 
 
 def rule(width: int) -> Text:

@@ -302,7 +302,7 @@ def flat_weights_entered(model: nn.Module) -> Iterator[None]:
         if isinstance(module, nn.RNNBase):
             lists.append((module, module._flat_weights, module._flat_weight_refs))
             module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
-            module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights]
+            module._flat_weight_refs = [weakref.ref(weight) for weight in module._flat_weights if weight is not None]
     try:
         yield
     finally:

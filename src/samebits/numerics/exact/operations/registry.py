@@ -108,15 +108,16 @@ ALIKE = (
         why="values are moved or made, and none is computed; where places repeat, the exact version keeps them apart",
         types=(*_INTEGERS, *_HALVES, *_FLOATS, *_COMPLEX),
         free="""
-            _local_scalar_dense _pack_padded_sequence _reshape_alias _unsafe_index _unsafe_view alias as_strided block_diag broadcast_tensors
-            cat channel_shuffle chunk clone concat constant_pad_nd contiguous detach diag_embed diagonal
-            diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye fill flatten flip full
-            full_like gather hsplit index index_select is_same_size item lift lift_fresh lift_fresh_copy masked_fill
-            masked_select movedim narrow new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute
-            pixel_shuffle pixel_unshuffle repeat repeat_interleave reshape resize_ roll rot90 scalar_tensor select
-            select_backward select_scatter set_ slice slice_backward slice_scatter split split_with_sizes squeeze stack
-            swapaxes t take take_along_dim tensor_split tile transpose tril tril_indices triu triu_indices unbind
-            unflatten unfold unsqueeze view view_as vsplit where zero zeros zeros_like
+            _local_scalar_dense _pack_padded_sequence _reshape_alias _unsafe_index _unsafe_view alias as_strided
+            block_diag broadcast_tensors cat channel_shuffle chunk clone concat constant_pad_nd contiguous detach
+            diag_embed diagonal diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye
+            fill flatten flip full full_like gather hsplit index index_select is_same_size item lift lift_fresh
+            lift_fresh_copy masked_fill masked_select movedim narrow new_empty new_empty_strided new_full new_ones
+            new_zeros ones ones_like permute pixel_shuffle pixel_unshuffle repeat repeat_interleave reshape resize_
+            roll rot90 scalar_tensor select select_backward select_scatter set_ slice slice_backward slice_scatter
+            split split_with_sizes squeeze stack swapaxes t take take_along_dim tensor_split tile transpose tril
+            tril_indices triu triu_indices unbind unflatten unfold unsqueeze view view_as vsplit where zero zeros
+            zeros_like
         """,
         integers="""
             _chunk_cat alias_copy as_strided_copy as_strided_scatter diagonal_copy diagonal_scatter expand_copy im2col
