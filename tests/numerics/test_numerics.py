@@ -130,7 +130,7 @@ def test_initialization_does_not_touch_the_global_generator():
 @pytest.mark.parametrize(
     "draw",
     [
-        lambda: torch.empty(3).exponential_(),
+        lambda: torch.empty(3).cauchy_(),
         lambda: torch.bernoulli(torch.full((3,), 0.5)),
         lambda: torch.normal(torch.zeros(3), torch.ones(3)),
         lambda: torch.multinomial(torch.ones(3), 1),

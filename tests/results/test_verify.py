@@ -102,8 +102,8 @@ def test_what_is_made_again_has_the_bits_of_the_lock(file, text, quick, told, fo
     (folder / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": stages}))
 
     def run_stage(root, name, *arguments, quiet, variables):
-        assert (TOLD in variables) == (name == "train")  # where both run is told once
         """Write the files of the workspace, and ``text`` to the one file."""
+        assert (TOLD in variables) == (name == "train")  # where both run is told once
         given = dict(itertools.pairwise(arguments))
         out = given.get("--out-dir", given["--folder"] / "data")
         shutil.copytree(folder / ("data" if name == "prepare" else "runs/single-exact"), out)

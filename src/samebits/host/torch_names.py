@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from samebits.errors import HostError, few
@@ -28,8 +29,10 @@ class TorchName(NamedTuple):
 
 
 _REPLACED = (
-    "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _index_put_impl _log_softmax _log_softmax_backward_data "
-    "_softmax _softmax_backward_data _to_copy"
+    "_cdist_backward _cdist_forward _conj_physical _embedding_bag _embedding_bag_backward _embedding_bag_forward_only "
+    "_embedding_bag_per_sample_weights_backward _fft_c2c _fft_c2r _fft_r2c _grouped_mm _index_put_impl _log_softmax "
+    "_log_softmax_backward_data _pdist_backward _pdist_forward _softmax _softmax_backward_data _to_copy "
+    "_weight_norm_interface _weight_norm_interface_backward"
 )
 
 NAMES = (
@@ -114,7 +117,9 @@ def _has(path: str) -> bool:
         else:
             return False
         if called:
-            with sys.modules["torch"].device("meta"):  # where nothing is drawn
+            torch = sys.modules["torch"]
+            unseen = getattr(torch._C, "_DisableTorchDispatch", nullcontext)  # by modes that watch a training
+            with unseen(), torch.device("meta"):  # where nothing is drawn
                 found = found(*map(int, re.findall(r"\d+", numbers)))
     return True
 

@@ -16,7 +16,7 @@ import torch
 
 from samebits.errors import UserError
 from samebits.numerics.dispatch import EagerDispatchMode
-from samebits.numerics.exact.elementary import erf
+from samebits.numerics.exact.elementary import erf, log
 from samebits.portable import elementary
 from samebits.portable.random import MOST, RepeatedStream, Stream, derive
 
@@ -108,6 +108,17 @@ def bernoulli(stream: Stream, tensor: Tensor, p: float = 0.5) -> Tensor:
     return _fill(stream, tensor, lambda n: stream.uniform(n) < p)
 
 
+def _exponential(stream: Stream, tensor: Tensor, rate: float = 1.0) -> Tensor:
+    """Draws of the exponential distribution, by the logarithm of uniform ones."""
+
+    def draw(count: int) -> NDArray[np.generic]:
+        uniform = torch.from_numpy(np.maximum(stream.uniform(count), 2.0**-53))
+        drawn: NDArray[np.float64] = log(uniform).neg_().numpy()
+        return np.divide(drawn, rate)
+
+    return _fill(stream, tensor, draw)
+
+
 def _erfinv(_: Stream, tensor: Tensor) -> Tensor:
     """erfinv(x) = quantile((1 + x) / 2) / sqrt 2. Factories make normal draws by it, and its kernels differ."""
     x = tensor.detach().to("cpu", torch.float64).reshape(-1).numpy()
@@ -132,6 +143,7 @@ DRAWS: dict[Any, Callable[..., Tensor]] = {
     aten.uniform_: _uniform,
     aten.normal_: _normal,
     aten.bernoulli_: bernoulli,
+    aten.exponential_: _exponential,
     aten.erfinv_: _erfinv,  # turns uniform draws into normal ones
     aten.rand: lambda stream, tensor, *_: _uniform(stream, tensor),
     aten.randn: lambda stream, tensor, *_: _normal(stream, tensor),
@@ -139,6 +151,7 @@ DRAWS: dict[Any, Callable[..., Tensor]] = {
     aten.randn_like: lambda stream, tensor, *_: _normal(stream, tensor),
     aten.normal.float_float: lambda stream, tensor, mean, std, *_: _normal(stream, tensor, mean, std),
     aten.randint: _randint,
+    aten.randint_like: lambda stream, tensor, _, *bounds: _randint(stream, tensor, *bounds),
     aten.randperm: lambda stream, tensor, n: tensor.copy_(torch.from_numpy(stream.permutation(n))),
 }
 """Functions that fill a tensor with draws from a stream: the argument of an in-place operation, or a new tensor."""

@@ -91,7 +91,14 @@ def _grid_sample(
     return sampler(x, grid, between, beyond, bool(align_corners))
 
 
+def _bilinear(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``F.bilinear`` by products. On a GPU, PyTorch's is a sum in an order of its own."""
+    z = torch.einsum("...i,oij,...j->...o", x, weight, y)
+    return z if bias is None else z + bias
+
+
 _FORMS: dict[Any, Callable[..., Any]] = {
+    F.bilinear: _bilinear,
     F.rms_norm: _rms_norm,
     torch.rms_norm: _rms_norm,
     F.grid_sample: _grid_sample,

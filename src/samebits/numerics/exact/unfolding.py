@@ -93,7 +93,7 @@ def fold(windows: Tensor, geometry: Geometry) -> Tensor:
 
     Shapes: (batch, channels, *positions, *kernel) to (batch, channels, *size).
     """
-    padded = [s + 2 * p for s, p in zip(geometry.size, geometry.padding, strict=True)]
+    padded = [s + 2 * p + o for s, p, o in zip(geometry.size, geometry.padding, geometry.overhang, strict=True)]
     total = torch.zeros((*windows.shape[:2], *padded), dtype=torch.float64, device=windows.device)
     moves = list(zip(geometry.positions, geometry.stride, geometry.dilation, strict=True))
     for offset in itertools.product(*(range(k) for k in geometry.kernel)):

@@ -5,15 +5,21 @@ refused.
 """
 
 from samebits.numerics.exact.operations import (
+    bags,
+    complex_numbers,
     contractions,
+    distances,
+    factorization,
     indexing,
     normalization,
     pointwise,
     pooling,
     reductions,
     resampling,
+    selection,
 )
 from samebits.numerics.exact.operations.registry import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 
-__all__ = ["EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "contractions",
-           "indexing", "normalization", "pointwise", "pooling", "reductions", "resampling"]  # fmt: skip
+__all__ = ["EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "bags", "complex_numbers", "contractions",
+           "distances", "factorization", "indexing", "normalization", "pointwise", "pooling", "reductions",
+           "resampling", "selection"]  # fmt: skip

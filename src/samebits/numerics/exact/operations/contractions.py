@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from samebits.numerics.exact.grid import FEWEST_BITS, bits_of_products, fixed_order_sum, matmul
+from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
@@ -35,7 +36,35 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 @exact(aten.mm, aten.bmm)
 def mm(a: Tensor, b: Tensor) -> Tensor:
     """The product of two matrices, or of each pair in a batch."""
+    if complex_numbers.is_complex(a, b):
+        return complex_numbers.product(a, b)
     return _product(a, b).to(a.dtype)
+
+
+@exact(aten._grouped_mm)
+def grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """Products of the groups that end at ``offs``, along whichever axis has no group of its own; zeros behind the last.
+
+    Raises:
+        NotExactError: the result is to have a bias or another type.
+    """
+    if bias is not None or out_dtype not in (None, a.dtype):
+        raise NotExactError("with a bias or another type of the result it has no exact version")
+    if offs is None:
+        return mm(a, b)
+    ends = offs.tolist()
+    groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    if a.dim() == b.dim():
+        return torch.stack([mm(a[:, part], b[part]) for part in groups])
+    out = a.new_zeros((a.shape[-2], b.shape[-1]))
+    for number, part in enumerate(groups):
+        if a.dim() == 2:
+            out[part] = mm(a[part], b[number])
+        else:
+            out[:, part] = mm(a[number], b[:, part])
+    return out
 
 
 @exact(aten.mv)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from samebits.numerics.exact.grid import bits_of_sum, shifter, snap_, top_of_magnitude
 from samebits.numerics.exact.operations.reductions import or_not_finite, terms_of
-from samebits.numerics.exact.operations.registry import NotExactError, exact, refused_if, wide
+from samebits.numerics.exact.operations.registry import EXACT, NotExactError, check_float32, exact, refused_if, wide
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 aten = torch.ops.aten
+_MOST = 2**31 - 1
 _TWICE = "values are put into one place twice, and which one stays is not fixed"
 
 
@@ -142,6 +145,86 @@ def scatter_twice(
     return _differ(result.gather(dim, index), value[tuple(slice(n) for n in index.shape)])
 
 
+@exact(aten.put)
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """``index_put`` into a tensor as one line."""
+    line: Tensor = index_put(x.reshape(-1), [index.reshape(-1)], source.reshape(-1), accumulate)
+    return line.view(x.shape)
+
+
+@refused_if(_TWICE, aten.put)
+def put_twice(result: Tensor, _: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor | None:
+    """Whether different values were put into one place."""
+    return None if accumulate else _differ(result.reshape(-1)[index], source)
+
+
+def _ordered(x: Tensor, *, largest: bool) -> Tensor:
+    """Integers in the order of float32 numbers; NaN is the ``largest`` or the least, and zero has one sign."""
+    bits = torch.where(x == 0, 0.0, x).view(torch.int32)
+    keys = bits ^ ((bits >> 31) & _MOST)
+    return torch.where(x.isnan(), _MOST if largest else -_MOST - 1, keys)
+
+
+def _of_ordered(keys: Tensor) -> Tensor:
+    """The inverse of ``_ordered``."""
+    x = (keys ^ ((keys >> 31) & _MOST)).view(torch.float32)
+    return torch.where(x.isnan(), math.nan, x)
+
+
+@exact(aten.scatter_reduce)
+def scatter_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """``x`` with the elements of ``source`` joined at the places along ``dim`` that ``index`` gives for them.
+
+    Raises:
+        NotExactError: they are to be multiplied.
+    """
+    if reduce == "prod":
+        raise NotExactError("a product of elements that meet in one place has no exact version")
+    if not x.is_floating_point():
+        result: Tensor = aten.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
+        return result
+    check_float32(x)
+    if reduce in ("amax", "amin"):
+        keys = (_ordered(part, largest=reduce == "amax") for part in (x, source))
+        return _of_ordered(aten.scatter_reduce(next(keys), dim, index, next(keys), reduce, include_self=include_self))
+    start = x if include_self else x.scatter(dim, index, 0.0)
+    total = scatter_add(start, dim, index, source)
+    if reduce == "sum":
+        return total
+    count = torch.ones_like(x, dtype=torch.int64)
+    count = count if include_self else count.scatter(dim, index, 0)
+    count = count.scatter_add(dim, index, torch.ones_like(source, dtype=torch.int64))
+    return total.div(count.clamp(min=1).to(total.dtype))
+
+
+@exact(aten.index_reduce)
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """``x`` with slices of ``source`` joined to the slices of ``dim`` that ``index`` names; see ``scatter_reduce``."""
+    if not x.dim():
+        line = scatter_reduce(x.view(1), 0, index.view(-1), source.view(-1), reduce, include_self=include_self)
+        return line.view(())
+    shape = [-1 if axis == dim % x.dim() else 1 for axis in range(x.dim())]
+    return scatter_reduce(x, dim, index.view(shape).expand_as(source), source, reduce, include_self=include_self)
+
+
+def _padded_backward(axes: int, grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
+    """The gradient of padding with the nearest element: the sum of the gradients of its copies, axis by axis."""
+    for axis in range(-1, -1 - axes, -1):
+        before = padding[2 * (-1 - axis)]
+        places = torch.arange(grad.shape[axis], device=grad.device).sub_(before).clamp_(0, x.shape[axis] - 1)
+        start = grad.new_zeros([*grad.shape[:axis], x.shape[axis], *grad.shape[grad.dim() + axis + 1 :]])
+        grad = index_add(start, axis, places, grad)
+    return grad
+
+
+for _axes in (1, 2, 3):
+    EXACT[getattr(aten, f"replication_pad{_axes}d_backward")] = partial(_padded_backward, _axes)
+
+
 @exact(aten.unfold_backward)
 def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, step: int) -> Tensor:
     """The gradient of ``Tensor.unfold``: float64 sums over the windows that hold an element, in a fixed order."""
@@ -156,16 +239,23 @@ def unfold_backward(grad: Tensor, input_sizes: list[int], dim: int, size: int, s
     return total.to(grad.dtype)
 
 
-@exact(aten.upsample_nearest1d_backward, aten.upsample_nearest2d_backward, aten.upsample_nearest3d_backward)
-def upsample_nearest_backward(
-    grad: Tensor, output_size: list[int], input_size: list[int], *scales: float | None
+def _nearest_backward(
+    middle: float, grad: Tensor, output_size: list[int], input_size: list[int], *scales: float | None
 ) -> Tensor:
-    """The gradient of nearest upsampling: the sum of the gradients of an element's copies, axis by axis."""
+    """The gradient of nearest upsampling: the sum of the gradients of an element's copies, axis by axis.
+
+    ``middle`` is where a result is looked up between one element and the next.
+    """
     axes = len(output_size)
     for axis, count, size in zip(range(2, 2 + axes), output_size, input_size[2:], strict=True):
         scale = scales[axis - 2] if len(scales) == axes else None
         step = torch.tensor(1.0 / scale if scale else size / count, dtype=torch.float32)
-        places = torch.arange(count, dtype=torch.float32).mul(step).floor().clamp(max=size - 1).to(torch.int64)
+        places = torch.arange(count, dtype=torch.float32).add(middle).mul(step).floor().clamp(max=size - 1)
         start = grad.new_zeros([size if d == axis else n for d, n in enumerate(grad.shape)])
-        grad = index_add(start, axis, places.to(grad.device), grad)
+        grad = index_add(start, axis, places.to(torch.int64).to(grad.device), grad)
     return grad
+
+
+for _axes in (1, 2, 3):
+    EXACT[getattr(aten, f"upsample_nearest{_axes}d_backward")] = partial(_nearest_backward, 0.0)
+    EXACT[getattr(aten, f"_upsample_nearest_exact{_axes}d_backward")] = partial(_nearest_backward, 0.5)

@@ -9,7 +9,7 @@ import torch
 
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import fixed_order_sum
-from samebits.numerics.exact.operations.reductions import divided, moments
+from samebits.numerics.exact.operations.reductions import divided, moments, norm_of
 from samebits.numerics.exact.operations.registry import exact, wide
 
 if TYPE_CHECKING:
@@ -168,3 +168,23 @@ def group_norm_backward(
     if output_mask[2]:
         grad_bias = fixed_order_sum(grads, (0, 2)).reshape(channels).to(x.dtype)
     return grad_x, grad_weight, grad_bias
+
+
+def _all_but(x: Tensor, dim: int) -> tuple[int, ...]:
+    return tuple(axis for axis in range(x.dim()) if axis != dim % x.dim())
+
+
+@exact(aten._weight_norm_interface)
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """``v * g / norm`` with the norm of each slice along ``dim`` (Salimans and Kingma 2016), and the norms."""
+    values = wide(v)
+    norms = norm_of(values, 2, _all_but(v, dim))
+    return values.mul_(wide(g).div(norms)).to(v.dtype), norms.to(v.dtype)
+
+
+@exact(aten._weight_norm_interface_backward)
+def weight_norm_backward(grad: Tensor, v: Tensor, g: Tensor, norms: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Gradients of ``weight_norm`` for ``v`` and ``g``."""
+    grads, unit, size = wide(grad), wide(v).div_(wide(norms)), wide(norms)
+    along = fixed_order_sum(grads.mul(unit), _all_but(v, dim))
+    return grads.sub_(unit.mul(along)).mul_(wide(g).div(size)).to(v.dtype), along.to(g.dtype)

@@ -11,6 +11,7 @@ import torch
 from samebits.numerics.dispatch import storage_of
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.elementary import divisor
+from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, elementwise, exact
 
 if TYPE_CHECKING:
@@ -51,25 +52,29 @@ def _check_types(*values: object) -> None:
             raise NotExactError("complex numbers have no exact version")
 
 
-def _of_reals(packet: Any, function: Callable[..., Tensor]) -> None:
+def _of_reals(packet: Any, function: Callable[..., Tensor], of_complex: Callable[..., Tensor]) -> None:
     """Enter an operation that is correctly rounded in one step for real numbers, but not for complex ones."""
 
     def version(*values: Tensor | Number) -> Tensor:
+        if complex_numbers.is_complex(*values):
+            return of_complex(*values)
         _check_types(*values)
         return function(*values)
 
     EXACT[packet] = version
 
 
-_of_reals(aten.mul, torch.mul)
-_of_reals(aten.abs, torch.abs)
-_of_reals(aten.sgn, torch.sgn)
+_of_reals(aten.mul, torch.mul, complex_numbers.mul)
+_of_reals(aten.abs, torch.abs, complex_numbers.absolute)
+_of_reals(aten.sgn, torch.sgn, complex_numbers.sgn)
 
 
 def _of_scaled(packet: Any, function: Callable[..., Tensor]) -> None:
     """Enter ``x + alpha * y`` or ``x - alpha * y``, with the product rounded first."""
 
     def version(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
+        if complex_numbers.is_complex(x, y, alpha):  # part by part
+            return function(x, y if alpha == 1 else complex_numbers.mul(y, alpha))
         _check_types(x, y)
         return function(x, y if alpha == 1 else torch.mul(y, alpha))
 
@@ -83,6 +88,8 @@ _of_scaled(aten.sub, torch.sub)
 @exact(aten.div)
 def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> Tensor:
     """``x / y`` by a true division, also where ``y`` is a number."""
+    if complex_numbers.is_complex(x, y) and rounding_mode is None:
+        return complex_numbers.div(x, y)
     _check_types(x, y)
     if rounding_mode is not None:
         if torch.result_type(x, y).is_floating_point:

@@ -11,10 +11,12 @@ import torch
 from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.indexing import scatter_add
 from samebits.numerics.exact.operations.reductions import divided, first_equal
-from samebits.numerics.exact.operations.registry import EXACT, NotExactError, check_float32, exact, wide
+from samebits.numerics.exact.operations.registry import EXACT, check_float32, wide
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 aten = torch.ops.aten
@@ -24,8 +26,8 @@ def _batched(x: Tensor, axes: int) -> Tensor:
     return x if x.dim() == axes + 2 else x.unsqueeze(0)
 
 
-@exact(aten.max_pool2d_with_indices)
-def max_pool2d(
+def max_pool(
+    axes: int,
     x: Tensor,
     kernel: list[int],
     stride: list[int] = (),  # type: ignore[assignment]
@@ -33,33 +35,55 @@ def max_pool2d(
     dilation: list[int] = (1,),  # type: ignore[assignment]
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The largest number of each window and its index in the image, that of the first of equal ones."""
+    """The largest number of each window over so many ``axes``, and the index in the image of the first equal to it."""
     check_float32(x)
     moves = {"kernel": kernel, "stride": stride or kernel, "padding": padding, "dilation": dilation}
-    geometry = Geometry.of(x.shape[-2:], ceil=ceil_mode, **moves)
-    windows = windows_of(_batched(x, 2), geometry, -math.inf).flatten(-2)
+    geometry = Geometry.of(x.shape[-axes:], ceil=ceil_mode, **moves)
+    windows = windows_of(_batched(x, axes), geometry, -math.inf).flatten(-axes)
     value = windows.amax(-1, keepdim=True)
-    inside = windows_of(torch.ones((1, 1, *geometry.size), device=x.device), geometry).flatten(-2) > 0
-    place = first_equal(windows, value, -1, inside)
-    rows, columns = (torch.arange(n, device=x.device) for n in geometry.positions)
-    (_kh, kw), (sh, sw), (ph, pw), (dh, dw) = geometry.kernel, geometry.stride, geometry.padding, geometry.dilation
-    place = place.squeeze(-1)
-    row = rows.view(-1, 1) * sh - ph + place.div(kw, rounding_mode="floor") * dh
-    column = columns * sw - pw + place.remainder(kw) * dw
-    index = row * geometry.size[1] + column
-    shape = (*x.shape[:-2], *geometry.positions)
+    inside = windows_of(torch.ones((1, 1, *geometry.size), device=x.device), geometry).flatten(-axes) > 0
+    place = first_equal(windows, value, -1, inside).squeeze(-1)
+    index, elements = torch.zeros_like(place), 1
+    for axis in reversed(range(axes)):
+        within, place = place.remainder(geometry.kernel[axis]), place.div(geometry.kernel[axis], rounding_mode="floor")
+        window = torch.arange(geometry.positions[axis], device=x.device).view(-1, *(1,) * (axes - 1 - axis))
+        at = window * geometry.stride[axis] - geometry.padding[axis] + within * geometry.dilation[axis]
+        index.add_(at * elements)
+        elements *= geometry.size[axis]
+    shape = (*x.shape[:-axes], *geometry.positions)
     return value.squeeze(-1).add_(0.0).view(shape), index.view(shape)
 
 
-@exact(aten.max_pool2d_with_indices_backward)
-def max_pool2d_backward(grad: Tensor, x: Tensor, *settings: Any) -> Tensor:
-    """The gradient of ``max_pool2d``: for each element the sum over the windows whose largest it was.
+def max_pool_backward(axes: int, grad: Tensor, x: Tensor, *settings: Any) -> Tensor:
+    """The gradient of ``max_pool`` and ``adaptive_max_pool``: sums over the windows whose largest an element was.
 
     The indices are the last of ``settings``.
     """
     indices: Tensor = settings[-1]
-    start = torch.zeros_like(x.flatten(-2))
-    return scatter_add(start, -1, indices.flatten(-2), grad.flatten(-2)).view(x.shape)
+    start = torch.zeros_like(x.flatten(-axes))
+    return scatter_add(start, -1, indices.flatten(-axes), grad.flatten(-axes)).view(x.shape)
+
+
+def adaptive_max_pool(axes: int, x: Tensor, output_size: list[int]) -> tuple[Tensor, Tensor]:
+    """As ``max_pool``, over ``output_size`` windows, whose sizes may differ by one."""
+    check_float32(x)
+    windows, index, elements = x, torch.zeros((), dtype=torch.int64, device=x.device), 1
+    for axis, count in zip(reversed(range(axes)), reversed(output_size), strict=True):
+        size, behind = x.shape[axis - axes], 2 * (axes - 1 - axis)  # axes that come from those behind this one
+        dim = -1 - behind
+        rows = _adaptive_windows(size, count)
+        longest = max(high - low for low, high in rows)
+        # A shorter window has its last element again, which is never the first of equal ones.
+        among = torch.tensor([[min(low + i, high - 1) for i in range(longest)] for low, high in rows], device=x.device)
+        windows = windows.index_select(dim, among.flatten()).unflatten(dim, among.shape)  # type: ignore[no-untyped-call]
+        index = among.view(*among.shape, *(1,) * behind).mul(elements).add(index)
+        elements *= size
+    order = [*range(-2 * axes, 0, 2), *range(1 - 2 * axes, 0, 2)]
+    windows = windows.movedim(order, [*range(-2 * axes, 0)]).flatten(-axes)
+    index = index.movedim(order, [*range(-2 * axes, 0)]).flatten(-axes).expand_as(windows)
+    value = windows.amax(-1, keepdim=True)
+    place = index.gather(-1, first_equal(windows, value, -1))
+    return value.squeeze(-1).add_(0.0), place.squeeze(-1)
 
 
 def _average(
@@ -74,17 +98,20 @@ def _average(
 ) -> tuple[Geometry, Tensor]:
     """Windows of average pooling over so many ``axes``, and the float64 number that each window's sum is divided by.
 
-    Raises:
-        NotExactError: windows may hang over the edge.
+    What hangs over the padding, as in ``ceil_mode``, counts in no window.
     """
-    if ceil_mode:
-        raise NotExactError("average pooling with ceil_mode has no exact version; pad the input")
-    geometry = Geometry.of(x.shape[-axes:], kernel=kernel, stride=stride or kernel, padding=padding, dilation=1)
-    if divisor_override is not None or count_include_pad or not any(geometry.padding):
-        count = float(divisor_override or math.prod(geometry.kernel))
-        return geometry, torch.full((1,), count, dtype=torch.float64, device=x.device)
-    inside = torch.ones((1, 1, *geometry.size), dtype=torch.float64, device=x.device)
-    return geometry, fixed_order_sum(windows_of(inside, geometry).flatten(-axes), (-1,)).squeeze(-1)
+    moves = {"kernel": kernel, "stride": stride or kernel, "padding": padding}
+    geometry = Geometry.of(x.shape[-axes:], ceil=ceil_mode, dilation=1, **moves)
+    if divisor_override is not None:
+        return geometry, torch.full((1,), float(divisor_override), dtype=torch.float64, device=x.device)
+    divisor = torch.ones((1,) * axes, dtype=torch.float64, device=x.device)
+    for axis in range(axes):
+        around = geometry.padding[axis] if count_include_pad else 0
+        first, last = -around, geometry.size[axis] + around
+        starts = [n * geometry.stride[axis] - geometry.padding[axis] for n in range(geometry.positions[axis])]
+        counts = [min(start + geometry.kernel[axis], last) - max(start, first) for start in starts]
+        divisor = divisor * divisor.new_tensor(counts).view(-1, *(1,) * (axes - 1 - axis))
+    return geometry, divisor
 
 
 def avg_pool(axes: int, x: Tensor, *settings: Any, **named: Any) -> Tensor:
@@ -106,17 +133,10 @@ def avg_pool_backward(axes: int, grad: Tensor, x: Tensor, *settings: Any) -> Ten
     return fold(spread, geometry).to(x.dtype).reshape(x.shape)
 
 
-# A kernel given as one number does not tell the number of axes, so the operation does.
-EXACT[aten.avg_pool2d], EXACT[aten.avg_pool3d] = partial(avg_pool, 2), partial(avg_pool, 3)
-EXACT[aten.avg_pool2d_backward] = partial(avg_pool_backward, 2)
-EXACT[aten.avg_pool3d_backward] = partial(avg_pool_backward, 3)
-
-
-@exact(aten._adaptive_avg_pool2d)
-def adaptive_avg_pool2d(x: Tensor, output_size: list[int]) -> Tensor:
+def adaptive_avg_pool(axes: int, x: Tensor, output_size: list[int]) -> Tensor:
     """Means over ``output_size`` windows, whose sizes may differ by one; axis by axis."""
     means = wide(x)
-    for axis, count in zip((-2, -1), output_size, strict=True):
+    for axis, count in zip(range(-axes, 0), output_size, strict=True):
         parts = []
         for low, high in _adaptive_windows(means.shape[axis], count):
             parts.append(divided(fixed_order_sum(means.narrow(axis, low, high - low), (axis,)), high - low))
@@ -128,11 +148,10 @@ def _adaptive_windows(size: int, count: int) -> list[tuple[int, int]]:
     return [(i * size // count, -((i + 1) * size // -count)) for i in range(count)]
 
 
-@exact(aten._adaptive_avg_pool2d_backward)
-def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of ``adaptive_avg_pool2d``: for each element the sum over the windows that hold it."""
+def adaptive_avg_pool_backward(axes: int, grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient of ``adaptive_avg_pool``: for each element the sum over the windows that hold it."""
     grads = wide(grad)
-    for axis in (-1, -2):
+    for axis in range(-1, -1 - axes, -1):
         size, count = x.shape[axis], grads.shape[axis]
         shape = list(grads.shape)
         shape[axis] = size
@@ -141,3 +160,19 @@ def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
             total.narrow(axis, low, high - low).add_(divided(grads.narrow(axis, i, 1), high - low))
         grads = total
     return grads.to(x.dtype)
+
+
+# A kernel given as one number does not tell the number of axes, so the operation does.
+for _axes in (2, 3):
+    _versions: dict[str, Callable[..., Any]] = {
+        f"max_pool{_axes}d_with_indices": max_pool,
+        f"max_pool{_axes}d_with_indices_backward": max_pool_backward,
+        f"adaptive_max_pool{_axes}d": adaptive_max_pool,
+        f"adaptive_max_pool{_axes}d_backward": max_pool_backward,
+        f"avg_pool{_axes}d": avg_pool,
+        f"avg_pool{_axes}d_backward": avg_pool_backward,
+        f"_adaptive_avg_pool{_axes}d": adaptive_avg_pool,
+        f"_adaptive_avg_pool{_axes}d_backward": adaptive_avg_pool_backward,
+    }
+    for _name, _version in _versions.items():
+        EXACT[getattr(aten, _name)] = partial(_version, _axes)

@@ -10,6 +10,7 @@ import torch
 
 from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import bits_of_sum, fixed_order_sum, halved, power_of_two, shifter, snap_, top
+from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.pointwise import enter_extreme, positive_zero, to_fit
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, exact, wide
 
@@ -49,6 +50,8 @@ def terms_of(x: Tensor, dims: tuple[int, ...]) -> int:
 @exact(aten.sum)
 def total(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
     """The sum over ``dim``, rounded once."""
+    if complex_numbers.is_complex(x) and dtype in (None, x.dtype):
+        return complex_numbers.joined(*(total(part, dim, keepdim) for part in complex_numbers.parts(x)))
     x = _of_type(x, dtype)
     if not x.is_floating_point():
         return torch.sum(x, dims_of(x, dim), keepdim, dtype=dtype) if x.dim() else torch.sum(x, dtype=dtype)
@@ -111,18 +114,31 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The norm of order 1, 2 or infinity over ``dim``, rounded once. Raises NotExactError: ``ord`` is another."""
+    """The norm over ``dim``, rounded once; of order 0 the number of elements that are not zero."""
     dims = dims_of(x, dim)
-    if ord == 2:
-        values = wide(x)
-        norm = elementary.sqrt(fixed_order_sum(values.mul(values), dims))
-    elif ord == 1:
-        norm = fixed_order_sum(wide(x).abs_(), dims)
-    elif ord == math.inf:
-        norm = torch.amax(wide(x).abs_(), dims, keepdim=True)
-    else:
-        raise NotExactError(f"a norm of order {ord} has no exact version; 1, 2 and infinity have one")
-    return _shaped(norm, dims, keepdim=keepdim).to(dtype or x.dtype)
+    return _shaped(norm_of(wide(x), ord, dims), dims, keepdim=keepdim).to(dtype or x.dtype)
+
+
+def norm_of(x: Tensor, order: float, dims: tuple[int, ...]) -> Tensor:
+    """The norm of float64 numbers over ``dims``, which become axes of size 1."""
+    if order == 2:
+        return elementary.sqrt(fixed_order_sum(x.mul(x), dims))
+    size = x.abs()
+    if order == 1:
+        return fixed_order_sum(size, dims)
+    if order == 0:
+        return fixed_order_sum((size != 0).to(x.dtype), dims)
+    if order in (math.inf, -math.inf):
+        return (torch.amax if order > 0 else torch.amin)(size, dims, keepdim=True)
+    most = torch.amax(size, dims, keepdim=True)
+    unit = torch.where((most == 0) | most.isinf(), 1.0, most)  # no power of a quotient overflows
+    total = fixed_order_sum(_power(size.div(unit), order), dims)
+    return _power(total, 1.0 / order).mul_(unit)
+
+
+def _power(x: Tensor, exponent: float) -> Tensor:
+    """A power of numbers that are not negative; that of zero is not what ``power`` has for it before it is rounded."""
+    return torch.where(x == 0, 0.0 if exponent > 0 else math.inf, elementary.power(x, torch.full_like(x, exponent)))
 
 
 @exact(aten.logsumexp)
@@ -184,6 +200,21 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
         values = torch.cat([values.narrow(dim, 0, shift), later], dim)
         shift *= 2
     return values.to(dtype or x.dtype)
+
+
+@exact(aten.logcumsumexp)
+def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """Logarithms of running sums of exponentials along ``dim``, in the order of ``cumprod``, rounded once."""
+    values, shift = wide(x), 1
+    while x.dim() and shift < x.shape[dim]:
+        count = x.shape[dim] - shift
+        a, b = values.narrow(dim, shift, count), values.narrow(dim, 0, count)
+        most, least = torch.maximum(a, b), torch.minimum(a, b)
+        more = elementary.log1p(elementary.exp(torch.where(most == least, 0.0, least.sub(most))))
+        joined = torch.where(most.isinf(), most, more.add_(most))
+        values = torch.cat([values.narrow(dim, 0, shift), joined], dim)
+        shift *= 2
+    return values.to(x.dtype)
 
 
 enter_extreme(aten.amax)

@@ -112,16 +112,16 @@ ALIKE = (
             block_diag broadcast_tensors cat channel_shuffle chunk clone concat constant_pad_nd contiguous detach
             diag_embed diagonal diagonal_backward embedding empty empty_like empty_permuted empty_strided expand eye
             fill flatten flip full full_like gather hsplit index index_select is_same_size item lift lift_fresh
-            lift_fresh_copy masked_fill masked_select movedim narrow new_empty new_empty_strided new_full new_ones
-            new_zeros ones ones_like permute pixel_shuffle pixel_unshuffle repeat repeat_interleave reshape resize_
-            roll rot90 scalar_tensor select select_backward select_scatter set_ slice slice_backward slice_scatter
-            split split_with_sizes squeeze stack swapaxes t take take_along_dim tensor_split tile transpose tril
-            tril_indices triu triu_indices unbind unflatten unfold unsqueeze view view_as vsplit where zero zeros
-            zeros_like
+            lift_fresh_copy masked_fill masked_scatter masked_scatter_backward masked_select movedim narrow new_empty
+            new_empty_strided new_full new_ones new_zeros ones ones_like permute pixel_shuffle pixel_unshuffle repeat
+            repeat_interleave reshape resize_ roll rot90 scalar_tensor select select_backward select_scatter set_ slice
+            slice_backward slice_scatter split split_with_sizes squeeze stack swapaxes t take take_along_dim
+            tensor_split tile transpose tril tril_indices triu triu_indices unbind unflatten unfold unsqueeze view
+            view_as vsplit where zero zeros zeros_like
         """,
         integers="""
             _chunk_cat alias_copy as_strided_copy as_strided_scatter diagonal_copy diagonal_scatter expand_copy im2col
-            index_fill masked_scatter narrow_copy permute_copy reflection_pad1d reflection_pad2d reflection_pad3d
+            index_fill narrow_copy permute_copy reflection_pad1d reflection_pad2d reflection_pad3d
             replication_pad1d replication_pad2d replication_pad3d resize_as_ split_with_sizes_copy squeeze_copy t_copy
             transpose_copy unbind_copy unfold_copy unsafe_split unsqueeze_copy view_copy
         """,
@@ -135,7 +135,7 @@ ALIKE = (
             isneginf isposinf le logical_and logical_not logical_or logical_xor lt ne nonzero searchsorted signbit
         """,
         integers="nonzero_static",
-        inner="amax amin aminmax max maximum min minimum sort",
+        inner="amax amin aminmax cummax cummin max maximum min minimum sort",
     ),
     Alike(
         why=_ROUNDED,
@@ -153,7 +153,7 @@ ALIKE = (
             bitwise_right_shift floor_divide fmax fmin fmod gcd lcm linalg_cross nansum remainder threshold trace
             unique_consecutive unique_dim
         """,
-        inner="__lshift__ __rshift__ cumprod cumsum pow prod scatter_add sum",
+        inner="__lshift__ __rshift__ cumprod cumsum pow prod scatter_add scatter_reduce sum",
     ),
     Alike(
         why="terms on a grid, whose sum is exact in any order",
@@ -192,10 +192,6 @@ REFUSED = {
 
 HINTS = {
     **dict.fromkeys(_BATCH_NORMS, "call torch.nn.functional.batch_norm, or set train.numerics: [fast]"),
-    **dict.fromkeys(
-        _packets("histc _grouped_mm"),
-        'set experts_implementation="eager" in a configuration of transformers, or set train.numerics: [fast]',
-    ),
     aten.renorm: "scale it by its norm: x * (limit / (x.norm(dim=1, keepdim=True) + 1e-7)).clamp(max=1)",
 }
 """Hints for refused operations that a known option avoids."""

@@ -1,6 +1,7 @@
-"""Gradients of interpolation: products with the matrix of each axis, which says how much of an element each result has.
+"""Interpolation by products with the matrix of each axis, which says how much of an element each result has.
 
 PyTorch's decompositions make the results of elementary operations; their gradients are kernels that add in any order.
+Antialiased resizing has neither.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    Weights = Callable[[float, int], list[tuple[int, float]]]
+    Weights = Callable[[float, int, float], list[tuple[int, float]]]
+    """What a result has of which elements: by its place, their number, and the distance of two places."""
 
 aten = torch.ops.aten
 _CUBIC = -0.75  # as in PyTorch's kernels (Keys 1981)
 
 
-def _linear(place: float, size: int) -> list[tuple[int, float]]:
+def _linear(place: float, size: int, step: float) -> list[tuple[int, float]]:  # noqa: ARG001
     place = max(place, 0.0)
     low = min(math.floor(place), size - 1)
     part = place - low
     return [(low, 1.0 - part), (min(low + 1, size - 1), part)]
 
 
-def _cubic(place: float, size: int) -> list[tuple[int, float]]:
+def _cubic(place: float, size: int, step: float) -> list[tuple[int, float]]:  # noqa: ARG001
     low = math.floor(place)
     part = place - low
 
@@ -46,39 +48,82 @@ def _cubic(place: float, size: int) -> list[tuple[int, float]]:
     return [(min(max(low + offset, 0), size - 1), weight) for offset, weight in zip(range(-1, 3), weights, strict=True)]
 
 
+def _hat(t: float) -> float:
+    return max(0.0, 1.0 - abs(t))
+
+
+def _bell(t: float) -> float:
+    """The cubic of antialiased resizing, whose parameter is not that of ``_cubic``, as in PyTorch's kernels."""
+    t, a = abs(t), -0.5
+    if t < 1.0:
+        return ((a + 2.0) * t - (a + 3.0)) * t * t + 1.0
+    return (((t - 5.0) * t + 8.0) * t - 4.0) * a if t < 2.0 else 0.0
+
+
+def _smooth(shape: Callable[[float], float], reach: float) -> Weights:
+    """Weights of antialiased resizing: a result has what is within ``reach`` of its place, or within its own size."""
+
+    def weights(place: float, size: int, step: float) -> list[tuple[int, float]]:
+        widened = max(step, 1.0)
+        first = max(int(place - reach * widened + 0.5), 0)
+        last = min(int(place + reach * widened + 0.5), size)
+        each = [shape((element - place + 0.5) / widened) for element in range(first, last)]
+        total = math.fsum(each)
+        return [(first + number, weight / total if total else 0.0) for number, weight in enumerate(each)]
+
+    return weights
+
+
 @cache
-def _matrix(weights: Weights, size: int, count: int, align: bool, scale: float | None, device: torch.device) -> Tensor:
-    """How much of each of ``size`` elements each of ``count`` results has, (count, size), in float32."""
+def _matrix(weights: Weights, size: int, count: int, align: bool, scale: float | None, middle: bool) -> Tensor:
+    """How much of each of ``size`` elements each of ``count`` results has, (count, size), in float32.
+
+    A place is that of the result's first edge, or with ``middle`` of its middle.
+    """
     rows = torch.zeros((count, size), dtype=torch.float64)
+    step = (size - 1) * (count > 1) / max(count - 1, 1) if align else 1.0 / scale if scale else size / count
     for result in range(count):
-        if align:
-            place = result * (size - 1) / (count - 1) if count > 1 else 0.0
-        else:
-            place = (result + 0.5) * (1.0 / scale if scale else size / count) - 0.5
-        for element, weight in weights(place, size):
+        place = result * (size - 1) / max(count - 1, 1) if align else (result + 0.5) * step - 0.5
+        if middle:
+            place += step / 2 if align else 0.5
+        for element, weight in weights(place, size, step):
             rows[result, element] += weight
-    return rows.to(torch.float32).to(device)
+    return rows.to(torch.float32)
 
 
-def _enter(packet: Any, axes: int, weights: Weights) -> None:
-    """Enter the gradient of an interpolation over so many axes: one product for each of them, the last first."""
+def _along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
+    """Each line of an axis times a matrix, rounded to float32."""
+    return matmul(x.movedim(axis, -1).contiguous(), matrix).to(torch.float32).movedim(-1, axis)
 
-    def version(
-        grad: Tensor, output_size: list[int], input_size: list[int], align_corners: bool, *scales: float | None
-    ) -> Tensor:
+
+def _enter(name: str, axes: int, weights: Weights, *, middle: bool = False) -> None:
+    """Enter an interpolation over so many axes, if PyTorch has no decomposition, and its gradient."""
+
+    def matrices(output_size: list[int], input_size: list[int], align: bool, *scales: float | None) -> list[Tensor]:
+        given = scales if len(scales) == axes else (None,) * axes
+        sizes = zip(input_size[2:], output_size, given, strict=True)
+        return [_matrix(weights, size, count, align, scale, middle) for size, count, scale in sizes]
+
+    def forward(x: Tensor, output_size: list[int], align: bool, *scales: float | None) -> Tensor:
+        check_float32(x)
+        for axis, matrix in enumerate(matrices(output_size, list(x.shape), align, *scales)):
+            x = _along(x, 2 + axis, matrix.mT.to(x.device))
+        return x.contiguous()
+
+    def backward(grad: Tensor, output_size: list[int], *settings: Any) -> Tensor:
         check_float32(grad)
-        for axis in reversed(range(axes)):
-            size, count = input_size[2 + axis], output_size[axis]
-            scale = scales[axis] if len(scales) == axes else None
-            matrix = _matrix(weights, size, count, align_corners, scale, grad.device)
-            lines = grad.movedim(2 + axis, -1).contiguous()
-            grad = matmul(lines, matrix).to(torch.float32).movedim(-1, 2 + axis)
+        for axis, matrix in reversed([*enumerate(matrices(output_size, *settings))]):
+            grad = _along(grad, 2 + axis, matrix.to(grad.device))
         return grad.contiguous()
 
-    EXACT[packet] = version
+    if middle:
+        EXACT[getattr(aten, name)] = forward
+    EXACT[getattr(aten, f"{name}_backward")] = backward
 
 
-_enter(aten.upsample_linear1d_backward, 1, _linear)
-_enter(aten.upsample_bilinear2d_backward, 2, _linear)
-_enter(aten.upsample_trilinear3d_backward, 3, _linear)
-_enter(aten.upsample_bicubic2d_backward, 2, _cubic)
+_enter("upsample_linear1d", 1, _linear)
+_enter("upsample_bilinear2d", 2, _linear)
+_enter("upsample_trilinear3d", 3, _linear)
+_enter("upsample_bicubic2d", 2, _cubic)
+_enter("_upsample_bilinear2d_aa", 2, _smooth(_hat, 1.0), middle=True)
+_enter("_upsample_bicubic2d_aa", 2, _smooth(_bell, 2.0), middle=True)
