@@ -248,6 +248,13 @@ def test_a_stage_that_noise_makes_negative_is_a_gain():
     assert not any(stage.lost for stage in stages)
 
 
+def test_where_times_and_ratios_do_not_agree_on_a_sign_the_first_stage_is_noise():
+    ddp = STATES["faster"].rows[2].model_copy(update={"bound": ratio(1.94, 1.8, 2.1)})
+    first = waterfall(ddp).stages[0]
+    assert (first.words, first.lost, first.end) == ("Smaller shares, within noise", True, 1.94)
+    assert first.ms < 0
+
+
 def test_without_losses_a_waterfall_has_the_slices_alone():
     exact = STATES["faster"].rows[5]
     assert [stage.name for stage in waterfall(exact).stages] == ["fixed", "contention", "sending"]

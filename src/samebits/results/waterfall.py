@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from samebits.results.figures import milliseconds, multiple
@@ -30,6 +30,8 @@ STAGES: dict[str, tuple[str, str]] = {
 }
 """Stages in order: the words for one that costs time, and for one that saves it."""
 
+WITHIN_NOISE = "Smaller shares, within noise"
+
 _WITHOUT_RANKS = {"unexplained": "Work of device 0 alone", "sending": "Copies, and work of device 0 alone"}
 
 
@@ -45,8 +47,8 @@ class Stage:
 
     @property
     def lost(self) -> bool:
-        """Whether it costs time."""
-        return self.ms >= 0
+        """Whether it costs speed, as it is drawn; noise may give its ms the other sign."""
+        return self.end < self.start or (self.end == self.start and self.ms >= 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,8 @@ def _stages(row: Row, step: SliceSteps, bound: Ratio) -> list[Stage]:
     added = _added_ms(row, step)
     first = added.pop("fixed")
     stages = [_stage("fixed", row, first, float(row.devices_used), bound.median)]
+    if stages[0].lost != (first >= 0):  # two medians, of times and of ratios, do not agree on its sign
+        stages[0] = replace(stages[0], words=WITHIN_NOISE)
     begin, end = step.single / step.share, step.single / step.strategy
     scale = (bound.median - row.speedup.median) / (begin - end) if begin != end else 0.0
     ms, last = 0.0, bound.median
