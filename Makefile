@@ -96,8 +96,8 @@ screenshots: $(STAMP)  ## the guide's pictures, from a real MLflow server and Ch
 		tests/system/test_page.py::test_the_example_of_the_docs_is_a_page_of_a_real_run
 
 # What the host is not made for ends with 3; each that fails is named, and the page is of what there is.
-BENCHMARKS := loop loading ddp rounding bits exact trainings quality startup memory memory_forecast repro own_repository tracking sender \
-	many_logs explain scale container nodes sampler
+BENCHMARKS := loop loading ddp rounding bits exact model_coverage trainings quality startup memory memory_forecast repro own_repository \
+	tracking sender many_logs explain scale container nodes sampler
 
 bench: $(BENCH_STAMP)  ## measure against bare PyTorch and other loops, start-up, tracking, memory; writes benchmarks/results
 	@failed=; for script in $(or $(ONLY),$(BENCHMARKS)); do \

@@ -167,6 +167,24 @@ def trainings(result: Result) -> Iterator[str]:
     yield f"\n{len(found)} trainings of {result['steps']} steps. The ways in exact: {', '.join(every)}."
 
 
+def coverage(result: Result) -> Iterator[str]:
+    """What became of the families, by library, and why exact refused those that it did."""
+    found, summary = result["families"], result["summary"]
+    outcomes = ("trains", "refused", "two hashes", "failed")
+    yield from table("library", "families", *outcomes, "median price")
+    for library in dict.fromkeys(one["library"] for one in found.values()):
+        ours = [one for one in found.values() if one["library"] == library and one["outcome"] != "not in fast"]
+        prices = [one["price"] for one in ours if "price" in one]
+        counts = (str(sum(one["outcome"] == outcome for one in ours)) for outcome in outcomes)
+        yield row(library, str(len(ours)), *counts, f"{median(prices):.1f}" if prices else "–")
+    share = summary.get("trains", 0) / summary["families"]
+    yield f"\n{share:.0%} of {summary['families']} families train in exact; Python binds their small steps.\n"
+    yield from table("family", "outcome", "why")
+    for name, one in found.items():
+        if one["outcome"] != "trains":
+            yield row(name, one["outcome"], one.get("why", "–").replace("|", "\\|"))
+
+
 def _hashes(gave: str, ways: list[str]) -> str:
     many = f"{len(ways)} ways" if len(ways) > 1 else ways[0]
     return f"`{gave[:12]}`, {many}" if gave.isalnum() else f"{many}: {gave}"
@@ -348,6 +366,12 @@ SECTIONS: dict[str, tuple[str, str, Callable[[Result], Iterator[str]]]] = {
         "[Exact numerics](../concepts/exact.md) says why.",
         bits,
     ),
+    "model_coverage": (
+        "Families of models in exact",
+        "Small models with random weights, which nobody wrote for the kit, some steps on one thread. In exact the\n"
+        "batch is fed as 1, 2 and 4 parts, as ranks have it, and the weights have to have one hash.",
+        coverage,
+    ),
     "trainings": (
         "Trainings as people have them",
         "Each is one file of `benchmarks/experiments`, whose lines are counted without blank ones. In fast, `ddp` on\n"
@@ -436,6 +460,7 @@ MEASURES: dict[str, tuple[str, ...]] = {
     "rounding": ("numerics", "training", "results/verdict.py"),
     "bits": ("numerics",),
     "exact": ("numerics", "training"),
+    "model_coverage": ("numerics",),
     "trainings": ("models", "numerics", "training"),
     "quality": ("data", "numerics", "training"),
     "memory": ("numerics/fast.py", "training", "workers"),
