@@ -25,7 +25,6 @@ from samebits.numerics.exact.engine import Draws, Engine
 from samebits.numerics.exact.forms import OneForm
 from samebits.numerics.exact.operations import EXACT
 
-TYPES = [dtype for dtype in SAMPLES if not dtype.is_complex]  # exact has no complex numbers
 ONLY_INPUT = {"tensor_split"}  # the other tensors say where to cut, and stay on the CPU
 LED_BY_VALUES = {"isin", "cov", "repeat_interleave"}  # what they do next follows from values, of which there are none
 ASKED_OF_VALUES = ("into one place twice", "negative")
@@ -34,6 +33,11 @@ MORE = {
     "arange": lambda x: torch.arange(0.0, 1.0, 0.25, device=x.device),
     "index_put_impl": lambda x: torch.ops.aten._index_put_impl_(
         x.view(-1).clone(), [torch.arange(4, device=x.device)], x.view(-1)[:4], True
+    ),
+    "interpolate antialiased": lambda x: F.interpolate(x.view(1, 2, 2, 2), size=3, mode="bicubic", antialias=True),
+    "weight_norm": lambda x: torch._weight_norm(x.view(2, 4), x.view(-1)[:2].view(2, 1), 0),
+    "grouped_mm": lambda x: torch.ops.aten._grouped_mm(
+        x.view(2, 4), torch.ones((2, 4, 4), device=x.device), torch.tensor([1, 2], dtype=torch.int32, device=x.device)
     ),
     "interpolate 3d": lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"),
 }
@@ -77,7 +81,7 @@ def rehearse(op, sample):
 
 def probe(op):
     found = {"computed": 0, "errors": []}
-    for sample in all_samples(op, TYPES):
+    for sample in all_samples(op, SAMPLES):
         try:
             attempt(op, sample, as_in_training())
         except UserError:

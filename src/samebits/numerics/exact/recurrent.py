@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from samebits.numerics.exact.elementary import sigmoid, tanh
+from samebits.numerics.exact.elementary import sigmoid
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import bits_of_products, exact_matmul, snap, snap_rows
 
@@ -45,14 +45,14 @@ class Cell(NamedTuple):
 
 
 def _lstm(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:
-    """Hochreiter and Schmidhuber 1997, with forget gates; tanh is 2 * sigmoid(2x) - 1, so all gates are one call."""
+    """Hochreiter and Schmidhuber 1997, with forget gates. One sigmoid is for all gates, see ``_tanh``."""
     gates = x.add(hidden)
-    candidate = gates.chunk(4, 1)[2].mul_(2.0)
+    gates.chunk(4, 1)[2].mul_(2.0)
     gates = sigmoid(gates)
     entry, forget, candidate, out = gates.chunk(4, 1)
     candidate.mul_(2.0).sub_(1.0)
     cell = _rounded(forget.mul(before[1]).add_(entry.mul(candidate)))
-    shown = tanh(cell)
+    shown = _tanh(cell)
     return [out.mul(shown), cell], [gates, shown]
 
 
@@ -78,7 +78,7 @@ def _gru(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:
     gates = sigmoid(x[:, : 2 * width].add(hidden[:, : 2 * width]))
     reset, update = gates.chunk(2, 1)
     own = _rounded(hidden[:, 2 * width :])
-    candidate = tanh(x[:, 2 * width :].add(reset.mul(own)))
+    candidate = _tanh(x[:, 2 * width :].add(reset.mul(own)))
     state = before[0].sub(candidate).mul_(update).add_(candidate)
     return [state], [gates, candidate, own]
 
@@ -93,12 +93,12 @@ def _gru_slopes(grads: States, before: States, saved: States) -> tuple[States, l
     return [slopes, torch.cat([of_reset, of_update, inner.mul(reset)], 1)], [grads[0].mul(update)]
 
 
-def _tanh(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:  # noqa: ARG001
-    state = tanh(x.add(hidden))
+def _simple(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:  # noqa: ARG001
+    state = _tanh(x.add(hidden))
     return [state], [state]
 
 
-def _tanh_slopes(grads: States, before: States, saved: States) -> tuple[States, list[Tensor | None]]:  # noqa: ARG001
+def _simple_slopes(grads: States, before: States, saved: States) -> tuple[States, list[Tensor | None]]:  # noqa: ARG001
     return [grads[0].mul(_slope_of_tanh(saved[0]))], [None]
 
 
@@ -110,6 +110,11 @@ def _relu(x: Tensor, hidden: Tensor, before: States) -> tuple[States, States]:  
 
 def _relu_slopes(grads: States, before: States, saved: States) -> tuple[States, list[Tensor | None]]:  # noqa: ARG001
     return [torch.where(saved[0] <= 0, 0.0, grads[0])], [None]
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """Tanh to 2**-51, by half the steps of ``elementary.tanh``, which is as near for the smallest numbers."""
+    return sigmoid(x.mul(2.0)).mul_(2.0).sub_(1.0)
 
 
 def _slope_of_sigmoid(y: Tensor) -> Tensor:
@@ -127,7 +132,7 @@ def _rounded(x: Tensor) -> Tensor:
 
 LSTM = Cell(2, 1, _lstm, _lstm_slopes)
 GRU = Cell(1, 2, _gru, _gru_slopes)
-TANH = Cell(1, 1, _tanh, _tanh_slopes)
+TANH = Cell(1, 1, _simple, _simple_slopes)
 RELU = Cell(1, 1, _relu, _relu_slopes)
 
 
