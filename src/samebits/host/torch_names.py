@@ -10,11 +10,15 @@ import importlib.util
 import re
 import sys
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from samebits.errors import HostError, few
 from samebits.here import install_command
 from samebits.host.software import torch_build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class TorchName(NamedTuple):
@@ -116,12 +120,17 @@ def _has(path: str) -> bool:
             found = getattr(found, name)
         else:
             return False
-        if called:
-            torch = sys.modules["torch"]
-            unseen = getattr(torch._C, "_DisableTorchDispatch", nullcontext)  # by modes that watch a training
-            with unseen(), torch.device("meta"):  # where nothing is drawn
-                found = found(*map(int, re.findall(r"\d+", numbers)))
+        found = _result_of(found, numbers) if called else found
     return True
+
+
+@cache
+def _result_of(function: Callable[..., object], numbers: str) -> object:
+    """The result of a call, which many paths share, unseen by modes that watch a training, and without a draw."""
+    torch = sys.modules["torch"]
+    unseen = getattr(torch._C, "_DisableTorchDispatch", nullcontext)
+    with unseen(), torch.device("meta"):
+        return function(*map(int, re.findall(r"\d+", numbers)))
 
 
 def require_torch_names() -> None:

@@ -267,6 +267,11 @@ def atan2(y: Tensor, x: Tensor) -> Tensor:
     return torch.where(x.signbit(), angle.neg().add_(_PI), angle).copysign_(y)
 
 
+def hypot(x: Tensor, y: Tensor) -> Tensor:
+    """The distance of the point (x, y) from zero, to 2**-48; infinite if either is."""
+    return torch.where(x.isinf() | y.isinf(), math.inf, sqrt(x.mul(x).add_(y.mul(y))))
+
+
 FUNCTIONS: tuple[Callable[[Tensor], Tensor], ...] = (
     *(exp, expm1, log, log1p, sigmoid, tanh, erf, sin, cos, sqrt, rsqrt),
     *(sinh, cosh, atan, asin, acos, asinh, acosh, atanh),

@@ -116,6 +116,11 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return exact_matmul(left, right)
 
 
+def matmul_along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
+    """``matmul`` of each line along an axis and a matrix (size, new size)."""
+    return matmul(x.movedim(axis, -1).contiguous(), matrix).movedim(-1, axis)
+
+
 def exact_matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product of factors on grids, without negative zeros: a kernel's sum may start from either zero."""
     return torch.matmul(a, b).add_(0.0)

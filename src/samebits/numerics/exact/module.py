@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -56,6 +56,7 @@ class ExactModule(nn.Module):
         self.loss = self._own.function if self._own else None  # a module moves with the others to a replica's device
         kinds = (INPUTS_OF, GRADIENTS_AT, GRADIENTS_OF)
         numerics.windows.expect([LOSS, *(f"{kind} {place}" for place in self._ties for kind in kinds)])
+        self._recurs = any(isinstance(module, nn.RNNBase) for module in model.modules())
         self._weights = WeightCache()
         self._kept: dict[bool, Kept] = {}
         self._changes_seen = numerics.running.changes
@@ -235,7 +236,7 @@ class ExactModule(nn.Module):
                 originals.append((place, holder, name, parameter))
                 holder[name] = entered
         try:
-            with counting_apart(self.model), flat_weights_entered(self.model):
+            with counting_apart(self.model), flat_weights_entered(self.model) if self._recurs else nullcontext():
                 yield
             for place, holder, name, _ in originals:
                 now = holder.get(name)

@@ -10,6 +10,7 @@ from samebits.numerics.exact.operations import (
     contractions,
     distances,
     factorization,
+    fourier,
     indexing,
     normalization,
     pointwise,
@@ -21,5 +22,5 @@ from samebits.numerics.exact.operations import (
 from samebits.numerics.exact.operations.registry import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 
 __all__ = ["EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "bags", "complex_numbers", "contractions",
-           "distances", "factorization", "indexing", "normalization", "pointwise", "pooling", "reductions",
+           "distances", "factorization", "fourier", "indexing", "normalization", "pointwise", "pooling", "reductions",
            "resampling", "selection"]  # fmt: skip

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import blocks, fixed_order_sum
 from samebits.numerics.exact.operations.indexing import index_add
-from samebits.numerics.exact.operations.reductions import norm_of
+from samebits.numerics.exact.operations.reductions import norm_of, power_of
 from samebits.numerics.exact.operations.registry import exact, wide
 
 if TYPE_CHECKING:
@@ -33,8 +32,7 @@ def _slopes(difference: Tensor, distance: Tensor, p: float) -> Tensor:
     safe = torch.where(distance == 0, 1.0, distance)
     if p == 2:
         return torch.where(distance == 0, 0.0, difference.div(safe))
-    ratio = difference.abs().div_(safe)
-    powers = elementary.power(ratio, torch.full_like(ratio, p - 1.0))
+    powers = power_of(difference.abs().div_(safe), p - 1.0)
     return torch.where((distance == 0) | (difference == 0), 0.0, sign.mul_(powers))
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from samebits.numerics.exact import elementary
 from samebits.numerics.exact.grid import fixed_order_sum
+from samebits.numerics.exact.operations.reductions import norm_of
 from samebits.numerics.exact.operations.registry import exact, wide
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     for place in range(min(rows, columns)):
         v = r[..., place:, place : place + 1].clone()
         first, rest = v[..., :1, :], v[..., 1:, :]
-        norm = elementary.sqrt(fixed_order_sum(v.mul(v), (-2,)))
+        norm = norm_of(v, 2, (-2,))
         first.add_(norm.copysign_(first))
         v.mul_((rest != 0).any(-2, keepdim=True))  # LAPACK leaves a column that is done as it is
         _reflect_(r[..., place:, place:], v)

@@ -211,13 +211,19 @@ def index_reduce(
     return scatter_reduce(x, dim, index.view(shape).expand_as(source), source, reduce, include_self=include_self)
 
 
+def _onto(x: Tensor, axis: int, places: Tensor, size: int) -> Tensor:
+    """The sum of the slices of an axis that have one place among ``size``."""
+    shape = list(x.shape)
+    shape[axis] = size
+    return index_add(x.new_zeros(shape), axis, places, x)
+
+
 def _padded_backward(axes: int, grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
     """The gradient of padding with the nearest element: the sum of the gradients of its copies, axis by axis."""
     for axis in range(-1, -1 - axes, -1):
         before = padding[2 * (-1 - axis)]
         places = torch.arange(grad.shape[axis], device=grad.device).sub_(before).clamp_(0, x.shape[axis] - 1)
-        start = grad.new_zeros([*grad.shape[:axis], x.shape[axis], *grad.shape[grad.dim() + axis + 1 :]])
-        grad = index_add(start, axis, places, grad)
+        grad = _onto(grad, axis, places, x.shape[axis])
     return grad
 
 
@@ -251,8 +257,7 @@ def _nearest_backward(
         scale = scales[axis - 2] if len(scales) == axes else None
         step = torch.tensor(1.0 / scale if scale else size / count, dtype=torch.float32)
         places = torch.arange(count, dtype=torch.float32).add(middle).mul(step).floor().clamp(max=size - 1)
-        start = grad.new_zeros([size if d == axis else n for d, n in enumerate(grad.shape)])
-        grad = index_add(start, axis, places.to(torch.int64).to(grad.device), grad)
+        grad = _onto(grad, axis, places.to(torch.int64).to(grad.device), size)
     return grad
 
 

@@ -43,23 +43,27 @@ _enter(aten.silu, lambda x: elementary.sigmoid(x).mul_(x))
 _enter(aten.log_sigmoid, lambda x: elementary.log1p(elementary.exp(x.abs().neg_())).neg_().add_(x.clamp(max=0.0)))
 
 
-def _check_types(*values: object) -> None:
+def _are_complex(*values: object) -> bool:
+    """Whether complex numbers are among the values. Raises NotExactError: a tensor's type has no exact arithmetic."""
     for value in values:
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             if value.dtype not in (torch.float32, torch.float64):
                 raise NotExactError(f"{value.dtype} is rounded in other ways on other devices; use float32")
-        elif isinstance(value, torch.Tensor) and value.is_complex():
-            raise NotExactError("complex numbers have no exact version")
+        elif isinstance(value, complex) or (isinstance(value, torch.Tensor) and value.is_complex()):
+            return complex_numbers.is_complex(*values)
+    return False
+
+
+def _check_types(*values: object) -> None:
+    if _are_complex(*values):
+        raise NotExactError("complex numbers have no exact version")
 
 
 def _of_reals(packet: Any, function: Callable[..., Tensor], of_complex: Callable[..., Tensor]) -> None:
     """Enter an operation that is correctly rounded in one step for real numbers, but not for complex ones."""
 
     def version(*values: Tensor | Number) -> Tensor:
-        if complex_numbers.is_complex(*values):
-            return of_complex(*values)
-        _check_types(*values)
-        return function(*values)
+        return (of_complex if _are_complex(*values) else function)(*values)
 
     EXACT[packet] = version
 
@@ -73,10 +77,8 @@ def _of_scaled(packet: Any, function: Callable[..., Tensor]) -> None:
     """Enter ``x + alpha * y`` or ``x - alpha * y``, with the product rounded first."""
 
     def version(x: Tensor, y: Tensor | Number, *, alpha: Number = 1) -> Tensor:
-        if complex_numbers.is_complex(x, y, alpha):  # part by part
-            return function(x, y if alpha == 1 else complex_numbers.mul(y, alpha))
-        _check_types(x, y)
-        return function(x, y if alpha == 1 else torch.mul(y, alpha))
+        multiply = complex_numbers.mul if _are_complex(x, y, alpha) else torch.mul
+        return function(x, y if alpha == 1 else multiply(y, alpha))
 
     EXACT[packet] = version
 
@@ -88,10 +90,10 @@ _of_scaled(aten.sub, torch.sub)
 @exact(aten.div)
 def div(x: Tensor, y: Tensor | Number, *, rounding_mode: str | None = None) -> Tensor:
     """``x / y`` by a true division, also where ``y`` is a number."""
-    if complex_numbers.is_complex(x, y) and rounding_mode is None:
+    if rounding_mode is None and _are_complex(x, y):
         return complex_numbers.div(x, y)
-    _check_types(x, y)
     if rounding_mode is not None:
+        _check_types(x, y)
         if torch.result_type(x, y).is_floating_point:
             return _whole_quotient(*_pair(x, y), floor=rounding_mode == "floor").to(torch.float32)
         return torch.div(x, y, rounding_mode=rounding_mode)
@@ -148,11 +150,7 @@ _of_pair(aten.floor_divide, partial(_whole_quotient, floor=True))
 _of_pair(aten.atan2, elementary.atan2, whole=False)
 
 
-def _hypot(x: Tensor, y: Tensor) -> Tensor:
-    return torch.where(x.isinf() | y.isinf(), math.inf, elementary.sqrt(x.mul(x).add_(y.mul(y))))
-
-
-_of_pair(aten.hypot, _hypot, whole=False)
+_of_pair(aten.hypot, elementary.hypot, whole=False)
 
 
 def _shrink_backward(grad: Tensor, x: Tensor, lambd: Number) -> Tensor:

@@ -132,11 +132,11 @@ def norm_of(x: Tensor, order: float, dims: tuple[int, ...]) -> Tensor:
         return (torch.amax if order > 0 else torch.amin)(size, dims, keepdim=True)
     most = torch.amax(size, dims, keepdim=True)
     unit = torch.where((most == 0) | most.isinf(), 1.0, most)  # no power of a quotient overflows
-    total = fixed_order_sum(_power(size.div(unit), order), dims)
-    return _power(total, 1.0 / order).mul_(unit)
+    total = fixed_order_sum(power_of(size.div(unit), order), dims)
+    return power_of(total, 1.0 / order).mul_(unit)
 
 
-def _power(x: Tensor, exponent: float) -> Tensor:
+def power_of(x: Tensor, exponent: float) -> Tensor:
     """A power of numbers that are not negative; that of zero is not what ``power`` has for it before it is rounded."""
     return torch.where(x == 0, 0.0 if exponent > 0 else math.inf, elementary.power(x, torch.full_like(x, exponent)))
 
@@ -188,33 +188,36 @@ def or_not_finite(finite: Tensor, infinite: Tensor) -> Tensor:
     return torch.where(infinite.isnan(), math.nan, torch.where(infinite.isinf(), infinite, finite))
 
 
+def _scanned(x: Tensor, dim: int, join: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """Running results along ``dim`` in a fixed order: each is joined with the one 1, 2, 4, ... places before."""
+    shift = 1
+    while shift < x.shape[dim]:
+        count = x.shape[dim] - shift
+        later = join(x.narrow(dim, shift, count), x.narrow(dim, 0, count))
+        x = torch.cat([x.narrow(dim, 0, shift), later], dim)
+        shift *= 2
+    return x
+
+
 @exact(aten.cumprod)
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Running products along ``dim`` in a fixed order: each is multiplied by the one 1, 2, 4, ... places before."""
+    """Running products along ``dim``, rounded once."""
     x = _of_type(x, dtype)
     if not x.is_floating_point() or x.dim() == 0:
         return torch.cumprod(x, dim, dtype=dtype)
-    values, count, shift = wide(x), x.shape[dim], 1
-    while shift < count:
-        later = values.narrow(dim, shift, count - shift) * values.narrow(dim, 0, count - shift)
-        values = torch.cat([values.narrow(dim, 0, shift), later], dim)
-        shift *= 2
-    return values.to(dtype or x.dtype)
+    return _scanned(wide(x), dim, torch.mul).to(dtype or x.dtype)
 
 
 @exact(aten.logcumsumexp)
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """Logarithms of running sums of exponentials along ``dim``, in the order of ``cumprod``, rounded once."""
-    values, shift = wide(x), 1
-    while x.dim() and shift < x.shape[dim]:
-        count = x.shape[dim] - shift
-        a, b = values.narrow(dim, shift, count), values.narrow(dim, 0, count)
+    """Logarithms of running sums of exponentials along ``dim``, rounded once."""
+
+    def join(a: Tensor, b: Tensor) -> Tensor:
         most, least = torch.maximum(a, b), torch.minimum(a, b)
         more = elementary.log1p(elementary.exp(torch.where(most == least, 0.0, least.sub(most))))
-        joined = torch.where(most.isinf(), most, more.add_(most))
-        values = torch.cat([values.narrow(dim, 0, shift), joined], dim)
-        shift *= 2
-    return values.to(x.dtype)
+        return torch.where(most.isinf(), most, more.add_(most))
+
+    return (_scanned(wide(x), dim, join) if x.dim() else wide(x)).to(x.dtype)
 
 
 enter_extreme(aten.amax)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.numerics.exact.grid import matmul
+from samebits.numerics.exact.grid import matmul_along
 from samebits.numerics.exact.operations.registry import EXACT, check_float32
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def _smooth(shape: Callable[[float], float], reach: float) -> Weights:
 
 
 @cache
-def _matrix(weights: Weights, size: int, count: int, align: bool, scale: float | None, middle: bool) -> Tensor:
+def _matrix(
+    weights: Weights, size: int, count: int, align: bool, scale: float | None, middle: bool, device: torch.device
+) -> Tensor:
     """How much of each of ``size`` elements each of ``count`` results has, (count, size), in float32.
 
     A place is that of the result's first edge, or with ``middle`` of its middle.
@@ -88,32 +90,29 @@ def _matrix(weights: Weights, size: int, count: int, align: bool, scale: float |
             place += step / 2 if align else 0.5
         for element, weight in weights(place, size, step):
             rows[result, element] += weight
-    return rows.to(torch.float32)
-
-
-def _along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """Each line of an axis times a matrix, rounded to float32."""
-    return matmul(x.movedim(axis, -1).contiguous(), matrix).to(torch.float32).movedim(-1, axis)
+    return rows.to(torch.float32).to(device)
 
 
 def _enter(name: str, axes: int, weights: Weights, *, middle: bool = False) -> None:
     """Enter an interpolation over so many axes, if PyTorch has no decomposition, and its gradient."""
 
-    def matrices(output_size: list[int], input_size: list[int], align: bool, *scales: float | None) -> list[Tensor]:
+    def matrices(
+        device: torch.device, output_size: list[int], input_size: list[int], align: bool, *scales: float | None
+    ) -> list[Tensor]:
         given = scales if len(scales) == axes else (None,) * axes
         sizes = zip(input_size[2:], output_size, given, strict=True)
-        return [_matrix(weights, size, count, align, scale, middle) for size, count, scale in sizes]
+        return [_matrix(weights, size, count, align, scale, middle, device) for size, count, scale in sizes]
 
-    def forward(x: Tensor, output_size: list[int], align: bool, *scales: float | None) -> Tensor:
+    def forward(x: Tensor, output_size: list[int], *settings: Any) -> Tensor:
         check_float32(x)
-        for axis, matrix in enumerate(matrices(output_size, list(x.shape), align, *scales)):
-            x = _along(x, 2 + axis, matrix.mT.to(x.device))
+        for axis, matrix in enumerate(matrices(x.device, output_size, list(x.shape), *settings)):
+            x = matmul_along(x, 2 + axis, matrix.mT).to(torch.float32)
         return x.contiguous()
 
     def backward(grad: Tensor, output_size: list[int], *settings: Any) -> Tensor:
         check_float32(grad)
-        for axis, matrix in reversed([*enumerate(matrices(output_size, *settings))]):
-            grad = _along(grad, 2 + axis, matrix.to(grad.device))
+        for axis, matrix in reversed([*enumerate(matrices(grad.device, output_size, *settings))]):
+            grad = matmul_along(grad, 2 + axis, matrix).to(torch.float32)
         return grad.contiguous()
 
     if middle:
