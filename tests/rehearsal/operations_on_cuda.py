@@ -39,6 +39,12 @@ MORE = {
     "grouped_mm": lambda x: torch.ops.aten._grouped_mm(
         x.view(2, 4), torch.ones((2, 4, 4), device=x.device), torch.tensor([1, 2], dtype=torch.int32, device=x.device)
     ),
+    "interpolate exactly, 2d": lambda x: F.interpolate(x.view(1, 2, 2, 2), scale_factor=2.0, mode="nearest-exact"),
+    "interpolate exactly, 3d": lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest-exact"),
+    "pad 3d": lambda x: F.pad(x, (1, 1, 1, 1, 1, 1), mode="replicate"),
+    "embedding_bag without gradient": lambda x: F.embedding_bag(
+        torch.zeros((1, 2), dtype=torch.int64, device=x.device), x.detach().view(4, 2)
+    ),
     "interpolate 3d": lambda x: F.interpolate(x, scale_factor=2.0, mode="nearest"),
 }
 """What the database does not have."""
