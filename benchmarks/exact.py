@@ -42,6 +42,7 @@ from common import (
 from samebits.data.prepare import prepare
 from samebits.host import count_gpus
 from samebits.models import UserModel
+from samebits.numerics.exact.compiled import library
 from samebits.numerics.exact.module import ExactModule
 from samebits.params import parse_params
 from samebits.records.card import read_card
@@ -139,6 +140,12 @@ def running(trainable: Trainable, steps: int) -> Variant:
     return Variant(run, trainable.numerics.configure)  # the other numerics have set this process's switches
 
 
+def without_kernels(trainable: Trainable) -> None:
+    """Let Python's functions answer in place of the compiled kernels."""
+    trainable.numerics.configure()
+    library.use(None)
+
+
 def breakdown(trainable: Trainable, rounds: int, clock: Callable[[], float]) -> dict[str, Any]:
     """Milliseconds of each part of an exact step."""
     seconds: dict[str, list[float]] = {part: [] for part in PARTS}
@@ -197,12 +204,13 @@ def work(params: Params, folder: Path, steps: int, rounds: int, _: Reporter) -> 
     fast, exact = kit(fast_setup, folder), kit(set_up(params, "exact", folder), folder)
     variants = {
         "exact": running(exact, steps),
+        "python": Variant(running(exact, steps).run, partial(without_kernels, exact)),
         "fast": running(fast, steps),
         "float64": float64(fast_setup, folder, steps),
     }
     interleave(variants, 2, worker, clock)
     seconds = interleave(variants, rounds, worker, clock)
-    ratios = {name: ratio_of(seconds["exact"], seconds[name]) for name in ("fast", "float64")}
+    ratios = {name: ratio_of(seconds["exact"], seconds[name]) for name in ("fast", "float64", "python")}
     looks = few(max(8, min(rounds, 20)), 1)
     measured = {
         "milliseconds": {name: middle_of([1e3 * s / steps for s in values]) for name, values in seconds.items()},

@@ -12,7 +12,7 @@ import exact_probe
 from conftest import MODEL_OF_TASK, ROOT, small
 from samebits.hashes import sha256
 from samebits.host import count_gpus
-from samebits.numerics.exact import elementary
+from samebits.numerics.exact import activations, elementary
 from samebits.numerics.exact.grid import matmul
 from samebits.numerics.exact.self_test import cases, check
 from samebits.params import parse_params
@@ -39,7 +39,7 @@ def test_the_golden_hashes_of_the_cpu(model, optimizer, whole):
 
 
 @pytest.mark.cuda_here
-@pytest.mark.parametrize("function", [*elementary.FUNCTIONS, elementary.gelu, elementary.gelu_slope])
+@pytest.mark.parametrize("function", [*elementary.FUNCTIONS, activations.gelu, activations.gelu_slope])
 def test_functions_have_the_bits_of_the_cpu(function):
     bits = torch.arange(0, 2**32, 9973, dtype=torch.int64).to(torch.int32)
     x = bits.view(torch.float32).double()

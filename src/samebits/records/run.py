@@ -107,10 +107,14 @@ class Rounding(Part):
 
 
 class Arithmetic(Part):
-    """Statistics of ``exact``: repeated steps, and the share of numbers that were too small for a window."""
+    """Statistics of ``exact``: repeated steps, and the share of numbers that were too small for a window.
+
+    ``compiled_kernels`` says whether they answered in place of Python's functions, which change the speed alone.
+    """
 
     steps_made_again: int
     below_window: float
+    compiled_kernels: bool = False
 
 
 class TimingFigures(Part):

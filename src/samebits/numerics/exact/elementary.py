@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.numerics.exact import tables
+from samebits.numerics.exact.compiled.library import of_numbers
 from samebits.numerics.exact.grid import power_of_two
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def _times_two_to(x: Tensor, k: Tensor) -> Tensor:
     return x
 
 
+@of_numbers()
 def exp(x: Tensor) -> Tensor:
     """e**x, within 1 ulp: Taylor's series after taking out multiples of ln 2 (Cody and Waite 1980).
 
@@ -68,6 +70,7 @@ def exp(x: Tensor) -> Tensor:
     return _times_two_to(_polynomial(r, _EXP), k)
 
 
+@of_numbers()
 def expm1(x: Tensor) -> Tensor:
     """e**x - 1, within 1 ulp."""
     small = x.abs() < 0.35
@@ -75,6 +78,7 @@ def expm1(x: Tensor) -> Tensor:
     return torch.where(small, _polynomial(near, _EXPM1).mul_(near), exp(x).sub_(1.0))
 
 
+@of_numbers()
 def log(x: Tensor) -> Tensor:
     """Natural logarithm, within 1 ulp: x = m * 2**e with m near 1, and log m = 2 artanh((m - 1) / (m + 1))."""
     bits = x.contiguous().view(torch.int64)
@@ -89,40 +93,38 @@ def log(x: Tensor) -> Tensor:
     return torch.where(x == math.inf, x, result)
 
 
+@of_numbers()
 def log1p(x: Tensor) -> Tensor:
     """log(1 + x), within 1 ulp."""
     return torch.where(x.abs() < 2.0**-26, x, log(x.add(1.0)))
 
 
+@of_numbers()
 def sigmoid(x: Tensor) -> Tensor:
     """1 / (1 + e**-x), within 1 ulp."""
     return torch.ones_like(x).div_(exp(x.neg()).add_(1.0))
 
 
+@of_numbers()
 def tanh(x: Tensor) -> Tensor:
     """Hyperbolic tangent, within 1 ulp."""
     t = expm1(x.abs().clamp_(max=20.0).mul_(2.0))
     return t.div_(t.add(2.0)).copysign_(x)
 
 
+@of_numbers(table=tables.erf_of_positive.interleaved)
 def erf(x: Tensor) -> Tensor:
     """Error function, within 1 ulp."""
     return tables.erf_of_positive(x.abs()).copysign_(x)
 
 
-def gelu(x: Tensor) -> Tensor:
-    """X times the normal distribution function, to 2**-33 of x; the relative error grows as the result shrinks."""
-    return tables.normal_cdf(x).mul_(x.clamp(min=-8.0))  # below, the table is constant
-
-
-gelu_slope = tables.gelu_slope
-
-
+@of_numbers(near="all_near")
 def sin(x: Tensor) -> Tensor:
     """Sine, within 1 ulp."""
     return torch.where(x == 0, x, _circular(x, 0))  # a zero keeps its sign
 
 
+@of_numbers(near="all_near")
 def cos(x: Tensor) -> Tensor:
     """Cosine, within 1 ulp."""
     return _circular(x, 1)
@@ -175,6 +177,7 @@ def _far_quadrants(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(negative, quadrant.neg(), quadrant), r
 
 
+@of_numbers()
 def root_of_float(x: Tensor) -> Tensor:
     """Square root of float32 numbers, correctly rounded to float32.
 
@@ -184,6 +187,7 @@ def root_of_float(x: Tensor) -> Tensor:
     return torch.sqrt(x.to(torch.float32).to(torch.float64)).to(torch.float32).to(torch.float64)
 
 
+@of_numbers()
 def sqrt(x: Tensor) -> Tensor:
     """Square root of any float64 numbers, to 2**-48: ``root_of_float`` and one step of Newton's method."""
     x, half = _near_one(x)
@@ -192,6 +196,7 @@ def sqrt(x: Tensor) -> Tensor:
     return torch.where((near == 0) | (near == math.inf), near, better).mul_(power_of_two(half))
 
 
+@of_numbers()
 def rsqrt(x: Tensor) -> Tensor:
     """1 / sqrt(x), within 1 ulp, and to 2**-46 in itself."""
     x, half = _near_one(x)

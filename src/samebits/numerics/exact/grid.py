@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from samebits.numerics.exact.compiled.library import compiled, takes, threads
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
+
+    from samebits.numerics.exact.compiled.library import Library
 
 MANTISSA = 53  # bits of a float64
 FEWEST_BITS = 16
@@ -82,6 +86,37 @@ def snap_(x: Tensor, shift: Tensor | float) -> Tensor:
     return x.add_(shift).sub_(shift)
 
 
+def largest(x: Tensor) -> Tensor:
+    """The largest magnitude, in the type of ``x``; NaN if ``x`` has one."""
+    if x.numel() == 0:
+        return x.new_zeros(())
+    least, most = torch.aminmax(x)
+    return torch.maximum(most.abs(), least.abs())
+
+
+def _snapped(library: Library, x: Tensor, shift: float) -> tuple[Tensor, Tensor] | None:
+    if not takes(x):
+        return None
+    out, size = torch.empty(x.shape, dtype=torch.float64), torch.empty((), dtype=torch.float32)
+    library.call("snap_to", x, out, size, x.numel(), shift, threads())
+    return out, size
+
+
+@compiled(_snapped)
+def snapped(x: Tensor, shift: float) -> tuple[Tensor, Tensor]:
+    """``x`` rounded as by ``snap_``, as new float64 numbers, and its largest magnitude."""
+    return snap_(x.to(torch.float64, copy=True), shift), largest(x)
+
+
+def _snap(library: Library, x: Tensor, dim: int, bits: int) -> Tensor | None:
+    if x.dim() < 2 or dim % x.dim() != x.dim() - 2 or not takes(x):
+        return None
+    out = torch.empty(x.shape, dtype=torch.float64)
+    library.call("snap_columns", x, out, math.prod(x.shape[:-2]), *x.shape[-2:], bits, threads())
+    return out
+
+
+@compiled(_snap)
 def snap(x: Tensor, dim: int, bits: int) -> Tensor:
     """``x`` as float64, each line along ``dim`` rounded to ``bits`` bits of its own largest magnitude.
 
@@ -92,6 +127,16 @@ def snap(x: Tensor, dim: int, bits: int) -> Tensor:
     return snap_(x.to(torch.float64, copy=True), shifter(top(x, dim), bits))
 
 
+def _snap_rows(library: Library, x: Tensor, bits: int) -> Tensor | None:
+    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x
+    if not takes(rows):
+        return None
+    out = torch.empty(x.shape, dtype=torch.float64)
+    library.call("snap_rows", rows, out, *rows.shape, bits, threads())
+    return out
+
+
+@compiled(_snap_rows)
 def snap_rows(x: Tensor, bits: int) -> Tensor:
     """``snap`` along the last axis, block by block."""
     if x.numel() == 0:
@@ -104,16 +149,20 @@ def snap_rows(x: Tensor, bits: int) -> Tensor:
     return out.view(x.shape)
 
 
+def on_grids(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of ``matmul``, rounded, as float64."""
+    bits = bits_of_products(a.shape[-1])
+    left = snap_rows(a, bits) if a.is_contiguous() else snap(a, -1, bits)
+    return left, snap_rows(b.mT, bits).mT if b.mT.is_contiguous() else snap(b, -2, bits)
+
+
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     """(..., M, K) times (..., K, N), float32 in, float64 out, without negative zeros.
 
     With b = floor((53 - ceil(log2 K)) / 2) bits the error of an element is at most K * 2**-b * (1 + 2**-b / 2) times
     the largest magnitudes in its row of ``a`` and its column of ``b``, where subnormal numbers count as normal.
     """
-    bits = bits_of_products(a.shape[-1])
-    left = snap_rows(a, bits) if a.is_contiguous() else snap(a, -1, bits)
-    right = snap_rows(b.mT, bits).mT if b.mT.is_contiguous() else snap(b, -2, bits)
-    return exact_matmul(left, right)
+    return exact_matmul(*on_grids(a, b))
 
 
 def matmul_along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
@@ -121,11 +170,117 @@ def matmul_along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     return matmul(x.movedim(axis, -1).contiguous(), matrix).movedim(-1, axis)
 
 
+def _finished(library: Library, product: Tensor, bias: Tensor | None) -> Tensor | None:
+    if not takes(product, bias, dtype=torch.float64):
+        return None
+    out = torch.empty(product.shape, dtype=torch.float32)
+    width = product.shape[-1] if product.dim() else 1
+    library.call("finish", product, bias, out, product.numel() // width, width, threads())
+    return out
+
+
+@compiled(_finished)
+def _finish(product: Tensor, bias: Tensor | None) -> Tensor:
+    product.add_(0.0)
+    return (product if bias is None else product.add_(bias)).to(torch.float32)
+
+
+def rounded_matmul(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``exact_matmul``, plus a float64 bias for each column, rounded to float32 once."""
+    return _finish(torch.matmul(a, b), bias)
+
+
+_BUFFER = 1 << 17  # float64 numbers of a block of rows and its products, which stay in a core's cache
+_FEWEST_ROWS = 256  # of a block: a product of fewer is slower
+
+
+def row_blocks(rows: int, width: int) -> Iterator[slice]:
+    """Slices that cover all rows, for products of blocks; ``width`` float64 numbers belong to a row."""
+    step = threads() * max(_FEWEST_ROWS, _BUFFER // max(width, 1))
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _blockwise_product(
+    library: Library, x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = None
+) -> Tensor | None:
+    if not takes(x) or not takes(bias, dtype=torch.float64):
+        return None
+    (rows, terms), width = x.shape, factor.shape[1]
+    out = torch.empty((rows, width), dtype=torch.float32)
+    source, target, team = x.data_ptr(), out.data_ptr(), threads()
+    with torch._C.DisableTorchFunction():
+        parts = list(row_blocks(rows, terms + width))
+        snapped_rows = torch.empty((parts[0].stop, terms), dtype=torch.float64)
+        products = torch.empty((parts[0].stop, width), dtype=torch.float64)
+        for part in parts:
+            count = part.stop - part.start
+            library.call("snap_rows", source + 4 * terms * part.start, snapped_rows, count, terms, bits, team)
+            torch.mm(snapped_rows[:count], factor, out=products[:count])
+            library.call("finish", products, bias, target + 4 * width * part.start, count, width, team)
+    return out
+
+
+@compiled(_blockwise_product)
+def product_of_rows(x: Tensor, bits: int, factor: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Float32 rows, each on its own grid, times a float64 factor on one, plus a bias; rounded to float32 once.
+
+    Shapes: (rows, terms) and (terms, width) to (rows, width).
+    """
+    return rounded_matmul(snap_rows(x, bits), factor, bias)
+
+
+def _blockwise_sums(
+    library: Library, left: Tensor, right: Tensor, left_shift: float, right_shift: float
+) -> tuple[Tensor, ...] | None:
+    if not takes(left, right):
+        return None
+    given = (left, left_shift), (right, right_shift)
+    widths = left.shape[1], right.shape[1]
+    product, total = torch.zeros(widths, dtype=torch.float64), torch.zeros(widths[0], dtype=torch.float64)
+    with torch._C.DisableTorchFunction():
+        parts = list(row_blocks(left.shape[0], sum(widths)))
+        values = [torch.empty((parts[0].stop, width), dtype=torch.float64) for width in widths]
+        sizes = torch.zeros((2, len(parts)), dtype=torch.float32)
+        for number, part in enumerate(parts):
+            count = part.stop - part.start
+            for (x, shift), out, size in zip(given, values, sizes, strict=True):
+                rows = x.data_ptr() + 4 * x.shape[1] * part.start
+                library.call("snap_to", rows, out, size.data_ptr() + 4 * number, count * x.shape[1], shift, threads())
+            one, other = (out[:count] for out in values)
+            product.addmm_(one.T, other)
+            total.add_(one.sum(0))
+        return product, total, *sizes.amax(1)
+
+
+@compiled(_blockwise_sums)
+def products_of_columns(left: Tensor, right: Tensor, left_shift: float, right_shift: float) -> tuple[Tensor, ...]:
+    """``left.T @ right`` and ``left.sum(0)`` of float32 numbers rounded as by ``snap_``, and the largest of each.
+
+    Grids have to leave room for all rows, so that the float64 sums are exact.
+    """
+    (one, size), (other, other_size) = snapped(left, left_shift), snapped(right, right_shift)
+    return one.T @ other, one.sum(0), size, other_size
+
+
 def exact_matmul(a: Tensor, b: Tensor) -> Tensor:
     """The product of factors on grids, without negative zeros: a kernel's sum may start from either zero."""
     return torch.matmul(a, b).add_(0.0)
 
 
+def _fixed_order_sum(library: Library, x: Tensor, dims: tuple[int, ...]) -> Tensor | None:
+    x = x.contiguous()
+    if not x.dim() or not takes(x, dtype=torch.float64):
+        return None
+    for first, count in _runs(sorted(d % x.dim() for d in dims)):
+        shape = (*x.shape[:first], *(1,) * count, *x.shape[first + count :])
+        outer, terms = math.prod(x.shape[:first]), math.prod(x.shape[first : first + count])
+        out = torch.empty(shape, dtype=torch.float64)
+        library.call("sum", x, out, outer, terms, math.prod(x.shape[first + count :]), threads())
+        x = out
+    return x
+
+
+@compiled(_fixed_order_sum)
 def fixed_order_sum(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Sum float64 numbers over ``dims``, which become axes of size 1, always in the same order: by halving.
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from samebits.errors import RefusedError
 from samebits.host.torch_names import require_torch_names
@@ -17,17 +16,18 @@ from samebits.models.experiment import optimizer_of, parameter_groups_of
 from samebits.models.nested import mapped, unbound
 from samebits.numerics.exact import ambient, elementary
 from samebits.numerics.exact.batch_norm import RunningStatistics
+from samebits.numerics.exact.compiled import check as check_kernels
+from samebits.numerics.exact.compiled import library
 from samebits.numerics.exact.engine import Engine, below
 from samebits.numerics.exact.forms import GradientsUnread
-from samebits.numerics.exact.grid import bits_of_sum
+from samebits.numerics.exact.losses import SummedLoss, each_loss
 from samebits.numerics.exact.module import ExactModule, Part, run_backward
-from samebits.numerics.exact.operations.normalization import exponentials
 from samebits.numerics.exact.optimizers import SGD, AdamW, ExactOptimizer, TorchOptimizer
 from samebits.numerics.exact.parameters import narrowed, refused_parts, widen
 from samebits.numerics.exact.self_test import check
 from samebits.numerics.exact.survey import Survey
 from samebits.numerics.exact.switches import switched, switches
-from samebits.numerics.exact.windows import LOSS, Windows
+from samebits.numerics.exact.windows import Windows
 from samebits.numerics.interface import Numerics
 from samebits.numerics.kernels import choose_kernels
 from samebits.numerics.optimizers import grouped, optimizer_for
@@ -83,7 +83,9 @@ class ExactNumerics(Numerics):
         self._targets = self.samples * math.prod(target_shape)
 
     def configure(self) -> None:
-        """Choose kernels that the engine can see into."""
+        """Choose kernels that the engine can see into, and on a CPU the kit's own where they are right."""
+        if self._device.type == "cpu":
+            check_kernels.start()
         torch.set_deterministic_debug_mode("default")
         choose_kernels(fused=False)  # fused kernels hide their operations, and opt_einsum changes the order of products
         if not self.independent:
@@ -165,12 +167,12 @@ class ExactNumerics(Numerics):
 
     def loss(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The float64 sum of the losses over samples, in a window."""
-        total: Tensor = _SummedLoss.apply(outputs, targets, self._kind, self._terms, self.windows)  # type: ignore[no-untyped-call]
+        total: Tensor = SummedLoss.apply(outputs, targets, self._kind, self._terms, self.windows)  # type: ignore[no-untyped-call]
         return total
 
     def losses(self, outputs: Tensor, targets: Nested) -> Tensor:
         """The loss of each target (targets,), rounded to float32 once."""
-        return _each_loss(outputs, targets, self._kind)[0].flatten()
+        return each_loss(outputs, targets, self._kind)[0].flatten()
 
     def fingerprint(self, module: nn.Module, batch: MicroBatch, *, backwards: bool = False) -> dict[int, bytes]:
         """A digest of outputs, gradients and number of draws for each of a few shards.
@@ -215,7 +217,7 @@ class ExactNumerics(Numerics):
         def slopes_of(index: int, outputs: Tensor) -> Tensor:
             with below():
                 own = targets if self.own_loss else targets[index]  # of one's own, outputs are losses
-                return _each_loss(outputs, own, self._kind)[1].view(outputs.shape)
+                return each_loss(outputs, own, self._kind)[1].view(outputs.shape)
 
         return batch, unbound((inputs, targets if self.own_loss else None)), slopes_of
 
@@ -280,58 +282,11 @@ class ExactNumerics(Numerics):
         """Number of steps that were run again, and the share of numbers too small for a sum over the batch."""
         lost, counted = self.windows.below()
         share = lost / counted if counted else 0.0
-        return Arithmetic(steps_made_again=self.windows.widened, below_window=share)
+        compiled = self._device.type == "cpu" and library.chosen() is not None
+        return Arithmetic(steps_made_again=self.windows.widened, below_window=share, compiled_kernels=compiled)
 
     def reset(self, optimizer: ExactOptimizer) -> None:
         """Reset the optimizer and the windows."""
         optimizer.reset()
         self.windows.clear()
         self.running.clear()
-
-
-def _cross_entropies(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Losses (rows,) and their gradients (rows, classes), both rounded to float32 once, of float32 logits."""
-    values, powers, total = exponentials(logits.to(torch.float64), 1)
-    chosen = values.gather(1, targets.unsqueeze(1))
-    losses = elementary.log(total).sub_(chosen).squeeze(1)
-    slopes = powers.div_(total)
-    hit = torch.arange(slopes.shape[1], device=slopes.device) == targets.unsqueeze(1)
-    slopes = torch.where(hit, slopes - 1.0, slopes)
-    return losses.to(torch.float32), slopes.to(torch.float32)
-
-
-def _each_loss(outputs: Tensor, targets: Nested, kind: str) -> tuple[Tensor, Tensor]:
-    """Losses of all targets and their gradients; each step of a squared error is rounded to float32.
-
-    Of a loss of the user's ``own`` the outputs are the losses.
-
-    Under cross-entropy axes between first and last count as samples.
-    """
-    if kind == "own":
-        return outputs, torch.ones_like(outputs)
-    assert isinstance(targets, Tensor)
-    if kind == "mse":
-        difference = outputs.sub(targets)
-        return difference.mul(difference), difference.mul(2.0)
-    return _cross_entropies(outputs.flatten(0, -2), targets.flatten())
-
-
-class _SummedLoss(torch.autograd.Function):
-    """The float64 sum of the losses of all rows, in a window, so that no split of the batch can change it.
-
-    ``terms`` counts the rows of a global batch. The gradients are the rounded ones of ``_each_loss``.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, outputs: Tensor, targets: Nested, kind: str, terms: int, windows: Windows) -> Tensor:
-        with below():
-            losses, slopes = _each_loss(outputs, targets, kind)
-            ctx.save_for_backward(slopes.view(outputs.shape))
-            values = windows.round(LOSS, losses, bits_of_sum(terms))
-            return losses.new_zeros((), dtype=torch.float64) if values is None else values.sum()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
-        (slopes,) = ctx.saved_tensors
-        return slopes, None, None, None, None

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
 from samebits.numerics.exact import elementary
+from samebits.numerics.exact.compiled.library import compiled, takes, threads
 from samebits.numerics.exact.engine import Engine
 from samebits.numerics.exact.grid import blocks, fixed_order_sum
 from samebits.portable.floats import PortableFloat, portable
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
+
+    from samebits.numerics.exact.compiled.library import Library
 
 _BETAS = (0.9, 0.999)
 _EPS = 1e-8
@@ -45,7 +49,7 @@ class ExactOptimizer:
         self, groups: Sequence[Sequence[nn.Parameter]], *, lr: float, terms: int, clip: float | None, **settings: Any
     ) -> None:
         self._tied = [group for group in groups if group[0].requires_grad]
-        self._terms, self._clip = terms, clip
+        self.terms, self._clip = terms, clip
         self.param_groups = [{"params": [p for group in self._tied for p in group], "lr": lr, **settings}]
         self.state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
 
@@ -68,10 +72,10 @@ class ExactOptimizer:
         total = sums[0].clone()
         for addend in sums[1:]:
             total.add_(addend)
-        if self._terms & (self._terms - 1) == 0:
-            total.mul_(1.0 / self._terms)
+        if self.terms & (self.terms - 1) == 0:
+            total.mul_(1.0 / self.terms)
         else:
-            total.div_(elementary.divisor(total, self._terms))
+            total.div_(elementary.divisor(total, self.terms))
         gradient = total.to(torch.float32)
         return gradient if scale is None else gradient.mul_(scale)
 
@@ -88,6 +92,31 @@ class ExactOptimizer:
             squares.append(fixed_order_sum(g.mul_(g), (0,)))
         norm = elementary.sqrt(fixed_order_sum(torch.cat(squares), (0,))).to(torch.float32)
         return torch.full_like(norm, self._clip).div_(norm.add_(1e-6)).clamp_(max=1.0)
+
+
+def _moved(
+    library: Library,
+    optimizer: _Blockwise,
+    flat: list[Tensor],
+    sums: list[Tensor],
+    scale: Tensor | None,
+    numbers: tuple[float, ...],
+) -> bool | None:
+    """Whether the kernel of the optimizer's name has updated a parameter and its states."""
+    p, *states = flat
+    if not (takes(p, *sums, dtype=torch.float64) and takes(*states)):
+        return None
+    total = sums[0] if len(sums) == 1 else sums[0].add(sums[1])
+    for addend in sums[2:]:
+        total.add_(addend)
+    first, second = [*states, None][:2]
+    clipping = 1.0 if scale is None else float(scale)
+    name = type(optimizer).__name__.lower()
+    library.call(
+        name, p, total, first, second, p.numel(), float(optimizer.terms), clipping, *map(float, numbers), threads()
+    )
+    increment_version(flat)  # which caches of rounded weights go by
+    return True
 
 
 class _Blockwise(ExactOptimizer):
@@ -114,12 +143,17 @@ class _Blockwise(ExactOptimizer):
             # A missing gradient counts as zeros, as under DataParallel.
             sums = _sums(group) or [torch.zeros_like(flat[0])]
             numbers = self._numbers(state, settings)
-            for part in blocks(p.numel(), 1, p.device):
-                weights, *states = (t[part] for t in flat)
-                gradient = self._gradient([s[part] for s in sums], scale)
-                weights.copy_(self._update(weights.to(torch.float32), gradient, states, numbers))
+            self._move(flat, sums, scale, numbers)
             for q in group[1:]:
                 q.copy_(p)
+
+    @compiled(_moved)
+    def _move(self, flat: list[Tensor], sums: list[Tensor], scale: Tensor | None, numbers: tuple[float, ...]) -> None:
+        """Update a parameter and its states, all of one axis; ``numbers`` are those of ``_update``."""
+        for part in blocks(flat[0].numel(), 1, flat[0].device):
+            weights, *states = (t[part] for t in flat)
+            gradient = self._gradient([s[part] for s in sums], scale)
+            weights.copy_(self._update(weights.to(torch.float32), gradient, states, numbers))
 
     def _numbers(self, state: dict[str, Any], settings: dict[str, Any]) -> tuple[float, ...]:
         """The numbers that the update of one parameter needs."""

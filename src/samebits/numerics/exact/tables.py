@@ -42,6 +42,11 @@ class Table:
         c0, c1, c2, c3 = (c.take(index) for c in self._coefficients(x.device))
         return c3.mul_(d).add_(c2).mul_(d).add_(c1).mul_(d).add_(c0)
 
+    @cache  # noqa: B019 - the tables live as long as the process
+    def interleaved(self) -> Tensor:
+        """The coefficients on the CPU, (nodes, 4)."""
+        return torch.stack(self._coefficients(torch.device("cpu")), 1).contiguous()
+
     def _coefficients(self, device: torch.device) -> list[Tensor]:
         if device not in self._on:
             with localcontext() as context:

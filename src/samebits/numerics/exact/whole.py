@@ -26,15 +26,14 @@ from samebits.numerics.exact.grid import (
     bits_of_products,
     bits_of_sum,
     blocks,
-    exact_matmul,
+    largest,
+    product_of_rows,
     shifter,
-    snap_,
-    snap_rows,
     top_of_magnitude,
 )
 from samebits.numerics.exact.operations.contractions import folded, from_rows, rows_of
 from samebits.numerics.exact.unfolding import Geometry
-from samebits.numerics.exact.windows import GRADIENTS_AT, INPUTS_OF, largest
+from samebits.numerics.exact.windows import GRADIENTS_AT, INPUTS_OF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +86,7 @@ def _on_grid(weight: Tensor, bits: int) -> Tensor:
     shift = shifter(top_of_magnitude(largest(weight)).reshape(1), bits)
     out = torch.empty_like(weight, dtype=torch.float64)
     for part in blocks(weight.shape[0], weight.shape[1], weight.device):
-        snap_(out[part].copy_(weight[part]), shift)
+        torch.add(weight[part], shift, out=out[part]).sub_(shift)
     return out
 
 
@@ -106,12 +105,10 @@ class _Linear(Function):
         with below():
             rounded = scope.rounded.rounded(place, weight)
             rows = x.reshape(-1, x.shape[-1])
-            y = exact_matmul(snap_rows(rows, bits), rounded.T)
-            if bias is not None:
-                y.add_(bias)
+            y = product_of_rows(rows, bits, rounded.T, bias)
             ctx.save_for_backward(x, rounded)
             ctx.scope, ctx.place, ctx.bits = scope, place, bits
-            return y.to(x.dtype).view(*x.shape[:-1], -1)
+            return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     @once_differentiable
@@ -122,7 +119,7 @@ class _Linear(Function):
             rows = grad.reshape(-1, grad.shape[-1])
             grad_x = None
             if ctx.needs_input_grad[0]:
-                grad_x = exact_matmul(snap_rows(rows, ctx.bits), rounded).to(x.dtype).view(x.shape)
+                grad_x = product_of_rows(rows, ctx.bits, rounded).view(x.shape)
             bits = bits_of_products(scope.terms(x))
             if bits < FEWEST_BITS:
                 raise RefusedError(
@@ -130,12 +127,8 @@ class _Linear(Function):
                     hint="lower train.global_batch_size, or the length or size of a sample",
                     at=f"model.{place}",
                 )
-            inputs = scope.windows.round(f"{INPUTS_OF} {place}", x.reshape(-1, x.shape[-1]), bits)
-            grads = scope.windows.round(f"{GRADIENTS_AT} {place}", rows, bits)
-            if inputs is None or grads is None:
-                grad_weight, grad_bias = torch.zeros_like(rounded), rounded.new_zeros(rounded.shape[0])
-            else:
-                grad_weight, grad_bias = grads.T @ inputs, grads.sum(0)
+            places = f"{GRADIENTS_AT} {place}", f"{INPUTS_OF} {place}"
+            grad_weight, grad_bias = scope.windows.products(places, rows, x.reshape(-1, x.shape[-1]), bits)
             return grad_x, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None, None
 
 

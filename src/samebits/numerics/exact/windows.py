@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from samebits.errors import CollectiveError, NotFiniteError, few
-from samebits.numerics.exact.grid import shift_of, snap_, top_of_magnitude
+from samebits.numerics.exact.grid import largest, products_of_columns, shift_of, snapped, top_of_magnitude
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -70,16 +70,34 @@ class Windows:
 
         None if no window is agreed yet: the step will be run again, and its sum does not matter.
         """
-        size = largest(x)
-        self._seen.setdefault(place, []).append(size)
+        seen = self._seen.setdefault(place, [])
         if place not in self.tops:
+            seen.append(largest(x))
             self._missing = True
             return None
-        values = snap_(x.to(torch.float64, copy=True), shift_of(self.tops[place], bits))
+        values, size = snapped(x, shift_of(self.tops[place], bits))
+        seen.append(size)
         if self._steps % COUNT_EVERY == 0:
             nonzero = x != 0
             self._passing.append(torch.stack([(nonzero & (values == 0)).sum(), nonzero.sum()]))
         return values
+
+    def products(self, places: tuple[str, str], left: Tensor, right: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+        """``left.T @ right`` and ``left.sum(0)`` in float64, each factor rounded to ``bits`` bits of its window.
+
+        Zeros if a window is not agreed yet: the step will be run again.
+        """
+        if all(place in self.tops for place in places) and self._steps % COUNT_EVERY:
+            shifts = [shift_of(self.tops[place], bits) for place in places]
+            product, total, *sizes = products_of_columns(left, right, *shifts)
+            for place, size in zip(places, sizes, strict=True):
+                self._seen.setdefault(place, []).append(size)
+            return product, total
+        a, b = (self.round(place, x, bits) for place, x in zip(places, (left, right), strict=True))
+        if a is None or b is None:
+            zeros = torch.zeros((left.shape[1], right.shape[1]), dtype=torch.float64, device=left.device)
+            return zeros, zeros.new_zeros(left.shape[1])
+        return a.T @ b, a.sum(0)
 
     def defer(self, refusal: UserError, wrong: Tensor) -> None:
         """Raise ``refusal`` when the step is settled, if ``wrong`` is true."""
@@ -148,11 +166,3 @@ class Windows:
         """This rank's count of numbers rounded to zero, and of all numbers, in each ``COUNT_EVERY``-th step."""
         lost, rounded = self._counts.tolist()
         return lost, rounded
-
-
-def largest(x: Tensor) -> Tensor:
-    """The largest magnitude, in the type of ``x``; NaN if ``x`` has one."""
-    if x.numel() == 0:
-        return x.new_zeros(())
-    least, most = torch.aminmax(x)
-    return torch.maximum(most.abs(), least.abs())

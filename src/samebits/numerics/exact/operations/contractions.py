@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from samebits.numerics.exact.grid import FEWEST_BITS, bits_of_products, fixed_order_sum, matmul
+from samebits.numerics.exact.grid import (
+    FEWEST_BITS,
+    bits_of_products,
+    fixed_order_sum,
+    matmul,
+    on_grids,
+    rounded_matmul,
+)
 from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
 from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -21,7 +28,7 @@ aten = torch.ops.aten
 Number = float | int
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
+def _product(a: Tensor, b: Tensor, product: Callable[..., Tensor] = matmul) -> Tensor:
     """Float64 product of float32 factors; of integers, whose products are exact, in their own type."""
     if not a.is_floating_point() and not a.is_complex():
         return a.unsqueeze(-1).mul(b.unsqueeze(-3)).sum(-2, dtype=a.dtype)  # CUDA has no matrix product of integers
@@ -30,7 +37,12 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     if bits_of_products(a.shape[-1]) < FEWEST_BITS:
         why = f"sums of {a.shape[-1]:,} products would keep fewer than {FEWEST_BITS} bits of a factor"
         raise NotExactError(f"{why}; more exact.shards, or smaller samples, make shorter sums")
-    return matmul(a, b)
+    return product(a, b)
+
+
+def _rounded(a: Tensor, b: Tensor) -> Tensor:
+    """``_product``, rounded to float32 once."""
+    return _product(a, b, lambda a, b: rounded_matmul(*on_grids(a, b)))
 
 
 @exact(aten.mm, aten.bmm)
@@ -38,7 +50,7 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
     """The product of two matrices, or of each pair in a batch."""
     if complex_numbers.is_complex(a, b):
         return complex_numbers.product(a, b)
-    return _product(a, b).to(a.dtype)
+    return _rounded(a, b)
 
 
 @exact(aten._grouped_mm)
@@ -70,13 +82,13 @@ def grouped_mm(
 @exact(aten.mv)
 def mv(a: Tensor, x: Tensor) -> Tensor:
     """The product of a matrix and a vector."""
-    return _product(a, x.unsqueeze(1)).squeeze(1).to(a.dtype)
+    return _rounded(a, x.unsqueeze(1)).squeeze(1)
 
 
 @exact(aten.dot, aten.vdot)
 def dot(x: Tensor, y: Tensor) -> Tensor:
     """The inner product of two vectors."""
-    return _product(x.unsqueeze(0), y.unsqueeze(1)).reshape(()).to(x.dtype)
+    return _rounded(x.unsqueeze(0), y.unsqueeze(1)).reshape(())
 
 
 @exact(aten.addmm, aten.baddbmm)
@@ -85,15 +97,20 @@ def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 
 
     For other layouts of its arguments PyTorch runs two operations, whose result is the same.
     """
+    if alpha == 1 and a.is_floating_point():
+        return _plus(_rounded(a, b), c, beta)
     return _added(_product(a, b), c, beta, alpha)
+
+
+def _plus(product: Tensor, c: Tensor, beta: Number) -> Tensor:
+    check_float32(c)
+    return product.add(c if beta == 1 else c.mul(beta)) if beta else product
 
 
 def _added(product: Tensor, c: Tensor, beta: Number, alpha: Number) -> Tensor:
     if not product.is_floating_point():
         return product.mul_(int(alpha)).add_(c.mul(int(beta)))
-    check_float32(c)
-    product = (product if alpha == 1 else product.mul_(alpha)).to(torch.float32)
-    return product.add(c if beta == 1 else c.mul(beta)) if beta else product
+    return _plus((product if alpha == 1 else product.mul_(alpha)).to(torch.float32), c, beta)
 
 
 @exact(aten.addmv)

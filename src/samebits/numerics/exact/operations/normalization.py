@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
 from samebits.numerics.exact import elementary
+from samebits.numerics.exact.compiled.library import compiled, takes, threads
 from samebits.numerics.exact.grid import fixed_order_sum
 from samebits.numerics.exact.operations.reductions import divided, moments, norm_of
 from samebits.numerics.exact.operations.registry import exact, wide
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
+    from samebits.numerics.exact.compiled.library import Library
+
 aten = torch.ops.aten
+V = TypeVar("V", bound="Callable[..., Any]")
 
 
 def exponentials(values: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,7 +31,23 @@ def exponentials(values: Tensor, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     return values, powers, fixed_order_sum(powers, (dim,))
 
 
+def _by_rows(name: str) -> Callable[[V], V]:
+    """Let a kernel answer for rows: of one tensor, or of a gradient and a tensor."""
+
+    def kernel(library: Library, x: Tensor, *more: Any) -> Tensor | None:
+        other = more[0] if isinstance(more[0], torch.Tensor) else None
+        dim = more[0] if other is None else more[1]
+        if x.dim() == 0 or dim % x.dim() != x.dim() - 1 or not takes(x, other):
+            return None
+        out = torch.empty_like(x)
+        library.call(name, x, other, out, x.numel() // x.shape[-1], x.shape[-1], threads())
+        return out
+
+    return compiled(kernel)
+
+
 @exact(aten._softmax)
+@_by_rows("softmax")
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: ARG001
     """Exponentials along ``dim`` over their sum, rounded once."""
     if x.dim() == 0 or x.numel() == 0:
@@ -35,6 +57,7 @@ def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: ARG001
 
 
 @exact(aten._softmax_backward_data)
+@_by_rows("softmax_backward")
 def softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """``y * grad - y * sum(grad * y)`` with y the softmax, rounded once."""
     if y.dim() == 0:
@@ -44,6 +67,7 @@ def softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype
 
 
 @exact(aten._log_softmax)
+@_by_rows("log_softmax")
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: ARG001
     """The logarithm of ``softmax``, rounded once."""
     if x.dim() == 0 or x.numel() == 0:
@@ -53,6 +77,7 @@ def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:  # noqa: AR
 
 
 @exact(aten._log_softmax_backward_data)
+@_by_rows("log_softmax_backward")
 def log_softmax_backward(grad: Tensor, y: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
     """``grad - exp(y) * sum(grad)`` with y the logarithms, rounded once."""
     if y.dim() == 0:
@@ -87,7 +112,19 @@ def _sum_of(x: Tensor, dims: tuple[int, ...], like: Tensor) -> Tensor:
     return fixed_order_sum(x, dims).reshape(like.shape).to(like.dtype)
 
 
+def _layer_norm(
+    library: Library, x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not takes(x, weight, bias):
+        return None
+    outer, width = x.shape[: x.dim() - len(shape)], math.prod(shape)
+    out, middle, scale = torch.empty_like(x), *(x.new_empty(*outer, *(1,) * len(shape)) for _ in range(2))
+    library.call("layer_norm", x, weight, bias, out, middle, scale, math.prod(outer), width, float(eps), threads())
+    return out, middle, scale
+
+
 @exact(aten.native_layer_norm)
+@compiled(_layer_norm)
 def layer_norm(
     x: Tensor, shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,6 +132,26 @@ def layer_norm(
     dims = tuple(range(x.dim() - len(shape), x.dim()))
     y, middle, scale = _standardised(wide(x), dims, eps)
     return _affine(y, weight, bias).to(x.dtype), middle.to(x.dtype), scale.to(x.dtype)
+
+
+def _input_gradient(
+    library: Library, grad: Tensor, x: Tensor, dims: tuple[int, ...], weight: Tensor | None, *moments: Tensor
+) -> Tensor | None:
+    if not takes(grad, x, weight, *moments):
+        return None
+    out, width = torch.empty_like(x), math.prod(x.shape[dims[0] :])
+    library.call("layer_norm_backward", grad, x, weight, *moments, out, x.numel() // width, width, threads())
+    return out
+
+
+@compiled(_input_gradient)
+def _layer_norm_input_gradient(
+    grad: Tensor, x: Tensor, dims: tuple[int, ...], weight: Tensor | None, mean: Tensor, rstd: Tensor
+) -> Tensor:
+    y, inner = wide(x).sub_(mean).mul_(rstd), wide(grad)
+    if weight is not None:
+        inner.mul_(weight)
+    return _standardised_backward(inner, y, rstd, dims).to(x.dtype)
 
 
 @exact(aten.native_layer_norm_backward)
@@ -111,12 +168,13 @@ def layer_norm_backward(
     """Gradients of the input, the weight and the bias of ``layer_norm``, each None unless it is wanted."""
     dims = tuple(range(x.dim() - len(shape), x.dim()))
     outer = tuple(range(x.dim() - len(shape)))
-    y = wide(x).sub_(mean).mul_(rstd)
-    grads = wide(grad)
-    inner = grads if weight is None else grads.mul(weight)
-    grad_x = _standardised_backward(inner, y, rstd, dims).to(x.dtype) if output_mask[0] else None
-    grad_weight = _sum_of(grads.mul(y), outer, weight) if output_mask[1] and weight is not None else None
-    grad_bias = _sum_of(grads, outer, bias) if output_mask[2] and bias is not None else None
+    grad_x = grad_weight = grad_bias = None
+    if output_mask[0]:
+        grad_x = _layer_norm_input_gradient(grad, x, dims, weight, mean, rstd)
+    if output_mask[1] and weight is not None:
+        grad_weight = _sum_of(wide(x).sub_(mean).mul_(rstd).mul_(grad), outer, weight)
+    if output_mask[2] and bias is not None:
+        grad_bias = _sum_of(wide(grad), outer, bias)
     return grad_x, grad_weight, grad_bias
 
 

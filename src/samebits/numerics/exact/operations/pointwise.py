@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from samebits.numerics.dispatch import storage_of
-from samebits.numerics.exact import elementary
+from samebits.numerics.exact import activations, elementary
 from samebits.numerics.exact.elementary import divisor
 from samebits.numerics.exact.operations import complex_numbers
 from samebits.numerics.exact.operations.registry import EXACT, NotExactError, elementwise, exact
@@ -39,8 +38,8 @@ _enter(aten.log2, lambda x: elementary.log(x).div_(divisor(x, elementary.LN2)))
 _enter(aten.log10, lambda x: elementary.log(x).div_(divisor(x, elementary.LN10)))
 _enter(aten.exp2, lambda x: elementary.exp(x.mul(elementary.LN2)))
 _enter(aten.tan, lambda x: elementary.sin(x).div_(elementary.cos(x)))
-_enter(aten.silu, lambda x: elementary.sigmoid(x).mul_(x))
-_enter(aten.log_sigmoid, lambda x: elementary.log1p(elementary.exp(x.abs().neg_())).neg_().add_(x.clamp(max=0.0)))
+_enter(aten.silu, activations.silu)
+_enter(aten.log_sigmoid, activations.log_sigmoid)
 
 
 def _are_complex(*values: object) -> bool:
@@ -210,41 +209,19 @@ def _power_of_tensors(x: Tensor | Number, y: Tensor) -> Tensor:
 @exact(aten.gelu)
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
     """``x`` times the normal distribution function, or its form with tanh (Hendrycks and Gimpel 2016), rounded once."""
-    return elementwise(elementary.gelu if approximate == "none" else _gelu_tanh, x)
-
-
-_GELU_SCALE, _GELU_CUBE = math.sqrt(2.0 / math.pi), 0.044715
-
-
-def _gelu_inner(x: Tensor) -> Tensor:
-    return x.mul(x).mul_(x).mul_(_GELU_CUBE).add_(x).mul_(_GELU_SCALE)
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return elementary.tanh(_gelu_inner(x)).add_(1.0).mul_(x).mul_(0.5)
-
-
-def _gelu_tanh_slope(x: Tensor) -> Tensor:
-    t = elementary.tanh(_gelu_inner(x))
-    inner_slope = x.mul(x).mul_(3.0 * _GELU_CUBE).add_(1.0).mul_(_GELU_SCALE)
-    return t.mul(t).neg_().add_(1.0).mul_(inner_slope).mul_(x).add_(t).add_(1.0).mul_(0.5)
+    return elementwise(activations.gelu if approximate == "none" else activations.gelu_tanh, x)
 
 
 @exact(aten.gelu_backward)
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     """``grad`` times the slope of ``gelu``, which is rounded to float32 first."""
-    return grad.mul(elementwise(elementary.gelu_slope if approximate == "none" else _gelu_tanh_slope, x))
+    return grad.mul(elementwise(activations.gelu_slope if approximate == "none" else activations.gelu_tanh_slope, x))
 
 
 @exact(aten.silu_backward)
 def silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     """``grad * (s + x * s * (1 - s))`` with s the sigmoid; the slope is rounded to float32 first."""
-
-    def slope(v: Tensor) -> Tensor:
-        s = elementary.sigmoid(v)
-        return s.neg().add_(1.0).mul_(s).mul_(v).add_(s)
-
-    return grad.mul(elementwise(slope, x))
+    return grad.mul(elementwise(activations.silu_slope, x))
 
 
 @exact(aten.softplus)

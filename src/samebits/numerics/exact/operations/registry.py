@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from samebits.numerics.exact.compiled.library import mapped
 from samebits.numerics.exact.grid import blocks
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def elementwise(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Apply a function of float64 numbers to float32 ones, block by block, and round once."""
     check_float32(x)
     source = x.contiguous()
+    if (result := mapped(function, source)) is not None:
+        return result
     out = torch.empty_like(source)
     flat, target = source.view(-1), out.view(-1)
     for part in blocks(flat.numel(), 1, x.device):

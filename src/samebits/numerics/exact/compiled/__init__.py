@@ -1,0 +1,1 @@
+"""Compiled forms of exact functions for CPUs."""

@@ -1,0 +1,116 @@
+"""Whether compiled kernels give the bits of Python's functions on this host, asked once in each process."""
+
+from __future__ import annotations
+
+import os
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import torch
+
+from samebits.errors import HostError
+from samebits.numerics.exact import cells, losses, optimizers
+from samebits.numerics.exact.compiled import build
+from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, use, using
+from samebits.numerics.exact.grid import fixed_order_sum, rounded_matmul, snap, snap_rows, snapped
+from samebits.numerics.exact.operations import normalization as rows
+from samebits.numerics.exact.self_test.numbers import digest, floats, usual_floats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import Tensor
+
+SWITCH = "SAMEBITS_KERNELS"
+_CPU = torch.device("cpu")
+_COUNT, _WIDTH = 1050, 35
+
+
+def _usual(*shape: int, salt: int) -> Tensor:
+    return usual_floats(_COUNT, salt, _CPU)[: torch.Size(shape).numel()].view(shape)
+
+
+def _of_rows() -> Iterable[Tensor]:
+    x, grad = _usual(30, _WIDTH, salt=1), _usual(30, _WIDTH, salt=2)
+    weight, bias = _usual(_WIDTH, salt=3), _usual(_WIDTH, salt=4)
+    yield from (rows.softmax(x, -1, False), rows.log_softmax(x, -1, False))
+    yield rows.softmax_backward(grad, rows.softmax(x, -1, False), -1, torch.float32)
+    yield rows.log_softmax_backward(grad, rows.log_softmax(x, -1, False), -1, torch.float32)
+    y, mean, scale = rows.layer_norm(x, [_WIDTH], weight, bias, 1e-5)
+    yield from (y, mean, scale, rows.layer_norm(x, [_WIDTH], None, None, 1e-5)[0])
+    wanted = [True] * 3
+    grads = rows.layer_norm_backward(grad, x, [_WIDTH], mean, scale, weight, bias, wanted)
+    yield from (one for one in grads if one is not None)
+    yield from losses.cross_entropies(x, torch.arange(30) % _WIDTH)
+
+
+def _of_grids() -> Iterable[Tensor]:
+    x, bias = _usual(30, _WIDTH, salt=5), _usual(30, salt=15).to(torch.float64)
+    yield from (snap_rows(x, 20), snap_rows(floats(_COUNT, 6, _CPU).view(-1, 30), 20), snap(x, 0, 20))
+    yield from (*snapped(x, 3 * 2.0**40), rounded_matmul(x.to(torch.float64), x.mT.to(torch.float64), bias))
+    wide = x.to(torch.float64).view(5, 6, _WIDTH).mul(1.1)
+    yield from (fixed_order_sum(wide, dims) for dims in ((0,), (1,), (2,), (0, 2), (0, 1, 2)))
+
+
+def _of_optimizers() -> Iterable[Tensor]:
+    for make, settings in ((optimizers.SGD, {"momentum": 0.9}), (optimizers.AdamW, {})):
+        for terms, clip in ((64, None), (48, 1.0)):
+            p = torch.nn.Parameter(_usual(_COUNT, salt=7).to(torch.float64))
+            optimizer = make([[p]], lr=0.01, terms=terms, clip=clip, weight_decay=0.1, **settings)
+            for salt in (8, 9):
+                p.grad = _usual(_COUNT, salt=salt).to(torch.float64)
+                optimizer.step()
+            yield from (p.detach(), *(t for t in optimizer.state[p].values() if isinstance(t, torch.Tensor)))
+
+
+def _of_cells() -> Iterable[Tensor]:
+    rows, width = 6, _WIDTH
+    states = [_usual(rows, width, salt=salt).to(torch.float64) for salt in (11, 12)]
+    for cell, gates in ((cells.LSTM, 4), (cells.GRU, 3)):
+        x, hidden = _usual(rows, gates * width, salt=13), _usual(rows, gates * width, salt=14).to(torch.float64)
+        after, saved = cell.step(x, hidden, states[: cell.states])
+        slopes, earlier = cell.slopes(states[: cell.states], [s.neg() for s in states[: cell.states]], saved)
+        yield from (*after, *saved, *slopes, *(one for one in earlier if one is not None))
+
+
+def _of_numbers(function: Callable[[Tensor], Tensor]) -> Iterable[Tensor]:
+    x = floats(_COUNT, 10, _CPU).to(torch.float64)
+    return (function(torch.where(x.abs() > 2.0**19, 1.0, x)),)
+
+
+CASES: dict[str, Callable[[], Iterable[Tensor]]] = {
+    "rows": _of_rows,
+    "grids and sums": _of_grids,
+    "optimizers": _of_optimizers,
+    "recurrent cells": _of_cells,
+    **{function.__name__: partial(_of_numbers, function) for function in OF_NUMBERS},
+}
+"""What is compared, by name."""
+
+
+def differing(library: Library) -> list[str]:
+    """The names of the cases in which a library gives other bits than Python's functions."""
+    return [name for name, run in CASES.items() if _digest(run, None) != _digest(run, library)]
+
+
+def _digest(run: Callable[[], Iterable[Tensor]], library: Library | None) -> str:
+    with using(library):
+        return digest(run())
+
+
+def start() -> str | None:
+    """Use the compiled kernels from now on if this host can have them and they are right; why not, else None."""
+    library, why = (None, f"{SWITCH} is set to python") if os.environ.get(SWITCH) == "python" else _found()
+    use(library)
+    return why
+
+
+@cache
+def _found() -> tuple[Library | None, str | None]:
+    try:
+        library = Library(build.library())
+    except (HostError, OSError) as error:
+        return None, str(error)
+    if wrong := differing(library):
+        return None, f"compiled kernels give other bits on this host: {', '.join(wrong)}"
+    return library, None

@@ -1,0 +1,145 @@
+"""Compiled forms of exact functions, which answer in place of Python's on a CPU, bit for bit alike.
+
+A function that has one is wrapped by ``compiled``. Without the library, or for tensors that the kernel does not take,
+it runs as it is written in Python, which stays the reference.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+V = TypeVar("V", bound="Callable[..., Any]")
+
+_SUFFIXES = {torch.float32: "_float", torch.float64: "_double"}
+
+
+class Library:
+    """The functions of a compiled ``kernels.c``."""
+
+    def __init__(self, path: Path) -> None:
+        self._loaded = ctypes.CDLL(str(path))
+        self._functions: dict[str, Any] = {}
+        if team := _openmp():
+            self.call("use_threads", *team)
+
+    def call(self, name: str, *arguments: Tensor | float | None) -> int:
+        """Call a function with numbers and with addresses of dense tensors; what it returns, if it does."""
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = getattr(self._loaded, name)
+            function.argtypes = [ctypes.c_double if isinstance(a, float) else ctypes.c_int64 for a in arguments]
+        given = [a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments]
+        result: int = function(*given)
+        return result
+
+
+def _openmp() -> tuple[int, int] | None:
+    """Addresses of the functions of PyTorch's own OpenMP, by which kernels share its threads; None if it has others."""
+    loaded = ctypes.CDLL(None)
+    try:
+        team = [ctypes.cast(getattr(loaded, name), ctypes.c_void_p).value for name in _OPENMP]
+    except AttributeError:
+        return None
+    return (team[0], team[1]) if team[0] and team[1] else None
+
+
+_OPENMP = ("GOMP_parallel", "omp_get_thread_num")
+_chosen: Library | None = None
+KERNELS: dict[str, Callable[..., Any]] = {}
+"""The functions that have a compiled form, by their names."""
+OF_NUMBERS: dict[Callable[[Tensor], Tensor], Callable[[Any, Tensor], Tensor | None]] = {}
+
+
+def use(library: Library | None) -> None:
+    """Let a library answer from now on, in all threads; None for Python's functions."""
+    global _chosen
+    _chosen = library
+
+
+def chosen() -> Library | None:
+    """The library that answers now."""
+    return _chosen
+
+
+@contextmanager
+def using(library: Library | None) -> Iterator[None]:
+    """Context with another library, or with Python's functions."""
+    before = _chosen
+    use(library)
+    try:
+        yield
+    finally:
+        use(before)
+
+
+def compiled(kernel: Callable[..., Any]) -> Callable[[V], V]:
+    """Let ``kernel`` answer in place of a function: for the library and the arguments, or with None if it cannot."""
+
+    def replace(plain: V) -> V:
+        @functools.wraps(plain)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            if _chosen is not None and (result := kernel(_chosen, *args, **kwargs)) is not None:
+                return result
+            return plain(*args, **kwargs)
+
+        KERNELS[plain.__name__] = function
+        return function  # type: ignore[return-value]
+
+    return replace
+
+
+def of_numbers(
+    table: Callable[[], Tensor] | None = None, near: str | None = None
+) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
+    """Let the kernels of a function's name answer for each number.
+
+    ``table`` makes the tensor that they look into; ``near`` names kernels that say whether the numbers are for them.
+    """
+
+    def replace(plain: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        name = plain.__name__
+
+        def kernel(library: Library, x: Tensor) -> Tensor | None:
+            suffix = _SUFFIXES.get(x.dtype)
+            if suffix is None or not takes(x, dtype=x.dtype):
+                return None
+            if near is not None and not library.call(near + suffix, x, x.numel()):
+                return None
+            out = torch.empty_like(x)
+            library.call(name + suffix, x, out, x.numel(), threads(), table() if table else None)
+            return out
+
+        function = compiled(kernel)(plain)
+        OF_NUMBERS[function] = kernel
+        return function
+
+    return replace
+
+
+def mapped(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None:
+    """``function`` of float32 numbers, computed in float64 and rounded once, if it has a kernel that takes them."""
+    kernel = None if _chosen is None else OF_NUMBERS.get(function)
+    return None if kernel is None else kernel(_chosen, x)
+
+
+def takes(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether all tensors lie densely in this host's memory, have that type, and are not empty."""
+    return all(
+        t is None
+        or (type(t) in _KINDS and t.dtype == dtype and t.device.type == "cpu" and t.is_contiguous() and t.numel() > 0)
+        for t in tensors
+    )
+
+
+_KINDS = (Tensor, nn.Parameter)
+threads = torch.get_num_threads

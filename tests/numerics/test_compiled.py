@@ -1,0 +1,237 @@
+"""Compiled kernels give the bits of Python's functions, whoever compiles them, and are refused where they do not."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from samebits.errors import HostError
+from samebits.numerics.exact import losses
+from samebits.numerics.exact.compiled import build, check
+from samebits.numerics.exact.compiled.library import OF_NUMBERS, Library, using
+from samebits.numerics.exact.grid import fixed_order_sum, rounded_matmul, snap, snap_rows, snapped
+from samebits.numerics.exact.operations import normalization as rows
+from samebits.numerics.exact.operations.registry import elementwise
+from samebits.numerics.exact.optimizers import SGD, AdamW
+from samebits.numerics.exact.self_test.numbers import doubles, floats, usual_floats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+CPU = torch.device("cpu")
+SPECIAL = torch.tensor(
+    [0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3.4e38, -3.4e38, 0.35, -0.35, 20, 150, -150]
+)
+FARTHEST = 2.0**19  # the largest angle that the kernels of sin and cos take
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Library:
+    return Library(build.library())
+
+
+def bits(x: Tensor) -> Tensor:
+    """The bits of all numbers; NaN counts as one number."""
+    known = torch.where(x.isnan(), math.nan, x).contiguous()
+    return known.view(torch.int32 if x.dtype == torch.float32 else torch.int64)
+
+
+def assert_same(kernels: Library, run: Callable[[], Iterable[Tensor]]) -> None:
+    with using(None):
+        plain = list(run())
+    with using(kernels):
+        fast = list(run())
+    assert len(plain) == len(fast)
+    for one, other in zip(plain, fast, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        assert torch.equal(bits(one), bits(other))
+
+
+def usual(*shape: int, salt: int) -> Tensor:
+    return usual_floats(math.prod(shape), salt, CPU).view(shape)
+
+
+def numbers_for(name: str, x: Tensor) -> Tensor:
+    return torch.where(x.abs() > FARTHEST, 1.0, x) if name in ("sin", "cos") else x
+
+
+@pytest.mark.parametrize("function", OF_NUMBERS, ids=lambda function: function.__name__)
+def test_functions_have_the_bits_of_pythons_own(kernels: Library, function: Callable[[Tensor], Tensor]) -> None:
+    name = function.__name__
+    x = numbers_for(name, torch.cat([SPECIAL, floats(200_000, 1, CPU), usual_floats(20_000, 2, CPU) * 2.0**-3]))
+    assert_same(kernels, lambda: (elementwise(function, x),))
+    wide = x.to(torch.float64) if name == "root_of_float" else numbers_for(name, doubles(50_000, 3, CPU))
+    assert_same(kernels, lambda: (function(wide),))
+    assert_same(kernels, lambda: (function(wide[:90].view(9, 10).T), function(wide[:1].expand(3)), function(wide[:0])))
+
+
+@pytest.mark.parametrize("name", ["sin", "cos"])
+def test_large_angles_are_left_to_python(kernels: Library, name: str) -> None:
+    function = next(one for one in OF_NUMBERS if one.__name__ == name)
+    assert_same(kernels, lambda: (elementwise(function, torch.tensor([1.0, 1e30, -3e7, math.inf, math.nan])),))
+
+
+SHAPES = [(7, 33), (64, 128), (3, 1), (5, 1000), (2, 4, 17), (1, 1), (300, 5)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_have_the_bits_of_pythons_own(kernels: Library, shape: tuple[int, ...]) -> None:
+    x, grad, width = usual(*shape, salt=4), usual(*shape, salt=5), shape[-1]
+    weight, bias = usual(width, salt=6), usual(width, salt=7)
+    assert_same(kernels, lambda: (rows.softmax(x, -1, False), rows.log_softmax(x, x.dim() - 1, False)))
+    assert_same(kernels, lambda: (rows.softmax(x.mT.contiguous().mT, -1, False), rows.softmax(x, 0, False)))
+    y, logs = rows.softmax(x, -1, False), rows.log_softmax(x, -1, False)
+    assert_same(kernels, lambda: (rows.softmax_backward(grad, y, -1, torch.float32),))
+    assert_same(kernels, lambda: (rows.log_softmax_backward(grad, logs, -1, torch.float32),))
+    for given in ((weight, bias), (weight, None), (None, None)):
+        assert_same(kernels, lambda given=given: rows.layer_norm(x, [width], *given, 1e-5))  # type: ignore[misc]
+    _, mean, scale = rows.layer_norm(x, [width], weight, bias, 1e-5)
+    for one in (weight, None):
+        back = partial(rows.layer_norm_backward, grad, x, [width], mean, scale, one, bias)
+        assert_same(kernels, lambda back=back: [g for g in back([True] * 3) if g is not None])  # type: ignore[misc]
+    flat = x.reshape(-1, width)
+    targets = torch.arange(flat.shape[0]) % width
+    assert_same(kernels, lambda: losses.cross_entropies(flat, targets))
+
+
+@pytest.mark.parametrize("function", [rows.softmax, rows.log_softmax], ids=["softmax", "log_softmax"])
+def test_rows_of_special_numbers(kernels: Library, function: Callable[..., Tensor]) -> None:
+    assert_same(kernels, lambda: (function(SPECIAL.view(4, 4), -1, False), function(-SPECIAL.view(2, 8), -1, False)))
+    masked = torch.full((2, 3), -math.inf)
+    assert_same(kernels, lambda: (function(masked, -1, False),))
+
+
+def test_a_target_that_is_no_class_is_an_error_as_before(kernels: Library) -> None:
+    with using(kernels), pytest.raises(RuntimeError, match="out of bounds"):
+        losses.cross_entropies(usual(2, 3, salt=8), torch.tensor([0, 3]))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (0, 3), (3, 0)], ids=str)
+def test_grids_and_sums_have_the_bits_of_pythons_own(kernels: Library, shape: tuple[int, ...]) -> None:
+    x = usual(*shape, salt=9)
+    axes = [(dim,) for dim in range(x.dim())] + [(0, -1), tuple(range(x.dim()))]
+    wide = x.to(torch.float64).mul(1.1)
+    assert_same(kernels, lambda: [snap_rows(x, number) for number in (16, 20, 26)])
+    assert_same(kernels, lambda: (snap_rows(x.mT, 20), snap_rows(x[..., ::2], 20), *snapped(x, 3 * 2.0**30)))
+    assert_same(kernels, lambda: [snap(x, dim, 20) for dim in range(x.dim())])
+    bias = usual(shape[-2], salt=13).to(torch.float64)
+    assert_same(kernels, lambda: (rounded_matmul(wide, wide.mT), rounded_matmul(wide, -wide.mT, bias)))
+    assert_same(kernels, lambda: [fixed_order_sum(wide, dims) for dims in axes])
+    assert_same(kernels, lambda: [fixed_order_sum(wide.mT, dims) for dims in axes])
+
+
+def test_a_grid_of_any_bits(kernels: Library) -> None:
+    patterns = floats(3 * 2**14, 10, CPU)
+    for width in (1, 3, 64):
+        x = patterns.view(-1, width)
+        known = torch.where(x.isnan(), math.inf, x)  # of NaN a whole product is NaN, whatever the grid
+        assert_same(kernels, lambda x=x, known=known: (snap_rows(x, 20), snap(known, 0, 20), *snapped(x, 3 * 2.0**40)))  # type: ignore[misc]
+
+
+def trained(make: Callable[..., Any], terms: int, clip: float | None, **settings: Any) -> list[Tensor]:
+    """Parameters and states after some steps; one parameter is tied, and one has no gradient."""
+    wide = [torch.nn.Parameter(usual(*shape, salt=11).to(torch.float64)) for shape in ((40, 7), (9, 4096), (5,), (5,))]
+    tied = [wide[:1], wide[1:2], wide[2:]]
+    optimizer = make(tied, lr=1e-3, terms=terms, clip=clip, **settings)
+    for step in range(3):
+        for index, p in enumerate(wide):
+            p.grad = None if index == 0 else usual(*p.shape, salt=20 * step + index).to(torch.float64)
+        before = wide[1]._version
+        optimizer.step()
+        assert wide[1]._version > before  # by which kept copies of weights are made anew
+    states = [state for p in wide for state in optimizer.state[p].values() if isinstance(state, torch.Tensor)]
+    return [*(p.detach() for p in wide), *states]
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+@pytest.mark.parametrize("terms", [64, 48])
+def test_optimizers_have_the_bits_of_pythons_own(kernels: Library, terms: int, clip: float | None) -> None:
+    for momentum, decay in ((0.9, 0.01), (0.0, 0.0)):
+        assert_same(kernels, lambda m=momentum, d=decay: trained(SGD, terms, clip, momentum=m, weight_decay=d))  # type: ignore[misc]
+        assert_same(kernels, lambda d=decay: trained(AdamW, terms, clip, weight_decay=d))  # type: ignore[misc]
+
+
+def test_threads_share_rows_and_change_no_bit(kernels: Library) -> None:
+    x = usual(700, 300, salt=12)
+    alone = snap_rows(x, 20)
+    threads = torch.get_num_threads()
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            with using(kernels):
+                assert torch.equal(snap_rows(x, 20), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_check_reaches_every_kernel(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    called = set()
+    real = Library.call
+    monkeypatch.setattr(Library, "call", lambda self, name, *rest: called.add(name) or real(self, name, *rest))
+    assert check.differing(kernels) == []
+    source = build.SOURCE.read_text()
+    exported = set(re.findall(r"^(?:API \w+ |ROW_API\(|UPDATE\()(\w+)[(,)]", source, re.M))
+    functions = set(re.findall(r"^(?:MAP|TABLE)\((\w+),", source, re.M))
+    assert functions == {one.__name__ for one in OF_NUMBERS}
+    assert called == (exported - {"use_threads", "all_near_float"}) | {f"{name}_double" for name in functions}
+
+
+def compiled_by(command: list[str], folder: Path, level: str | None, flags: Sequence[str] = build.FLAGS) -> Library:
+    target = folder / f"{level}.so"
+    build.compile_to(target, level, command, flags)
+    return Library(target)
+
+
+def levels() -> list[str | None]:
+    """The instruction sets that this host has, among those that kernels are compiled for."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    known = list(build.LEVELS)
+    return [None, *(build.LEVELS[name] for name in known[known.index(capability) :])] if capability in known else [None]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", levels(), ids=str)
+@pytest.mark.parametrize("command", build.compilers(), ids=lambda command: command[-1])
+def test_every_compiler_and_instruction_set_gives_the_same_bits(
+    tmp_path: Path, command: list[str], level: str | None
+) -> None:
+    assert check.differing(compiled_by(command, tmp_path, level)) == []
+
+
+@pytest.mark.skipif("x86-64-v3" not in levels(), reason="needs an instruction that multiplies and adds at once")
+def test_a_compiler_that_joins_products_and_sums_is_found_out(tmp_path: Path) -> None:
+    joined = [flag.replace("contract=off", "contract=fast") for flag in build.FLAGS]
+    wrong = check.differing(compiled_by(build.compilers()[0], tmp_path, "x86-64-v3", joined))
+    assert {"exp", "log", "optimizers"} <= set(wrong)
+
+
+def test_without_a_compiler_python_answers_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "compilers", list)
+    with pytest.raises(HostError, match="no C compiler"):
+        build.compile_to(tmp_path / "kernels.so", None)
+    with pytest.raises(HostError, match="cannot compile the kernels of exact"):
+        build.compile_to(tmp_path / "kernels.so", None, ["false"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_kernels_can_be_switched_off() -> None:
+    code = "from samebits.numerics.exact.compiled import check, library; print(check.start(), library.chosen() is None)"
+    said = {
+        value: subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, check.SWITCH: value},
+            capture_output=True, text=True, check=True,
+        ).stdout.strip()
+        for value in ("python", "")
+    }  # fmt: skip
+    assert said == {"python": "SAMEBITS_KERNELS is set to python True", "": "None False"}
