@@ -836,8 +836,14 @@ def more_d(s):
 def more_e(s):
     """Sets of what has no hash of its own."""
     order = {"order": lambda: [c.n for c in {type("C", (), {"n": n}) for n in range(64)}]}
-    every = {"every": lambda: set(filter(callable, vars(torch).values()))}
-    s.add("set_of_functions", lambda m, x: x * (1 + [*m.every].index(torch.tanh) / 1e4), **every)
+
+    def functions():
+        """So many that their order is seldom that of another process, in which they lie some pages away."""
+        torchs = [vars(module) for name, module in list(sys.modules.items()) if name.startswith("torch")]
+        kinds = (types.FunctionType, types.BuiltinFunctionType)
+        return {one for names in torchs for one in [*names.values()] if type(one) in kinds}
+
+    s.add("set_of_functions", lambda m, x: x * (1 + [*m.every].index(torch.tanh) / 1e6), every=functions)
     s.add("set_of_classes_built", lambda m, x: grown(x, sum(i * n for i, n in enumerate(m.order))), **order)
 
 

@@ -13,6 +13,7 @@ from exact_probe import settings, this_cpu_has
 from samebits.errors import HostError
 from samebits.numerics.dispatch import EagerDispatchMode
 from samebits.numerics.exact import elementary
+from samebits.numerics.exact.compiled import build, library
 from samebits.numerics.exact.grid import matmul
 from samebits.numerics.exact.numerics import ExactNumerics
 from samebits.numerics.exact.operations import EXACT
@@ -208,6 +209,18 @@ OPERATIONS = {
     "a table read one place later": ("functions by table", "take", lambda y, x, i: x.roll(-1).take(i)),
     "roots": ("root_of_float", "sqrt", lambda y, x: y.mul(1.0 + 2.0**-24)),
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu():
+    """Python's functions, which these tests replace by wrong ones, in place of a CPU's kernels."""
+    with library.using(None):
+        yield
+
+
+def test_compiled_kernels_give_what_is_expected():
+    with library.using(library.Library(build.library())):
+        assert failing([*CASES]) == []
 
 
 @pytest.mark.parametrize("fault", OPERATIONS)

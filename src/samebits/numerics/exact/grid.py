@@ -208,15 +208,14 @@ def _blockwise_product(
     (rows, terms), width = x.shape, factor.shape[1]
     out = torch.empty((rows, width), dtype=torch.float32)
     source, target, team = x.data_ptr(), out.data_ptr(), threads()
-    with torch._C.DisableTorchFunction():
-        parts = list(row_blocks(rows, terms + width))
-        snapped_rows = torch.empty((parts[0].stop, terms), dtype=torch.float64)
-        products = torch.empty((parts[0].stop, width), dtype=torch.float64)
-        for part in parts:
-            count = part.stop - part.start
-            library.call("snap_rows", source + 4 * terms * part.start, snapped_rows, count, terms, bits, team)
-            torch.mm(snapped_rows[:count], factor, out=products[:count])
-            library.call("finish", products, bias, target + 4 * width * part.start, count, width, team)
+    parts = list(row_blocks(rows, terms + width))
+    snapped_rows = torch.empty((parts[0].stop, terms), dtype=torch.float64)
+    products = torch.empty((parts[0].stop, width), dtype=torch.float64)
+    for part in parts:
+        count = part.stop - part.start
+        library.call("snap_rows", source + 4 * terms * part.start, snapped_rows, count, terms, bits, team)
+        torch.mm(snapped_rows[:count], factor, out=products[:count])
+        library.call("finish", products, bias, target + 4 * width * part.start, count, width, team)
     return out
 
 
@@ -237,19 +236,18 @@ def _blockwise_sums(
     given = (left, left_shift), (right, right_shift)
     widths = left.shape[1], right.shape[1]
     product, total = torch.zeros(widths, dtype=torch.float64), torch.zeros(widths[0], dtype=torch.float64)
-    with torch._C.DisableTorchFunction():
-        parts = list(row_blocks(left.shape[0], sum(widths)))
-        values = [torch.empty((parts[0].stop, width), dtype=torch.float64) for width in widths]
-        sizes = torch.zeros((2, len(parts)), dtype=torch.float32)
-        for number, part in enumerate(parts):
-            count = part.stop - part.start
-            for (x, shift), out, size in zip(given, values, sizes, strict=True):
-                rows = x.data_ptr() + 4 * x.shape[1] * part.start
-                library.call("snap_to", rows, out, size.data_ptr() + 4 * number, count * x.shape[1], shift, threads())
-            one, other = (out[:count] for out in values)
-            product.addmm_(one.T, other)
-            total.add_(one.sum(0))
-        return product, total, *sizes.amax(1)
+    parts = list(row_blocks(left.shape[0], sum(widths)))
+    values = [torch.empty((parts[0].stop, width), dtype=torch.float64) for width in widths]
+    sizes = torch.zeros((2, len(parts)), dtype=torch.float32)
+    for number, part in enumerate(parts):
+        count = part.stop - part.start
+        for (x, shift), out, size in zip(given, values, sizes, strict=True):
+            rows = x.data_ptr() + 4 * x.shape[1] * part.start
+            library.call("snap_to", rows, out, size.data_ptr() + 4 * number, count * x.shape[1], shift, threads())
+        one, other = (out[:count] for out in values)
+        product.addmm_(one.T, other)
+        total.add_(one.sum(0))
+    return product, total, *sizes.amax(1)
 
 
 @compiled(_blockwise_sums)

@@ -20,6 +20,13 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from samebits.errors import RefusedError
+from samebits.numerics.exact.convolution import (
+    Layout,
+    convolved,
+    gradient_of_images,
+    gradient_of_kernels,
+    samples_on_grids,
+)
 from samebits.numerics.exact.engine import below
 from samebits.numerics.exact.grid import (
     FEWEST_BITS,
@@ -31,7 +38,6 @@ from samebits.numerics.exact.grid import (
     shifter,
     top_of_magnitude,
 )
-from samebits.numerics.exact.operations.contractions import folded, from_rows, rows_of
 from samebits.numerics.exact.unfolding import Geometry
 from samebits.numerics.exact.windows import GRADIENTS_AT, INPUTS_OF
 
@@ -70,9 +76,8 @@ class WeightCache:
     def __init__(self) -> None:
         self._entries: dict[str, tuple[int, int, Tensor]] = {}
 
-    def rounded(self, place: str, weight: Tensor) -> Tensor:
-        """A weight (outputs, inputs) rounded for products along either axis, as float64."""
-        bits = bits_of_products(max(weight.shape))
+    def rounded(self, place: str, weight: Tensor, bits: int) -> Tensor:
+        """A weight (outputs, inputs, ...) on one grid, as float64."""
         if not weight.is_leaf:  # the copy of a replica lives for one step
             return _on_grid(weight, bits)
         entry = self._entries.get(place)
@@ -85,9 +90,26 @@ class WeightCache:
 def _on_grid(weight: Tensor, bits: int) -> Tensor:
     shift = shifter(top_of_magnitude(largest(weight)).reshape(1), bits)
     out = torch.empty_like(weight, dtype=torch.float64)
-    for part in blocks(weight.shape[0], weight.shape[1], weight.device):
+    for part in blocks(weight.shape[0], weight[0].numel(), weight.device):
         torch.add(weight[part], shift, out=out[part]).sub_(shift)
     return out
+
+
+def _checked(bits: int, place: str) -> int:
+    if bits < FEWEST_BITS:
+        why, hint = "its products are sums of more than 2**21 terms", "make samples or layers smaller"
+        raise RefusedError(why, hint=hint, at=f"model.{place}")
+    return bits
+
+
+def _bits_of_gradient(terms: int, place: str) -> int:
+    """Bits of both factors of so many products, whose sum is a gradient."""
+    bits = bits_of_products(terms)
+    if bits < FEWEST_BITS:
+        hint = "lower train.global_batch_size, or the length or size of a sample"
+        why = f"its gradient has {terms} terms, expected at most 2**21"
+        raise RefusedError(why, hint=hint, at=f"model.{place}")
+    return bits
 
 
 class _Linear(Function):
@@ -95,15 +117,9 @@ class _Linear(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, scope: Scope, place: str) -> Tensor:
-        bits = bits_of_products(max(weight.shape))
-        if bits < FEWEST_BITS:
-            raise RefusedError(
-                f"it has {max(weight.shape):,} inputs or outputs, expected at most 2**21",
-                hint="make samples or layers smaller",
-                at=f"model.{place}",
-            )
+        bits = _checked(bits_of_products(max(weight.shape)), place)
         with below():
-            rounded = scope.rounded.rounded(place, weight)
+            rounded = scope.rounded.rounded(place, weight, bits)
             rows = x.reshape(-1, x.shape[-1])
             y = product_of_rows(rows, bits, rounded.T, bias)
             ctx.save_for_backward(x, rounded)
@@ -120,13 +136,7 @@ class _Linear(Function):
             grad_x = None
             if ctx.needs_input_grad[0]:
                 grad_x = product_of_rows(rows, ctx.bits, rounded).view(x.shape)
-            bits = bits_of_products(scope.terms(x))
-            if bits < FEWEST_BITS:
-                raise RefusedError(
-                    f"its gradient has {scope.terms(x)} terms, expected at most 2**21",
-                    hint="lower train.global_batch_size, or the length or size of a sample",
-                    at=f"model.{place}",
-                )
+            bits = _bits_of_gradient(scope.terms(x), place)
             places = f"{GRADIENTS_AT} {place}", f"{INPUTS_OF} {place}"
             grad_weight, grad_bias = scope.windows.products(places, rows, x.reshape(-1, x.shape[-1]), bits)
             return grad_x, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None, None
@@ -181,20 +191,41 @@ class _Lookup(Function):
             return total, None, None, None
 
 
-class _Unfold(Function):
-    """Windows of an image as rows (samples, positions, channels * kernel); the gradient is a float64 sum."""
+class _Convolution(Function):
+    """``F.conv2d``; the gradients of its parameters are sums in a window."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, geometry: Geometry) -> Tensor:
-        ctx.shape, ctx.geometry, ctx.dtype = x.shape, geometry, x.dtype
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layout: Layout, scope: Scope, place: str
+    ) -> Tensor:
         with below():
-            return rows_of(x, geometry, 1).view(x.shape[0], math.prod(geometry.positions), -1)
+            bits = _checked(layout.bits(weight), place)
+            rounded = scope.rounded.rounded(place, weight, bits)
+            y = convolved(samples_on_grids(x, bits), rounded, layout)
+            if bias is not None:
+                y.add_(bias.view(-1, 1, 1))
+            ctx.save_for_backward(x, rounded)
+            ctx.layout, ctx.scope, ctx.place, ctx.bits = layout, scope, place, bits
+            return y.to(x.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, rounded = ctx.saved_tensors
+        layout, windows, place = ctx.layout, ctx.scope.windows, ctx.place
         with below():
-            return folded(grad.reshape(1, -1, grad.shape[-1]), ctx.shape, ctx.geometry).to(ctx.dtype), None
+            grad_x = None
+            if ctx.needs_input_grad[0]:
+                grad_x = gradient_of_images(samples_on_grids(grad, ctx.bits), x.shape, rounded, layout).to(x.dtype)
+            bits = _bits_of_gradient(ctx.scope.global_batch * math.prod(grad.shape[2:]), place)
+            inputs = windows.round(f"{INPUTS_OF} {place}", x, bits)
+            grads = windows.round(f"{GRADIENTS_AT} {place}", grad, bits)
+            if inputs is None or grads is None:
+                grad_weight, grad_bias = torch.zeros_like(rounded), rounded.new_zeros(rounded.shape[0])
+            else:
+                grad_weight = gradient_of_kernels(grads, inputs, rounded.shape, layout)
+                grad_bias = grads.sum((0, 2, 3))
+            return grad_x, grad_weight, grad_bias if ctx.needs_input_grad[2] else None, None, None, None
 
 
 class WholeBatch(TorchFunctionMode):
@@ -258,13 +289,11 @@ class WholeBatch(TorchFunctionMode):
         dilation: int | Sequence[int] = 1,
         groups: int = 1,
     ) -> Tensor:
-        """``F.conv2d`` with one group: a linear map of unfolded windows."""
-        assert groups == 1
+        """``F.conv2d`` of a batch and two parameters."""
         geometry = Geometry.of(x.shape[2:], kernel=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
+        layout = Layout(geometry.stride, geometry.padding, geometry.dilation, False, (0, 0), groups)
         place = self._place_of(weight)
-        rows = _Unfold.apply(x, geometry)  # type: ignore[no-untyped-call]
-        y = _Linear.apply(rows, weight.flatten(1), bias, self._scope, place)  # type: ignore[no-untyped-call]
-        return from_rows(y.reshape(1, -1, y.shape[-1]), x.shape[0], geometry)
+        return _Convolution.apply(x, weight, bias, layout, self._scope, place)  # type: ignore[no-any-return,no-untyped-call]
 
 
 _VERSIONS: dict[Any, Callable[..., Any]] = {

@@ -32,7 +32,7 @@ _HINT = "install gcc or clang, or pip install ziglang; Python's functions give t
 
 def compilers() -> list[list[str]]:
     """The C compilers of this host, the preferred one first."""
-    packaged = [[sys.executable, "-m", "ziglang", "cc"]] if importlib.util.find_spec("ziglang") else []
+    packaged = [[sys.executable, "-P", "-m", "ziglang", "cc"]] if importlib.util.find_spec("ziglang") else []
     named = [os.environ["CC"].split()] if os.environ.get("CC") else []
     return [*named, *([name] for name in ("cc", "gcc", "clang") if shutil.which(name)), *packaged]
 

@@ -311,27 +311,36 @@ INLINE double shifter(i64 top, i64 bits) {
     return of_bits((e << 52) | (1LL << 51));
 }
 
-struct snap { const float *x; double *y; i64 width, bits, count; };
-static void snap_rows_rows(const void *arguments, i64 first, i64 last) {
+struct snap { const float *x; double *y; i64 width, bits, count, groups; };
+/* Numbers seen as (outer, groups, inner), of which each group has a grid of its own. */
+static void snap_groups_rows(const void *arguments, i64 first, i64 last) {
     const struct snap *s = arguments;
-    i64 width = s->width;
-    for (i64 row = first; row < last; row++) {
-        const float *restrict x = s->x + row * width;
-        double *restrict y = s->y + row * width;
+    i64 inner = s->width, outer = s->count, groups = s->groups;
+    for (i64 group = first; group < last; group++) {
         int32_t most = 0;
-        for (i64 i = 0; i < width; i++) {
-            int32_t size;
-            memcpy(&size, x + i, 4);
-            size &= INT32_MAX;
-            most = size > most ? size : most;
+        for (i64 o = 0; o < outer; o++) {
+            const float *restrict x = s->x + (o * groups + group) * inner;
+            for (i64 i = 0; i < inner; i++) {
+                int32_t size;
+                memcpy(&size, x + i, 4);
+                size &= INT32_MAX;
+                most = size > most ? size : most;
+            }
         }
         double shift = shifter((most >> 23) - 126, s->bits);
-        for (i64 i = 0; i < width; i++) y[i] = (double)x[i] + shift - shift;
+        for (i64 o = 0; o < outer; o++) {
+            const float *restrict x = s->x + (o * groups + group) * inner;
+            double *restrict y = s->y + (o * groups + group) * inner;
+            for (i64 i = 0; i < inner; i++) y[i] = (double)x[i] + shift - shift;
+        }
     }
 }
+API void snap_groups(const float *x, double *y, i64 outer, i64 groups, i64 inner, i64 bits, unsigned threads) {
+    struct snap s = {x, y, inner, bits, outer, groups};
+    share(snap_groups_rows, &s, groups, outer * groups * inner, threads);
+}
 API void snap_rows(const float *x, double *y, i64 rows, i64 width, i64 bits, unsigned threads) {
-    struct snap s = {x, y, width, bits, 0};
-    share(snap_rows_rows, &s, rows, rows * width, threads);
+    snap_groups(x, y, 1, rows, width, bits, threads);
 }
 
 /* Columns of one matrix, of which each has a grid of its own; several at a time. */
@@ -357,7 +366,7 @@ static void snap_columns_rows(const void *arguments, i64 first, i64 last) {
     }
 }
 API void snap_columns(const float *x, double *y, i64 outer, i64 count, i64 width, i64 bits, unsigned threads) {
-    struct snap s = {x, y, width, bits, count};
+    struct snap s = {x, y, width, bits, count, 0};
     share(snap_columns_rows, &s, outer * ((width + COLUMNS - 1) / COLUMNS), outer * count * width, threads);
 }
 

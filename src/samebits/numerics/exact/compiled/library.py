@@ -88,8 +88,11 @@ def compiled(kernel: Callable[..., Any]) -> Callable[[V], V]:
     def replace(plain: V) -> V:
         @functools.wraps(plain)
         def function(*args: Any, **kwargs: Any) -> Any:
-            if _chosen is not None and (result := kernel(_chosen, *args, **kwargs)) is not None:
-                return result
+            if _chosen is not None:
+                with _unwatched():
+                    result = kernel(_chosen, *args, **kwargs)
+                if result is not None:
+                    return result
             return plain(*args, **kwargs)
 
         KERNELS[plain.__name__] = function
@@ -129,7 +132,10 @@ def of_numbers(
 def mapped(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor | None:
     """``function`` of float32 numbers, computed in float64 and rounded once, if it has a kernel that takes them."""
     kernel = None if _chosen is None else OF_NUMBERS.get(function)
-    return None if kernel is None else kernel(_chosen, x)
+    if kernel is None:
+        return None
+    with _unwatched():
+        return kernel(_chosen, x)
 
 
 def takes(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
@@ -142,4 +148,6 @@ def takes(*tensors: Tensor | None, dtype: torch.dtype = torch.float32) -> bool:
 
 
 _KINDS = (Tensor, nn.Parameter)
+_unwatched = torch._C.DisableTorchFunction
+"""Context in which no mode sees that a kernel asks where tensors lie, which models may not."""
 threads = torch.get_num_threads

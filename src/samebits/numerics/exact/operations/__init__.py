@@ -8,6 +8,7 @@ from samebits.numerics.exact.operations import (
     bags,
     complex_numbers,
     contractions,
+    convolutions,
     distances,
     factorization,
     fourier,
@@ -22,5 +23,5 @@ from samebits.numerics.exact.operations import (
 from samebits.numerics.exact.operations.registry import EXACT, FREE, HINTS, INTEGER, REFUSED, REFUSED_IF
 
 __all__ = ["EXACT", "FREE", "HINTS", "INTEGER", "REFUSED", "REFUSED_IF", "bags", "complex_numbers", "contractions",
-           "distances", "factorization", "fourier", "indexing", "normalization", "pointwise", "pooling", "reductions",
-           "resampling", "selection"]  # fmt: skip
+           "convolutions", "distances", "factorization", "fourier", "indexing", "normalization", "pointwise", "pooling",
+           "reductions", "resampling", "selection"]  # fmt: skip

@@ -36,7 +36,7 @@ def embedding_bag(
     places = torch.arange(len(indices), device=indices.device, dtype=starts.dtype)
     bag = torch.searchsorted(starts.contiguous(), places, right=True) - 1
     counts = (indices != padding_idx).unsqueeze(1)
-    sizes = torch.zeros(bags, dtype=torch.int64, device=indices.device).index_add(0, bag, counts.squeeze(1).long())
+    sizes = torch.zeros(bags, dtype=torch.int64, device=indices.device).scatter_add(0, bag, counts.squeeze(1).long())
     rows = weight[indices]
     start = rows.new_zeros((bags, weight.shape[1]))
     if mode == _MAX:

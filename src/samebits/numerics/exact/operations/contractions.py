@@ -1,9 +1,8 @@
-"""Matrix products and convolutions: sums of products, rounded to float32 once."""
+"""Matrix products: sums of products, rounded to float32 once."""
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,11 +15,10 @@ from samebits.numerics.exact.grid import (
     rounded_matmul,
 )
 from samebits.numerics.exact.operations import complex_numbers
-from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact, wide
-from samebits.numerics.exact.unfolding import Geometry, fold, windows_of
+from samebits.numerics.exact.operations.registry import NotExactError, check_float32, exact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
@@ -129,112 +127,3 @@ def addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number =
 def addr(c: Tensor, x: Tensor, y: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor:
     """``beta * c + alpha * outer(x, y)``, rounded as in ``addmm``."""
     return addmm(c, x.unsqueeze(1), y.unsqueeze(0), beta=beta, alpha=alpha)
-
-
-def _layout(
-    x: Tensor,
-    weight: Tensor,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> tuple[Geometry, Tensor]:
-    """Moves of a kernel over the larger image, and the kernels as (groups, outputs, inputs * kernel) of one group.
-
-    A transposed convolution is the gradient of a convolution: its output is the larger image.
-    """
-    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
-    geometry = Geometry.of(x.shape[2:], kernel=weight.shape[2:], stride=stride, padding=padding, dilation=dilation)
-    if transposed:
-        geometry = geometry.transposed(output_padding)
-        if geometry.positions != tuple(x.shape[2:]):
-            raise NotExactError("an output_padding from the stride on has no exact version")
-    return geometry, kernels
-
-
-def rows_of(x: Tensor, geometry: Geometry, groups: int) -> Tensor:
-    """Windows as rows.
-
-    Shapes: (batch, channels, *size) to (groups, batch * positions, channels / groups * kernel).
-    """
-    axes, (batch, channels) = len(geometry.size), x.shape[:2]
-    windows = windows_of(x, geometry)
-    windows = windows.view(batch, groups, channels // groups, *windows.shape[2:])
-    order = (1, 0, *range(3, 3 + axes), 2, *range(3 + axes, 3 + 2 * axes))
-    rows = batch * math.prod(geometry.positions)
-    return windows.permute(order).reshape(groups, rows, channels // groups * math.prod(geometry.kernel))
-
-
-def from_rows(rows: Tensor, batch: int, geometry: Geometry) -> Tensor:
-    """Products of rows as an image: (groups, batch * positions, outputs / groups) to (batch, outputs, *positions)."""
-    groups, _, outputs = rows.shape
-    spread = rows.view(groups, batch, math.prod(geometry.positions), outputs)
-    return spread.permute(1, 0, 3, 2).reshape(batch, groups * outputs, *geometry.positions)
-
-
-def to_rows(x: Tensor, groups: int) -> Tensor:
-    """The inverse of ``from_rows``: (batch, outputs, *positions) to (groups, batch * positions, outputs / groups)."""
-    batch, outputs = x.shape[:2]
-    positions = math.prod(x.shape[2:])
-    spread = x.reshape(batch, groups, outputs // groups, positions)  # an empty batch leaves the size of -1 open
-    return spread.permute(1, 0, 3, 2).reshape(groups, batch * positions, outputs // groups)
-
-
-def folded(rows: Tensor, x_shape: Sequence[int], geometry: Geometry) -> Tensor:
-    """The transpose of ``rows_of``: float64 sums over all windows of an element, (batch, channels, *size)."""
-    groups = rows.shape[0]
-    batch, channels = x_shape[:2]
-    axes = len(geometry.size)
-    spread = rows.view(groups, batch, *geometry.positions, channels // groups, *geometry.kernel)
-    order = (1, 0, 2 + axes, *range(2, 2 + axes), *range(3 + axes, 3 + 2 * axes))
-    return fold(spread.permute(order).flatten(1, 2), geometry)
-
-
-@exact(aten.convolution)
-def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *settings: Any) -> Tensor:
-    """A convolution as a product of unfolded windows, over one, two or three axes.
-
-    ``settings`` are stride, padding, dilation, transposed, output_padding and groups.
-
-    Raises:
-        NotExactError: a transposed convolution has an output_padding of at least the stride.
-    """
-    geometry, kernels = _layout(x, weight, *settings)
-    transposed, _output_padding, groups = settings[3:]
-    if transposed:
-        shape = (x.shape[0], groups * weight.shape[1], *geometry.size)
-        y = folded(_product(to_rows(x, groups), kernels), shape, geometry)
-    else:
-        y = from_rows(_product(rows_of(x, geometry, groups), kernels.mT), x.shape[0], geometry)
-    if bias is not None:
-        y = y.add_(wide(bias).view(-1, *(1 for _ in geometry.size)))
-    return y.to(x.dtype).contiguous()
-
-
-@exact(aten.convolution_backward)
-def convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    _: list[int] | None,  # the bias's sizes, which are those of the weight's outputs
-    *settings: Any,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of input, weight and bias; the last of ``settings`` is the mask of those to compute."""
-    *forward_settings, wanted = settings
-    geometry, kernels = _layout(x, weight, *forward_settings)
-    transposed, _output_padding, groups = forward_settings[3:]
-    grad_x = grad_weight = grad_bias = None
-    if wanted[0] and transposed:
-        grad_x = from_rows(_product(rows_of(grad, geometry, groups), kernels.mT), x.shape[0], geometry)
-    elif wanted[0]:
-        grad_x = folded(_product(to_rows(grad, groups), kernels), x.shape, geometry)
-    if wanted[1]:
-        small, large = (x, grad) if transposed else (grad, x)
-        terms = _product(to_rows(small, groups).mT, rows_of(large, geometry, groups))
-        grad_weight = terms.reshape(weight.shape).to(weight.dtype)
-    if wanted[2]:
-        dims = (0, *range(2, grad.dim()))
-        grad_bias = fixed_order_sum(wide(grad), dims).squeeze(dims).to(grad.dtype)
-    return grad_x if grad_x is None else grad_x.to(x.dtype).contiguous(), grad_weight, grad_bias
